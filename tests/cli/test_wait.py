@@ -67,6 +67,21 @@ def test_of_several_runs_the_worst_counts(scratch: Path) -> None:
     assert cli.dispatch(["wait", "aaaa", "bbbb", "cccc"]) == 1
 
 
+def test_failures_of_several_runs_are_told_apart(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, message in (("20260101-000000-aaaa", "no"), ("20260101-000001-bbbb", "never")):
+        run = make_run(scratch, name, job=None, verdict="failed")
+        run.attempt(1).path.mkdir(exist_ok=True)
+        run.attempt(1).failure.write_text(
+            json.dumps({"rank": 0, "host": "n1", "type": "ValueError", "message": message})
+        )
+    assert cli.dispatch(["wait", "aaaa", "bbbb"]) == 1
+    said = capsys.readouterr().err
+    assert "paceline: 20260101-000000-aaaa: rank 0 on n1: ValueError: no\n" in said
+    assert "paceline: 20260101-000001-bbbb: rank 0 on n1: ValueError: never\n" in said
+    assert cli.dispatch(["wait", "aaaa"]) == 1
+    assert "paceline: rank 0 on n1: ValueError: no\n" in capsys.readouterr().err
+
+
 def test_it_waits_for_the_end_and_prints_each_change_once(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_live(scratch)
     end_it = threading.Timer(1.5, lambda: run.job_start("pid-1-a").verdict.write_text("done\n"))

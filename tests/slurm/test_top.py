@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.verdict import STOPPED
 from paceline.ui.terminal.top import app as top
+from paceline.watch.records import newest_verdict
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import project, run_of
 from tests.ui.terminal.top.screen import Screen, drive
@@ -71,5 +73,43 @@ def test_a_job_that_waits_runs_is_requeued_and_is_done(
         assert not run_of(done).cancelled.exists()
         finish.touch()
         await screen.until("done", "1 over", "all steps are done")
+
+    drive(scratch, work, size=(120, 40))
+
+
+def test_keys_stop_submit_again_and_cancel_a_job(
+    cluster: Cluster,
+    slurm_paceline: Callable[..., subprocess.CompletedProcess[str]],
+    scratch: Path,
+    tmp_path: Path,
+    here: None,
+) -> None:
+    folder = project(tmp_path / "project", SCRIPT.format(finish=str(tmp_path / "never")))
+    done = slurm_paceline("submit", "--nproc", "1", "--cpu", "--name", "tiny", "train.py", cwd=folder, check=True)
+    run = run_of(done)
+    name, job = run.path.name, run.job.read_text().strip()
+
+    async def work(screen: Screen) -> None:
+        await screen.until("tiny", "1 running", "training")
+        await screen.press("s")
+        await screen.until(f"Let run {name} (tiny, job {job})", "It writes a checkpoint first.")
+        await screen.press("y")
+        await screen.until("saves and stops")
+        await screen.until("1 over", gone="1 running")
+        cluster.wait(job)
+        assert newest_verdict(run) == STOPPED
+        await screen.press("r")
+        await screen.until(f"Submit run {name} (tiny, job {job}) again?")
+        await screen.press("y")
+        await screen.until(f"{name}: submitted, job")
+        again = run.job.read_text().strip()
+        assert again != job
+        await screen.until("1 running", f"job {again}", "attempt 2")
+        await screen.press("c")
+        await screen.until(f"Cancel run {name} (tiny, job {again}) now?")
+        await screen.press("y")
+        await screen.until(f"{name}: cancelled")
+        await screen.until("1 over", gone="1 running")
+        assert cluster.wait(again) == "CANCELLED"
 
     drive(scratch, work, size=(120, 40))

@@ -80,9 +80,10 @@ def goes_on(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def say_failure(folder: RunFolder) -> None:
-    """Print why a run failed: the first failing rank, its error and where it happened."""
+def say_failure(folder: RunFolder, name: str = "") -> None:
+    """Print why a run failed: the first failing rank, its error and where it happened. `name` tells it from others."""
     from paceline.watch.failures import describe_failure
 
+    before = f"paceline: {name}: " if name else "paceline: "
     for number, line in enumerate(describe_failure(folder)):
-        console.say(line if number else f"paceline: {line}", colour="" if number else console.RED)
+        console.say(line if number else f"{before}{line}", colour="" if number else console.RED)

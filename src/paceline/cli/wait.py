@@ -52,7 +52,7 @@ def command(
                 console.say_note(f"{target.name} goes on")
         raise
     for target in targets:
-        target.explain()
+        target.explain(with_name=len(targets) > 1)
     if not is_over:
         left = ", ".join(target.name for target in targets if not target.is_over)
         console.say_problem(f"Not over after {show_seconds(parse_time_limit(timeout))}: {left}.", "The runs go on.")

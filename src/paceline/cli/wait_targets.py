@@ -46,7 +46,7 @@ class Target(Protocol):
     def update(self) -> None:
         """Look at the files, and at what the scheduler last answered."""
 
-    def explain(self) -> None:
+    def explain(self, *, with_name: bool) -> None:
         """Say why it failed, once it is over."""
 
 
@@ -79,10 +79,10 @@ class RunTarget:
             note = left if row.status == "running" else row.detail
             self.progress = Progress(row.status, row.step or 0, row.total_steps, note=note)
 
-    def explain(self) -> None:
+    def explain(self, *, with_name: bool) -> None:
         record = self._monitor.record
         if self.is_over and record.status not in (DONE, STOPPED, DONE_UNSAVED, "cancelled"):
-            runs.say_failure(self._folder)
+            runs.say_failure(self._folder, self.name if with_name else "")
 
 
 class SweepTarget:
@@ -118,7 +118,7 @@ class SweepTarget:
         status = ", ".join(f"{count} {state}" for state, count in counts.items()) or "no trials"
         return Progress(status, total - open_trials, total, unit="trials")
 
-    def explain(self) -> None:
+    def explain(self, *, with_name: bool) -> None:
         failed = [trial for trial in self._sweep.trials if trial.state not in (DONE, PRUNED, RUNNING, PENDING)]
         if self.is_over and failed:
             first = failed[0]

@@ -216,12 +216,18 @@ def test_a_sweep_has_one_status_and_every_row_counts_once(
         record_jobs(sweep, "7", {"2": [2]})  # of a cluster that does not answer: pending
     make_sweep(scratch / "digits" / "second" / "over", grid([{"lr": 1}]))  # of the same name
     enter(page, served)
-    page.locator(".runs .name").first.wait_for()
+    page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 4")
     rows = page.locator(".runs tbody tr")
     assert sorted(rows.locator(".name").all_inner_texts()) == ["alone", "fine", "over", "over"]
     assert sorted(rows.locator(".pill").all_inner_texts()) == ["lost", "missing", "queued", "queued"]
     chips = page.locator(".chips button")
     assert sorted(chips.all_inner_texts()) == ["lost 1", "missing 1", "queued 2"]
+    make_run(scratch, "20260101-120000-bbbb", name="")
+    page.get_by_role("link", name="20260101-120000-bbbb").wait_for()
+    for width in (1280, 1100, 1000):  # an id is never cut
+        page.set_viewport_size({"width": width, "height": 800})
+        cut = "rows => rows.filter(row => row.scrollWidth > row.clientWidth).map(row => row.textContent)"
+        assert page.locator(".runs .name").evaluate_all(cut) == [], width
     chips.get_by_text("queued 2").click()
     page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 2")
     answer = page.request.get(f"{served.base}api/runs").json()

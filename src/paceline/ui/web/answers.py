@@ -147,7 +147,7 @@ class Answers:
         parts = path.split("/")
         known: dict[tuple[str, int, str], Callable[[], dict[str, Any] | bytes]] = {
             ("runs", 2, ""): self.runs,
-            ("cluster", 2, ""): read_cluster,
+            ("cluster", 2, ""): lambda: read_cluster(self.rows.by_job()),
             ("runs", 3, ""): lambda: self.run(parts[2]),
             ("runs", 4, "curves"): lambda: self.curves(parts[2], query),
             ("runs", 4, "log"): lambda: self.log(parts[2], query),

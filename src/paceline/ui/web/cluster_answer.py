@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from paceline.cluster.slurm.node_use import PartitionUse
+from paceline.cluster.slurm.states import WAITING, JobState
 from paceline.errors import ClusterError
+from paceline.watch.overview import Overview
 from paceline.watch.scheduler.node_answer import query_node_use
+from paceline.watch.scheduler.pending_reasons import expected_start, explain_reason
 from paceline.watch.scheduler.shared_answer import query_queue
 
 MAX_JOBS = 1000
+NO_RUNS: Mapping[str, Overview] = MappingProxyType({})
 
 
-def read_cluster() -> dict[str, Any]:
-    """Return partitions and queue from answers of Slurm that all processes share; or why there are none."""
+def read_cluster(runs: Mapping[str, Overview] = NO_RUNS) -> dict[str, Any]:
+    """Return partitions and queue from answers of Slurm that all processes share; or why there are none.
+
+    `runs` are those that are known, by their job.
+    """
     try:
         partitions, queue = query_node_use(), query_queue()
     except ClusterError as error:
         return {"partitions": [], "queue": [], "problem": " ".join(filter(None, (error.message, error.hint)))}
-    jobs = [
-        {
-            "job": each.id,
-            "state": each.label,
-            "reason": each.reason,
-            "nodes": each.nodes,
-            "start": "" if each.start in ("N/A", "Unknown") else each.start.replace("T", " "),
-            "elapsed": each.elapsed,
-        }
-        for each in queue[:MAX_JOBS]
-    ]
+    jobs = [_job(each, runs.get(each.id)) for each in queue[:MAX_JOBS]]
     return {"partitions": [_partition(each) for each in partitions], "queue": jobs, "problem": ""}
+
+
+def _job(state: JobState, run: Overview | None) -> dict[str, Any]:
+    is_waiting, now = state.phase == WAITING, time.time()
+    start = expected_start(state, now) if is_waiting else None
+    known = "" if state.start in ("N/A", "Unknown") else state.start.replace("T", " ")
+    return {
+        "job": state.id,
+        "run": None if run is None else {"key": run.key, "name": run.name, "program": run.program, "trial": run.trial},
+        "state": state.label,
+        "reason": explain_reason(state.reason, gpus=False) if is_waiting else "",
+        "nodes": state.nodes,
+        "start": known if not is_waiting or start is not None else "",
+        "elapsed": "" if is_waiting else state.elapsed,
+    }
 
 
 def _partition(use: PartitionUse) -> dict[str, Any]:
@@ -41,10 +56,5 @@ def _partition(use: PartitionUse) -> dict[str, Any]:
         "idle_nodes": use.idle_nodes,
         "cpus": use.cpus,
         "free_cpus": use.free_cpus,
-        "gpus": _gpus(use.gpus),
-        "free_gpus": _gpus(use.free_gpus),
+        "gpus": [{"kind": kind, "count": use.gpus[kind], "free": use.free_gpus.get(kind, 0)} for kind in use.gpus],
     }
-
-
-def _gpus(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {kind}".rstrip() for kind, count in counts.items()) or "0"

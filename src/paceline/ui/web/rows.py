@@ -91,6 +91,11 @@ class Rows:
         found = self._by_key.get(key, ())
         return RunFolder(found[0]) if len(found) == 1 else None
 
+    def by_job(self) -> dict[str, Overview]:
+        """Return the runs that are known already, by their newest job."""
+        with self._lock:
+            return {row.overview.job: row.overview for row in self._rows.values() if row.overview.job}
+
     def _refresh(self) -> None:
         """Read the runs that may have changed. New ones are looked for if a folder that contains runs has changed."""
         began = time.monotonic()

@@ -13,7 +13,7 @@ TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 REASONS = {
     "Priority": "waits for {what}: other jobs come first",
     "Resources": "waits for {what} to become free",
-    "BeginTime": "waits for its begin time (Slurm delays a requeued job by about two minutes)",
+    "BeginTime": "waits for its begin time (Slurm delays a requeued job)",
     "Cleaning": "Slurm cleans up after its last start",
     "Prolog": "Slurm prepares its nodes",
     "Dependency": "waits for another job",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,4 +54,5 @@ def drive(
         async with program.run_test(size=size) as pilot:
             await work(Screen(pilot))
 
-    asyncio.run(run())
+    with ThreadPoolExecutor(1) as thread:  # the main thread may have the event loop of a browser
+        thread.submit(asyncio.run, run()).result()

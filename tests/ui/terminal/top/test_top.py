@@ -141,7 +141,9 @@ def test_keys_select_filter_and_help_and_a_resize_changes_the_columns(scratch: P
         write_run(scratch, f"20260101-1200{number:02}-00{number:02}")
 
     async def work(screen: Screen) -> None:
-        await screen.until("30 over", "20260101-120029-0029 · local")
+        text = await screen.until("30 over", "20260101-120029-0029 · local")
+        lines = text.splitlines()  # with a scrollbar
+        assert lines[1].index("STATUS") == lines[2].index("lost")
         await screen.press("j", "down", "k")
         await screen.until("20260101-120028-0028 · local")
         await screen.press("G")

@@ -25,7 +25,7 @@ from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.data.selected_run import SelectedRun
 from paceline.ui.terminal.top.messages import RunRead, RunsRead, Said
 from paceline.ui.terminal.top.panes.log_pane import LogPane
-from paceline.ui.terminal.top.panes.run_panes import CurvePane, FactsPane, Rule, sweep_facts
+from paceline.ui.terminal.top.panes.run_panes import CurvePane, FactsPane, Rule, sweep_facts, sweep_heading
 from paceline.ui.terminal.top.panes.run_table import RunTable, Titles
 from paceline.ui.terminal.top.screens import NO_RUNS, Help, Question, key_line
 from paceline.ui.terminal.top.style import CSS
@@ -180,7 +180,8 @@ class TopApp(App[None]):
     def _show_sweep(self, row: Row | None) -> None:
         self._clear()
         if row is not None:
-            self._heading.show(Text.assemble((plain(row.name), "bold"), "  sweep"))
+            self._heading.show(sweep_heading(row))
+            self._curves.show([], without="space: its trials")
             self._facts.show_text(sweep_facts(row))
 
     def _want(self, path: str, searched: str) -> None:

@@ -11,6 +11,9 @@ Screen { background: ansi_default; color: ansi_default; layout: vertical; }
 #facts { width: 3fr; height: 100%; scrollbar-size-vertical: 1; background: ansi_default; }
 #facts Static { width: 100%; height: auto; }
 #log { height: 3fr; min-height: 3; }
+* { scrollbar-color: ansi_cyan; scrollbar-color-hover: ansi_cyan; scrollbar-color-active: ansi_cyan;
+    scrollbar-background: ansi_default; scrollbar-background-hover: ansi_default;
+    scrollbar-background-active: ansi_default; scrollbar-corner-color: ansi_default; }
 #keys { text-wrap: nowrap; text-overflow: ellipsis; }
 #typing { display: none; height: 1; }
 #prompt { width: auto; text-style: bold; }

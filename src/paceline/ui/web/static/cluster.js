@@ -1,7 +1,7 @@
 // The cluster: partitions with what is free, and your own queue.
 
 import { h, put } from "./dom.js";
-import { NOTHING, count, plain, whole } from "./format.js";
+import { NOTHING, count, plain, titleOf, whole } from "./format.js";
 import { bar, empty, pill } from "./parts.js";
 import { get } from "./source.js";
 
@@ -33,19 +33,19 @@ function heading(text, more = "") {
 }
 
 function partitions(list) {
-  return table(["Partition", "State", "Free GPUs", "Free nodes", "Free CPUs", "Time limit"], list.map((each) => [
+  const titles = [["Partition"], ["State"], ["Free GPUs"], ["Free nodes"], ["Free CPUs", "wide-only"], ["Time limit", "wide-only"]];
+  return table(titles, list.map((each) => [
     h("strong", null, plain(each.partition)),
     pill(each.state === "up" ? "up" : plain(each.state)),
-    [h("span", { class: "small" }, `${plain(each.free_gpus)} of ${plain(each.gpus)}`), free(sum(each.free_gpus), sum(each.gpus))],
-    [h("span", { class: "small" }, `${whole(each.idle_nodes)} of ${whole(each.nodes)}`), free(each.idle_nodes, each.nodes)],
-    [h("span", { class: "small" }, `${whole(each.free_cpus)} of ${whole(each.cpus)}`), free(each.free_cpus, each.cpus)],
+    each.gpus.length ? each.gpus.map((gpu) => share(gpu.free, gpu.count, gpu.kind)) : NOTHING,
+    share(each.idle_nodes, each.nodes),
+    share(each.free_cpus, each.cpus),
     plain(each.time_limit || NOTHING),
   ]));
 }
 
-/** The numbers in a text such as `4 h100, 2 a100`. */
-function sum(text) {
-  return (String(text).match(/\d+(?= |,|$)/g) || []).reduce((total, part) => total + Number(part), 0);
+function share(some, all, what = "") {
+  return [h("span", { class: "small" }, `${whole(some)} of ${whole(all)} ${plain(what)}`.trim()), free(some, all)];
 }
 
 function free(some, all) {
@@ -53,13 +53,20 @@ function free(some, all) {
 }
 
 function queue(list) {
-  return table(["Job", "State", "Reason", "Nodes", "Start", "Elapsed"], list.map((each) => [
-    h("span", { class: "mono" }, plain(each.job)), pill(plain(each.state)), plain(each.reason || ""), plain(each.nodes || ""), plain(each.start || NOTHING), plain(each.elapsed || NOTHING),
+  const titles = [["Job"], ["Run"], ["State"], ["Where / why"], ["Start", "wide-only"], ["Elapsed", "wide-only"]];
+  return table(titles, list.map((each) => [
+    h("span", { class: "mono" }, plain(each.job)),
+    each.run ? h("a", { href: `#/run/${encodeURIComponent(each.run.key)}` }, titleOf({ ...each.run, run_id: each.run.key })) : NOTHING,
+    pill(plain(each.state)),
+    plain(each.nodes || each.reason),
+    plain(each.start || NOTHING),
+    plain(each.elapsed || NOTHING),
   ]));
 }
 
 function table(titles, rows) {
+  const kinds = titles.map(([, kind]) => kind || null);
   return h("div", { class: "table" }, h("table", null,
-    h("thead", null, h("tr", null, titles.map((title) => h("th", { scope: "col" }, title)))),
-    h("tbody", null, rows.map((cells) => h("tr", null, cells.map((cell) => h("td", null, cell)))))));
+    h("thead", null, h("tr", null, titles.map(([title, kind]) => h("th", { class: kind || null, scope: "col" }, title)))),
+    h("tbody", null, rows.map((cells) => h("tr", null, cells.map((cell, index) => h("td", { class: kinds[index] }, cell)))))));
 }

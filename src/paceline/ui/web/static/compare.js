@@ -11,6 +11,7 @@ const options = { weight: 0, axis: "step", log: false };
 const MAX_FOLLOWED = 4; // a browser allows six connections to a server
 
 export async function comparePage(host, place, argument) {
+  place("");
   const keys = [...new Set(argument.split(",").filter(Boolean))];
   if (keys.length < 2) {
     put(host, empty("Nothing to compare", "Tick two or more runs in the list, then choose Compare."));

@@ -91,9 +91,10 @@ export function plain(text) {
 
 /** The name that addresses a run in the API: its id, or SWEEP-3 for a trial. */
 export function keyOf(run) {
-  return run.sweep && run.trial !== null ? `${run.sweep}-${run.trial}` : run.run_id;
+  return run.sweep && (run.trial ?? null) !== null ? `${run.sweep}-${run.trial}` : run.run_id;
 }
 
+/** What people call a run. All trials have the name of their sweep. */
 export function titleOf(run) {
-  return plain(run.name || keyOf(run));
+  return plain((run.trial ?? null) === null ? run.name || run.run_id : keyOf(run));
 }

@@ -101,6 +101,7 @@ export function tabs(choices, chosen, choose) {
       button.tabIndex = isChosen ? 0 : -1;
       if (isChosen && focus) button.focus();
     }
+    setTimeout(() => reveal(host)); // once it is in the page
     choose(name);
   };
   const names = choices.map(([name]) => name);
@@ -116,6 +117,13 @@ export function tabs(choices, chosen, choose) {
   }
   pick(names.includes(chosen) ? chosen : names[0], false);
   return host;
+}
+
+/** Scroll tabs that are wider than the screen to the chosen one. */
+function reveal(host) {
+  const chosen = host.querySelector('[aria-selected="true"]');
+  const left = chosen.offsetLeft - host.offsetLeft;
+  host.scrollLeft = Math.min(left, Math.max(host.scrollLeft, left + chosen.offsetWidth - host.clientWidth));
 }
 
 /** Names and values, two columns. */

@@ -65,7 +65,7 @@ export async function runPage(host, place, argument, [tab]) {
 
 function drawHead(host, key, details) {
   const run = details.overview;
-  const second = [run.name ? key : "", plain(run.program), plain(run.project), plain(run.experiment), run.job && `job ${run.job}`, `started ${date(run.created)}`, isPlace(run) && `on ${plain(run.detail)}`];
+  const second = [titleOf(run) === plain(key) ? "" : plain(key), plain(run.program), plain(run.project), plain(run.experiment), run.job && `job ${run.job}`, `started ${date(run.created)}`, isPlace(run) && `on ${plain(run.detail)}`];
   const crumb = run.sweep
     ? h("p", { class: "crumb" }, "Trial of ", h("a", { href: `#/sweep/${encodeURIComponent(run.sweep)}` }, plain(run.sweep)))
     : null;

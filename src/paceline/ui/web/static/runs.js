@@ -125,14 +125,14 @@ function drawChips(host, rows, draw) {
 function columns(showSelected) {
   return [
     { name: "select", title: "", kind: "select", cell: (run) => (run.bundle ? "" : box(run, showSelected)) },
-    { name: "name", title: "Run", kind: "w-name", order: (run) => run.name || run.run_id, cell: nameCell },
+    { name: "name", title: "Run", kind: "w-name", order: titleOf, cell: nameCell },
     { name: "status", title: "State", kind: "w-state", order: (run) => run.status, cell: stateCell },
     { name: "progress", title: "Progress", kind: "progress", order: (run) => (run.total_steps ? run.step / run.total_steps : run.step), downFirst: true, cell: (run) => (run.bundle ? bundleBar(run) : progress(run)) },
-    { name: "loss", title: "Loss", kind: "num hide w-short", order: (run) => run.loss, cell: (run) => h("span", { title: plain(run.loss_name || "") }, number(run.loss)) },
-    { name: "curve", title: "", kind: "hide w-curve", cell: (run) => (run.bundle ? "" : h("span", { class: "sparkhost" }, sparkOf(run))) },
+    { name: "loss", title: "Loss", kind: "num hide w-loss", order: (run) => run.loss, cell: (run) => h("span", { title: plain(run.loss_name || "") }, number(run.loss)) },
+    { name: "curve", title: "", kind: "hide w-curve drop-second", cell: (run) => (run.bundle ? "" : h("span", { class: "sparkhost" }, sparkOf(run))) },
     { name: "rate", title: "Speed", kind: "num hide w-speed", order: (run) => run.rate, downFirst: true, cell: (run) => (run.rate ? [compact(run.rate), h("span", { class: "quiet small" }, ` ${run.rate_unit}`)] : NOTHING) },
-    { name: "goodput", title: "Goodput", help: "The share of its time that went into steps that count", kind: "num hide w-short", order: (run) => run.goodput, downFirst: true, cell: (run) => percent(run.goodput) },
-    { name: "ranks", title: "Ranks", kind: "num hide w-short drop", order: (run) => run.nodes * run.nproc, downFirst: true, cell: (run) => (run.nodes ? `${run.nodes} × ${run.nproc}` : NOTHING) },
+    { name: "goodput", title: "Goodput", help: "The share of its time that went into steps that count", kind: "num hide w-short drop-second", order: (run) => run.goodput, downFirst: true, cell: (run) => percent(run.goodput) },
+    { name: "ranks", title: "Ranks", kind: "num hide w-short drop-first", order: (run) => run.nodes * run.nproc, downFirst: true, cell: (run) => (run.nodes ? `${run.nodes} × ${run.nproc}` : NOTHING) },
     { name: "created", title: "Started", kind: "num hide w-started", order: (run) => run.created, downFirst: true, cell: (run) => h("time", { title: date(run.created) }, ago(run.created)) },
   ];
 }
@@ -150,7 +150,7 @@ function box(run, showSelected) {
 
 function nameCell(run) {
   const link = run.bundle ? `#/sweep/${encodeURIComponent(run.bundle)}` : `#/run/${encodeURIComponent(keyOf(run))}`;
-  const second = [run.bundle ? count(run.size, "trial") : run.name ? keyOf(run) : "", plain(run.program).split("/").pop(), plain(run.project)];
+  const second = [run.bundle ? count(run.size, "trial") : run.name && titleOf(run) !== keyOf(run) ? keyOf(run) : "", plain(run.program).split("/").pop(), plain(run.project)];
   return [h("a", { class: "name", href: link, title: titleOf(run) }, titleOf(run)), h("span", { class: "sub" }, second.filter(Boolean).join(" · "))];
 }
 

@@ -9,6 +9,7 @@ import { Table } from "./table.js";
 import { colour } from "./theme.js";
 
 const INTERVAL = 10000; // milliseconds between two looks at a sweep that is under way
+const WEAKEST = 0.35; // of the colour of points: the rest is that of the paper's lines
 const LIVE = ["running", "pending"];
 
 export async function sweepsPage(host, place) {
@@ -17,7 +18,7 @@ export async function sweepsPage(host, place) {
   const columns = [
     { name: "name", title: "Sweep", order: (sweep) => sweep.name, cell: (sweep) => [h("a", { class: "name", href: `#/sweep/${encodeURIComponent(sweep.name)}` }, plain(sweep.name)), h("span", { class: "sub" }, plain(sweep.project ?? ""))] },
     { name: "status", title: "State", order: (sweep) => sweep.status, cell: (sweep) => pill(sweep.status) },
-    { name: "metric", title: "Metric", order: (sweep) => sweep.metric, cell: (sweep) => `${plain(sweep.metric)}, ${aim(sweep)}` },
+    { name: "metric", title: "Metric", kind: "wide-only", order: (sweep) => sweep.metric, cell: (sweep) => `${plain(sweep.metric)}, ${aim(sweep)}` },
     { name: "trials", title: "Trials", kind: "progress", order: (sweep) => total(sweep), downFirst: true, cell: (sweep) => [h("span", { class: "small" }, countsText(sweep)), countsBar(sweep)] },
   ];
   const table = new Table({ columns, key: (sweep) => sweep.name, state: { sort: "", down: false, page: 0 }, label: "Sweeps" });
@@ -136,9 +137,9 @@ function restyled(figure) {
 function tint(trace) {
   for (const part of [trace.marker, trace.line]) {
     if (!part) continue;
-    if (part.colorscale) part.colorscale = [[0, colour("line")], [1, colour("accent")]];
+    if (part.colorscale) part.colorscale = [[0, mixed(colour("line"), colour("accent"), WEAKEST)], [1, colour("accent")]];
     const red = /^rgba?\((\d+)/.exec(part.color);
-    if (red) part.color = mixed(colour("line"), colour("accent"), Math.min(1, Math.max(0, (247 - Number(red[1])) / 239)));
+    if (red) part.color = mixed(colour("line"), colour("accent"), Math.min(1, Math.max(WEAKEST, (247 - Number(red[1])) / 239)));
   }
 }
 

@@ -57,7 +57,7 @@ function line(spans) {
 
 function list(attempts, timeline, run) {
   return h("div", { class: "table" }, h("table", null,
-    h("thead", null, h("tr", null, ["Attempt", "Verdict", "Took", "Job start", "What happened"].map((title) => h("th", { scope: "col" }, title)))),
+    h("thead", null, h("tr", null, [["Attempt"], ["Verdict"], ["Took", "num"], ["Job start", "wide-only"], ["What happened"]].map(([title, kind]) => h("th", { class: kind || null, scope: "col" }, title)))),
     h("tbody", null, attempts.map((attempt) => {
       const own = timeline.filter((span) => span.attempt === attempt.number);
       const seconds = own.reduce((sum, span) => sum + span.ended - span.began, 0);
@@ -65,8 +65,8 @@ function list(attempts, timeline, run) {
       return h("tr", null,
         h("td", null, String(attempt.number)),
         h("td", null, attempt.verdict ? pill(attempt.verdict) : !run.is_over && attempt === attempts.at(-1) ? pill("running") : h("span", { class: "quiet" }, "no verdict")),
-        h("td", null, attempt.began && (attempt.ended || own.length) ? duration(attempt.ended ? attempt.ended - attempt.began : seconds) : "–"),
-        h("td", { class: "mono" }, plain(attempt.job_start)),
+        h("td", { class: "num" }, attempt.began && (attempt.ended || own.length) ? duration(attempt.ended ? attempt.ended - attempt.began : seconds) : "–"),
+        h("td", { class: "mono wide-only" }, plain(attempt.job_start)),
         h("td", null, failure ? `${failure.rank === null ? "launch" : `rank ${failure.rank}`} on ${plain(failure.host)}: ${plain(failure.text)}` : ""),
       );
     })),

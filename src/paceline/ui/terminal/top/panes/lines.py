@@ -41,7 +41,7 @@ class Lines(ScrollView, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        width, index = self.size.width, self.scroll_offset.y + y
+        width, index = self.scrollable_content_region.width, self.scroll_offset.y + y
         if index >= self.count() or width <= 0:
             return Strip.blank(width, self.rich_style)
         text = self.line(index, width)

@@ -16,6 +16,7 @@ from textual.widgets import Static
 from paceline.ui.terminal.plots import short_number
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.data.selected_run import Choice
+from paceline.ui.terminal.top.text.columns import status_style
 from paceline.ui.terminal.top.text.curve import plot
 from paceline.ui.terminal.top.text.facts import facts
 from paceline.ui.terminal.top.text.words import plain
@@ -51,10 +52,12 @@ class CurvePane(Widget):
     def __init__(self, id: str) -> None:
         super().__init__(id=id)
         self.curves: list[Curve] = []
+        self._without = ""
         self.choice = Choice()
 
-    def show(self, curves: Sequence[Curve]) -> None:
-        self.curves = list(curves)
+    def show(self, curves: Sequence[Curve], without: str = "no metrics yet") -> None:
+        """Show these curves, or a text if there are none."""
+        self.curves, self._without = list(curves), without
         self.refresh()
 
     def on_resize(self, event: Resize) -> None:
@@ -62,7 +65,7 @@ class CurvePane(Widget):
 
     def render(self) -> Text:
         if not self.curves:
-            return Text("no metrics yet", "dim")
+            return Text(self._without, "dim")
         height, shown = self.size.height, self.curves[: self.choice.count]
         room = [height // len(shown) + (number < height % len(shown)) for number in range(len(shown))]
         plots = [
@@ -108,6 +111,11 @@ class FactsPane(VerticalScroll):
 
     def on_resize(self, event: Resize) -> None:
         self.draw()
+
+
+def sweep_heading(row: Row) -> Text:
+    status = (plain(row.status), f"bold {status_style(row.status, over=row.is_over)}")
+    return Text.assemble((plain(row.name), "bold"), "  ", status, "  ", ("sweep", "dim"))
 
 
 def sweep_facts(row: Row) -> Text:

@@ -14,12 +14,14 @@ from paceline.ui.terminal.top.data.rows import Row, arrange
 from paceline.ui.terminal.top.panes.lines import Lines
 from paceline.ui.terminal.top.text.columns import fit, row_line, title_line
 
+SCROLLBAR = 1  # a column that is left free, also without one: titles and rows have the same columns
+
 
 class Titles(Static):
     """The line above the table."""
 
     def render(self) -> Text:
-        return title_line(fit(self.size.width))
+        return title_line(fit(self.size.width - SCROLLBAR))
 
 
 class RunTable(Lines):
@@ -65,7 +67,7 @@ class RunTable(Lines):
         return len(self.rows)
 
     def line(self, index: int, width: int) -> Text:
-        text = row_line(self.rows[index], fit(width))
+        text = row_line(self.rows[index], fit(self.size.width - SCROLLBAR))
         if index != self.cursor:
             return text
         flat = Text(text.plain)  # colours would be hard to read on the bar

@@ -46,8 +46,8 @@ def heading(run: Overview) -> Text:
     job = f"job {run.job}" if run.job else "local"
     ranks = f"{run.nodes} x {run.nproc} ranks" if run.nodes > 1 else f"{run.nproc} rank{'s' * (run.nproc > 1)}"
     tries = f"attempt {run.attempts}" if run.attempts > 1 else ""
-    name = run.name or run.program or run.key
-    rest = " · ".join(part for part in (run.key, job, ranks, tries) if part)
+    name = run.key if run.trial is not None else run.name or run.program or run.key
+    rest = " · ".join(part for part in (run.key * (name != run.key), job, ranks, tries) if part)
     status = (plain(run.status), f"bold {status_style(run.status, over=run.is_over)}")
     return Text.assemble((plain(name), "bold"), "  ", status, "  ", (plain(rest), "dim"))
 
