@@ -34,7 +34,7 @@ class Column:
     @cached_property
     def widest(self) -> int:
         """The width of its widest cell; ask once all of them are there."""
-        return max(_width(text) for text in (self.title, *self.cells))
+        return max(_width(text) for text in {self.title, *self.cells})
 
     @property
     def narrowest(self) -> int:
@@ -98,17 +98,17 @@ def print_columns(out: Console, shown: Sequence[Column], width: int) -> None:
     In a pipe, lines end where their text does.
     """
     painters = [_Painter(out, column, size) for column, size in zip(shown, _sizes(shown, width), strict=True)]
-    rows = [[painter.paint(f"[dim]{painter.column.title}[/]") for painter in painters]]
-    rows += [
-        [painter.paint(cell) for painter, cell in zip(painters, cells, strict=True)]
-        for cells in zip(*(column.cells for column in shown), strict=True)
-    ]
+    painted = [painter.paint_all() for painter in painters]
     gap, blanks = " " * GAP, [" " * painter.size for painter in painters]
     lines: list[str] = []
-    for row in rows:
+    for row in zip(*painted, strict=True):
+        if {*map(len, row)} == {1}:
+            lines.append(gap.join([line for (line,) in row]))
+            continue
         for parts in zip_longest(*row):
-            line = gap.join(blank if part is None else part for part, blank in zip(parts, blanks, strict=True))
-            lines.append(line if out.is_terminal else line.rstrip())
+            lines.append(gap.join(blank if part is None else part for part, blank in zip(parts, blanks, strict=True)))
+    if not out.is_terminal:
+        lines = [line.rstrip() for line in lines]
     out.file.write("\n".join(lines) + "\n")
 
 
@@ -118,14 +118,17 @@ class _Painter:
     def __init__(self, out: Console, column: Column, size: int) -> None:
         self.column, self.size = column, size
         self._out = out
-        self._known: dict[str, list[str]] = {}
 
-    def paint(self, cell: str) -> list[str]:
+    def paint_all(self) -> list[list[str]]:
+        """Return the lines of the title and of each cell. Many cells are equal."""
+        cells = [f"[dim]{self.column.title}[/]", *self.column.cells]
+        painted = {cell: self._paint(cell) for cell in {*cells}}
+        return [painted[cell] for cell in cells]
+
+    def _paint(self, cell: str) -> list[str]:
         if _is_plain(cell) and len(cell) <= self.size:
             return [cell.rjust(self.size) if self.column.justify == "right" else cell.ljust(self.size)]
-        if cell not in self._known:
-            self._known[cell] = list(self._lines(cell))
-        return self._known[cell]
+        return list(self._lines(cell))
 
     def _lines(self, cell: str) -> Iterator[str]:
         text, cut = _text(cell), self.column.wraps_at is None or self.column.crops

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,13 +14,14 @@ from paceline.cli import console, runs
 from paceline.cli.fitted_table import fit, print_columns
 from paceline.cli.json_output import print_json
 from paceline.cli.ps_columns import COLOURS, Points, make_columns
+from paceline.cluster.runs.folder import list_runs_and_sweeps
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
-from paceline.sweep.overview import SweepOverview, find_sweeps, read_sweep_overview, started_trials
+from paceline.sweep.overview import SweepOverview, read_sweep_overview, started_trials
 from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview
-from paceline.watch.records import STATUSES, find_runs
+from paceline.watch.records import STATUSES
 
 __all__ = ["COLOURS", "command"]
 Row = Overview | SweepOverview
@@ -80,12 +80,13 @@ def command(
 
 def _read(scratch: Path, limit: int | None) -> tuple[list[Row], int]:
     """Return the newest runs and sweeps, and how many are older."""
-    folders = {str(folder.path): folder for folder in find_runs(scratch)}
-    sweeps = {str(folder.path): folder for folder in find_sweeps(scratch)}
-    ages = {path: os.path.basename(path) for path in folders} | {path: _age(sweep) for path, sweep in sweeps.items()}
+    found, sweep_paths = list_runs_and_sweeps(scratch)
+    folders = {path: path.rpartition("/")[2] for path in found}
+    sweeps = {path: SweepFolder(Path(path)) for path in sweep_paths}
+    ages = folders | {path: _age(sweep) for path, sweep in sweeps.items()}
     newest = sorted(ages, key=ages.__getitem__, reverse=True)
     listed = newest if limit is None else newest[:limit]
-    read = read_rows([folders[path] for path in listed if path in folders], scratch)
+    read = read_rows([path for path in listed if path in folders], scratch)
     rows: dict[str, Row] = {row.path: row for row in read}
     rows |= {path: read_sweep_overview(sweeps[path]) for path in listed if path in sweeps}
     return [rows[path] for path in listed], len(newest) - len(listed)

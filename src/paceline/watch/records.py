@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,7 +93,7 @@ class Record:
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """What happened in the run, in order of time."""
-        return read_events(self.folder.events)
+        return read_events(f"{self.folder.path}/events")
 
     @property
     def is_over(self) -> bool:
@@ -225,6 +225,11 @@ def find_runs(scratch: Path, *, limit: int | None = None) -> list[RunFolder]:
 
 def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> list[Record]:
     """Return the records of runs. If the scheduler does not respond, the states of its jobs are unknown."""
+    return list(iterate_records(folders, query))
+
+
+def iterate_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> Iterator[Record]:
+    """Yield the same records one by one: thousands of them need not be in memory at once."""
     listed = list(folders)
     jobs = {folder.path: slurm.read_job_id(folder) for folder in listed}
     submitted = read_evidence((folder, job) for folder in listed if (job := jobs[folder.path]) is not None)
@@ -239,7 +244,8 @@ def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states
             }
         except ClusterError as error:
             problem = error
-    return [_record(folder, jobs[folder.path], states, problem) for folder in listed]
+    for folder in listed:
+        yield _record(folder, jobs[folder.path], states, problem)
 
 
 def _is_another(state: JobState, evidence: Evidence) -> bool:
@@ -282,10 +288,10 @@ def _status(
     """Return the status. The verdict overrides Slurm's state of an ended job, because exit codes arrive garbled."""
     if state is not None and state.phase in (WAITING, LIVE, UNKNOWN):
         return state.label
-    verdict = read_verdict(f"{holder.job_start.path}/verdict") if holder else None
+    verdict = read_verdict(f"{holder.path}/verdict") if holder else None
     if verdict == DONE:
         return DONE_UNSAVED if _unsaved_state(holder) else DONE
-    if folder.cancelled.exists() and not (job is None and _runs_here(holder)):
+    if os.path.exists(f"{folder.path}/cancelled") and not (job is None and _runs_here(holder)):
         return "cancelled"
     if state is not None:
         # A job is completed only after a verdict: this one is another's, with an id that Slurm has given away twice.
@@ -317,7 +323,7 @@ def unsaved_state(folder: RunFolder) -> str:
 
 def _unsaved_state(holder: Holder | None) -> str:
     try:
-        return read_bounded(holder.job_start.unsaved, 10_000).decode().strip() if holder else ""
+        return read_bounded(f"{holder.path}/unsaved", 10_000).decode().strip() if holder else ""
     except (OSError, ValueError):
         return ""
 

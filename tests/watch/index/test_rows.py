@@ -64,14 +64,14 @@ def scratch(tmp_path: Path) -> Path:
 def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the runs whose folders are read."""
     found: list[str] = []
-    real = rows.read_records
+    real = rows.iterate_records
 
     def read(folders: Any, query: Any) -> Any:
         folders = list(folders)
         found.extend(folder.path.name for folder in folders)
         return real(folders, query)
 
-    monkeypatch.setattr(rows, "read_records", read)
+    monkeypatch.setattr(rows, "iterate_records", read)
     return found
 
 

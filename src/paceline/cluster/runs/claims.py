@@ -24,6 +24,7 @@ from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomic
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, UsageError
 
+_NAME = re.compile(r"[\w-]+")  # of a job start
 HERE, ELSEWHERE, OVER = "here", "elsewhere", "over"  # where the processes of a local job start are
 
 
@@ -44,6 +45,11 @@ class Holder:
     run: RunFolder
     name: str  # of the job start
     number: int  # of the claim
+
+    @property
+    def path(self) -> str:
+        """The folder of the job start. A list of runs has thousands of them, and needs no more."""
+        return f"{self.run.path}/job-starts/{self.name}"
 
     @property
     def job_start(self) -> JobStartFolder:
@@ -82,14 +88,16 @@ class Holder:
 
 def find_holder(run: RunFolder) -> Holder | None:
     """Return who has the run folder, or had it last."""
-    number, claims = 0, f"{run.path}/claims"
-    while os.path.lexists(f"{claims}/{number + 1}"):
+    number, name, claims = 0, "", f"{run.path}/claims"
+    while True:
+        try:
+            name = os.readlink(f"{claims}/{number + 1}")
+        except OSError:
+            if not os.path.lexists(f"{claims}/{number + 1}"):
+                break
+            name = ""  # not a link: nobody's claim
         number += 1
-    try:
-        name = os.readlink(f"{claims}/{number}") if number else ""
-    except OSError:  # not a link: nobody's claim
-        name = ""
-    return Holder(run, name, number) if re.fullmatch(r"[\w-]+", name) else None
+    return Holder(run, name, number) if _NAME.fullmatch(name) else None
 
 
 def claim_run(run: RunFolder) -> None:

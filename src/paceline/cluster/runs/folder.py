@@ -66,13 +66,28 @@ def list_folders(scratch: Path, record: str) -> Iterator[str]:
 
     Nothing but names is read of those that the caller does not come to.
     """
+    return (path for path in _all_folders(scratch) if os.path.lexists(f"{path}/{record}"))
+
+
+def list_runs_and_sweeps(scratch: Path) -> tuple[list[str], list[str]]:
+    """Return the folders of runs and those of sweeps, each from the last one, and look at each folder once."""
+    runs, sweeps = [], []
+    for path in _all_folders(scratch):
+        if os.path.lexists(f"{path}/run.json"):
+            runs.append(path)
+        elif os.path.lexists(f"{path}/sweep.json"):
+            sweeps.append(path)
+    return runs, sweeps
+
+
+def _all_folders(scratch: Path) -> list[str]:
     # Snapshots lie beside the runs, and may contain a file called run.json.
     experiments = [
         path for project in _subfolders(str(scratch)) for path in _subfolders(project) if not path.endswith(f"/{STORE}")
     ]
     folders = [path for experiment in experiments for path in _subfolders(experiment)]
-    folders.sort(key=os.path.basename, reverse=True)
-    return (path for path in folders if os.path.lexists(f"{path}/{record}"))
+    folders.sort(key=lambda path: path.rpartition("/")[2], reverse=True)
+    return folders
 
 
 def _subfolders(path: str) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.contract.files.shared_places import open_without_waiting
+from paceline.contract.files.shared_places import open_regular
 
 MAX_RECORD = 16 << 20  # bytes of a file with one object
 MAX_LINES = 256 << 20  # bytes at the end of a file with one object per line
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 def read_bounded(path: Path | str, limit: int = MAX_RECORD) -> bytes:
     """Return a regular file's content. Raises ValueError if there is more than `limit`."""
-    descriptor = open_without_waiting(path, follow=True)
+    descriptor, known = open_regular(path, follow=True)
     try:
-        content = _read(descriptor, limit + 1)
+        content = _read(descriptor, limit + 1, known.st_size)
     finally:
         os.close(descriptor)
     if len(content) > limit:
@@ -46,27 +46,35 @@ def read_bounded(path: Path | str, limit: int = MAX_RECORD) -> bytes:
 
 def read_tail(path: Path | str, size: int) -> bytes:
     """Return the end of a regular file."""
-    descriptor = open_without_waiting(path, follow=True)
+    descriptor, known = open_regular(path, follow=True)
     try:
-        if (skipped := os.fstat(descriptor).st_size - size) > 0:
+        if (skipped := known.st_size - size) > 0:
             os.lseek(descriptor, skipped, os.SEEK_SET)
-        return _read(descriptor, size)
+        return _read(descriptor, size, known.st_size)
     finally:
         os.close(descriptor)
 
 
-def _read(descriptor: int, size: int) -> bytes:
-    """Read up to `size` bytes. Thousands of small files are read in a row, so this has no file object."""
-    parts = []
+def _read(descriptor: int, size: int, known: int) -> bytes:
+    """Read up to `size` bytes of a file that had `known` ones. Thousands of small files are read in a row.
+
+    So there is no file object, no memory for more than there is, and no second call if the first one gets all.
+    """
+    asked = min(size, known + 1, CHUNK)
+    part = os.read(descriptor, asked)
+    if len(part) < asked:
+        return part
+    parts = [part]
+    size -= len(part)
     while size > 0 and (part := os.read(descriptor, min(size, CHUNK))):
         parts.append(part)
         size -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(parts)
 
 
 def parse(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for all that cannot be parsed, whatever the reason."""
-    decoder = _DECODER if len(text) > _MAX_DIGITS else _SHORT_DECODER
+    decoder = _DECODER if _may_have_long_number(text) else _QUICK_DECODER
     try:
         return decoder.decode(text if isinstance(text, str) else text.decode("utf-8", "surrogatepass"))
     except RecursionError:
@@ -104,15 +112,17 @@ def read_objects(path: Path | str, limit: int = MAX_LINES) -> Iterator[dict[str,
             continue
 
 
-def keep_valid(table: Mapping[str, Any], expected: Fields) -> dict[str, Any]:
+def keep_valid(table: dict[str, Any], expected: Fields) -> dict[str, Any]:
     """Return an object without the values that have another type than they should, or are not finite."""
-    found = dict(table)
-    for key, types in expected.items():
-        if key not in found or (types is str and type(found[key]) is str):  # quick: lists of runs have many
-            continue
-        if not _is_valid(key, found[key], types):
-            del found[key]
-    return found
+    wrong = [
+        key
+        for key, value in table.items()
+        if (types := expected.get(key)) is not None
+        # Quick, because lists of runs have many: a value of exactly this type, which is none of numbers.
+        and not (type(value) is types and types is not int)
+        and not _is_valid(key, value, types)
+    ]
+    return {key: value for key, value in table.items() if key not in wrong} if wrong else table
 
 
 def _is_valid(key: str, value: Any, types: type | tuple[type, ...]) -> bool:
@@ -162,5 +172,13 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+def _may_have_long_number(text: str | bytes) -> bool:
+    if len(text) <= _MAX_DIGITS:
+        return False
+    return isinstance(text, str) or _LONG_NUMBER in text.translate(_DIGITS)
+
+
 _DECODER = json.JSONDecoder(parse_int=_integer)
-_SHORT_DECODER = json.JSONDecoder()  # quicker; a text with fewer characters has no number with too many digits
+_QUICK_DECODER = json.JSONDecoder()  # it makes integers without a call for each
+_LONG_NUMBER = b"0" * (_MAX_DIGITS + 1)
+_DIGITS = bytes(ord("0") if chr(each).isdigit() and each < 128 else ord(" ") for each in range(256))

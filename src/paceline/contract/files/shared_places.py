@@ -85,6 +85,11 @@ def open_without_waiting(path: Path | str, flags: int = os.O_RDONLY, *, follow: 
 
     `follow` allows a link to such a file.
     """
+    return open_regular(path, flags, follow=follow)[0]
+
+
+def open_regular(path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False) -> tuple[int, os.stat_result]:
+    """Do the same, and return what the system knows of the file too."""
     flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags, 0o600)
@@ -92,10 +97,11 @@ def open_without_waiting(path: Path | str, flags: int = os.O_RDONLY, *, follow: 
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe without a reader, or a socket
             raise _not_a_file(path) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    known = os.fstat(descriptor)
+    if not stat.S_ISREG(known.st_mode):
         os.close(descriptor)
         raise _not_a_file(path)
-    return descriptor
+    return descriptor, known
 
 
 def _not_a_file(path: Path | str) -> OSError:

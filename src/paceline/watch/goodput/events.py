@@ -21,7 +21,7 @@ PHASES = QUEUED | {"node", "started", "launch", "ranks", "training", "saving"}
 ENDS = frozenset({"failed", "stopped", "done"})
 
 
-def read_events(folder: Path) -> list[dict[str, Any]]:
+def read_events(folder: Path | str) -> list[dict[str, Any]]:
     """Return all writers' events in order of time, skipping lines truncated by a crash."""
     found = []
     try:

@@ -19,6 +19,7 @@ from typing import Any
 from paceline.watch.goodput.events import ENDS, QUEUED
 
 LONGEST = 1e9  # seconds of a phase
+ARRIVALS = frozenset({"node", "started", "unreachable"})  # of agents
 ACTIVE = frozenset({"starting", "running", "training"})
 
 
@@ -72,7 +73,7 @@ class PeriodReader:
         """Read all events of a run. The last period lasts until `now`, or else until the last event."""
         for event in events:
             before, time = self._last, float(event["time"])
-            if not self._is_ahead(event):
+            if event["event"] not in ARRIVALS or not self._is_ahead(event):
                 self._last = max(before, time)
             self._take(event, event["event"], time, before)
         if self._current is not None and self._current.log is not None:
@@ -87,8 +88,8 @@ class PeriodReader:
         Until that one arrives, the run still does what it did before.
         """
         name, known = event["event"], self.job_starts[-1].name if self.job_starts else None
-        is_other = name == "unreachable" or (name in ("node", "started") and event.get("index", 0) != 0)
-        return is_other and event.get("job_start", known) != known
+        is_other = name == "unreachable" or event.get("index", 0) != 0
+        return bool(is_other and event.get("job_start", known) != known)
 
     def _take(self, event: Mapping[str, Any], name: str, time: float, before: float) -> None:
         phase = self._current.kind if self._current else ""

@@ -36,7 +36,10 @@ class Entry:
 
     @property
     def row(self) -> Overview:
-        return Overview(*self.values)
+        # As `Overview(*values)`, which sets each field by a call of its own: a list has thousands of rows.
+        row = object.__new__(Overview)
+        vars(row).update(zip(FIELDS, self.values, strict=True))
+        return row
 
 
 def load_index(scratch: Path) -> dict[str, Entry]:

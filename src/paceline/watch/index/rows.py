@@ -11,7 +11,7 @@ from paceline.cluster.runs.claims import Holder
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.index.index_file import FIELDS, Entry, load_index, save_index
 from paceline.watch.overview import Overview, make_overview
-from paceline.watch.records import LOST, QueryStates, find_runs, read_records
+from paceline.watch.records import LOST, QueryStates, find_runs, iterate_records
 from paceline.watch.scheduler.shared_answer import query_states
 
 SETTLED = 120.0  # seconds without a change until a run that is over counts as unchanging: file servers show it late
@@ -24,26 +24,35 @@ def read_overviews(scratch: Path, *, limit: int | None = None, query: QueryState
     return read_rows(find_runs(scratch, limit=limit), scratch, query)
 
 
-def read_rows(folders: Sequence[RunFolder], scratch: Path, query: QueryStates = query_states) -> list[Overview]:
+def read_rows(
+    folders: Sequence[RunFolder] | Sequence[str], scratch: Path, query: QueryStates = query_states
+) -> list[Overview]:
     """Return the rows of these runs, in their order. The scheduler is asked about those that may not be over."""
-    if len(folders) < FEW:
-        return [make_overview(record) for record in read_records(folders, query)]
+    paths = [folder if isinstance(folder, str) else str(folder.path) for folder in folders]
+    if len(paths) < FEW:
+        return [make_overview(record) for record in iterate_records(map(_folder, paths), query)]
     index = load_index(scratch)
     kept: dict[str, Overview] = {}
-    for folder in folders:
-        path = str(folder.path)
+    for path in paths:
         entry = index.get(path)
         if entry is not None and entry.stamp == _stamp(path, entry.job_start):
             kept[path] = entry.row
-    records = read_records([folder for folder in folders if str(folder.path) not in kept], query)
-    read = {str(record.folder.path): make_overview(record) for record in records}
-    added = dict(_settled((record.holder, read[str(record.folder.path)]) for record in records))
+    read: dict[str, Overview] = {}
+    holders: list[Holder | None] = []
+    for record in iterate_records([_folder(path) for path in paths if path not in kept], query):
+        read[str(record.folder.path)] = make_overview(record)
+        holders.append(record.holder)
+    added = dict(_settled(zip(holders, read.values(), strict=True)))
     gone = [path for path in index if path not in kept and path not in added and not os.path.lexists(path)]
     if added or gone:
         for path in gone:
             del index[path]
         save_index(scratch, index | added)
-    return [kept.get(path) or read[path] for path in (str(folder.path) for folder in folders)]
+    return [kept.get(path) or read[path] for path in paths]
+
+
+def _folder(path: str) -> RunFolder:
+    return RunFolder(Path(path))
 
 
 def _settled(rows: Iterable[tuple[Holder | None, Overview]]) -> Iterable[tuple[str, Entry]]:

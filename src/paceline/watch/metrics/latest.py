@@ -14,7 +14,7 @@ from typing import Any
 from paceline.contract.files.foreign_records import parse_object, read_tail
 
 TAIL = 16384  # bytes
-FEW_LINES = 2  # enough for the newest values of a run that is over
+FEW_LINES, FEW_BYTES = 2, 2048  # enough for the newest values of a run that is over
 RATES = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
 LOSSES = ("loss", "train_loss", "train/loss")  # the first that a run logs; else any name with "loss" in it
 PAUSE = 10.0  # times the usual pace: the run waited in the queue, or started again
@@ -37,12 +37,12 @@ class Latest:
 def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
     """Read the end of a metrics file. Without the pace, that is a few lines."""
     try:
-        end = read_tail(metrics, TAIL).rstrip()
+        end = b"" if with_pace else read_tail(metrics, FEW_BYTES).rstrip()
+        records = _parse(end.rsplit(b"\n", FEW_LINES)[-FEW_LINES:])
+        if not any(_loss_name(record) for record in records):  # an evaluation may have logged last
+            records = _parse(read_tail(metrics, TAIL).rstrip().splitlines())
     except OSError:
         return Latest()
-    records = [] if with_pace else _parse(end.rsplit(b"\n", FEW_LINES)[-FEW_LINES:])
-    if not any(_loss_name(record) for record in records):  # an evaluation may have logged last
-        records = _parse(end.splitlines())
     last: dict[str, Any] = {}
     for record in records:
         last |= record
