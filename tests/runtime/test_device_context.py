@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from typing import Any
 
@@ -47,6 +48,20 @@ def test_the_rank_goes_on_until_it_needs_the_device(monkeypatch: pytest.MonkeyPa
     assert set(calls[:3]) == {"init", 3, "rendezvous"}
     assert calls[3:] == ["context", torch.device("cuda", 3)]
     assert context.seconds > 0
+
+
+def test_nothing_forks_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a data loader would inherit the locks of the thread."""
+    calls: list[Any] = []
+    driver = Driver(calls)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    context = DeviceContext(torch.device("cuda", 0))
+    assert context.is_default
+    threading.Timer(0.2, driver.may_go.set).start()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if calls == ["init", 0, "context"] else 1)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_without_that_driver_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,20 +110,17 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     device = devices.choose_device(identity, cpu=settings.cpu)
     if settings.bind and spec is not None:
         bind_to_device_cpus(device)
-    device_context = DeviceContext(device)
+    phases.context = DeviceContext(device)
     phases.mark("device")
-    try:
-        store = groups.open_store(identity, timeout=settings.timeout)
-        placements = rank_placement.gather_placements(store, rank_placement.local_placement(identity, device))
-    except BaseException:
-        device_context.join()
-        raise
+    store = groups.open_store(identity, timeout=settings.timeout)
+    placements = rank_placement.gather_placements(store, rank_placement.local_placement(identity, device))
     if placements and settings.report:
         rank_placement.print_placements(placements)
     phases.mark("rendezvous")
-    device_context.activate()
-    if device.type == "cuda":
-        phases.mark("context", in_all=device_context.seconds)
+    if identity.is_distributed or not phases.context.is_default:  # otherwise the script can begin
+        phases.context.activate()
+    if identity.is_distributed and device.type == "cuda":
+        phases.mark("context")
     group = _make_group(settings, spec, identity, device, store)
     phases.mark("process_group")
     return _Worker(identity, device, group, heartbeat, [each.host for each in placements], phases)

@@ -1,11 +1,14 @@
-"""The context of a GPU, created in a thread: that takes about as long as it takes the ranks to find each other.
+"""The context of a GPU, created in a thread: it takes a moment that a rank need not wait for.
 
-The thread has ended before the session opens, so nothing forks meanwhile: a child would inherit its locks.
+Several ranks find each other meanwhile. A single rank goes on to its script, which builds its model and its data. No
+process forks meanwhile: a child would inherit locks that nobody releases.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import os
 import threading
 import time
 from contextlib import suppress
@@ -14,6 +17,8 @@ import torch
 
 DRIVER = "libcuda.so.1"
 
+_threads: list[threading.Thread] = []  # at most the last one; it may have ended
+
 
 class DeviceContext:
     """Begins to create the context of this rank's device, if it is an NVIDIA GPU."""
@@ -21,10 +26,18 @@ class DeviceContext:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.seconds = 0.0  # that it took, whoever waited for it
-        self._thread: threading.Thread | None = None
         if device.type == "cuda":
-            self._thread = threading.Thread(target=self._create, name="paceline-context", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._create, name="paceline-context", daemon=True)
+            if not _threads and hasattr(os, "register_at_fork"):
+                os.register_at_fork(before=join)
+                atexit.register(join)  # the driver must not end in the middle of it
+            _threads[:] = [thread]
+            thread.start()
+
+    @property
+    def is_default(self) -> bool:
+        """Whether torch uses this device without being told: then nobody need wait for its context."""
+        return self._device.type == "cuda" and self._device.index == 0
 
     def _create(self) -> None:
         """Ask the driver: torch would hold Python's lock while it does the same. If it fails, torch will say why."""
@@ -37,13 +50,15 @@ class DeviceContext:
                 driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
         self.seconds = time.perf_counter() - began
 
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        if self._thread is not None:
-            self._thread.join()
-
     def activate(self) -> None:
         """Make the device the current one of this process, with its context."""
-        self.join()
+        join()
         if self._device.type in ("cuda", "xpu"):
             getattr(torch, self._device.type).set_device(self._device)
+
+
+def join() -> None:
+    """Wait until the thread has ended, if there is one."""
+    for thread in _threads:
+        if thread is not threading.current_thread():
+            thread.join()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 
+from paceline.runtime.distributed.device_context import DeviceContext
+
 
 class StartPhases:
     """A clock with names: each mark says how long it is since the one before."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.context: DeviceContext | None = None  # of the GPU, which is created during other phases
         self._last = time.perf_counter()
 
-    def mark(self, name: str, *, in_all: float | None = None) -> None:
-        """End a phase. `in_all` is how long it took if it began during the phases before."""
+    def mark(self, name: str) -> None:
         now = time.perf_counter()
         self.seconds[name] = round(now - self._last, 3)
-        if in_all is not None:
-            self.seconds[f"{name}_in_all"] = round(in_all, 3)
         self._last = now
 
     def take_out(self, name: str, seconds: float) -> None:
@@ -30,4 +30,6 @@ class StartPhases:
         took = time.perf_counter() - self._last
         self.seconds["first_batch"] = round(waited, 3)
         self.seconds["first_step"] = round(max(0.0, took - waited), 3)
+        if self.context is not None and self.context.seconds:
+            self.seconds["context_in_all"] = round(self.context.seconds, 3)
         return self.seconds
