@@ -177,6 +177,103 @@ def test_compiled_and_tracked() -> None:
     assert lines.index("run = paceline.start()") < lines.index("model = run.wrap(model, compile=dict(mode='default'))")
 
 
+LOOPS = """\
+import torch
+import typer
+from torch.utils.data import DataLoader
+from transformers import AutoModel, get_linear_schedule_with_warmup
+from tqdm import trange
+
+app = typer.Typer()
+
+
+class Trainer:  # not that of transformers
+    def __init__(self, model, loader):
+        self.model, self.loader = model, loader
+        self.opt = torch.optim.AdamW(model.parameters())
+        self.sched = get_linear_schedule_with_warmup(self.opt, 10, 100)
+
+    def fit(self, epochs):
+        for epoch in trange(epochs):
+            for batch in self.loader:
+                for part in batch.chunk(2):
+                    loss = self.model(part).loss
+                    loss.backward()
+                self.opt.step()
+                self.sched.step()
+
+
+@app.command()
+def main(epochs: int = 3):
+    torch.manual_seed(0)
+    loader = DataLoader(load(), 8, True, drop_last=True)
+    Trainer(AutoModel.from_pretrained("x"), loader).fit(epochs)
+
+
+app()
+"""
+
+
+def test_loops_and_calls_that_are_hard_to_see() -> None:
+    """The loop that reads the loader is not the innermost one, and a library calls the main function."""
+    lines = [line.strip() for line in advise_text(LOOPS).text.splitlines() if line not in LOOPS.splitlines()]
+    assert lines == [
+        "import paceline",
+        "model = run.wrap(model)",
+        "run.resume(model=self.model, opt=self.opt, sched=self.sched, loader=self.loader)",
+        "for epoch in run.epochs(epochs):",
+        "for batch in run.steps(self.loader):",
+        "run.log(loss=loss)",
+        "loader = run.loader(load(), batch_size=8, shuffle=True, drop_last=True)",
+        "run = paceline.start()",
+    ]
+
+
+FILES = """\
+import json, os, torch
+from pathlib import Path
+from torch.utils.data.dataloader import DataLoader
+
+torch.manual_seed(0)
+if not os.path.exists("out"):
+    os.mkdir("out")
+Path("out").mkdir(parents=True)
+model = torch.nn.Linear(1, 1)
+opt = torch.optim.SGD(model.parameters())
+with open("log.txt", "a") as log:
+    for x in DataLoader(data, 2, drop_last=True):
+        loss = model(x).sum()
+        loss.backward()
+        opt.step()
+with open("a.json", "w") as a:
+
+    with open("b.json", mode="w") as b:
+        json.dump({}, b)
+    a.write('''two
+lines''')
+with open("c.json") as c:
+    json.load(c)
+"""
+
+
+def test_files_and_folders() -> None:
+    advice = advise_text(FILES)
+    assert '    os.makedirs("out", exist_ok=True)\nPath("out").mkdir(parents=True, exist_ok=True)\n' in advice.text
+    end = advice.text[advice.text.index("if run.is_rank_zero:") :].splitlines()
+    assert end == [
+        "if run.is_rank_zero:",
+        '    with open("a.json", "w") as a:',
+        "",
+        '        with open("b.json", mode="w") as b:',
+        "            json.dump({}, b)",
+        "        a.write('''two",
+        "lines''')",
+        'with open("c.json") as c:',
+        "    json.load(c)",
+    ]
+    assert [(each.line, "all ranks write" in each.text) for each in advice.remarks] == [(11, True)], "the loop is in it"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -221,7 +318,7 @@ def test_write_keeps_the_old_script(tmp_path: Path, paceline: Paceline) -> None:
     assert (tmp_path / "real.py.orig.2").read_bytes() == old
     assert (tmp_path / "real.py.orig").read_text() == "somebody else's"
     again = paceline("adopt", "--write", "train.py", check=True)
-    assert "It uses Paceline already" in again.stderr
+    assert "It uses Paceline already" in again.stdout
     assert sorted(os.listdir(tmp_path)) == ["real.py", "real.py.orig", "real.py.orig.2", "train.py"]
 
 

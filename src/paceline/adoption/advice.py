@@ -12,7 +12,7 @@ from paceline.adoption.device_rules import REASON as DEVICE
 from paceline.adoption.device_rules import change_devices
 from paceline.adoption.loop_rules import change_loops
 from paceline.adoption.model_rules import wrap_models
-from paceline.adoption.output_rules import change_prints, change_saves, change_trackers
+from paceline.adoption.output_rules import change_folders, change_prints, change_saves, change_trackers
 from paceline.adoption.script import Script
 from paceline.adoption.session_rule import Entry, free_name, open_session
 from paceline.adoption.source import Edit, Remark, Source, apply
@@ -44,22 +44,27 @@ class Advice:
 def advise(source: Source) -> Advice:
     script = Script(source)
     found = find_training(script)
-    advice = _known(script, source.name) or _distributed(script, source.name) or _single(script, found, source.name)
+    name = source.name
+    advice = _known(script, found, name) or _distributed(script, name) or _single(script, found, name)
     advice.edits.sort(key=lambda edit: edit.start)
     advice.remarks.sort(key=lambda remark: (not remark.must, not remark.line, remark.line))
     advice.text = apply(source, advice.edits)
-    ast.parse(advice.text)
+    try:
+        ast.parse(advice.text)
+    except SyntaxError as problem:  # rather nothing than a script that does not compile
+        advice.verdict = f"It is written in a way that cannot be changed safely (near line {problem.lineno})."
+        advice.edits, advice.text = [], source.text
     return advice
 
 
-def _known(script: Script, name: str) -> Advice | None:
+def _known(script: Script, found: Training, name: str) -> Advice | None:
     """Return the advice for a script that uses Paceline or a framework."""
     run = f"paceline run --nproc 2 {name}"
     if "paceline" in script.packages():
         return Advice("It uses Paceline already: nothing to change.", next_steps=[run, f"paceline prove {name}"])
     frameworks = {full for call in script.calls if (full := script.dotted(call.func)) in FRAMEWORKS}
     for preset in PRESETS:
-        if preset.fits(script.source.text, script.packages()) and not frameworks:
+        if preset.fits(script.source.text, script.packages()) and not frameworks and not found.backwards:
             advice = Advice(f"None needed: it uses the {preset.name}, whose ranks Paceline starts.", next_steps=[run])
             if not preset.can_resume([script.source.text], ()):
                 text = f"it does not resume: pass {preset.resumes}, as in docs/frameworks.md"
@@ -103,7 +108,8 @@ def _single(script: Script, found: Training, name: str) -> Advice:
         where = Remark(found.backwards[0].lineno, "nothing at the top of the script leads here")
         return Advice("Its training loop is never called.", remarks=[where])
     late = [change for node, change in soft if isinstance(change, Remark) or entry.has_run(node)]
-    edits, remarks = _split([*open_session(script, entry, run), *rules, *late, *change_trackers(script)])
+    others = [*change_trackers(script, run), *change_folders(script)]
+    edits, remarks = _split([*open_session(script, entry, run), *rules, *late, *others])
     verdict = "These changes make it train on several ranks."
     if any(remark.must for remark in remarks):
         verdict = "These changes are a part of what it needs to train on several ranks; the rest is up to you."

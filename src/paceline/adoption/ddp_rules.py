@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from paceline.adoption.origins import Origins
-from paceline.adoption.output_rules import change_saves
+from paceline.adoption.output_rules import change_folders, change_saves
 from paceline.adoption.script import Script
 from paceline.adoption.session_rule import import_line
 from paceline.adoption.source import Edit, Remark
@@ -36,6 +36,7 @@ def fix_mistakes(script: Script) -> Iterator[Edit | Remark]:
     if name in script.imports or "torch" in script.imports:
         for _, change in change_saves(script, f"{name}.get_rank() == 0"):
             yield change
+    yield from change_folders(script)
     yield from _remarks(script)
 
 

@@ -9,7 +9,7 @@ from paceline.adoption.data_rules import keeps_short_batches
 from paceline.adoption.origins import unwrap
 from paceline.adoption.script import LoopNode
 from paceline.adoption.source import Edit, Remark
-from paceline.adoption.training import Training
+from paceline.adoption.training import LOADERS, Training
 
 STEPS = "a step ends with each iteration: there the run saves, stops when it must, and shows its progress"
 EPOCHS = "a resumed run goes on with the epoch that was interrupted"
@@ -46,7 +46,7 @@ def _change_steps(found: Training, loop: LoopNode, run: str) -> Iterator[Edit | 
         wrapped = [each for each in values if unwrap(each) is not each]
         if len(values) == len(wrapped) == 1 and script.function_of(wrapped[0]) is script.function_of(loop):
             inner = unwrap(wrapped[0])
-    if isinstance(inner, ast.Call) and script.dotted(inner.func) == "torch.utils.data.DataLoader":
+    if isinstance(inner, ast.Call) and script.dotted(inner.func) in LOADERS:
         yield source.insert(source.start(inner), f"{run}.steps(", STEPS)
         yield source.insert(source.end(inner), ")", STEPS)
         return
@@ -101,7 +101,7 @@ def _range_of(loop: LoopNode) -> ast.Call | None:
     if not isinstance(loop, ast.For):
         return None
     inner = unwrap(loop.iter)
-    is_range = isinstance(inner, ast.Call) and getattr(inner.func, "id", "") == "range"
+    is_range = isinstance(inner, ast.Call) and getattr(inner.func, "id", "") in ("range", "trange")
     return inner if is_range and isinstance(inner, ast.Call) and inner.args else None
 
 
@@ -118,7 +118,7 @@ def _resume(found: Training, run: str) -> Iterator[Edit | Remark]:
             yield Remark(loops[0].lineno, advice)
         return
     loop = loops[0]
-    schedulers = [call for call in script.calls if script.dotted(call.func).startswith("torch.optim.lr_scheduler.")]
+    schedulers = [call for call in script.calls if _is_scheduler(script.dotted(call.func))]
     wanted = {
         **dict.fromkeys(found.optimizers, "optimizer"),
         **dict.fromkeys(schedulers, "scheduler"),
@@ -145,6 +145,11 @@ def _resume(found: Training, run: str) -> Iterator[Edit | Remark]:
     if names:
         arguments = ", ".join(f"{name}={text}" for name, text in names.items())
         yield script.source.line_before(loop, f"{run}.resume({arguments})", RESUME)
+
+
+def _is_scheduler(name: str) -> bool:
+    helps = name.startswith("transformers.") and "schedule" in name
+    return helps or name.startswith("torch.optim.lr_scheduler.")
 
 
 def _read_here(found: Training, loop: LoopNode, call: ast.Call) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paceline.adoption.script import Function, Script
 
 MAX_LOOKS = 500  # at expressions in one search
-WRAPPERS = ("enumerate", "tqdm", "trange", "track", "iter", "list", "zip", "prefetch")
+WRAPPERS = ("enumerate", "tqdm", "track", "iter", "list", "zip", "prefetch")
 
 
 def unwrap(node: ast.expr) -> ast.expr:

@@ -37,9 +37,14 @@ class Entry:
                 self.statement = order[first]
                 self.before, self.after = order[:first], order[first:]
                 break
+        called = [each for each in order if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
+        hidden = self.statement is None and bool(called)  # `app()` calls a function that is decorated for it
+        if hidden:
+            position = order.index(called[-1])
+            self.statement, self.before, self.after = called[-1], order[:position], order[position:]
         if self.statement is not None:
             self._early = script.reachable(self.before)
-            self._late = script.reachable(self.after)
+            self._late = {*script.functions.values()} if hidden else script.reachable(self.after)
             self._late_nodes = {node for each in self.after for node in _walk_flat(each)}
 
     def _first_beside(self, statement: ast.stmt, order: list[ast.stmt]) -> int:

@@ -114,7 +114,7 @@ class Source:
             for line in range(node.lineno + 1, node.end_lineno + 1)
         }
         lines = [n for n in range(statement.lineno, (statement.end_lineno or 0) + 1) if n not in inside]
-        offsets = [self.offset(line, 0) for line in lines]
+        offsets = [offset for line in lines if not _LINE_END.match(self.text, offset := self.offset(line, 0))]
         more: list[Edit | Remark] = [Edit(offset, offset, self.unit, reason) for offset in offsets]
         return [first, *more]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from paceline.adoption.origins import Origins, unwrap
 from paceline.adoption.script import LoopNode, Script
 
-LOADER = "torch.utils.data.DataLoader"
+LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _OPTIMIZER = re.compile(r"(Adam\w*|\w*Adam|SGD|Lion|LBFGS|Adafactor|Adagrad|Adadelta|RMSprop|LAMB|Muon|\w*Optimizer)$")
 
 
@@ -33,7 +33,7 @@ class Training:
 def find_training(script: Script) -> Training:
     found = Training(script, Origins(script))
     found.backwards = [call for call in script.calls if is_backward(call)]
-    found.step_loops = _unique(loop for call in found.backwards for loop in _loops_around(script, call, 0))
+    found.step_loops = _unique(loop for call in found.backwards for loop in _step_loops(found, call, 0))
     found.epoch_loops = _unique(loop for each in found.step_loops for loop in _loops_around(script, each, 0))
     found.nested = any(_loops_around(script, loop, 0) for loop in found.epoch_loops)
     _find_loaders(found)
@@ -71,9 +71,27 @@ def _loops_around(script: Script, node: ast.AST, depth: int) -> list[LoopNode]:
     return [each for call in script.callers(function) for each in _loops_around(script, call, depth + 1)]
 
 
+def _step_loops(found: Training, node: ast.AST, depth: int) -> list[LoopNode]:
+    """Return the innermost loops around a node that read a DataLoader; the innermost of all if none does."""
+    script, made = found.script, set(found.script.calls_of(*LOADERS))
+    loops: list[LoopNode] = []
+    while (loop := script.loop_around(loops[-1] if loops else node)) is not None:
+        loops.append(loop)
+    reading = [loop for loop in loops if _reads(found, loop, made)]
+    function = script.function_of(node)
+    if reading or function is None or depth > 8:
+        return (reading or loops)[:1]
+    outer = [each for call in script.callers(function) for each in _step_loops(found, call, depth + 1)]
+    return [loop for loop in outer if _reads(found, loop, made)] or loops[:1] or outer
+
+
+def _reads(found: Training, loop: LoopNode, loaders: set[ast.Call]) -> bool:
+    return isinstance(loop, ast.For) and bool(found.origins.of(loop.iter) & loaders)
+
+
 def _find_loaders(found: Training) -> None:
     script, origins = found.script, found.origins
-    made = set(script.calls_of(LOADER))
+    made = set(script.calls_of(*LOADERS))
     read = [loop for loop in found.step_loops if isinstance(loop, ast.For)]
     used = {call for loop in read for source in _iterated(loop) for call in origins.of(source)} & made
     others = [node for node in ast.walk(script.tree) if isinstance(node, ast.For) and node not in found.step_loops]

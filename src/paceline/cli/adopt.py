@@ -6,6 +6,7 @@ import difflib
 import os
 import shutil
 import stat
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,12 +60,11 @@ def command(
 
 
 def _show(source: Source, advice: Advice) -> None:
-    diff = difflib.unified_diff(
-        _lines(source.text), _lines(advice.text), f"a/{source.name}", f"b/{source.name}", lineterm=""
-    )
+    name = source.name.lstrip("/")
+    diff = difflib.unified_diff(_lines(source.text), _lines(advice.text), f"a/{name}", f"b/{name}", lineterm="")
     for line in diff:
         print(console.printable(line))
-    console.say(advice.verdict, colour=console.BOLD)
+    print(console.paint(console.printable(advice.verdict), console.BOLD, sys.stdout))
     reasons: dict[str, list[int]] = {}
     for edit in advice.edits:
         number = len(_lines(source.text[: edit.start] + "."))
