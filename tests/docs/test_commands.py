@@ -1,0 +1,141 @@
+"""Execute the commands of the guides on one sandbox, in a project that has what the pages speak of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.sandbox import packages
+from paceline.sandbox.settings import Settings
+from tests.docs.commands import OWN_TESTS, SKIPPED_PAGES, as_typed, is_executed
+from tests.docs.pages import ROOT, blocks, pages
+
+SEARCH = """
+[sweep]
+name = "digits"
+script = "train.py"
+metric = "loss"
+args = ["--epochs", "1"]
+
+[space]
+lr = [0.1, 0.01]
+
+[launch]
+nproc = 1
+
+[runtime]
+cpu = true
+"""
+PREPARED = """
+set -e
+paceline run --cpu --nproc 2 --name teacher train.py --epochs 1
+paceline sweep --local --parallel 1 digits.toml
+paceline run --cpu --nproc 1 train.py --epochs 1
+paceline export last -o model.safetensors
+mkdir -p ~/models/gpt2 && cp model.safetensors ~/models/gpt2/
+paceline sandbox up --nodes 4 --gpus 8
+"""
+MAY_EXIT_WITH_1 = ("paceline doctor", "paceline sync", "paceline clean", "paceline logs --grep")  # they found something
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="paceline-guide-") as name:
+        yield Path(name)
+
+
+def make_project(folder: Path) -> None:
+    folder.mkdir()
+    found = {block.title: block.text for block in blocks("docs/tutorial.md") if block.title}
+    sweeps = blocks("docs/sweeps.md")
+    files = {
+        "train.py": found["train.py"].replace("parse_args()", "parse_known_args()[0]"),
+        "digits.toml": SEARCH,
+        "sweep.toml": next(block.text for block in sweeps if block.language == "toml"),
+        "experiment_configurations.txt": next(block.text for block in sweeps if block.text.startswith("# one command")),
+        "requirements.txt": "numpy\n",
+        "requirements.lock": "numpy==2.0.0\n",
+        "pyproject.toml": '[project]\nname = "spirals"\nversion = "1"\noptional-dependencies.gpu = ["numpy"]\n',
+        "paceline.toml": '[project]\nscript = "train.py"\n',
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def guide_commands() -> list[str]:
+    listed = [
+        as_typed(command) for page in pages() if page not in OWN_TESTS and not page.startswith(SKIPPED_PAGES)
+        for block in blocks(page) if block.language == "sh"
+        for command in block.commands if is_executed(block, command)
+    ]  # fmt: skip
+    return list(dict.fromkeys(listed))
+
+
+def to_script(commands: list[str], run_id: str) -> str:
+    lines = ['eval "$(paceline sandbox env)"']
+    names = {"OTHER-RUN": run_id, "RUN": run_id, "SWEEP": "digits", "my-sweep": "digits"}
+    names |= {"--rank 3": "--rank 1", "--attempt 2": "--attempt 1"}  # what this run has
+    for number, shown in enumerate(commands):
+        command = shown
+        for name, meant in names.items():
+            command = command.replace(f" {name}", f" {meant}")
+        allowed = "01" if command.startswith(MAY_EXIT_WITH_1) else "0"
+        lines += [f"{{ {command}\n}} >out 2>&1 </dev/null; code=$?",
+                  f'[[ {allowed} == *$code* ]] || {{ echo "FAILED {number} with $code"; tail -n 8 out; }}']  # fmt: skip
+    return "\n".join(lines)
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(600)
+def test_the_commands_of_the_guides_work(home: Path) -> None:
+    if missing := packages.missing_packages(Settings()):
+        pytest.skip(f"the guides need Slurm: {' '.join(missing)}")
+    commands = guide_commands()
+    assert len(commands) > 40
+    make_project(home / "spirals")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_S", "SLURM"))}
+    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(home), "COLUMNS": "120",
+                    "PYTHONPATH": str(ROOT / "tests" / "light_torch")}  # fmt: skip
+
+    def bash(script: str, *, check: bool = True) -> str:
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=home / "spirals", env=environment, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
+        assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    try:
+        bash(PREPARED)
+        (run_id,) = (path.name for path in (home / "spirals/runs/spirals/default").glob("2*") if has_two_ranks(path))
+        output = bash(to_script(commands, run_id))
+        failed = [commands[int(line.split()[1])] for line in output.splitlines() if line.startswith("FAILED")]
+        assert failed == [], output
+    finally:
+        bash("paceline warm stop; paceline sandbox down", check=False)
+
+
+def has_two_ranks(folder: Path) -> bool:
+    return (folder / "attempt-1/rank-1.log").exists()
+
+
+@pytest.mark.slurm
+def test_the_sandbox_from_python_works(tmp_path: Path) -> None:
+    if missing := packages.missing_packages(Settings(network="plain")):
+        pytest.skip(f"no Slurm: {' '.join(missing)}")
+    (code,) = (block.text for block in blocks("docs/sandbox.md") if block.language == "python")
+    with tempfile.TemporaryDirectory(prefix="paceline-box-") as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", code.replace("/tmp/box", f"{folder}/box")],
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 2
