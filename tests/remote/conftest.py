@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.ssh.clusters import Cluster
+from paceline.cluster.ssh.clusters import Cluster as RemoteCluster
 from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.control_socket import read_logins
+from paceline.sandbox import NAMESPACES, Settings, missing_packages
 from tests.remote import lab as labs
 from tests.remote.lab import Lab
+from tests.slurm.harness import Cluster
 
 Completed = subprocess.CompletedProcess[str]
 PROFILES = """
@@ -32,6 +35,8 @@ host = "shared"
 host = "strange"
 [profiles.closed]
 host = "closed"
+[profiles.slurm]
+host = "slurm"
 """
 
 
@@ -43,6 +48,23 @@ def lab_here() -> Iterator[Lab]:
         made = Lab(Path(folder))
         try:
             made.up()
+            yield made
+        finally:
+            made.down()
+
+
+@pytest.fixture(scope="session")
+def slurm_node(lab_here: Lab) -> Iterator[Cluster]:
+    """A Slurm of two nodes behind the login node `slurm`."""
+    network = NAMESPACES
+    if missing := missing_packages(Settings(network=network)):
+        pytest.skip(f"no Slurm to test on: install {' '.join(missing)}")
+    with tempfile.TemporaryDirectory(prefix="paceline-slurm-", ignore_cleanup_errors=True) as folder:
+        made = Cluster.up(folder, nodes=2, gpus=1, network=network, owner=os.getpid())
+        for path in (made.folder, *made.folder.glob("*/"), *made.folder.glob("tmp/*/")):  # it is private otherwise
+            path.chmod(0o1777 if path.parent.name == "tmp" else 0o755)
+        try:
+            lab_here.add("slurm", {"SLURM_CONF": made.environment["SLURM_CONF"]})
             yield made
         finally:
             made.down()
@@ -64,7 +86,7 @@ def lab(lab_here: Lab, guard: None, project: Path) -> Iterator[Lab]:
         for name, value in lab_here.variables.items():
             patch.setenv(name, value)
         for login in read_logins():
-            Connection(Cluster(login.cluster, login.host)).close()
+            Connection(RemoteCluster(login.cluster, login.host)).close()
     lab_here.wait_until_empty()
 
 

@@ -111,6 +111,7 @@ class Lab:
         program.symlink_to(SSHD)
         self.codes = LoginNode(folder, "codes", FACTORS, str(program), variables or {})
         self.plain = LoginNode(folder, "plain", KEY_ONLY, str(program), variables or {})
+        self.more: list[LoginNode] = []
         self.secret = secrets.token_hex(20)
         self.key = folder / "key"
         self.prompts = folder / "prompts"
@@ -165,6 +166,20 @@ class Lab:
             f"exec oathtool --hotp -d 6 -c $n {self.secret}\n",
         )
 
+    def add(self, name: str, variables: dict[str, str]) -> LoginNode:
+        """Start one more login node, for a key alone, whose sessions have these variables."""
+        node = LoginNode(self.folder, name, KEY_ONLY, self.plain.program, variables)
+        node.start()
+        self.more.append(node)
+        with self.known_hosts.open("a") as file:
+            file.write(f"[127.0.0.1]:{node.port} {Path(f'{node.host_key}.pub').read_text()}")
+        with self.config.open("a") as file:
+            file.write(
+                f"Host {name}\n  Port {node.port}\n  HostName 127.0.0.1\n  User {self.user}\n"
+                f"  UserKnownHostsFile {self.known_hosts}\n  IdentityFile {self.key}\n  IdentitiesOnly yes\n"
+            )
+        return node
+
     @property
     def nodes(self) -> tuple[LoginNode, LoginNode]:
         return self.codes, self.plain
@@ -197,6 +212,13 @@ class Lab:
         for line in self.processes():
             os.kill(int(line.split()[0]), signal.SIGKILL)
 
+    def wait_until_idle(self, timeout: float = 30) -> None:
+        """Wait until nothing runs on the login node but the connections themselves."""
+        deadline = time.monotonic() + timeout
+        while left := [line for line in self.processes() if self.service not in line]:
+            assert time.monotonic() < deadline, f"left on the login node: {left}"
+            time.sleep(0.05)
+
     def wait_until_empty(self, timeout: float = 30) -> None:
         """Wait until nothing of the user's runs on the login node."""
         deadline = time.monotonic() + timeout
@@ -214,7 +236,7 @@ class Lab:
         )  # fmt: skip
 
     def down(self) -> None:
-        for node in self.nodes:
+        for node in (*self.nodes, *self.more):
             node.stop()
         with suppress(KeyError):
             uid = pwd.getpwnam(self.user).pw_uid

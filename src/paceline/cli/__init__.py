@@ -115,10 +115,14 @@ def overview() -> str:
 
 def run_command(name: str, args: list[str]) -> int:
     """Run a command's typer app; turn typer's usage errors into ours."""
+    from paceline.cli.on_cluster import Forwarded, forward
+
     module = importlib.import_module(COMMANDS[name][0])
     app = getattr(module, "app", None) or single_command(module.command)
     try:
         result = app(args=args, prog_name=f"paceline {name}", standalone_mode=False)
+    except Forwarded as asked:
+        return forward(asked)
     except Exception as error:
         # Some versions of typer bundle click, others use the installed one: recognize its errors by their methods.
         if type(error).__name__ == "Abort":

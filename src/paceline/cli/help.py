@@ -9,6 +9,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from paceline.cli import on_cluster
 from paceline.errors import UsageError
 from paceline.spec.option_table import TABLE
 from paceline.spec.pydantic_plugins import plugins_disabled
@@ -32,6 +33,8 @@ class GroupedCommand(TyperCommand):
         settings = {"max_content_width": WIDTH, **(more.pop("context_settings", None) or {})}
         epilog = f"{mark}\nExamples:\n{examples.strip(chr(10))}" if examples else None
         super().__init__(*args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings})
+        if on_cluster.module_of(self.callback) in on_cluster.FORWARDED:
+            self.params.append(on_cluster.option())
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Options that nobody has typed get their default without typer, which takes 1 ms each."""
@@ -43,6 +46,8 @@ class GroupedCommand(TyperCommand):
             return self.parse_args(ctx, [*typed, *script[1:], script[0]])
         if any(param.is_eager for param in order):  # --help shows them all
             return super().parse_args(ctx, args)
+        if on_cluster.module_of(self.callback) in on_cluster.FORWARDED:
+            on_cluster.forward_if_asked(self, ctx, typed, script, values)
         all_params, untyped = self.params, [each for each in self.params if each not in order and _has_default(each)]
         self.params = [each for each in all_params if each not in untyped]
         try:

@@ -131,6 +131,7 @@ def takes_settings(
         first = sum(each.kind != inspect.Parameter.KEYWORD_ONLY for each in own)
         command.__signature__ = inspect.Signature([*own[:first], *more, *own[first:]])  # type: ignore[attr-defined]
         command.__doc__, command.__name__, command.__annotations__ = function.__doc__, function.__name__, {}
+        command.__module__ = function.__module__
         command.takes_a_script, command.names_a_run = script, names_a_run  # type: ignore[attr-defined]
         return command
 

@@ -12,6 +12,7 @@ import typer
 
 from paceline.cli import console, options
 from paceline.cluster.runs import folder as folders
+from paceline.contract.env import ON_CLUSTER
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.quote import quote
@@ -67,6 +68,12 @@ def _find(name: str, find: Callable[[str, Path], RunFolder], advice: str) -> Run
         trial = find_failed_trial(sweep)
         one = f", and read the output of one with `paceline logs {quote(trial.key)}`" if trial is not None else ""
         raise UsageError(f"{what}.", hint=f"{advice.format(sweep=quote(sweep.name))}{one}.") from None
+
+
+def to_type(command: str) -> str:
+    """Return a command for the user to type: on the laptop, if this one came from there."""
+    cluster = os.environ.get(ON_CLUSTER)
+    return f"paceline {command}{f' --on {quote(cluster)}' if cluster else ''}"
 
 
 @contextmanager

@@ -133,9 +133,9 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
     if plan.launch_spec.cwd.startswith(f"{submitted.folder.work}/"):
         print(f"  files   {plan.launch_spec.cwd}")
     if job_id is not None:
-        print(f"  logs    paceline logs -f {run}")
-        print("  state   paceline ps")
-        print(f"  cancel  paceline cancel {run}", flush=True)
+        print(f"  logs    {runs.to_type(f'logs -f {run}')}")
+        print(f"  state   {runs.to_type('ps')}")
+        print(f"  cancel  {runs.to_type(f'cancel {run}')}", flush=True)
 
 
 def wait_until_done(folder: RunFolder, *, follow: bool) -> int:

@@ -12,6 +12,7 @@ HEARTBEAT = "PACELINE_HEARTBEAT"  # the heartbeat file of this node
 ZYGOTE = "PACELINE_ZYGOTE"  # the socket of a zygote that started before its agent
 DATA = "PACELINE_DATA"  # node-local data folder
 POLL_INTERVAL = "PACELINE_POLL_INTERVAL"  # seconds for which an answer of the scheduler counts
+ON_CLUSTER = "PACELINE_ON_CLUSTER"  # on a login node: the cluster that `--on` named where the command was typed
 PROBE = "PACELINE_PROBE"  # what `paceline prove` asks ranks to record: the file of a `ProbeSpec`
 
 # Paths and names for scripts that do not use the runtime.

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.contract.files.ownership import is_trusted, owner_name
+from paceline.contract.files.sent_code import is_sent
 from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option_table import BIND, FOLDER, PROGRAM, TABLE
@@ -143,6 +144,8 @@ def _finish(project: Job, layers: Iterable[_Layer], flags: Iterable[Flag], param
 def repository_root(cwd: Path) -> Path | None:
     """Return the nearest folder, here or above, that holds `.git`. Those of strangers are ignored."""
     for folder in (cwd, *cwd.parents):
+        if is_sent(folder):
+            return folder
         if (folder / ".git").exists() and _is_trusted(folder / ".git"):
             return folder
     return None

@@ -6,6 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.contract.files.sent_code import read_sent_code
+
 
 @dataclass(frozen=True)
 class CodeIdentity:
@@ -21,6 +23,9 @@ class CodeIdentity:
 
 def identify_code(folder: Path) -> CodeIdentity:
     """Return the commit, the branch and whether tracked files differ; all None without git."""
+    sent = read_sent_code(folder)
+    if sent is not None:
+        return CodeIdentity(sent.commit, sent.branch, sent.changed)
     queries = (
         ["rev-parse", "--verify", "-q", "HEAD"],
         ["symbolic-ref", "-q", "--short", "HEAD"],

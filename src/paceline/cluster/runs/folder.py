@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
+from paceline.contract.env import ON_CLUSTER
 from paceline.contract.files.foreign_records import parse_object, read_bounded
 from paceline.contract.files.ownership import is_own_folder, require_own_folder
 from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
@@ -26,15 +27,23 @@ JOB_ID = re.compile(r"\d+(_\d+)?")  # of a job, or of a task of an array
 
 
 def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
-    """Return the scratch folder: `$PACELINE_SCRATCH`, `[project] scratch`, or `runs` in the project folder."""
+    """Return the scratch folder: `$PACELINE_SCRATCH`, `[project] scratch`, or `runs` in the project folder.
+
+    For a project that was sent to a cluster, that is `paceline` in `$SCRATCH` or in the home folder.
+    """
     if environ.get(SCRATCH) and not job.is_typed("project.scratch"):
         return Path(os.path.abspath(Path(environ[SCRATCH]).expanduser()))
-    if job.project.scratch is None:
+    on_cluster = bool(environ.get(ON_CLUSTER))
+    if job.project.scratch is None and not on_cluster:
         return job.folder.absolute() / DEFAULT_SCRATCH
+    # Each version of a sent project has a folder of its own, but their runs belong together.
+    base = Path(environ.get("SCRATCH") or "~").expanduser() / "paceline" if on_cluster else job.folder
+    if job.project.scratch is None:
+        return base
     text = re.sub(
         r"\$(?:\{(\w+)\}|(\w+))", lambda match: _variable(match[1] or match[2], job, environ), job.project.scratch
     )
-    return Path(os.path.abspath(job.folder / Path(text).expanduser()))
+    return Path(os.path.abspath(base / Path(text).expanduser()))
 
 
 def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:

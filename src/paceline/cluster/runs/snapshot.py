@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.cluster.runs.snapshot_store import BYTECODE, store_code
 from paceline.cluster.secrets.file_names import is_secret, matches
+from paceline.contract.files.sent_code import read_sent_code
 from paceline.contract.files.sparse import data_size
 from paceline.errors import EnvironmentProblem
 
@@ -136,6 +137,9 @@ def _too_large(folder: Path, sizes: Iterable[tuple[str, int]], amount: str) -> E
 
 def _list(folder: Path) -> Iterator[str]:
     """Yield tracked, changed and new files as git lists them; without git, everything but clutter."""
+    sent = read_sent_code(folder)
+    if sent is not None:  # listed where it came from
+        return iter(sent.files)
     listed = _list_by_git(folder)
     return iter(listed) if listed is not None else _walk(folder)
 

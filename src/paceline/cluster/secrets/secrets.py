@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
 from paceline.cluster.secrets.dotenv import parse_dotenv
+from paceline.cluster.secrets.received import received_secrets
 from paceline.contract.env import MAX_BYTES, is_too_large
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError
 from paceline.plan.quote import quote
@@ -38,9 +39,12 @@ class _Source:
 
 def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
     """Read the secret files. If two set the same variable, the first in the order of `secret_files` wins."""
-    values: dict[str, str] = {}
-    sources: dict[str, str] = {}
-    for path in secret_files(job, environ):
+    received = received_secrets()
+    values = dict(received.values) if received is not None else {}
+    sources = dict(received.sources) if received is not None else {}
+    # Where a command came from, the files that the job names were read.
+    paths = [] if received is not None and job.environment.secret_files is not None else secret_files(job, environ)
+    for path in paths:
         kind = _kind(path, environ)
         known = {**environ, **job.environment.variables, **values}
         if kind.only_for is not None and kind.only_for in known:

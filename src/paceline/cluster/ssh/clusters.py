@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.env import ON_CLUSTER
 from paceline.errors import SpecError, UsageError
 from paceline.spec.load import find_file, read_file, repository_root, take_access
 from paceline.spec.validation_errors import nearest, show
 
 HERE = "here"  # as --on: this machine, whatever paceline.toml says
 ON = "PACELINE_ON"  # the default of --on
-ON_CLUSTER = "PACELINE_ON_CLUSTER"  # set where a command of another machine runs: it goes no further
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]*")
 
 

@@ -67,6 +67,9 @@ class Connection:
     # -- opening and closing --------------------------------------------------------------------------------
 
     def is_open(self) -> bool:
+        return not multiplexes() or self._answers()
+
+    def _answers(self) -> bool:
         return os.path.exists(self.socket.path) and self._control("check").returncode == 0
 
     def open(self) -> None:
@@ -110,7 +113,7 @@ class Connection:
 
     def require(self) -> None:
         """Raise an error unless the connection is open."""
-        if multiplexes() and not self.is_open():
+        if not self.is_open():
             raise self.not_open()
 
     def not_open(self) -> ConnectionProblem:
@@ -137,7 +140,7 @@ class Connection:
 
     def failure(self, code: int, errors: str) -> ConnectionProblem:
         """Return the error for a command that did not even start."""
-        if code == SSH_FAILED and multiplexes() and not self.is_open():
+        if code == SSH_FAILED and not self.is_open():
             return self.not_open()
         if code == SSH_FAILED:
             return explain(errors, name=self.cluster.name, host=self.cluster.host)

@@ -1,0 +1,109 @@
+"""What of a project goes to the other side: its code as a snapshot would have it, or its settings alone."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from paceline.cluster.runs.code_identity import identify_code
+from paceline.cluster.runs.folder import resolve_scratch
+from paceline.cluster.runs.snapshot import list_code
+from paceline.cluster.runs.snapshot_store import LINK, read_files
+from paceline.cluster.secrets.secrets import secret_files
+from paceline.contract.files.sent_code import SentCode
+from paceline.contract.files.shared_places import open_without_waiting
+from paceline.errors import EnvironmentProblem, SpecError
+from paceline.spec import Job
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Files of a project, on their way."""
+
+    folder: Path
+    code: SentCode
+    skipped_secrets: tuple[str, ...] = ()
+
+
+def pack_code(job: Job, environ: Mapping[str, str]) -> Parcel:
+    """Return the code of a project: what git tracks and what has changed, within the limits of a snapshot."""
+    limit = job.project.snapshot_limit * 2**20
+    listed = list_code(
+        job.folder,
+        limit=limit,
+        exclude=job.project.exclude,
+        exclude_paths=[*_runs(job, environ), *secret_files(job, environ)],
+    )
+    identity = identify_code(job.folder)
+    files = describe_files(listed.folder, listed.sizes)
+    if sum(size for _, size, _ in files.values()) > limit:  # holes count on the way
+        name = max(files, key=lambda each: files[each][1])
+        raise EnvironmentProblem(
+            f"The code in {job.folder} is too large to send: {name} has {files[name][1] / 2**20:,.0f} MB.",
+            hint="Add it to .gitignore or to exclude in [project].",
+        )
+    code = SentCode(project_folder(job.folder), files, identity.commit, identity.branch, identity.changed)
+    return Parcel(listed.folder, code, listed.skipped_secrets)
+
+
+def pack_settings(folder: Path, files: Iterable[Path]) -> Parcel:
+    """Return the settings of a project, for commands that need no code."""
+    folder = folder.resolve()
+    names = [os.path.relpath(file.resolve(), folder).replace(os.sep, "/") for file in files]
+    for name in names:
+        if name.startswith("../"):
+            raise SpecError(f"{name} is outside of the project.", hint="Move it into the project: only that is sent.")
+    return Parcel(folder, SentCode(project_folder(folder), describe_files(folder, names)))
+
+
+def describe_files(folder: Path, names: Iterable[str]) -> dict[str, tuple[str, int, str]]:
+    """Return kind, size and digest of each file; of a link its target instead."""
+    found = {}
+    for name, file in read_files(folder, names).items():
+        if file.kind == LINK:
+            target = os.readlink(folder / name)
+            found[name] = (LINK, len(target), target)
+        else:
+            found[name] = (file.kind, (folder / name).stat().st_size, file.digest)
+    return found
+
+
+def project_folder(folder: Path) -> str:
+    """Return the name of a project's folder on the other side: runs are grouped by it."""
+    return folder.name or "project"
+
+
+def write_contents(parcel: Parcel, wanted: Mapping[str, str], stream: IO[bytes]) -> None:
+    """Write the wanted contents as one stream in tar format. `wanted` maps keys to names of files."""
+    with tarfile.open(fileobj=stream, mode="w|", bufsize=1 << 18) as archive:
+        for key, name in wanted.items():
+            descriptor = open_without_waiting(parcel.folder / name)
+            with open(descriptor, "rb") as file:
+                member = tarfile.TarInfo(key)
+                member.size = parcel.code.files[name][1]
+                if os.fstat(descriptor).st_size != member.size:
+                    raise EnvironmentProblem(
+                        f"{name} changed while it was sent.", hint="Wait until nothing writes to it."
+                    )
+                archive.addfile(member, file)
+    stream.flush()
+
+
+def describe_size(parcel: Parcel, wanted: Mapping[str, str]) -> tuple[int, str]:
+    """Return the number of bytes to send, and the largest files for people."""
+    sizes = sorted(((parcel.code.files[name][1], name) for name in wanted.values()), reverse=True)
+    largest = ", ".join(f"{name} ({size / 2**20:,.1f} MB)" for size, name in sizes[:3])
+    return sum(size for size, _ in sizes), largest
+
+
+def _runs(job: Job, environ: Mapping[str, str]) -> list[Path]:
+    """Return the folder of this machine's runs, if it is known here: a profile may use variables of the cluster."""
+    try:
+        scratch = resolve_scratch(job, environ)
+    except SpecError:
+        return []
+    return [] if job.folder.resolve().is_relative_to(scratch.resolve()) else [scratch]

@@ -1,0 +1,156 @@
+"""Paceline in the user's own cache on a cluster: one folder per version and Python, complete or absent.
+
+Nothing else is installed there, and nothing stays running.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.cluster.ssh.bundle import Target, bundle_name, cache_folder, make_bundle
+from paceline.cluster.ssh.connection import Answer, Connection
+from paceline.cluster.ssh.remote import unpack
+from paceline.cluster.ssh.remote_command import word, words
+from paceline.contract.run_folder import write_atomically
+from paceline.errors import ConnectionProblem, EnvironmentProblem
+
+OLDEST = (3, 10)
+ABSENT = 97  # exit code on the login node if this version is not there
+INSTALL_TIMEOUT = 600.0
+PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3.10", "python3", "python")
+# Printed by every Python from 2.7 on; a broken one fails.
+DESCRIBE = (
+    "import sys,platform,json;"
+    "print(json.dumps([sys.executable,list(sys.version_info[:2]),platform.machine(),sys.platform,"
+    "list(platform.libc_ver())]))"
+)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Where Paceline is on the login node, and with which Python it runs."""
+
+    python: str
+    cache: str
+    folder: str
+    setup: str  # shell text that comes first
+
+    def command(self, *args: str) -> str:
+        """Return shell text that becomes one of Paceline's programs on the other side, or fails with `ABSENT`."""
+        complete = word(f"{self.folder}/{unpack.COMPLETE}")
+        return (
+            f"{self.setup}[ -f {complete} ] && [ -x {word(self.python)} ] || exit {ABSENT}\n"
+            f"exec {word(self.python)} -I {word(self.folder)} {words(args)}\n"
+        )
+
+
+def recorded_installation(connection: Connection) -> Installation | None:
+    """Return where this version is on the login node, by what its probe said earlier; it may be gone."""
+    try:
+        values = json.loads(_record(connection).read_text(encoding="utf-8"))
+        target = Target(values["python"], *map(_fixed, values["target"]))
+        cache = str(values["cache"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return Installation(target.python, cache, f"{cache}/{bundle_name(target)}", setup_text(connection.cluster.setup))
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _record(connection: Connection) -> Path:
+    cluster = connection.cluster
+    key = hashlib.sha256(json.dumps([cluster.host, cluster.python, cluster.setup]).encode()).hexdigest()[:16]
+    return cache_folder() / "clusters" / f"{key}.json"
+
+
+def install(connection: Connection, note: Callable[[str], None]) -> Installation:
+    """Return the installation of this version on the login node. It is made if it is missing."""
+    setup = setup_text(connection.cluster.setup)
+    target, cache = _probe(connection, setup)
+    bundle = make_bundle(target)
+    made = Installation(target.python, cache, f"{cache}/{bundle.name}", setup)
+    _record(connection).parent.mkdir(parents=True, exist_ok=True)
+    about = [target.version, target.machine, target.system, target.libc]
+    write_atomically(_record(connection), json.dumps({"python": target.python, "target": about, "cache": cache}))
+    source = Path(unpack.__file__).read_text(encoding="utf-8")
+    if connection.call(f"[ -f {word(f'{made.folder}/{unpack.COMPLETE}')} ]\n").code == 0:
+        return made
+    size = bundle.path.stat().st_size / 2**20
+    note(f"installing Paceline {paceline.__version__} on {connection.cluster.name}: {size:.1f} MB in {cache}")
+    script = f"{setup}exec {word(target.python)} -I -c {word(source)} {words([cache, bundle.name, bundle.digest])}\n"
+    answer = connection.call(script, content=bundle.path.read_bytes(), timeout=INSTALL_TIMEOUT)
+    if answer.code != 0:
+        raise EnvironmentProblem(
+            f"Cannot install Paceline on {connection.cluster.name}: {_last_line(answer)}",
+            hint=f"Its folder there is {cache}; set XDG_CACHE_HOME there for another one.",
+        )
+    return made
+
+
+def setup_text(setup: str | None) -> str:
+    """Return shell text that makes Slurm and modules known, as a login shell would, and runs the user's commands.
+
+    ssh starts no login shell, and many sites set the PATH in /etc/profile. What it prints is not part of any answer.
+    """
+    text = (
+        "command -v sbatch >/dev/null 2>&1 || { [ -r /etc/profile ] && . /etc/profile; } </dev/null >/dev/null 2>&1\n"
+    )
+    return text + (f"{{ {setup}\n}} </dev/null >&2\n" if setup else "")
+
+
+def _probe(connection: Connection, setup: str) -> tuple[Target, str]:
+    """Ask the login node for its Pythons and the user's cache."""
+    wanted = [connection.cluster.python] if connection.cluster.python else list(PYTHONS)
+    answer = connection.call(
+        f"{setup}printf '%s\\n' \"${{XDG_CACHE_HOME:-$HOME/.cache}}/paceline\"\n"
+        f"for each in {words(wanted)}; do\n"
+        f'  case "$each" in "~/"*) each="$HOME/${{each#??}}";; esac\n'
+        f'  "$each" -c {word(DESCRIBE)} </dev/null 2>/dev/null && echo\ndone\nexit 0\n'
+    )
+    lines = answer.output.decode(errors="surrogateescape").splitlines()
+    if not lines or not lines[0].startswith("/"):
+        raise ConnectionProblem(
+            f"{connection.cluster.host} gave no usable answer: {_last_line(answer)}",
+            hint=f"Try `ssh {connection.cluster.host} env`: HOME must be set there.",
+        )
+    found = [target for line in lines[1:] if (target := _read_target(line)) is not None]
+    fitting = [target for target in found if target.version >= OLDEST]
+    if not fitting:
+        raise _no_python(connection, found)
+    return fitting[0], lines[0]
+
+
+def _read_target(line: str) -> Target | None:
+    try:
+        python, (major, minor), machine, system, (libc, version) = json.loads(line)
+        numbers = tuple(int(each) for each in version.split(".")[:2]) if libc == "glibc" else (0, 0)
+        return Target(str(python), (int(major), int(minor)), str(machine), str(system), (numbers[0], numbers[1]))
+    except (ValueError, TypeError, IndexError):
+        return None
+
+
+def _no_python(connection: Connection, found: list[Target]) -> EnvironmentProblem:
+    name, python = connection.cluster.name, connection.cluster.python
+    versions = ", ".join(f"{each.python} ({each.version[0]}.{each.version[1]})" for each in found)
+    if python and not found:
+        message = f"There is no Python {python!r} on {name}."
+    else:
+        message = f"Paceline needs Python 3.10 or newer on {name}, and found {versions or 'none'}."
+    return EnvironmentProblem(
+        message,
+        hint=f'Set python = "/path/to/python3.11" in [profiles.{name}], or setup = "module load python" if the site has'
+        " newer ones as modules.",
+    )
+
+
+def _last_line(answer: Answer) -> str:
+    lines = [line for line in answer.errors.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit code {answer.code}"

@@ -1,0 +1,155 @@
+"""Commands with `--on` against a real sshd: Paceline is installed there, and nothing of it stays running."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.remote.lab import Lab
+
+Laptop = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_paceline_is_installed_once_and_used(lab: Lab, laptop: Laptop) -> None:
+    laptop("login", "lab", check=True)
+    before = lab.prompted()
+    first = laptop("ps", "--on", "lab", "--json", check=True)
+    assert "installing Paceline" in first.stderr
+    assert json.loads(first.stdout)["scratch"] == str(lab.home / "paceline")
+    second = laptop("ps", "--json", "--on=lab", check=True)
+    assert "installing" not in second.stderr
+    assert json.loads(second.stdout)["runs"] == []
+    assert lab.prompted() == before
+    lab.wait_until_idle()
+    cache = lab.home / ".cache" / "paceline"
+    assert not list(cache.glob("request-*"))
+    assert not list(cache.glob(".partial-*"))
+    assert os.stat(cache).st_mode & 0o077 == 0
+
+
+def test_output_is_not_spoiled_by_start_up_files(lab: Lab, laptop: Laptop) -> None:
+    (lab.home / ".bashrc").write_text("echo Welcome; echo careful >&2\n")
+    try:
+        laptop("login", "plain", check=True)
+        done = laptop("ps", "--on", "plain", "--json", check=True)
+    finally:
+        (lab.home / ".bashrc").unlink()
+    assert json.loads(done.stdout)["runs"] == []
+    assert "careful" not in done.stderr
+
+
+def test_errors_and_exit_codes_are_passed_on(laptop: Laptop) -> None:
+    assert laptop("show", "--on", "plain", "nothing").returncode == 1
+    laptop("login", "plain", check=True)
+    done = laptop("show", "--on", "plain", "nothing")
+    assert done.returncode == 2
+    assert "nothing" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert laptop("ps", "--on", "plain", "--nonsense").returncode == 2  # found here already
+    assert laptop("ps", "--on", "plain,lab").returncode == 2
+
+
+def test_a_default_cluster(lab: Lab, laptop: Laptop, project: Path) -> None:
+    """It counts where this machine has no Slurm of its own; `--on here` is this machine."""
+    with (project / "paceline.toml").open("a") as file:
+        file.write('[project]\non = "plain"\n')
+    path = f"{lab.bin}:{_without('sbatch')}"
+    laptop("login", check=True)
+    there, here = str(lab.home / "paceline"), str(project / "runs")
+    found = [json.loads(laptop("ps", "--json", *more, check=True, PATH=path).stdout)["scratch"]
+             for more in ((), ("--on", "here"))]  # fmt: skip
+    assert found == [there, here]
+    if shutil.which("sbatch"):
+        assert json.loads(laptop("ps", "--json", check=True).stdout)["scratch"] == here
+
+
+def _without(program: str) -> str:
+    folders = os.environ["PATH"].split(":")
+    return ":".join(folder for folder in folders if not Path(folder, program).exists())
+
+
+def start(lab: Lab, *args: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "paceline", *args], cwd=cwd, env={**os.environ, **lab.variables}, text=True, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_stays_there_when_the_command_here_ends(
+    lab: Lab, laptop: Laptop, project: Path, number: signal.Signals
+) -> None:
+    """`metrics --follow` writes nothing to its output for a minute, so nothing tells it that its reader is gone."""
+    laptop("login", "plain", check=True)
+    argv = ("metrics", "--active", "-f", "-o", "numbers.txt", "--on", "plain")
+    with start(lab, *argv, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+               start_new_session=True) as process:  # fmt: skip
+        wait_until(lambda: follows(lab) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        os.killpg(process.pid, number)
+    lab.wait_until_idle()
+
+
+def test_nothing_stays_there_when_the_connection_is_closed(lab: Lab, laptop: Laptop, project: Path) -> None:
+    laptop("login", "plain", check=True)
+    argv = ("metrics", "--active", "-f", "-o", "numbers.txt", "--on", "plain")
+    with start(
+        lab, *argv, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        wait_until(lambda: follows(lab))
+        laptop("logout", check=True)
+        _, errors = process.communicate(timeout=60)
+    lab.wait_until_empty()
+    assert process.returncode == 1
+    assert "connection to plain was lost" in errors
+
+
+def test_a_terminal_there_is_as_wide_as_here_and_ctrl_c_reaches_it(lab: Lab, laptop: Laptop, project: Path) -> None:
+    laptop("login", "plain", check=True)
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(project)
+        argv = [sys.executable, "-m", "paceline", "metrics", "--active", "-f", "-o", "numbers.txt", "--on", "plain"]
+        os.execve(sys.executable, argv, {**os.environ, **lab.variables})
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+    wait_until(lambda: follows(lab))
+    pid = next(int(line.split()[0]) for line in lab.processes() if " run request-" in line)
+    there = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NOCTTY)
+    rows, columns, *_ = struct.unpack("HHHH", fcntl.ioctl(there, termios.TIOCGWINSZ, b"\0" * 8))
+    os.close(there)
+    assert (rows, columns) == (33, 77)
+    os.write(terminal, b"\x03")
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    os.close(terminal)
+    lab.wait_until_idle()
+
+
+def follows(lab: Lab) -> bool:
+    """Whether the command on the login node has begun, and its file is written."""
+    files = list((lab.home / ".cache" / "paceline" / "code").glob("*/project/numbers.txt"))
+    running = any(" run request-" in line for line in lab.processes())
+    if running and files:
+        for file in files:
+            file.unlink()
+    return running and bool(files)
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)

@@ -1,0 +1,139 @@
+"""Paceline on the login node: complete or absent, whatever happens while it is installed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.cluster.ssh import bundle
+from paceline.cluster.ssh.bundle import Target
+from paceline.cluster.ssh.remote import unpack
+from tests.remote.lab import Lab
+
+Laptop = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def clear(lab: Lab) -> Path:
+    cache = lab.home / ".cache"
+    subprocess.run(["rm", "-rf", str(cache)], check=True)
+    return cache / "paceline"
+
+
+def test_two_laptops_at_once(lab: Lab, laptop: Laptop, project: Path) -> None:
+    laptop("login", "plain", check=True)
+    cache = clear(lab)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "paceline", "ps", "--on", "plain", "--json"], cwd=project, text=True,
+            env={**os.environ, **lab.variables, "XDG_CACHE_HOME": str(project / f"cache{number}")},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    for process in started:
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        assert '"runs"' in output
+    (installed,) = [path for path in cache.iterdir() if (path / unpack.COMPLETE).exists()]
+    assert (installed / "paceline" / "cli" / "ps.py").is_file()
+    assert not list(cache.glob(".*"))
+
+
+def test_a_full_disk_leaves_nothing_behind(lab: Lab, laptop: Laptop) -> None:
+    laptop("login", "plain", check=True)
+    cache = clear(lab)
+    cache.parent.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=777", "tmpfs", str(cache.parent)], check=True)
+    try:
+        done = laptop("ps", "--on", "plain")
+        left = [path for path in cache.rglob("*") if path.is_file()]
+    finally:
+        subprocess.run(["umount", str(cache.parent)], check=True)
+        cache.parent.rmdir()
+    assert done.returncode == 1
+    assert "Cannot install Paceline on plain: No space left on device" in done.stderr
+    assert not left
+    laptop("ps", "--on", "plain", check=True)
+
+
+def test_a_python_that_is_too_old_is_explained(lab: Lab, laptop: Laptop, project: Path) -> None:
+    old = lab.home / "old python"
+    old.write_text('#!/bin/sh\necho \'["/old/python3", [3, 9], "x86_64", "linux", ["glibc", "2.28"]]\'\n')
+    old.chmod(0o755)
+    (project / "paceline.toml").write_text('[profiles.plain]\nhost = "plain"\npython = "~/old python"\n')
+    laptop("login", "plain", check=True)
+    done = laptop("ps", "--on", "plain")
+    assert done.returncode == 1
+    assert "needs Python 3.10 or newer on plain, and found /old/python3 (3.9)" in done.stderr
+    assert 'setup = "module load python"' in done.stderr
+    (project / "paceline.toml").write_text('[profiles.plain]\nhost = "plain"\npython = "/no/such"\n')
+    assert "There is no Python '/no/such' on plain" in laptop("ps", "--on", "plain").stderr
+
+
+def test_commands_of_the_profile_come_first(lab: Lab, laptop: Laptop, project: Path) -> None:
+    """As `module load python` does; what they print is no part of the answer."""
+    setup = "echo loading; PATH=$HOME/tools:$PATH; export SCRATCH=$HOME/big"
+    profile = f'[profiles.plain]\nhost = "plain"\nsetup = "{setup}"\npython = "my-python"\n'
+    (project / "paceline.toml").write_text(profile)
+    (lab.home / "tools").mkdir(exist_ok=True)
+    tool = lab.home / "tools" / "my-python"
+    tool.unlink(missing_ok=True)
+    tool.symlink_to("/usr/bin/python3")
+    laptop("login", "plain", check=True)
+    done = laptop("ps", "--on", "plain", "--json", check=True)
+    assert f'"{lab.home}/big/paceline"' in done.stdout
+    assert "loading" not in done.stdout
+
+
+def test_an_archive_that_was_cut_is_not_installed(tmp_path: Path) -> None:
+    archive = tmp_path / "archive.zip"
+    with zipfile.ZipFile(archive, "w") as out:
+        out.writestr("module.py", "x = 1\n" * 1000)
+    old = tmp_path / "cache" / ".partial-old"
+    old.mkdir(parents=True)
+    os.utime(old, (time.time() - 2 * unpack.ABANDONED,) * 2)
+    program = [sys.executable, unpack.__file__, str(tmp_path / "cache"), "name"]
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    cut = subprocess.run([*program, digest], input=archive.read_bytes()[:-100], capture_output=True, check=False)
+    assert cut.returncode == 1
+    assert b"did not arrive complete" in cut.stderr
+    assert list((tmp_path / "cache").iterdir()) == []
+    for _ in range(2):
+        subprocess.run([*program, digest], input=archive.read_bytes(), check=True)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["name"]
+    assert (tmp_path / "cache" / "name" / "module.py").is_file()
+
+
+def _has_index() -> bool:
+    argv = [sys.executable, "-m", "pip", "index", "versions", "mdurl"]
+    return subprocess.run(argv, capture_output=True, check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "machine", "expected"),
+    [((3, 10), "x86_64", "cpython-310-x86_64"), ((3, 13), "aarch64", "cpython-313-aarch64")],
+)
+def test_packages_for_another_python_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], machine: str, expected: str
+) -> None:
+    if not _has_index():
+        pytest.skip("no package index can be reached")
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        made = bundle.make_bundle(Target("/usr/bin/python3", version, machine, "linux", (2, 28)))
+        again = bundle.make_bundle(Target("/usr/bin/python3", version, machine, "linux", (2, 28)))
+    assert made == again
+    with zipfile.ZipFile(made.path) as archive:
+        names = archive.namelist()
+    assert any(name.startswith("pydantic_core/") and expected in name for name in names), names
+    assert {"__main__.py", "paceline/cli/ps.py", "rich/console.py", "typer/main.py", "psutil/__init__.py"} <= set(names)
+    assert ("tomli/__init__.py" in names) == (version < (3, 11))
+    assert not [path for path in (tmp_path / "paceline" / "bundles").iterdir() if path.suffix != ".zip"]

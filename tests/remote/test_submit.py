@@ -1,0 +1,150 @@
+"""`paceline submit --on`: the laptop's code runs on a real Slurm behind a real sshd."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.remote.lab import Lab
+from tests.slurm.harness import Cluster
+
+Laptop = Callable[..., subprocess.CompletedProcess[str]]
+SCRIPT = """\
+import hashlib, json, os, sys
+from helper import TEXT
+token = hashlib.sha256(os.environ.get("MY_TOKEN", "").encode()).hexdigest()
+print(json.dumps({"args": sys.argv[1:], "text": TEXT, "token": token, "user": os.getuid()}))
+"""
+ARGS = ["--lr", "0.1", "a b", "it's", '"$(touch injected)"', "`x`", "a\nb", "é", "-", "--on", "elsewhere", "*"]
+SMALL = ("--on", "slurm", "--cpu", "--nproc", "1", "-t", "5")
+
+
+@pytest.fixture
+def slurm(slurm_node: Cluster, lab: Lab, project: Path, laptop: Laptop) -> Iterator[Laptop]:
+    """A command of the laptop, logged in to `slurm`, in a repository with code."""
+    (project / "train.py").write_text(SCRIPT)
+    (project / "helper.py").write_text("TEXT = 'committed'\n")
+    (project / ".gitignore").write_text("data/\n")
+    commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"]
+    for argv in (["init", "-q"], ["add", "-A"], commit):
+        subprocess.run(["git", *argv], cwd=project, check=True)
+    laptop("login", "slurm", check=True)
+    yield laptop
+    slurm_node.clear()
+
+
+def outputs(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[line.index("{") :]) for line in text.splitlines() if '{"args"' in line]
+
+
+def test_the_laptops_code_runs_there(lab: Lab, project: Path, slurm: Laptop) -> None:
+    """With what is not committed yet, without what git ignores; arguments arrive byte for byte."""
+    (project / "helper.py").write_text("TEXT = 'changed since'\n")
+    (project / "data").mkdir()
+    (project / "data" / "big.bin").write_bytes(b"x" * 1000)
+    done = slurm("submit", *SMALL, "-J", "first", "--follow", "train.py", *ARGS, "data/big.bin")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "stay here" in done.stderr
+    assert "data/big.bin" in done.stderr
+    (output,) = outputs(done.stdout)
+    assert output["args"] == [*ARGS, "data/big.bin"]
+    assert output["text"] == "changed since"
+    assert output["user"] == os.stat(lab.home).st_uid != os.getuid()
+    assert re.search(r"paceline logs -f \S+ --on slurm", done.stdout)
+    runs = json.loads(slurm("ps", "--on", "slurm", "--json", check=True).stdout)["runs"]
+    run = next(each for each in runs if each["name"] == "first")
+    assert run["status"] == "done"
+    folder = lab.home / "paceline" / "project" / "default" / run["run_id"]
+    assert folder.is_dir()
+    record = json.loads((folder / "run.json").read_text())
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project, text=True, capture_output=True, check=True)
+    assert (record["code"]["commit"], record["code"]["changed"]) == (head.stdout.strip(), True)
+    assert sorted(os.listdir(folder / "code")) == [".gitignore", "helper.py", "paceline.toml", "train.py"]
+    assert outputs(slurm("logs", "first", "--on", "slurm", check=True).stdout)
+    assert "first" in slurm("show", "--on", "slurm", "first", check=True).stdout
+    assert not (project / "injected").exists()
+    lab.wait_until_idle()
+    assert not list((lab.home / ".cache" / "paceline").glob("request-*"))
+
+
+def test_only_what_has_changed_is_sent(lab: Lab, project: Path, slurm: Laptop) -> None:
+    objects = lab.home / ".cache" / "paceline" / "objects"
+
+    def stored() -> set[Path]:
+        return {path for path in objects.rglob("*") if path.is_file()}
+
+    (project / "large.txt").write_text("large\n" * 1000)
+    slurm("submit", *SMALL, "--dry-run", "train.py", check=True)
+    before = stored()
+    (project / "helper.py").write_text("TEXT = 'again'\n")
+    (project / "link.txt").symlink_to("large.txt")
+    (project / "tool.sh").write_text("#!/bin/sh\n")
+    (project / "tool.sh").chmod(0o755)
+    slurm("submit", *SMALL, "--dry-run", "train.py", check=True)
+    assert {path.read_text() for path in stored() - before} == {"TEXT = 'again'\n", "#!/bin/sh\n"}
+    (newest,) = [path.parent for path in (lab.home / ".cache/paceline/code").glob("*/project/link.txt")]
+    assert os.readlink(newest / "link.txt") == "large.txt"
+    assert os.access(newest / "tool.sh", os.X_OK)
+    assert (newest / "large.txt").read_text() == "large\n" * 1000
+    (newest / "large.txt").unlink()  # as sites do with old files of caches
+    slurm("submit", *SMALL, "--dry-run", "train.py", check=True)
+    assert (newest / "large.txt").read_text() == "large\n" * 1000
+
+
+def test_secrets_go_over_the_connection_and_nowhere_else(lab: Lab, project: Path, slurm: Laptop) -> None:
+    secret = "hush-4711-hush"
+    (project / ".env").write_text(f"MY_TOKEN={secret}\n")
+    (project / ".env").chmod(0o600)
+    done = slurm("submit", *SMALL, "--follow", "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "secrets that go to slurm: MY_TOKEN (.env)" in done.stderr
+    assert outputs(done.stdout)[0]["token"] == hashlib.sha256(secret.encode()).hexdigest()
+    assert not lab.on_node(f"grep -rl {secret} {lab.home} || true").stdout
+    slurm("submit", *SMALL, "--script-only", str(lab.home / "job.sh"), "train.py", check=True)  # not started yet
+    (holder,) = map(Path, lab.on_node(f"grep -rl {secret} {lab.home} || true").stdout.split())
+    assert holder.name == "environment.sh"
+    assert holder.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_script_that_would_not_be_sent_is_refused(project: Path, slurm: Laptop) -> None:
+    (project / "data").mkdir()
+    (project / "data" / "train.py").write_text(SCRIPT)
+    done = slurm("submit", *SMALL, "data/train.py")
+    assert done.returncode == 2
+    assert "data/train.py would not be sent" in done.stderr
+    (project / "huge.txt").write_bytes(b"1" * (3 << 20))
+    done = slurm("submit", *SMALL, "--snapshot-limit", "1M", "train.py")
+    assert "huge.txt (3.0 MB)" in done.stderr
+
+
+def test_exit_codes_profiles_and_errors_are_those_of_the_other_side(project: Path, slurm: Laptop) -> None:
+    with (project / "paceline.toml").open("a") as file:
+        file.write('[profiles.slurm.project]\nexperiment = "far"\n[profiles.slurm.job]\npartition = "nowhere"\n')
+    done = slurm("submit", *SMALL, "train.py")
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+    partition = re.search(r"--partition=(\S+)", slurm("submit", *SMALL, "--dry-run", "train.py").stdout)
+    assert partition is not None
+    assert partition[1] == "nowhere"
+    (project / "train.py").write_text("raise SystemExit(3)\n")
+    done = slurm("submit", *SMALL, "-p", "main", "--max-attempts", "1", "--wait", "train.py")
+    assert done.returncode == 1
+    assert "exit code 3" in done.stderr
+
+
+def test_a_job_is_cancelled_from_the_laptop(slurm_node: Cluster, project: Path, slurm: Laptop) -> None:
+    (project / "train.py").write_text("import time\ntime.sleep(600)\n")
+    (project / "sub").mkdir()
+    slurm("submit", *SMALL, "-J", "long", "../train.py", check=True, cwd=project / "sub")
+    slurm("cancel", "long", "--on", "slurm", check=True)
+    done = slurm("wait", "long", "--on", "slurm")
+    assert done.returncode != 0
+    assert not slurm_node.queue()
