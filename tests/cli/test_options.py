@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -329,3 +330,21 @@ def test_plugins_of_pydantic_are_disabled_for_our_tables_alone() -> None:
             pass
         assert os.environ[NAME] == "__all__"
     assert os.environ.get(NAME) == before
+
+
+WITHOUT_PLUGINS = """
+import importlib.metadata, sys
+def refuse(**_):
+    raise SystemExit("it reads the metadata of all packages")
+importlib.metadata.entry_points = refuse
+from paceline.cli import main
+main(["run", "--dry-run", "--nproc", "1", "t.py"])
+"""
+
+
+def test_a_run_does_not_look_for_plugins_of_pydantic(tmp_path: Path) -> None:
+    """It would read a file of every installed package."""
+    (tmp_path / "t.py").touch()
+    command = [sys.executable, "-c", WITHOUT_PLUGINS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

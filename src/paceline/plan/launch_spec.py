@@ -85,8 +85,10 @@ def data_settings(job: Job) -> dict[str, Any]:
 
 def tracking_settings(job: Job) -> dict[str, Any]:
     """Return `[tracking]` as ranks read it: the keys that are set."""
-    settings: dict[str, Any] = job.tracking.model_dump(mode="json", exclude_defaults=True)
-    return settings
+    # By way of all tables, which pydantic has prepared already: for this one alone it would look for plugins.
+    settings = job.tables.model_dump(mode="json", exclude_defaults=True, include={"tracking"})
+    tracking: dict[str, Any] = settings.get("tracking", {})
+    return tracking
 
 
 def notify_settings(job: Job) -> dict[str, Any]:
