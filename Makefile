@@ -70,6 +70,7 @@ soak-guests: .make/dev  ## end guest scripts in every way, 200 times under load
 
 docs: .make/dev  ## write docs/reference from the code, and build the documentation site
 	@$(BIN)/paceline reference --write docs/reference
+	@$(BIN)/python docs/site/llms.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 	@echo "open site/index.html in a browser"
 
