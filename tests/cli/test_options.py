@@ -61,7 +61,7 @@ def typed(command: str, **values: Any) -> list[tuple[Option, Any]]:
 
 @pytest.mark.parametrize("key", keys())
 def test_every_key_has_a_flag(key: str) -> None:
-    assert [option.flags for option in ALL if option.key == key]
+    assert [option.flags for option in ALL if option.key == key and (option.flags or key == "project.script")]
 
 
 @pytest.mark.parametrize("option", ALL, ids=lambda option: option.name)
@@ -69,6 +69,9 @@ def test_every_option_sets_a_key_that_exists(option: Option) -> None:
     assert option.key in keys() or option.key.startswith("sweep.")
     assert option.help.endswith(".")
     assert option.help[0].isupper() or option.help.startswith(("online", "`"))
+    if not option.flags:  # the script itself is typed, not a flag
+        assert option.key == "project.script"
+        return
     if option.key in keys() and option.key != "params":
         kind = str(keys()[option.key])
         assert (option.kind == SWITCH) == ("bool" in kind), kind
@@ -348,3 +351,16 @@ def test_a_run_does_not_look_for_plugins_of_pydantic(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_PLUGINS]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "arg", "expected"),
+    [
+        ("submit", "--warm", "--warm applies to `paceline run`, not to `paceline submit`."),
+        ("prove", "--nproc", "--nproc applies to `paceline run` and `paceline submit`, not to `paceline prove`."),
+    ],
+)
+def test_options_of_another_command_are_named(command: str, arg: str, expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        run_command(command, [arg, "train.py"])
+    assert caught.value.message == expected

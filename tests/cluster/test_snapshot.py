@@ -148,3 +148,11 @@ def test_files_that_change_after_they_were_listed_are_named(project: Path) -> No
     (project / "run.sh").write_text("#!/bin/bash\n")
     (project / "train.py").unlink()
     assert listed.changed_since() == ["run.sh", "train.py"]
+    with (project / "run.sh").open("a") as output:
+        kept = os.dup(1)
+        try:
+            os.dup2(output.fileno(), 1)
+            assert listed.changed_since() == ["train.py"]  # `paceline run ... > run.sh`
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)

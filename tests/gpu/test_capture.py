@@ -61,18 +61,17 @@ def train(
         loader = run.loader(dataset, batch_size=64, accumulate=accumulate, resident=resident, drop_last=False)
         run.resume(model=model, optimizer=optimizer, schedule=schedule, loader=loader)
 
-        def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        def step(x: torch.Tensor, y: torch.Tensor) -> bool:
             with run.autocast():
                 loss = nn.functional.cross_entropy(model(x), y)
             run.backward(loss)
-            run.update(optimizer, clip=1.0)
             run.log(loss=loss)
+            return run.update(optimizer, clip=1.0)
 
         chosen = run.capture(step) if captured else step
         for _ in run.epochs(100):
-            for number, (x, y) in enumerate(run.steps(loader)):
-                chosen(x, y)
-                if number % accumulate == accumulate - 1:
+            for x, y in run.steps(loader):
+                if chosen(x, y):
                     schedule.step()
         assert isinstance(optimizer.param_groups[0]["lr"], float)
         graphs = len(chosen._graphs) if captured else 0  # type: ignore[attr-defined]

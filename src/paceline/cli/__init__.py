@@ -158,8 +158,10 @@ def _usage_error(error: Any, name: str) -> UsageError:
     if type(error).__name__ != "NoSuchOption":
         message = error.format_message().rstrip(".").replace("No such command", "Unknown command")
         return UsageError(f"{message}.", hint=hint)
-    if name != "submit" and any(option in each.all_flags for _, each in options_of("submit")):
-        return UsageError(f"{option} applies to `paceline submit`, not to `paceline {name}`.", hint=hint)
+    owners = [each for each in ("run", "submit") if any(option in known.all_flags for _, known in options_of(each))]
+    if owners and name not in owners:
+        commands = " and ".join(f"`paceline {each}`" for each in owners)
+        return UsageError(f"{option} applies to {commands}, not to `paceline {name}`.", hint=hint)
     if option.startswith(TORCHRUN_ADDRESSES):
         return UsageError(f"Unknown option {option}.", hint="Omit it: Paceline finds the nodes and a free port itself.")
     parameters = error.ctx.command.params if error.ctx else ()

@@ -164,7 +164,7 @@ def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path, comm
     from paceline.spec.job import Program
 
     if not args:
-        ranks = "--gpus 2" if command == "submit" else "--nproc 2"
+        ranks = {"submit": "--gpus 2", "prove": "--ranks 1,2"}.get(command, "--nproc 2")
         raise UsageError(
             "There is no script to run.",
             hint=f"Name one, as in `paceline {command} {ranks} train.py --lr 0.1`,"

@@ -202,8 +202,14 @@ class Run:
         """Return a loader for `steps`, with the same global batches at every world size.
 
         `dataset` is a map-style or iterable data set, or a WebDataset pipeline. `batch_size` counts samples per step
-        over all ranks. Options: accumulate, shuffle, drop_last, sampler, batch_sampler, num_workers, collate_fn,
-        resident and most others of DataLoader; see `make_loader`.
+        over all ranks. Options:
+
+        - accumulate: how many micro-steps share the batch of a step.
+        - shuffle, drop_last: both are True unless you say otherwise.
+        - sampler, batch_sampler: the order of the samples, or the global batches themselves.
+        - resident: keep the whole data set on the device; transform is a function of its batches there.
+        - sharded: the iterable already splits itself by rank and worker.
+        - num_workers, collate_fn, augment_seeds and most others of DataLoader.
 
         Raises UsageError if the ranks cannot share the batch evenly, or if an option is unknown or does not fit.
         """

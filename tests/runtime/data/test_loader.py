@@ -195,6 +195,8 @@ def test_options_that_a_data_set_cannot_have_are_rejected() -> None:
         make_loader(Noisy(8), batch_size=4, sharded=True)
     with pytest.raises(UsageError, match="resident=True doesn't work with collate_fn"):
         make_loader(Noisy(8), batch_size=4, resident=True, collate_fn=list)
+    with pytest.raises(UsageError, match="item 0 has 2 and item 1 has 3"):
+        make_loader([torch.zeros(2), torch.zeros(3)], batch_size=2, resident=True)
 
 
 class Batched(Noisy):

@@ -45,8 +45,12 @@ class CodeList:
     listed: float = 0.0  # when they were listed
 
     def changed_since(self) -> list[str]:
-        """Return the files that have changed since they were listed, or are gone."""
-        return [name for name in self.sizes if not _is_older(self.folder / name, self.listed)]
+        """Return the files that have changed since they were listed, or are gone.
+
+        A file that takes the output of this command (`paceline run ... > log.txt`) is not code, and is left out.
+        """
+        changed = [name for name in self.sizes if not _is_older(self.folder / name, self.listed)]
+        return [name for name in changed if not _takes_output(self.folder / name)]
 
     def store(self, store: Path) -> Snapshot:
         """Copy the files into `store`, unless an equal copy is already there."""
@@ -60,6 +64,17 @@ def _is_older(path: Path, moment: float) -> bool:
         return path.lstat().st_mtime < moment
     except OSError:
         return False
+
+
+def _takes_output(path: Path) -> bool:
+    """Return whether stdout or stderr of this process is that file."""
+    for descriptor in (1, 2):
+        try:
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def take_snapshot(

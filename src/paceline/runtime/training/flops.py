@@ -12,8 +12,8 @@ def transformer_flops(model: torch.nn.Module | int, *, layers: int, width: int, 
     """Return the FLOPs that a decoder-only transformer needs per token, for the forward and the backward pass.
 
     6 per parameter, and 12 x layers x width x length for attention, of which half is masked but computed, as the
-    convention has it. Embeddings count as far as they are matrix products: pass their number of parameters
-    subtracted if the output layer doesn't share them.
+    convention has it. An input embedding that the output layer doesn't share is a look-up, not a matrix product: pass
+    the number of parameters without it instead of the model.
 
     Args:
         model: The model, or the number of its parameters.

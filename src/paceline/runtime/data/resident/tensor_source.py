@@ -66,6 +66,7 @@ def materialize(dataset: Any, *, seed: int, num_workers: int, options: Mapping[s
 def _concatenate(parts: list[Any]) -> Any:
     first = parts[0]
     if isinstance(first, torch.Tensor):
+        _require_equal_shapes(parts)
         return torch.cat(parts)
     if isinstance(first, Mapping):
         return {key: _concatenate([part[key] for part in parts]) for key in first}
@@ -75,6 +76,21 @@ def _concatenate(parts: list[Any]) -> Any:
         f"resident=True needs items of numbers and tensors, but one field is a {type(first).__name__}.",
         hint="Use resident=False, or make every field of an item a number or a tensor.",
     )
+
+
+def _require_equal_shapes(parts: list[torch.Tensor]) -> None:
+    shape = parts[0].shape[1:]
+    other = next((index for index, part in enumerate(parts) if part.shape[1:] != shape), None)
+    if other is not None:
+        raise UsageError(
+            f"resident=True needs items of equal shapes, but item 0 has {_sizes(shape)} and item {other} has"
+            f" {_sizes(parts[other].shape[1:])}.",
+            hint="Use resident=False with a collate_fn that pads, or pad the items in the data set.",
+        )
+
+
+def _sizes(shape: torch.Size) -> str:
+    return " x ".join(map(str, shape)) or "a single value"
 
 
 class TensorSource:

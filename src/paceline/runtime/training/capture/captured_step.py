@@ -115,7 +115,8 @@ class CapturedStep:
         if env.PROBE in os.environ:
             return "`paceline prove` records what happens in each of them"
         if self._device.type != "cuda":
-            return f"the device is {self._device.type}, and CUDA graphs need a GPU"
+            kind = self._device.type
+            return f"the device is {kind}, and CUDA graphs need a GPU; what they can't do is only checked there"
         if gradients.scaler is not None:
             return "precision='fp16' decides on the host whether to step; bf16 does not"
         if gradients.skips_nonfinite:
