@@ -57,8 +57,13 @@ def is_in(page: Any, served: Served) -> bool:
 
 
 def test_the_link_works_once_and_its_token_leaves_the_address(page: Any, served: Served) -> None:
+    asked: list[tuple[str, str]] = []
+    page.on("request", lambda request: asked.append((request.url, request.headers.get("referer", ""))))
     page.goto(served.link)
     page.wait_for_url(served.base)
+    page.locator(".brand").wait_for()
+    assert [url for url, _ in asked if served.access.token in url] == [served.link]
+    assert {referrer for _, referrer in asked} == {""}
     assert is_in(page, served)
     (cookie,) = page.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", served.access.path)

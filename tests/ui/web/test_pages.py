@@ -8,13 +8,17 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from paceline.contract.run_folder import RunFolder
 from paceline.sweep.overview import find_sweeps, read_sweep_overview
 from tests.sweep.folders import end, grid, make_sweep, record_jobs
-from tests.ui.web.conftest import Console, Served
+from tests.ui.web.conftest import Console, Served, serve_here
 from tests.ui.web.folders import NOW, make_run, write_metrics
 
 SCRIPT = """\
@@ -37,6 +41,45 @@ def enter(page: Any, served: Served) -> None:
     """Open the link; it leads on to the page."""
     page.goto(served.link)
     page.locator(".brand").wait_for()
+
+
+@dataclass
+class Shared:
+    """One server and one tab for most tests: loading the page takes longer than what they look at."""
+
+    scratch: Path
+    served: Served
+    page: Any
+    console: Console
+
+    def open(self, route: str = "") -> Any:
+        """Show another page, without a reload."""
+        self.page.goto(f"{self.served.base}#/{route}")
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def module_tab(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    scratch, console = tmp_path_factory.mktemp("scratch"), Console()
+    with serve_here(scratch) as served:
+        context = chromium.new_context(viewport={"width": 1280, "height": 800})
+        context.set_default_timeout(60_000)
+        tab = context.new_page()
+        console.watch(tab)
+        enter(tab, served)
+        yield Shared(scratch, served, tab, console)
+        context.close()
+
+
+@pytest.fixture
+def shared(module_tab: Shared) -> Iterator[Shared]:
+    """The tab, as a test before may have left it, at the list of runs. It must not complain."""
+    module_tab.console.problems.clear()
+    module_tab.page.set_viewport_size({"width": 1280, "height": 800})
+    yield module_tab
+    module_tab.page.unroute_all()
+    module_tab.open("cluster")  # the list of runs begins anew with the next test
+    assert not module_tab.console.problems
 
 
 def drawn_until(page: Any, step: float, metric: str = "loss") -> None:
@@ -87,29 +130,26 @@ def test_a_run_appears_grows_and_ends_without_a_reload(
     assert not console.problems
 
 
-def test_the_log_is_searched_by_rank_and_text(page: Any, served: Served, scratch: Path, console: Console) -> None:
+def test_the_log_is_searched_by_rank_and_text(shared: Shared) -> None:
     lines = {rank: [f"rank {rank} line {n} {'needle' if n == 7 else 'hay'}" for n in range(40)] for rank in range(2)}
-    folder = make_run(scratch, log=lines)
-    enter(page, served)
-    page.goto(f"{served.base}#/run/{folder.path.name}/log")
-    shown = page.locator(".log .text")
+    folder = make_run(shared.scratch, "20260101-120000-1060", log=lines)
+    page = shared.open(f"run/{folder.path.name}/log")
     page.get_by_text("80 lines").wait_for()
     page.get_by_label("Search the log").fill("needle")
     page.get_by_text("2 lines match").wait_for()
     assert page.locator("mark").all_inner_texts() == ["needle", "needle"]
     page.get_by_label("Rank").select_option("1")
     page.get_by_text("1 line matches").wait_for()
-    assert shown.all_inner_texts() == ["rank 1 line 7 needle"]
+    assert page.locator(".log .text").all_inner_texts() == ["rank 1 line 7 needle"]
     page.get_by_label("Search the log").fill("not there")
     page.get_by_text("No line matches").wait_for()
-    assert not console.problems
 
 
-def test_two_runs_are_compared(page: Any, served: Served, scratch: Path, console: Console) -> None:
+def test_two_runs_are_compared(shared: Shared) -> None:
     for name, rate in (("slow", 0.1), ("fast", 0.9)):
-        folder = make_run(scratch, f"20260101-120000-{name}", name=name)
+        folder = make_run(shared.scratch, f"20260101-120000-{name}", name=name)
         folder.config.write_text(json.dumps({"lr": rate, "width": 8}))
-    enter(page, served)
+    page = shared.open()
     compare = page.get_by_role("button", name="Compare")
     assert compare.is_disabled()
     for name in ("slow", "fast"):
@@ -127,18 +167,17 @@ def test_two_runs_are_compared(page: Any, served: Served, scratch: Path, console
     assert page.locator("tr", has_text=re.compile("^lr")).get_attribute("class") == "differs"
     page.get_by_label("Show slow").uncheck()
     page.wait_for_function("() => document.querySelector('[data-metric=loss] .chart').data.length === 1")
-    assert not console.problems
 
 
-def test_hostile_names_are_shown_as_text(page: Any, served: Served, scratch: Path, console: Console) -> None:
+def test_hostile_names_are_shown_as_text(shared: Shared) -> None:
     log = {0: [HOSTILE, "\x1b[31mred\x1b[0m \x1b]0;title\x07"]}
-    folder = make_run(scratch, name=HOSTILE, metric=HOSTILE, log=log, program=HOSTILE)
+    folder = make_run(shared.scratch, "20260101-120000-6660", name=HOSTILE, metric=HOSTILE, log=log, program=HOSTILE)
     folder.config.write_text(json.dumps({HOSTILE: HOSTILE}))
-    other = make_run(scratch, "20260101-120000-bbbb", metric=HOSTILE, name=HOSTILE)
+    other = make_run(shared.scratch, "20260101-120000-6661", metric=HOSTILE, name=HOSTILE)
     keys = [folder.path.name, other.path.name]
-    enter(page, served)
-    assert page.locator(".runs .name").first.inner_text() == HOSTILE
-    page.goto(f"{served.base}#/run/{keys[0]}")
+    page = shared.open()
+    page.locator(".runs .name", has_text=HOSTILE).first.wait_for()
+    shared.open(f"run/{keys[0]}")
     page.get_by_role("heading", name=HOSTILE, level=3).wait_for()
     drawn_until(page, 19, HOSTILE)
     page.get_by_role("tab", name="Log").click()
@@ -146,26 +185,25 @@ def test_hostile_names_are_shown_as_text(page: Any, served: Served, scratch: Pat
     assert page.locator(".log .text").all_inner_texts() == [HOSTILE, "red "]
     page.get_by_role("tab", name="Settings").click()
     page.get_by_text(HOSTILE).first.wait_for()
-    page.goto(f"{served.base}#/compare/{','.join(keys)}")
+    shared.open(f"compare/{','.join(keys)}")
     drawn_until(page, 19, HOSTILE)
     point = page.locator("[data-metric] .chart .nsewdrag").first
     point.hover()  # the label has the names of the runs
     page.locator(".hoverlayer text").first.wait_for()
     assert page.evaluate("window.hacked") is None
     assert page.locator("main img, main script, .hoverlayer image, .hoverlayer a").count() == 0
-    assert not console.problems
 
 
-def test_ten_thousand_runs_are_a_page_of_fifty(page: Any, served: Served, scratch: Path) -> None:
-    make_run(scratch, name="real")
-    page.request.get(served.link)
-    while not (rows := page.request.get(f"{served.base}api/runs").json()["runs"]):
+def test_ten_thousand_runs_are_a_page_of_fifty(shared: Shared) -> None:
+    page, address = shared.page, f"{shared.served.base}api/runs"
+    make_run(shared.scratch, "20260101-120000-9999", name="real")
+    while not (rows := page.request.get(address).json()["runs"]):
         time.sleep(0.1)  # the server reads the list while it answers
-    row = rows[0]
+    row = {**rows[0], "loss_name": ""}  # its curve is not asked for
     many = [{**row, "path": f"{n}", "run_id": f"id-{n}", "name": f"run {n}", "created": NOW - n} for n in range(10_000)]
-    answer = {"scratch": str(scratch), "time": NOW, "position": 10**9, "runs": many}
+    answer = {"scratch": str(shared.scratch), "time": NOW, "position": 10**9, "runs": many}
     page.route("**/api/runs", lambda route: route.fulfill(json=answer))
-    enter(page, served)
+    shared.open()
     page.get_by_text("1–50 of 10,000").wait_for()
     assert page.locator(".runs tbody tr").count() == 50
     page.get_by_role("button", name="Next page").click()
@@ -181,17 +219,16 @@ def test_ten_thousand_runs_are_a_page_of_fifty(page: Any, served: Served, scratc
     assert page.locator(".runs .name").first.inner_text() == "run 0"
     page.get_by_role("button", name=re.compile("^Run")).click()
     page.get_by_role("link", name="run 9999").wait_for()
+    page.get_by_role("button", name=re.compile("^Started")).click()  # as it was
 
 
-def test_sweeps_show_trials_and_the_figures_of_optuna(
-    page: Any, served: Served, scratch: Path, console: Console
-) -> None:
+def test_sweeps_show_trials_and_the_figures_of_optuna(shared: Shared) -> None:
     points = [{"lr": 10.0 ** -(n % 4 + 1), "width": 2 ** (n % 3), "kind": "ab"[n % 2]} for n in range(20)]
-    folder = make_sweep(scratch / "project" / "default" / "se<i>arch", grid(points))
+    folder = make_sweep(shared.scratch / "project" / "default" / "se<i>arch", grid(points))
     for number in range(18):
         end(folder, number, value=1.0 + number % 4)
     end(folder, 18, "failed", error="RuntimeError: <b>no memory</b>")
-    enter(page, served)
+    page = shared.open()
     page.get_by_role("link", name="Sweeps").click()
     page.get_by_role("link", name="se<i>arch").click()
     page.get_by_role("heading", name="Best point: trial 0").wait_for()
@@ -202,51 +239,54 @@ def test_sweeps_show_trials_and_the_figures_of_optuna(
     page.get_by_label("Filter trials").fill("lr=0.1")
     page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 5")
     page.get_by_text("RuntimeError: <b>no memory</b>").wait_for()
-    assert not console.problems
 
 
-def test_a_sweep_has_one_status_and_every_row_counts_once(
-    page: Any, served: Served, scratch: Path, console: Console
-) -> None:
-    make_run(scratch, name="alone")
+def test_a_sweep_has_one_status_and_every_row_counts_once(shared: Shared) -> None:
+    scratch = shared.scratch / "chips"
+    make_run(shared.scratch, "20260101-120000-c000", name="alone", project="chips")
     for name, states in {"over": ("done", "failed"), "fine": ("done", "done")}.items():
-        sweep = make_sweep(scratch / "digits" / "first" / name, grid({"lr": n} for n in range(3)))
+        sweep = make_sweep(scratch / "first" / name, grid({"lr": n} for n in range(3)))
         for number, state in enumerate(states):
             end(sweep, number, state, value=1.0)
         record_jobs(sweep, "7", {"2": [2]})  # of a cluster that does not answer: pending
-    make_sweep(scratch / "digits" / "second" / "over", grid([{"lr": 1}]))  # of the same name
-    enter(page, served)
+    make_sweep(scratch / "second" / "over", grid([{"lr": 1}]))  # of the same name
+    page = shared.open()
+    page.get_by_label("Filter runs").fill("chips")  # the project
     page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 4")
     rows = page.locator(".runs tbody tr")
     assert sorted(rows.locator(".name").all_inner_texts()) == ["alone", "fine", "over", "over"]
     assert sorted(rows.locator(".pill").all_inner_texts()) == ["lost", "missing", "queued", "queued"]
     chips = page.locator(".chips button")
     assert sorted(chips.all_inner_texts()) == ["lost 1", "missing 1", "queued 2"]
-    make_run(scratch, "20260101-120000-bbbb", name="")
-    page.get_by_role("link", name="20260101-120000-bbbb").wait_for()
+    make_run(shared.scratch, "20260101-120000-c001", name="", project="chips")
+    page.get_by_role("link", name="20260101-120000-c001").wait_for()
     for width in (1280, 1100, 1000):  # an id is never cut
         page.set_viewport_size({"width": width, "height": 800})
         cut = "rows => rows.filter(row => row.scrollWidth > row.clientWidth).map(row => row.textContent)"
         assert page.locator(".runs .name").evaluate_all(cut) == [], width
     chips.get_by_text("queued 2").click()
     page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 2")
-    answer = page.request.get(f"{served.base}api/runs").json()
-    listed = {sweep.path: read_sweep_overview(sweep).status for sweep in find_sweeps(scratch)}
+    answer = page.request.get(f"{shared.served.base}api/runs").json()
+    listed = {sweep.path: read_sweep_overview(sweep).status for sweep in find_sweeps(shared.scratch)}
     assert {Path(sweep["path"]): sweep["status"] for sweep in answer["sweeps"]} == listed  # as `paceline ps` says
+    chips.get_by_text("queued 2").click()
+    page.get_by_label("Filter runs").fill("")
     page.get_by_role("link", name="Sweeps").click()
     page.locator("tbody tr", has_text="fine").locator(".pill", has_text="queued").wait_for()
     page.get_by_role("link", name="fine").click()
     page.locator("h1 + .pill", has_text="queued").wait_for()
-    assert not console.problems
 
 
-def test_keys_reach_everything(page: Any, served: Served, scratch: Path) -> None:
+def test_keys_reach_everything(shared: Shared) -> None:
     for name in "ab":
-        make_run(scratch, f"20260101-120000-{name}{name}", name=f"run {name}")
-    enter(page, served)
-    page.get_by_role("link", name="run b").focus()
+        make_run(shared.scratch, f"20260101-120000-{name}{name}", name=f"keys {name}")
+    page = shared.open()
+    page.get_by_label("Filter runs").fill("keys")
+    page.get_by_role("link", name="keys b").focus()
     page.keyboard.press("ArrowDown")
-    assert page.evaluate("document.activeElement.textContent") == "run a"
+    assert page.evaluate("document.activeElement.textContent") == "keys a"
+    page.get_by_label("Filter runs").fill("")
+    page.get_by_role("link", name="keys a").focus()
     page.keyboard.press("Enter")
     page.get_by_role("tab", name="Metrics").focus()
     page.keyboard.press("ArrowRight")
@@ -255,53 +295,55 @@ def test_keys_reach_everything(page: Any, served: Served, scratch: Path) -> None
     assert page.get_by_role("tab", name="Settings").get_attribute("aria-selected") == "true"
 
 
-def test_pages_fit_a_phone(chromium: Any, served: Served, scratch: Path) -> None:
+def test_pages_fit_a_phone(shared: Shared) -> None:
     long = "a-name-without-a-space-that-is-much-longer-than-a-phone-is-wide" * 3
-    first = make_run(scratch, name=long, log={0: [long * 2], 1: [long]}, metric=long, detail=long)
-    second = make_run(scratch, "20260101-120000-bbbb", name=long)
-    context = chromium.new_context(viewport={"width": 360, "height": 740}, has_touch=True)
-    phone = context.new_page()
-    enter(phone, served)
+    first = make_run(
+        shared.scratch, "20260101-120000-f0e0", name=long, log={0: [long * 2], 1: [long]}, metric=long, detail=long
+    )
+    second = make_run(shared.scratch, "20260101-120000-f0e1", name=long)
     key, other = first.path.name, second.path.name
-    for route in ("", f"run/{key}", f"run/{key}/log", f"run/{key}/time", f"compare/{key},{other}", "sweeps"):
-        phone.goto(f"{served.base}#/{route}")
-        phone.reload()
+    shared.page.set_viewport_size({"width": 360, "height": 740})
+    for route in ("", f"run/{key}", f"run/{key}/log", f"run/{key}/time", f"compare/{key},{other}", "sweeps", "cluster"):
+        shared.open("nowhere").get_by_text("There is no such page").wait_for()
+        phone = shared.open(route)
         phone.locator("main h1").wait_for()
         assert phone.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), route
-    context.close()
+    shared.open(f"run/{key}/settings").get_by_role("tab", name="Settings", selected=True).wait_for()
+    phone.wait_for_function(
+        "() => document.querySelector('[aria-selected=true]').getBoundingClientRect().right <= window.innerWidth"
+    )  # the chosen tab is in view
+    assert all("There is no such page" in problem for problem in shared.console.problems)
+    shared.console.problems.clear()
 
 
-def test_dark_by_the_system_and_by_the_button(chromium: Any, served: Served, scratch: Path) -> None:
-    make_run(scratch)
-    context = chromium.new_context(color_scheme="dark")
-    tab = context.new_page()
+def test_dark_by_the_system_and_by_the_button(shared: Shared) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
-    enter(tab, served)
-    tab.locator(".runs").wait_for()
+    tab = shared.open()
+    tab.emulate_media(color_scheme="dark")
     dark = tab.evaluate(paper)
     button = tab.locator("button.theme")
     button.click()  # from what the system prefers to light
     light = tab.evaluate(paper)
     assert brightness(dark) < 50 < brightness(light) - 150
     tab.reload()
-    tab.locator(".runs").wait_for()
+    tab.locator(".brand").wait_for()
     assert tab.evaluate(paper) == light  # it is kept
-    context.close()
+    button.click()
+    button.click()  # over dark to what the system prefers
+    tab.emulate_media(color_scheme="light")
 
 
-def test_an_unknown_run_and_an_unknown_page_say_so(page: Any, served: Served) -> None:
-    enter(page, served)
-    page.get_by_text("No runs yet").wait_for()
-    page.goto(f"{served.base}#/run/nothing")
-    page.get_by_text("There is no run").wait_for()
-    page.goto(f"{served.base}#/nowhere")
-    page.get_by_text("There is no such page").wait_for()
+def test_an_unknown_run_and_an_unknown_page_say_so(shared: Shared) -> None:
+    shared.open("nowhere").get_by_text("There is no such page").wait_for()
+    shared.console.problems.clear()  # it warns about the address
+    shared.open("run/nothing").get_by_text("There is no run").wait_for()
+    assert all("404" in problem for problem in shared.console.problems)
+    shared.console.problems.clear()
 
 
-def test_a_restart_replaces_the_steps_that_it_repeats(page: Any, served: Served, scratch: Path) -> None:
-    folder: RunFolder = make_run(scratch, steps=50)
-    enter(page, served)
-    page.goto(f"{served.base}#/run/{folder.path.name}")
+def test_a_restart_replaces_the_steps_that_it_repeats(shared: Shared) -> None:
+    folder: RunFolder = make_run(shared.scratch, "20260101-120000-5e55", steps=50)
+    page = shared.open(f"run/{folder.path.name}")
     drawn_until(page, 49)
     write_metrics(folder, range(30, 60))
     drawn_until(page, 59)
@@ -309,12 +351,12 @@ def test_a_restart_replaces_the_steps_that_it_repeats(page: Any, served: Served,
     assert steps == list(range(60))
 
 
-def test_actions_ask_first_and_only_where_they_are_allowed(page: Any, served: Served, scratch: Path) -> None:
-    folder = make_run(scratch, name="precious")
-    path = f"{served.base}api/runs/{folder.path.name}"
-    enter(page, served)
+def test_actions_ask_first_and_only_where_they_are_allowed(shared: Shared) -> None:
+    folder = make_run(shared.scratch, "20260101-120000-aced", name="precious")
+    path = f"{shared.served.base}api/runs/{folder.path.name}"
+    page = shared.page
     details = page.request.get(path).json()
-    page.goto(f"{served.base}#/run/{folder.path.name}")
+    shared.open(f"run/{folder.path.name}")
     page.get_by_role("heading", name="precious").wait_for()
     assert not page.get_by_role("button", name="Cancel").count()  # this server only reads
     live = {**details, "actions": ["cancel"], "overview": {**details["overview"], "is_over": False}}
@@ -322,7 +364,8 @@ def test_actions_ask_first_and_only_where_they_are_allowed(page: Any, served: Se
     page.route(path, lambda route: route.fulfill(json=live))
     page.route("**/api/events?**", lambda route: route.abort())
     page.route("**/cancel", lambda route: asked.append(route.request.method) or route.fulfill(json={"message": "gone"}))
-    page.reload()
+    shared.open("sweeps").get_by_role("heading", name="Sweeps").wait_for()
+    shared.open(f"run/{folder.path.name}")
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Leave it").click()
     assert not asked
@@ -330,3 +373,4 @@ def test_actions_ask_first_and_only_where_they_are_allowed(page: Any, served: Se
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     page.get_by_text("gone").wait_for()
     assert asked == ["POST"]
+    shared.console.problems.clear()  # of the events that were cut off
