@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -464,6 +465,25 @@ def test_a_request_to_stop_is_passed_on(nodes: str, project: Path, scratch: Path
     folder = only_run(scratch)
     assert folder.attempt(1).verdict.read_text().strip() == "stopped"
     assert f"paceline run --resume {folder.path.name}" in stderr
+
+
+@light
+def test_a_cancelled_run_is_cancelled_wherever_it_is_shown(
+    project: Path, scratch: Path, paceline: Callable[..., Any]
+) -> None:
+    process = start(project, scratch, "--nproc", "2", script=SLEEP)
+    asked = paceline("cancel", "last", check=True).stdout
+    assert "to save and stop" in asked
+    stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 75, stderr
+    assert "paceline: cancelled after" in stderr
+    assert "stopped after" not in stderr
+    shown = json.loads(paceline("show", "last", "--json", check=True).stdout)
+    verdicts = [each["verdict"] for each in (*shown["attempts"], *shown["job_starts"])]
+    assert {shown["overview"]["status"], *verdicts} == {"cancelled"}
+    text = paceline("show", "last", check=True).stdout
+    assert "stopped" not in text.split("config")[0]
+    assert paceline("wait", "last").returncode == 1
 
 
 def is_alive(pid: int) -> bool:

@@ -53,7 +53,7 @@ def test_the_first_failing_rank_is_shown(
     assert f"paceline: {line}\n" in capsys.readouterr().err
     if "where" in failure:
         assert lines[1] == "  at train.py:9 in main: raise ValueError"
-        [attempt] = read_attempts(folder, Goodput(), is_over=True)
+        [attempt] = read_attempts(folder, Goodput(), is_over=True, status="failed")
         assert describe_attempt(attempt).endswith("ValueError: no data\nat train.py:9 in main: raise ValueError")
     assert line.endswith(_find_error(folder))  # what a sweep shows
 

@@ -125,6 +125,30 @@ def test_many_runs_need_one_query(tmp_path: Path) -> None:
     assert records[0].run_id == "20260101-000004-aaaa"
 
 
+@pytest.mark.parametrize(
+    ("state", "verdict", "by", "detail"),
+    [
+        ("TIMEOUT", "", "", "time limit reached"),
+        ("TIMEOUT", "stopped", "the time limit is reached", "time limit reached"),
+        ("FAILED", "stopped", "time limit in 60 s", "time limit reached"),  # --no-requeue
+        (None, "stopped", "time limit in 60 s", "time limit reached"),
+        (None, "stopped", "Ctrl-C", ""),
+        (None, "done", "time limit in 60 s", ""),
+    ],
+)
+def test_a_run_that_the_time_limit_has_ended_says_so(
+    tmp_path: Path, state: str | None, verdict: str, by: str, detail: str
+) -> None:
+    folder = make_run(tmp_path, verdict=verdict)
+    folder.events.mkdir()
+    events = [{"time": 1.0, "event": "started"}, {"time": 2.0, "event": "stop_requested", "by": by}]
+    (folder.events / "agent-0.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    states = {} if state is None else {"7": JobState("7", state)}
+    assert read_record(folder, lambda jobs: states).detail == detail
+    folder.cancelled.touch()
+    assert read_record(folder, lambda jobs: states).detail == ""
+
+
 def test_a_failed_requeue_is_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path, verdict="stopped")
     write_atomically(folder.job_start("7-0").requeue_failed, "Access/permission denied\n")
@@ -175,7 +199,7 @@ def test_a_job_that_slurm_forgot_is_named(tmp_path: Path, states: dict[str, JobS
         (JobState("7", "FAILED", exit_code="0:9", nodes="n1"), "the batch shell was killed by signal 9"),
         (JobState("7", "FAILED", "JobLaunchFailure", nodes="n1"), "the batch shell was killed"),
         (JobState("7", "FAILED", "NonZeroExitCode", nodes="n1", exit_code="75:0"), "n1"),
-        (JobState("7", "TIMEOUT", "TimeLimit", nodes="n1", exit_code="0:15"), "n1"),
+        (JobState("7", "TIMEOUT", "TimeLimit", nodes="n1", exit_code="0:15"), "time limit reached"),
     ],
 )
 @pytest.mark.parametrize("verdict", ["", "stopped"])

@@ -145,7 +145,8 @@ def _launch(run: NewRun | ResumedRun) -> int:
         took += ", with nothing left to do"
     if verdict == DONE and folder.job_start(local_job_start_name()).unsaved.exists():
         code, verdict = 1, DONE_UNSAVED
-    console.say(f"paceline: {verdict} after {took}: {folder.path}", colour=COLOURS[verdict])
+    word = "cancelled" if verdict == STOPPED and folder.cancelled.exists() else verdict  # as other commands call it
+    console.say(f"paceline: {word} after {took}: {folder.path}", colour=COLOURS[verdict])
     if verdict != DONE:
         _say_next(folder, job, failed=verdict == FAILED)
     return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)

@@ -46,7 +46,9 @@ RUN_FIELDS: Fields = {
 }  # fmt: skip
 
 # Statuses of runs that are over.
-LOST = "lost"
+LOST, TIMED_OUT = "lost", "timed out"
+TIME_LIMIT = "time limit reached"
+TIME_LIMIT_CAUSE = "time limit"  # how agents name it
 _LOCAL_STATUS = {claims.HERE: "running", claims.ELSEWHERE: "unknown", claims.OVER: LOST}
 OVER = {
     DONE,
@@ -55,7 +57,7 @@ OVER = {
     STOPPED,
     "cancelled",
     LOST,
-    "timed out",
+    TIMED_OUT,
     "node failed",
     "out of memory",
     "preempted",
@@ -178,6 +180,8 @@ class Record:
             return f"Slurm forgot job {self.job} (a controller that crashes may); {self._how_to_resume}"
         if self.is_over and self.status not in (DONE, STOPPED, "cancelled") and (problem := self._problem()):
             return problem
+        if self.is_over and self.status not in (DONE, DONE_UNSAVED, "cancelled") and self._reached_time_limit():
+            return TIME_LIMIT
         if self.status == DONE and had_nothing_left(self.events):
             return "nothing was left to do"
         if self.state is None:
@@ -202,6 +206,13 @@ class Record:
         with suppress(OSError, ValueError):
             return self.job is None or SAVES_FIRST in read_bounded(self.folder.cancelled, 100).decode()
         return False
+
+    def _reached_time_limit(self) -> bool:
+        """Whether the time limit ended the run: Slurm says so, or the last thing that its agents were asked for."""
+        if self.status == TIMED_OUT:
+            return True
+        asked = [event.get("by") for event in self.events if event["event"] in ("started", "stop_requested")]
+        return bool(asked) and isinstance(asked[-1], str) and TIME_LIMIT_CAUSE in asked[-1]
 
     def _problem(self) -> str:
         if self.status == DONE_UNSAVED:

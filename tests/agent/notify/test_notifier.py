@@ -190,7 +190,7 @@ def test_the_next_job_start_tells_what_the_last_one_could_not(
     assert webhook.events() == told
 
 
-REQUEUES = {"requeue": True, "from_queue": True, "by_term": False, "cancelled": False, "wanted": True}
+REQUEUES = {"requeue": True, "from_queue": True, "by_term": False, "cancelled": False, "wanted": True, "limit": False}
 
 
 @pytest.mark.parametrize(
@@ -200,6 +200,10 @@ REQUEUES = {"requeue": True, "from_queue": True, "by_term": False, "cancelled": 
         ("stopped", {"by_term": True}, []),  # Slurm may requeue it, or somebody has cancelled it
         ("stopped", {"cancelled": True}, ["stopped"]),
         ("stopped", {"wanted": False}, ["stopped"]),  # --no-requeue
+        ("stopped", {"wanted": False, "limit": True}, ["failed"]),
+        ("stopped", {"by_term": True, "limit": True}, ["failed"]),  # it was too slow for a requeue
+        ("stopped", {"limit": True}, ["requeued"]),
+        ("stopped", {"cancelled": True, "limit": True}, ["stopped"]),
         ("stopped", {"requeue": False, "from_queue": False}, ["stopped"]),  # a local run
         ("failed", {}, ["requeued"]),  # for other nodes
         ("failed", {"requeue": False}, ["failed"]),
@@ -212,6 +216,8 @@ def test_how_a_job_start_ends(
     case = {**REQUEUES, **changes}
     notifier = make_notifier(tmp_path, webhook, "7-0", on=[*DEFAULT, "stopped"], requeues=case["wanted"])
     job_start, run = notifier._job_start, RunFolder(tmp_path / "run")
+    left = 0 if case["limit"] else 3600
+    notifier._environ = {**notifier._environ, "SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": f"{time.time() + left:.0f}"}
     job_start.verdict.write_text(f"{verdict}\n")
     for path, exists in ((job_start.requeue, case["requeue"]), (run.cancelled, case["cancelled"])):
         if exists:
@@ -222,6 +228,9 @@ def test_how_a_job_start_ends(
         )
     notifier.flush()
     assert webhook.events() == told
+    if case["limit"] and told == ["failed"]:
+        assert webhook.received[0]["message"] == "time limit reached"
+    assert not case["cancelled"] or webhook.received[0]["status"] == "cancelled"
     assert job_start.notified.exists() == bool(told)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.agent.failures import FENCED_OFF
 from paceline.agent.notify.delivery import NotDelivered, post, run_command
+from paceline.agent.stop.request import FILE, TERM, describe_cause
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import JobStartFolder, RunFolder
@@ -80,7 +81,11 @@ class Notifier:
         may_requeue = from_queue and self._job_start.requeue.exists() and self.settings.get("requeues", True)
         if verdict in (DONE, FAILED) and not (verdict == FAILED and may_requeue):
             event = verdict
-        elif self._run.cancelled.exists() or not may_requeue:
+        elif self._run.cancelled.exists():
+            event = STOPPED
+        elif (by_term or not may_requeue) and from_queue and self._is_time_limit(by_term):
+            event, message = FAILED, "time limit reached"  # nobody requeues it
+        elif not may_requeue:
             event = STOPPED
         elif by_term:
             return  # somebody cancels the job, or Slurm requeues it: then the next job start tells
@@ -88,7 +93,15 @@ class Notifier:
             event, message = REQUEUED, message or "it has saved and goes back into the queue"
         _write(self._job_start, event)
         status = "queued" if event == REQUEUED else event
+        if self._run.cancelled.exists() and event == STOPPED:
+            status = "cancelled"
         self.send(event, status, message, attempt=attempt, step=step)
+
+    def _is_time_limit(self, by_term: bool) -> bool:
+        """Whether the job was stopped because of its time limit."""
+        grace = self._launch_spec.stop_timeout
+        way = TERM if by_term else FILE
+        return "time limit" in describe_cause(way, cancelled=False, environ=self._environ, grace=grace)
 
     def failed(self, message: str) -> None:
         """Tell that the agents themselves have failed."""

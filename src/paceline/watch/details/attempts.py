@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.run_folder import AttemptFolder, RunFolder
-from paceline.contract.verdict import read_verdict
+from paceline.contract.verdict import STOPPED, read_verdict
 from paceline.watch.failures import failure_text, read_failure
 from paceline.watch.goodput import Goodput, Span
 
+CANCELLED = "cancelled"  # the status of a run
 MAX_TRACEBACK = 20_000  # characters at its end
 
 
@@ -35,7 +36,7 @@ class AttemptDetails:
     job_start: str
     began: float | None
     ended: float | None  # None while it runs
-    verdict: str  # done, stopped or failed; empty while it runs, or if it was killed
+    verdict: str  # done, stopped, cancelled or failed; empty while it runs, or if it was killed
     failure: Failure | None
 
 
@@ -51,8 +52,8 @@ class JobStartDetails:
     verdict: str
 
 
-def read_attempts(folder: RunFolder, goodput: Goodput, *, is_over: bool) -> list[AttemptDetails]:
-    """Return all attempts, oldest first."""
+def read_attempts(folder: RunFolder, goodput: Goodput, *, is_over: bool, status: str) -> list[AttemptDetails]:
+    """Return all attempts, oldest first. The last one of a run that was cancelled was cancelled, too."""
     attempts = folder.attempts()
     newest = attempts[-1].number if attempts else 0
     found = []
@@ -60,6 +61,8 @@ def read_attempts(folder: RunFolder, goodput: Goodput, *, is_over: bool) -> list
         spans = [span for span in goodput.timeline if span.attempt == attempt.number and span.kind != "idle"]
         runs = not is_over and attempt.number == newest and not read_verdict(attempt.verdict)
         found.append(_read_attempt(attempt, spans, runs=runs))
+    if status == CANCELLED and found and found[-1].verdict in ("", STOPPED):
+        found[-1] = replace(found[-1], verdict=CANCELLED)
     return found
 
 
@@ -90,7 +93,7 @@ def _failure(attempt: AttemptFolder, failure: dict[str, Any]) -> Failure:
     return Failure(attempt.number, rank, host, failure_text(failure), where, traceback)
 
 
-def read_job_starts(folder: RunFolder, goodput: Goodput, *, is_over: bool) -> list[JobStartDetails]:
+def read_job_starts(folder: RunFolder, goodput: Goodput, *, is_over: bool, status: str) -> list[JobStartDetails]:
     """Return all job starts whose agents have arrived, oldest first."""
     found = []
     for start in goodput.job_starts:
@@ -100,5 +103,7 @@ def read_job_starts(folder: RunFolder, goodput: Goodput, *, is_over: bool) -> li
         verdict = read_verdict(folder.job_start(start.name).verdict) if known else None
         job = "" if start.name.startswith("pid-") else start.name.rpartition("-")[0]
         ended = None if is_newest and not is_over else start.ended
+        if is_newest and status == CANCELLED and verdict in (None, STOPPED):
+            verdict = CANCELLED
         found.append(JobStartDetails(start.name, job, start.nodes, start.began, ended, verdict or ""))
     return found

@@ -73,7 +73,7 @@ def read_details(record: Record) -> RunDetails:
     command = details.get("command")
     found = find_checkpoints(folder.path)
     best = find_best(found)
-    attempts = read_attempts(folder, goodput, is_over=record.is_over)
+    attempts = read_attempts(folder, goodput, is_over=record.is_over, status=record.status)
     return RunDetails(
         overview=make_overview(record),
         command=command_line(map(str, command)) if isinstance(command, list) else "",
@@ -81,7 +81,7 @@ def read_details(record: Record) -> RunDetails:
         settings=dict(details.get("spec") or {}),
         code=dict(details.get("code") or {}),
         attempts=attempts,
-        job_starts=read_job_starts(folder, goodput, is_over=record.is_over),
+        job_starts=read_job_starts(folder, goodput, is_over=record.is_over, status=record.status),
         failure=next((each.failure for each in reversed(attempts) if each.failure), None),
         timeline=goodput.timeline,
         goodput=GoodputDetails(

@@ -39,7 +39,7 @@ asks Slurm no more often than `paceline ps` does.
 
 [Do something]  you are asked before anything happens
   s                save a checkpoint and stop
-  c                cancel: steps since the last checkpoint are lost
+  c                cancel: a job loses the steps since its last checkpoint
   r                requeue: a running job saves and goes back into the
                    queue, and a run that is over continues as a new job
 
