@@ -134,8 +134,10 @@ def test_what_cannot_be_changed_is_said_with_its_line() -> None:
     sliced, folds = adopt("sliced_by_hand"), adopt("cross_validation")
     assert "the rest is up to you" in sliced.verdict
     assert {(each.line, each.must) for each in sliced.remarks} == {(8, True)}
-    assert [each.line for each in folds.remarks if each.must] == [6], "one function makes both loaders"
+    assert [each.line for each in folds.remarks if each.must] == [6, 18], "one function makes both loaders"
     assert {each.line for each in folds.remarks} >= {6, 10, 13}, "BatchNorm and the loop of folds"
+    assert [(each.line, each.must) for each in adopt("decorated_main").remarks] == [(37, True), (37, False)]
+    assert "x.to(run.device)" in adopt("decorated_main").remarks[0].text, "it evaluates on the CPU"
     none = advise_text("from engine import train\ntrain()\n")
     assert (none.edits, none.verdict[:25]) == ([], "No training loop was foun")
 

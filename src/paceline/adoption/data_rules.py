@@ -33,13 +33,26 @@ def change_loaders(found: Training, run: str) -> Iterator[Edit | Remark]:
             f" data from {run}.loader(dataset, batch_size=...)",
             must=True,
         )
+    yield from _stay_behind(found, run)
     for loop in found.reading:
         if not any(call in found.shared for call in found.origins.of(loop.iter)):
             yield Remark(
-                loop.lineno,
+                loop.iter.lineno,
                 f"every rank evaluates all of the data, and gets the same result. To share the work, use"
                 f" {run}.evaluate(...) here, and {run}.sum(...) of what you count",
             )
+
+
+def _stay_behind(found: Training, run: str) -> Iterator[Remark]:
+    """A script without devices: the model goes to the GPU, and batches of `run.steps`, but nothing else."""
+    script = found.script
+    moves = [call for call in script.calls if getattr(call.func, "attr", "") in ("to", "cuda")]
+    placed = moves or any(each.arg == "device" for call in script.calls for each in call.keywords)
+    read = [loop.iter.lineno for loop in found.reading]
+    read += [] if found.loaders or found.shared else [loop.lineno for loop in found.step_loops]
+    if read and not placed:
+        text = f"the script moves no data: on a GPU, move what the model gets here, as in x.to({run}.device)"
+        yield Remark(min(read), text, must=True)
 
 
 def keeps_short_batches(found: Training) -> bool:

@@ -124,11 +124,11 @@ def _name_of(script: Script, origins: Origins, sampler: ast.Call, loop: ast.For)
 def _remarks(script: Script) -> Iterator[Edit | Remark]:
     found = find_training(script)
     for loop in found.reading:
-        samplers = [call for call in script.calls_of(*SAMPLERS) if call.lineno < loop.lineno]
+        samplers = [call for call in script.calls_of(*SAMPLERS) if call.lineno < loop.iter.lineno]
         text = "a DistributedSampler repeats samples so that all ranks have equally many: the result is not exact"
         if len(samplers) < 2:
             text = "every rank evaluates all of the data: correct, but no faster with more ranks"
-        yield Remark(loop.lineno, text)
+        yield Remark(loop.iter.lineno, text)
     for call in script.calls_of(*GROUP):
         if any(isinstance(each, ast.Constant) and each.value == "nccl" for each in ast.walk(call)):
             yield Remark(call.lineno, 'the backend "nccl" needs GPUs; "gloo" also works on the CPU')

@@ -25,7 +25,7 @@ class Training:
     nested: bool = False  # whether something repeats the epochs, as in cross-validation
     loaders: list[ast.Call] = field(default_factory=list)  # that training loops read
     shared: list[ast.Call] = field(default_factory=list)  # that other loops read, too
-    reading: list[ast.For] = field(default_factory=list)  # other loops over loaders
+    reading: list[ast.For | ast.comprehension] = field(default_factory=list)  # other loops over loaders
     optimizers: list[ast.Call] = field(default_factory=list)
     models: list[tuple[ast.expr, ast.stmt]] = field(default_factory=list)
 
@@ -94,7 +94,8 @@ def _find_loaders(found: Training) -> None:
     made = set(script.calls_of(*LOADERS))
     read = [loop for loop in found.step_loops if isinstance(loop, ast.For)]
     used = {call for loop in read for source in _iterated(loop) for call in origins.of(source)} & made
-    others = [node for node in ast.walk(script.tree) if isinstance(node, ast.For) and node not in found.step_loops]
+    loops = [node for node in ast.walk(script.tree) if isinstance(node, (ast.For, ast.comprehension))]
+    others = [node for node in loops if node not in found.step_loops]
     elsewhere = set()
     for loop in others:
         if calls := origins.of(loop.iter) & made:
