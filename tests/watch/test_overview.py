@@ -54,6 +54,22 @@ def test_a_run_that_hangs_does_not_count_down(tmp_path: Path) -> None:
     write_lines(folder.rank_events, [{"time": 1.0, "event": "total_steps", "steps": 12_000}])
     row = make_overview(make_record(folder, "running"))
     assert (row.total_steps, row.seconds_left) == (12_000, None)
+    assert row.detail.endswith("no step for 1h")
+
+
+@pytest.mark.parametrize(("age", "pause"), [(2.0, ""), (90.0, "no step for 95 s")])
+def test_the_agent_knows_steps_that_are_not_logged_yet(tmp_path: Path, age: float, pause: str) -> None:
+    folder = RunFolder(tmp_path)
+    lines = metrics(2)
+    for line in lines:
+        line["time"] -= 3600
+    write_lines(folder.metrics, lines)
+    rows = [[0, 2, 25, age, "S", 0.01, 0.0, 0.0]]
+    write_lines(folder.node_metrics(0), [{"host": "node1", "time": 1.0}, {"time": time.time() - 5, "ranks": rows}])
+    row = make_overview(make_record(folder, "running"))
+    assert row.step == 25
+    assert row.detail == pause
+    assert make_overview(make_record(folder, "failed")).detail == ""
 
 
 def test_a_run_without_a_known_end_has_no_time_left(tmp_path: Path) -> None:

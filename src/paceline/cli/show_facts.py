@@ -33,7 +33,7 @@ def state_facts(record: Record, overview: Overview) -> list[Fact]:
     return _known(
         ("run", record.folder.key),
         ("name", str(record.details.get("name", ""))),
-        ("status", f"{record.status}{f' ({record.detail})' if record.detail else ''}"),
+        ("status", f"{record.status}{f' ({overview.detail})' if overview.detail else ''}"),
         ("hint", record.hint),
         ("why", _why(record, events)),
         ("step", _progress(overview)),

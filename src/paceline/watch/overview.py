@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.contract.run_folder import TRIALS
+from paceline.spec.quantities import show_seconds
 from paceline.watch.goodput import read_goodput
 from paceline.watch.metrics.latest import Latest, as_number
+from paceline.watch.rank_samples import RankSample, read_first_rank
 from paceline.watch.records import Record
 
-STALLED = 300.0  # seconds without a step after which the time left is unknown
+STALLED = 60.0  # seconds without a step after which the row says so, and the time left is unknown
+SILENT = 300.0  # the same where only logged numbers tell, which may be of one step in a hundred
 STALLED_STEPS = 20  # and as many steps as would have fit in
+FRESH = 120.0  # seconds; older samples of a node say nothing about now
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,9 @@ def make_overview(record: Record) -> Overview:
     latest = record.latest
     events = record.events
     total = read_total_steps(events)
+    is_running = record.status == "running" and not record.is_over
+    seen = read_first_rank(folder) if is_running else None
+    pause = _pause(latest, seen) if is_running else 0.0
     is_trial = folder.path.parent.name == TRIALS
     return Overview(
         run_id=record.run_id,
@@ -82,16 +89,16 @@ def make_overview(record: Record) -> Overview:
         attempts=record.attempts,
         created=as_number(details.get("created")),
         updated=latest.time,
-        step=latest.step if record.step is None else record.step,
+        step=_step(record, latest, seen),
         total_steps=total,
-        seconds_left=_seconds_left(record, latest, total),
+        seconds_left=_seconds_left(latest, total, pause) if is_running else None,
         loss=latest.loss,
         loss_name=latest.loss_name,
         rate=latest.rate,
         rate_unit=latest.rate_unit,
         goodput=_goodput(record, events),
         starts=_starts(record),
-        detail=record.detail,
+        detail="; ".join(filter(None, (record.detail, f"no step for {show_seconds(round(pause))}" if pause else ""))),
         hint=record.hint,
     )
 
@@ -109,14 +116,33 @@ def read_total_steps(events: Iterable[dict[str, Any]]) -> int | None:
     return total if isinstance(total, int) else None
 
 
-def _seconds_left(record: Record, latest: Latest, total: int | None) -> float | None:
+def _step(record: Record, latest: Latest, seen: RankSample | None) -> int | None:
+    """Return how far the run is: as it logged, or as its agent saw it since."""
+    if record.step is not None:
+        return record.step
+    is_newer = seen is not None and seen.step > 0 and seen.time > (latest.time or 0.0)
+    return seen.step if seen is not None and is_newer else latest.step
+
+
+def _pause(latest: Latest, seen: RankSample | None) -> float:
+    """Return for how long a running run has made no step, if that is unusually long; else 0."""
+    now = time.time()
+    since = [now - latest.time] if latest.time is not None else []
+    limit = SILENT
+    if seen is not None and seen.step > 0 and seen.age is not None and now - seen.time < FRESH:
+        since.append(now - seen.time + seen.age)
+        limit = STALLED
+    pace = latest.seconds_per_step or (seen.seconds_per_step if seen is not None else 0.0)
+    pause = min(since, default=0.0)
+    return pause if pause > max(limit, STALLED_STEPS * pace) else 0.0
+
+
+def _seconds_left(latest: Latest, total: int | None, pause: float) -> float | None:
     """Return when a run that trains will be done, at its recent pace."""
     pace, step = latest.seconds_per_step, latest.step
-    if record.is_over or record.status != "running" or total is None or step is None or pace is None:
-        return None
+    if total is None or step is None or pace is None or pause:
+        return None  # or it hangs, or evaluates: nobody knows when it goes on
     since = 0.0 if latest.time is None else time.time() - latest.time
-    if since > max(STALLED, STALLED_STEPS * pace):
-        return None  # it hangs, or evaluates: nobody knows when it goes on
     return max(0.0, (total - step) * pace - max(0.0, since))
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid
+from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
 from paceline.contract.heartbeat_file import RUNNING
+from paceline.contract.run_folder import RunFolder
 from paceline.watch.node_usage import NodeUsage
 
 RECENT = 40  # samples of a node
+TAIL = 16384  # bytes of the samples of node 0
 ROW_LENGTH = 8  # of a rank in a sample
 MIN_SECONDS = 4.0  # of samples, before shares of time mean anything
 FACTOR = 1.5  # a rank's own part of a step, in medians; as `straggler_factor`
@@ -63,6 +66,17 @@ def read_ranks(usage: Iterable[NodeUsage]) -> dict[int, list[RankSample]]:
                         RankSample(sample["time"], use.host, rank, state, step, age, process, *times)
                     )
     return dict(sorted(found.items()))
+
+
+def read_first_rank(folder: RunFolder) -> RankSample | None:
+    """Return how far rank 0 of a live run is, as its agent saw it last. Reads only the end of the samples."""
+    samples = []
+    with suppress(OSError):
+        for line in read_tail(folder.node_metrics(0), TAIL).splitlines():
+            with suppress(ValueError):
+                samples.append(clean_sample(parse_object(line)))
+    usage = NodeUsage(0, {}, [sample for sample in samples if "time" in sample])
+    return next(reversed(read_ranks([usage]).get(0, [])), None)
 
 
 def _is_row(row: object) -> bool:

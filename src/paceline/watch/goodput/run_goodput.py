@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
-from paceline.contract.files.foreign_records import parse_object, read_tail
+from paceline.contract.files.foreign_records import read_tail
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.watch.goodput.events import ENDS, QUEUED, find_end
 from paceline.watch.goodput.goodput import Goodput, compute_goodput
-from paceline.watch.node_usage import NodeUsage
-from paceline.watch.rank_samples import clean_sample, read_ranks
+from paceline.watch.rank_samples import read_first_rank
 
-TAIL = 16384  # bytes of the samples of node 0
+TAIL = 16384  # bytes of the list of requeues
 
 Event = dict[str, Any]
 
@@ -76,11 +74,6 @@ def _log_times(attempt: AttemptFolder) -> list[float]:
 
 def _progress(folder: RunFolder) -> Iterator[Event]:
     """Yield how far rank 0 of a live run is, and how long it has waited for data, as its agent saw it last."""
-    samples = []
-    with suppress(OSError):
-        for line in read_tail(folder.node_metrics(0), TAIL).splitlines():
-            with suppress(ValueError):
-                samples.append(clean_sample(parse_object(line)))
-    usage = NodeUsage(0, {}, [sample for sample in samples if "time" in sample])
-    for sample in read_ranks([usage]).get(0, [])[-1:]:
+    sample = read_first_rank(folder)
+    if sample is not None:
         yield {"time": sample.time, "event": "progress", "step": sample.step, "waited": sample.waited}
