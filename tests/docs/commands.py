@@ -31,6 +31,7 @@ ELSEWHERE = {
     "paceline clean --node": ("tests/slurm/test_staging.py", '"clean"'),
     "paceline env remove": ("tests/cluster/environment", "remove"),
     "paceline sandbox": ("tests/docs/test_tutorial.py", "sandbox down"),
+    'eval "$(paceline completion': ("tests/cli/test_shell_help.py", "completion"),
     "paceline adopt": ("tests/adoption", '"adopt"'),
     "paceline new": ("tests", '"new"'),
     "paceline sweep sweep.yml": ("tests/sweep/test_wandb.py", "sweep.yml"),

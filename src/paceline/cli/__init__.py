@@ -43,6 +43,7 @@ COMMANDS = {
     "adopt": ("paceline.cli.adopt", "say what to change in a script so that it trains on several ranks"),
     "init": ("paceline.cli.init", "write a commented paceline.toml for your cluster"),
     "reference": ("paceline.cli.reference.command", "look up a key, a flag, a command or a method"),
+    "completion": ("paceline.cli.completion", "print a script that completes commands and options in your shell"),
     "sandbox": ("paceline.cli.sandbox", "run a real multi-node Slurm on this machine, to try things out"),
 }
 
@@ -109,7 +110,7 @@ def dispatch(args: list[str]) -> int:
 
 def overview() -> str:
     lines = [ABOUT, "", "Usage: paceline COMMAND [OPTIONS]", ""]
-    lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join([*lines, "", EXAMPLES])
 
 

@@ -14,6 +14,7 @@ from paceline.cli import console
 from paceline.cli.help import GroupedCommand
 from paceline.cli.reference import api, commands, configuration, run_folder
 from paceline.cli.reference.entries import ROW, Entry, Page, Section, find
+from paceline.cli.reference.man import to_roff
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
 from paceline.spec.synonyms import find_key, is_of_script
@@ -29,6 +30,7 @@ def command(
         typer.Argument(metavar="[NAME]", help="A key, a table, a flag, a command, or an attribute of `run`."),
     ] = None,
     *,
+    man: Annotated[bool, typer.Option("--man", help="Print all commands and options as a manual page.")] = False,
     write: Annotated[Path | None, typer.Option("--write", metavar="DIR", help="Write the pages.", hidden=True)] = None,
 ) -> int:
     """Look up a key of paceline.toml or sweep.toml, a flag, a command, or an attribute or method of `run`.
@@ -40,6 +42,9 @@ def command(
       paceline reference submit         a command and its own options
       paceline reference run.wrap       a method of the runtime
     """
+    if man:
+        print(to_roff(commands.make_page()), end="")
+        return 0
     pages = make_pages()
     if write is not None:
         for page in pages:
