@@ -159,7 +159,8 @@ def test_show_has_a_line_of_it(tmp_path: Path) -> None:
     assert describe_throughput(path) == ""
     rates = '"tokens_per_second": 123456, "data_wait": 0.031, "mfu": 0.52, "peak_memory": 31'
     line = f'{{"step": 1, "seconds": 0.0412, {rates}}}'
-    path.write_text(f'{{"step": 0}}\n{line}\n{line}\n{{"seconds": "odd"}}\n{line[:20]}')
+    older = line.replace("123456", "999999").replace("0.0412", "9.9")  # as in lists of runs, the newest line counts
+    path.write_text(f'{{"step": 0}}\n{older}\n{older}\n{line}\n{{"seconds": "odd"}}\n{line[:20]}')
     assert (
         describe_throughput(path)
         == "123k tokens/s · 41.2 ms per step · 3% waiting for data · 52.0% MFU · 31 GB at most"

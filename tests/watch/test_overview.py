@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.metrics.latest import read_latest
 from paceline.watch.overview import make_overview, read_total_steps
@@ -70,6 +72,15 @@ def test_the_agent_knows_steps_that_are_not_logged_yet(tmp_path: Path, age: floa
     assert row.step == 25
     assert row.detail == pause
     assert make_overview(make_record(folder, "failed")).detail == ""
+
+
+def test_a_run_that_waits_in_the_queue_has_no_speed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_lines(folder.metrics, [{"step": 1, "time": time.time(), "seconds": 0.5}])
+    running = make_record(folder, "running")
+    assert (make_overview(running).rate, make_overview(running).rate_unit) == (2.0, "steps/s")
+    queued = make_overview(replace(running, status="queued", job="7", state=JobState("7", "PENDING")))
+    assert (queued.rate, queued.rate_unit, queued.step) == (None, "", 1)
 
 
 def test_a_run_without_a_known_end_has_no_time_left(tmp_path: Path) -> None:

@@ -34,6 +34,22 @@ def test_the_newest_start_is_described_with_what_came_before_the_session() -> No
     assert describe_start_phases(events) == expected
 
 
+def test_a_start_begins_when_its_head_agent_arrives() -> None:
+    events = [
+        {"event": "node", "time": 90.0, "index": 1},
+        {"event": "node", "time": 100.0, "index": 0},
+        {"event": "started", "time": 102.0, "index": 0, "ranks": [0, 1]},
+        {"event": "launch", "time": 103.0, "ranks": [0, 1]},
+        {"event": "ranks", "time": 110.0, "ranks": [0, 1]},
+        first_step(115.0, setup=2.0, first_step=1.0),
+    ]
+    assert describe_start_phases(events) == (
+        "15.0 s to the end of the first step: agents 3.0, import 9.0, set-up 2.0, first step 1.0"
+    )
+    restart = [{"event": "failed", "time": 120.0}, {"event": "launch", "time": 130.0}, first_step(135.0, setup=2.0)]
+    assert describe_start_phases([*events, *restart]).startswith("5.0 s to the end of the first step: import 3.0")
+
+
 def test_without_an_agent_or_with_damaged_events_there_is_less_to_say() -> None:
     assert describe_start_phases([]) == ""
     assert describe_start_phases([{"event": "ranks", "time": 1.0}, {"event": "first_step", "time": 2.0}]) == ""

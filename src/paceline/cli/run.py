@@ -137,11 +137,13 @@ def _launch(run: NewRun | ResumedRun) -> int:
     for note in notes:
         console.say_note(note)
     code = run_agents(plan, prestarted=prestarted, after_start=keep_code)
-    from paceline.watch.goodput import had_nothing_left, read_events  # only now: the run should start first
+    from paceline.watch.goodput import compute_goodput, had_nothing_left, read_events  # only now: the run starts first
 
     verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
-    took = show_seconds(time.monotonic() - started)
-    if verdict == DONE and had_nothing_left(read_events(folder.events)):
+    events = read_events(folder.events)
+    starts = compute_goodput(events).job_starts[-1:]  # as `paceline show` counts, from the arrival of the agents
+    took = show_seconds(starts[0].ended - starts[0].began if starts else time.monotonic() - started)
+    if verdict == DONE and had_nothing_left(events):
         took += ", with nothing left to do"
     if verdict == DONE and folder.job_start(local_job_start_name()).unsaved.exists():
         code, verdict = 1, DONE_UNSAVED

@@ -37,7 +37,7 @@ def state_facts(record: Record, overview: Overview) -> list[Fact]:
         ("hint", record.hint),
         ("why", _why(record, events)),
         ("step", _progress(overview)),
-        ("speed", describe_throughput(record.folder.metrics)),
+        ("speed", "" if record.is_waiting else describe_throughput(record.folder.metrics)),
         ("saves", _failed_saves(events)),
     )
 

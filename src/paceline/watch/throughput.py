@@ -13,21 +13,26 @@ from paceline.spec.quantities import show_seconds
 TAIL = 65536  # bytes
 LINES = 100  # whose median counts
 RATES = {"samples_per_second": "samples/s", "tokens_per_second": "tokens/s"}
+SPEEDS = frozenset((*RATES, "seconds", "data_wait", "mfu", "peak_memory"))
 UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def describe_throughput(metrics: Path) -> str:
-    """Return the rates, the time per step, the share of waiting for data, MFU and memory; empty if unknown."""
-    records = _read_end(metrics)
-    medians = {name: _median(records, name) for name in (*RATES, "seconds", "data_wait", "mfu", "peak_memory")}
-    parts = [f"{short_number(value)} {unit}" for name, unit in RATES.items() if (value := medians[name]) is not None]
-    if (seconds := medians["seconds"]) is not None:
+    """Return the rates, the time per step, the share of waiting for data, MFU and memory; empty if unknown.
+
+    They are the newest ones, as in all lists of runs: each line is an average over the last few steps already.
+    """
+    newest: dict[str, float] = {}
+    for record in _read_end(metrics):
+        newest |= {name: float(value) for name, value in record.items() if name in SPEEDS and _is_number(value)}
+    parts = [f"{short_number(newest[name])} {unit}" for name, unit in RATES.items() if name in newest]
+    if (seconds := newest.get("seconds")) is not None:
         parts.append(f"{show_step(seconds)} per step")
-    if (wait := medians["data_wait"]) is not None:
+    if (wait := newest.get("data_wait")) is not None:
         parts.append(f"{wait:.0%} waiting for data")
-    if (mfu := medians["mfu"]) is not None:
+    if (mfu := newest.get("mfu")) is not None:
         parts.append(f"{mfu:.1%} MFU")
-    if (memory := medians["peak_memory"]) is not None:
+    if (memory := newest.get("peak_memory")) is not None:
         parts.append(f"{memory:.3g} GB at most")
     return " · ".join(parts)
 
