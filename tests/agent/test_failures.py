@@ -312,12 +312,29 @@ def test_a_hang_is_ended_with_stacks(launch: Launch) -> None:
         assert "stuck_here" in started.attempt().stacks(rank).read_text()
 
 
+CRASHES_ON_SIGUSR2 = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+libc.signal(signal.SIGUSR2, ctypes.cast(libc.abort, ctypes.c_void_p))
+"""
+
+
 def test_a_rank_that_crashes_while_stacks_are_dumped_has_still_hung(launch: Launch) -> None:
     """Python may crash when it prints the stacks of running threads."""
-    crash = "signal.signal(signal.SIGUSR2, lambda *_: os.kill(os.getpid(), signal.SIGSEGV))\n"
-    started = launch(HANGS + crash + "stuck_here()", hang_timeout=0.5)
+    started = launch(HANGS + CRASHES_ON_SIGUSR2 + "stuck_here()", hang_timeout=0.5)
     assert started.wait() == 1
     assert (started.failure()["cause"], started.failure()["rank"]) == ("hang", 1)
+
+
+def test_a_hang_leaves_the_scripts_own_signal_alone(launch: Launch) -> None:
+    """A script may save and exit on SIGUSR2; its ranks then have no stacks."""
+    own = "signal.signal(signal.SIGUSR2, lambda *_: print('got SIGUSR2', flush=True))\n"
+    started = launch(HANGS + own + "stuck_here()", hang_timeout=0.5)
+    assert started.wait() == 1
+    assert (started.failure()["cause"], started.failure()["rank"]) == ("hang", 1)
+    assert "got SIGUSR2" not in started.log(0) + started.log(1)
+    assert not started.attempt().stacks(0).exists()
 
 
 UNSAVED_STATE = """

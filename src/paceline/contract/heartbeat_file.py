@@ -45,6 +45,9 @@ IN_SESSION = struct.Struct("=q")
 AT_STEPS = struct.Struct("=q")
 _, TAKES_SIGNALS, SIGNALLED = range(3)
 
+# 1 as long as the rank writes its stacks on SIGUSR2; the script may take the signal for itself.
+WRITES_STACKS = struct.Struct("=q")
+
 
 def slot_offset(local_rank: int) -> int:
     """Return where the slot of a local rank begins."""
@@ -77,6 +80,10 @@ def in_session_offset(local_rank: int) -> int:
 
 def at_steps_offset(local_rank: int) -> int:
     return in_session_offset(local_rank) + IN_SESSION.size
+
+
+def writes_stacks_offset(local_rank: int) -> int:
+    return at_steps_offset(local_rank) + AT_STEPS.size
 
 
 def file_size(ranks: int) -> int:

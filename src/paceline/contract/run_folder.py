@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,6 +135,15 @@ class AttemptFolder:
     def node_log(self, node: int) -> Path:
         """Runs with more than 128 ranks have one log per node; each line begins with its rank."""
         return self.path / f"node-{node}.log"
+
+    def last_output(self) -> float | None:
+        """Return when a rank has last printed something; None if none has."""
+        times = []
+        for path in [*self.path.glob("rank-*.log"), *self.path.glob("node-*.log")]:
+            with suppress(OSError):
+                found = path.stat()
+                times += [found.st_mtime] if found.st_size else []
+        return max(times, default=None)
 
     def error(self, rank: int) -> Path:
         """A rank's uncaught exception: type, message, traceback, step."""

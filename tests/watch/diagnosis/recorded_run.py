@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.checks.findings import GOOD, Finding
+from paceline.cluster.probes.live_probe import NodeAnswer
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
@@ -34,6 +35,7 @@ class RecordedRun:
         self.folder.job.write_text("7\n")
         (self.folder.claims / "1").symlink_to("7-0")
         self.began = time.time() - 600
+        self.answer: dict[str, Any] = {"ranks": [[rank] for rank in range(4)], "dumped": []}
         self.nodes: dict[int, dict[str, Any]] = {}
         self.events: dict[int, list[dict[str, Any]]] = {}
         for index in range(2):
@@ -112,6 +114,7 @@ class RecordedRun:
             path, _, rest = frame.partition(":")
             lines.append(f'  File "{path}", line {rest}')
         self.folder.attempt(1).stacks(rank).write_text("\n".join(lines) + "\n")
+        self.answer["dumped"].append(rank)
 
     # -- what the doctor says ------------------------------------------------------------------------
 
@@ -120,7 +123,9 @@ class RecordedRun:
             text = "".join(json.dumps(event) + "\n" for event in events)
             (self.folder.events / f"agent-{index}.jsonl").write_text(text)
         state = JobState("7", self.state, "", "node[1-2]")
-        return diagnose(read_evidence(read_record(self.folder, lambda jobs: {"7": state})))
+        record = read_record(self.folder, lambda jobs: {"7": state})
+        answers = [NodeAnswer("node1", self.answer)] if self.state == "RUNNING" else []
+        return diagnose(read_evidence(record, answers))
 
     def problems(self) -> list[Finding]:
         """Return what is not good."""

@@ -292,6 +292,44 @@ def test_a_script_without_a_session_that_prints_is_not_stuck(tmp_path: Path) -> 
     assert run.problems() == []
 
 
+@pytest.mark.parametrize(("motion", "who"), [({"busy": [3]}, "rank 3 on node2 is"), ({"awake": [0, 1]}, "go from one")])
+def test_a_quiet_script_that_moves_is_not_stuck(motion: dict[str, list[int]], who: str, tmp_path: Path) -> None:
+    """Its late rank works, or those that wait for it get on at each of its short steps."""
+    run = RecordedRun(tmp_path / "run")
+    asleep(run)
+    run.answer |= motion
+    assert run.problems() == []
+    assert any(who in each.text for each in run.findings() if each.about == "progress")
+
+
+def test_stacks_of_another_moment_do_not_count(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    asleep(run)
+    run.answer["dumped"] = []
+    assert run.problems() == []
+
+
+def test_a_rank_without_a_stack_is_missing_where_all_others_wait(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    asleep(run)
+    run.answer |= {"dumped": [0, 1, 2], "foreign": [3]}
+    (found,) = run.problems()
+    assert found.text == "Rank 3 on node2 has not arrived where the others wait."
+    assert any("of its own for SIGUSR2" in each for each in found.evidence), found.evidence
+
+
+def test_a_long_evaluation_between_two_steps_is_no_hang(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    stuck(run)
+    run.answer["busy"] = [2]
+    (found,) = run.problems()
+    assert (found.about, found.level) == ("progress", WARNING)
+    assert "rank 2 on node2 is working" in found.text
+    assert "rank 2 on node2 is at data.py:7 in __getitem__" in found.evidence
+    (run.folder.attempts()[-1].path / "rank-0.log").write_text("eval batch 7\n")
+    assert run.problems() == []
+
+
 def test_a_hang_of_a_plain_script_with_a_timeout(tmp_path: Path) -> None:
     """It may have trained for long: nobody knows its steps. And it has the timeout already."""
     run = RecordedRun(tmp_path / "run", hang_timeout=15.0)

@@ -85,12 +85,15 @@ class HangMonitor:
         """Ask the ranks of this node for their Python stacks, and wait until the files are written."""
         paths = []
         for local_rank, pid in self._pids(local_ranks).items():
-            if self._heartbeats.read(local_rank).state >= READY and processes.send_signal(pid, signal.SIGUSR2):
+            if self._writes_stacks(local_rank) and processes.send_signal(pid, signal.SIGUSR2):
                 processes.send_signal(pid, signal.SIGCONT)  # a stopped process could not write
                 paths.append(self._launch.attempt.stacks(self._rank_of[local_rank]))
         deadline = time.monotonic() + STACKS_TIMEOUT
         while time.monotonic() < deadline and not all(_has_text(path) for path in paths):
             time.sleep(0.05)
+
+    def _writes_stacks(self, local_rank: int) -> bool:
+        return self._heartbeats.read(local_rank).state >= READY and self._heartbeats.writes_stacks(local_rank)
 
     def _read_stacks(self, ranks: Iterable[int]) -> dict[int, Stack]:
         """Return the stacks that were dumped; those of other nodes may still be on their way."""

@@ -27,6 +27,7 @@ from paceline.contract.heartbeat_file import (
     TAKES_SIGNALS,
     TIMES,
     UNSAVED,
+    WRITES_STACKS,
     at_steps_offset,
     coordination_offset,
     file_size,
@@ -36,6 +37,7 @@ from paceline.contract.heartbeat_file import (
     slot_offset,
     times_offset,
     unsaved_offset,
+    writes_stacks_offset,
 )
 from paceline.contract.stop.presets import PRESETS, Preset
 
@@ -119,6 +121,10 @@ class Heartbeats:
         """Whether a rank has opened a session of the runtime."""
         return bool(IN_SESSION.unpack_from(self._map, in_session_offset(local_rank))[0])
 
+    def writes_stacks(self, local_rank: int) -> bool:
+        """Whether a rank writes its stacks on SIGUSR2; otherwise the signal belongs to the script."""
+        return bool(WRITES_STACKS.unpack_from(self._map, writes_stacks_offset(local_rank))[0])
+
     def remove(self) -> None:
         self._map.close()
         self.path.unlink(missing_ok=True)
@@ -173,15 +179,19 @@ def _remove_abandoned(folder: Path) -> None:
                 path.unlink()
 
 
-def read_file(path: Path, local_rank: int) -> tuple[Heartbeat, tuple[float, float]]:
-    """Return a rank's slot and times from the file of another agent. Raises OSError or ValueError if it is gone."""
+def read_file(path: Path, local_rank: int) -> tuple[Heartbeat, tuple[float, float], bool]:
+    """Return a rank's slot, its times and whether it writes stacks, from the file of another agent.
+
+    Raises OSError or ValueError if it is gone.
+    """
     content = path.read_bytes()
     try:
         slot = SLOT.unpack_from(content, slot_offset(local_rank))
         waited, own = TIMES.unpack_from(content, times_offset(local_rank))
+        writes_stacks = WRITES_STACKS.unpack_from(content, writes_stacks_offset(local_rank))[0]
     except struct.error as error:
         raise ValueError(str(error)) from None
-    return Heartbeat(local_rank, *slot), (waited, own)
+    return Heartbeat(local_rank, *slot), (waited, own), bool(writes_stacks)
 
 
 def mark_ready(path: str, local_rank: int) -> None:

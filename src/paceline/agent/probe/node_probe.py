@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
 import socket
 import sys
 import time
@@ -20,8 +19,8 @@ from paceline import __version__
 from paceline.agent.health import preflight
 from paceline.agent.health.heartbeat import Heartbeat, read_file
 from paceline.agent.health.sampler import rank_row
+from paceline.agent.probe import motion
 from paceline.agent.rendezvous import network
-from paceline.agent.workers import processes
 from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.contract.run_folder import RunFolder
@@ -31,7 +30,7 @@ MARK = "paceline-probe "  # begins the line with the answer: a site's start-up f
 SLOW_START = 10.0  # seconds before the first step after which stacks are of interest
 NO_STEP = 15.0  # seconds without a step, at least
 STEPS = 10  # steps' worth of time without one
-STACKS_TIMEOUT = 2.0  # seconds for the ranks to write their stacks
+QUIET = 10.0  # seconds without output after which ranks may be stuck
 
 
 class Rank(NamedTuple):
@@ -40,6 +39,7 @@ class Rank(NamedTuple):
     number: int
     beat: Heartbeat
     times: tuple[float, float]
+    writes_stacks: bool
 
     @property
     def is_stuck(self) -> bool:
@@ -70,13 +70,28 @@ def _host() -> str:
 
 
 def look(run: RunFolder, *, stacks: bool = False) -> dict[str, Any]:
-    """Return the rows of this node's ranks, and dump their stacks if one of them is stuck, or with `stacks`."""
+    """Return the rows of this node's ranks. With `stacks`, or if one of them is stuck, dump their stacks.
+
+    A rank is not stuck as long as ranks print something.
+    """
     host = _host()
     ranks = list(_ranks(run, host))
-    if stacks or any(rank.is_stuck for rank in ranks):
-        _dump_stacks(run, [rank for rank in ranks if rank.beat.state >= READY])
-    rows = [rank_row(*rank) for rank in ranks]
-    return {"time": time.time(), "host": host, "ranks": rows}
+    attempts = run.attempts()
+    if not attempts or not ranks:
+        return {"time": time.time(), "host": host, "ranks": [_row(rank) for rank in ranks]}
+    printed = attempts[-1].last_output()
+    is_quiet = printed is None or time.time() - printed > QUIET
+    found: dict[str, Any] = {}
+    if is_quiet and any(rank.is_stuck for rank in ranks):
+        found = motion.watch(attempts[-1], ranks)
+    elif stacks:
+        found = {"dumped": motion.dump_stacks(attempts[-1], ranks)}
+    foreign = [rank.number for rank in ranks if rank.beat.state >= READY and not rank.writes_stacks]
+    return {"time": time.time(), "host": host, "ranks": [_row(rank) for rank in ranks], "foreign": foreign, **found}
+
+
+def _row(rank: Rank) -> list[Any]:
+    return rank_row(rank.number, rank.beat, rank.times)
 
 
 def _ranks(run: RunFolder, host: str) -> Iterator[Rank]:
@@ -90,24 +105,3 @@ def _ranks(run: RunFolder, host: str) -> Iterator[Rank]:
                 yield Rank(number, *read_file(Path(event["heartbeat"]), local_rank))
             except (OSError, ValueError):
                 continue
-
-
-def _dump_stacks(run: RunFolder, ranks: list[Rank]) -> None:
-    """Ask the ranks for their Python stacks, and wait until the files have grown."""
-    attempts = run.attempts()
-    if not attempts:
-        return
-    sizes = {attempts[-1].stacks(rank.number): _size(attempts[-1].stacks(rank.number)) for rank in ranks}
-    for rank in ranks:
-        if processes.has_handler(rank.beat.pid, signal.SIGUSR2):  # otherwise the signal would end it
-            processes.send_signal(rank.beat.pid, signal.SIGUSR2)
-    deadline = time.monotonic() + STACKS_TIMEOUT
-    while time.monotonic() < deadline and not all(_size(path) > size for path, size in sizes.items()):
-        time.sleep(0.05)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

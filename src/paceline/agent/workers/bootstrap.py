@@ -30,6 +30,7 @@ from paceline.agent.workers.store_listener import wait_for_store
 from paceline.agent.workers.variables.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env, process
+from paceline.contract.files.stack_signal import write_stacks_on_signal
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED, ScriptEnd
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
@@ -109,7 +110,8 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     _set_streams(rank)
     processes.name_process(f"rank-{rank}")
     if is_rank:
-        _dump_stacks_on_signal(attempt.stacks(rank))
+        faulthandler.enable(file=2)
+        write_stacks_on_signal(attempt.stacks(rank), heartbeat_file=spec["heartbeat"], local_rank=local_rank)
         heartbeat.mark_ready(spec["heartbeat"], local_rank)
     watch_frameworks(spec["heartbeat"], local_rank)
     probe = CoordinationProbe(spec["heartbeat"], local_rank, is_rank=is_rank) if spec["probe"] else None
@@ -263,16 +265,6 @@ def _set_streams(rank: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-
-def _dump_stacks_on_signal(path: Path) -> None:
-    """On SIGUSR2, append the Python stacks of all threads to a file in the attempt's folder."""
-    faulthandler.enable(file=2)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    except OSError:
-        descriptor = 2
-    faulthandler.register(signal.SIGUSR2, file=descriptor, all_threads=True)
 
 
 def _reseed() -> None:

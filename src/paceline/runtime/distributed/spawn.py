@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import multiprocessing
 import os
@@ -15,11 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from paceline.contract import env
+from paceline.contract.files.stack_signal import write_stacks_on_signal
 from paceline.contract.heartbeat_file import READY, ScriptEnd
 from paceline.contract.launcher_variables import SPAWNED
 from paceline.contract.process import die_with_parent
@@ -101,9 +100,10 @@ def _run_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[str
     # Ctrl-C reaches all processes of the terminal. Only the parent acts on it, so there is one traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     attempt, rank, local_rank = _attempt(), int(variables[env.RANK]), int(variables[env.LOCAL_RANK])
-    script_end = ScriptEnd(LaunchContext.read().heartbeat_file or "", local_rank)
+    heartbeat_file = LaunchContext.read().heartbeat_file or ""
+    script_end = ScriptEnd(heartbeat_file, local_rank)
     if attempt is not None:
-        _dump_stacks_on_request(attempt.stacks(rank))
+        write_stacks_on_signal(attempt.stacks(rank), heartbeat_file=heartbeat_file, local_rank=local_rank)
         _report_ready(local_rank)
     try:
         fn(*args)
@@ -202,14 +202,6 @@ def _report(attempt: AttemptFolder | None, rank: int, **found: Any) -> None:
     record = {"rank": rank, "host": socket.gethostname(), "type": "", "message": "", "traceback": "", "step": 0}
     with suppress(OSError):
         write_atomically(attempt.error(rank), json.dumps({**record, "time": time.time(), **found}))
-
-
-def _dump_stacks_on_request(path: Path) -> None:
-    """Write the Python stacks of all threads to a file on SIGUSR2, which the agent sends to ranks that hang."""
-    if hasattr(signal, "SIGUSR2"):
-        with suppress(OSError):
-            # The file stays open as long as this process lives.
-            faulthandler.register(signal.SIGUSR2, file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
 
 
 def _end(processes: list[SpawnProcess]) -> None:

@@ -9,8 +9,9 @@ from paceline.watch.diagnosis.arrival import check_answers, check_arrival, check
 from paceline.watch.diagnosis.ends import check_disk, check_failure, check_memory
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.flight_recorder import check_flight_recorder
+from paceline.watch.diagnosis.hang import check_hang
 from paceline.watch.diagnosis.interfaces import check_interfaces
-from paceline.watch.diagnosis.pace import check_data, check_hang, check_stragglers
+from paceline.watch.diagnosis.pace import check_data, check_stragglers
 from paceline.watch.diagnosis.resources import check_cores, check_gpu_health, check_gpus, check_versions
 from paceline.watch.diagnosis.speed import check_fitness
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +16,7 @@ from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.errors import UsageError
+from paceline.watch.diagnosis.motion import Motion, read_motion
 from paceline.watch.failures import FAILURE_FIELDS
 from paceline.watch.node_usage import NodeUsage, read_node_usage
 from paceline.watch.rank_samples import RankSample, clean_sample, newest_samples, read_ranks
@@ -75,6 +75,7 @@ class Evidence:
     answers: list[NodeAnswer]  # of the nodes of a live run
     save_errors: list[Event]
     stragglers: dict[int, float]  # ranks, and how much slower they are, as rank 0 reported last
+    motion: Motion  # of the ranks of a live run
     log: str  # the end of the log of the rank that failed
     batch_log: str  # the end of the batch script's
     now: float = field(default_factory=time.time)
@@ -89,12 +90,8 @@ class Evidence:
 
     def seconds_silent(self) -> float | None:
         """Return how long ago a rank of the newest attempt has printed anything; None if none has."""
-        times = []
-        for path in self.attempt.path.glob("rank-*.log") if self.attempt is not None else ():
-            with suppress(OSError):
-                found = path.stat()
-                times += [found.st_mtime] if found.st_size else []
-        return max(0.0, self.now - max(times)) if times else None
+        printed = self.attempt.last_output() if self.attempt is not None else None
+        return max(0.0, self.now - printed) if printed is not None else None
 
     def host_of_agent(self, index: int) -> str:
         """Return the node of an agent, whether or not it has arrived."""
@@ -118,16 +115,20 @@ def read_evidence(record: Record, answers: Sequence[NodeAnswer] = ()) -> Evidenc
     agents = _read_agents(folder)
     attempts = folder.attempts()
     attempt = attempts[-1] if attempts else None
+    motion = read_motion(answers)
+    stacks = _read_stacks(attempt) if attempt else {}
+    if not record.is_over:  # those that were not written just now are of another moment
+        stacks = {rank: stack for rank, stack in stacks.items() if rank in motion.dumped}
     failure = _read_failure(attempt) if attempt else {}
     usage = [newest_samples(use) for use in read_node_usage(folder)]
     lists = [str(agent.node.get("nodelist") or "") for agent in agents.values()]
     nodes = _expand(next(filter(None, lists), "") or (record.state.nodes if record.state else ""))
     return Evidence(
         record=record, launch_spec=launch_spec, agents=agents, expected=_agent_count(launch_spec, agents), nodes=nodes,
-        attempt=attempt, failure=failure, stacks=_read_stacks(attempt) if attempt else {}, usage=usage,
+        attempt=attempt, failure=failure, stacks=stacks, usage=usage,
         ranks=read_ranks([*usage, *map(_as_usage, answers)]), answers=list(answers),
         save_errors=_save_errors(folder), stragglers=_read_stragglers(folder, usage),
-        log=_read_log(attempt, failure) if attempt else "", batch_log=_tail(folder.slurm_log),
+        motion=motion, log=_read_log(attempt, failure) if attempt else "", batch_log=_tail(folder.slurm_log),
     )  # fmt: skip
 
 

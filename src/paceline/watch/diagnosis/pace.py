@@ -1,12 +1,11 @@
-"""Whether the run is slow, and why: waiting for data, a rank that lags, or one that has stopped."""
+"""Whether the run is slow, and why: waiting for data, or a rank that lags."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
-from paceline.contract.heartbeat_file import READY, RUNNING
+from paceline.cluster.checks.findings import GOOD, WARNING, Finding
+from paceline.contract.heartbeat_file import RUNNING
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.resources import saturated
 from paceline.watch.rank_samples import MIN_SECONDS, RankSample, slow_ranks
@@ -14,10 +13,7 @@ from paceline.watch.throughput import read_data_wait
 
 DOCS = "docs/troubleshooting.md"
 WAITS = 0.3  # of the time, for data
-STUCK_AFTER = 30.0  # seconds without a step, at least
-STUCK_STEPS = 20  # steps' worth of time without one
 FASTER_DATA = "Raise num_workers, stage the data to the nodes (--data), or keep small sets on the device (resident)."
-ASLEEP_AFTER = 10.0  # seconds before the first step after which stacks say who is missing
 
 
 def check_data(evidence: Evidence) -> list[Finding]:
@@ -146,73 +142,3 @@ def _node_reasons(evidence: Evidence, host: str) -> list[str]:
             if other > 0.3 * cores:
                 found.append(f"other processes on {host} use {other:.1f} of its {cores} cores")
     return found
-
-
-def check_hang(evidence: Evidence) -> list[Finding]:
-    """Name the ranks that no longer make progress, and where they are."""
-    cause = evidence.failure.get("cause")
-    if cause in ("hang", "lingered") and not evidence.is_live:
-        return [_hang(evidence, str(evidence.failure.get("message", "")), [evidence.failure.get("rank")])]
-    newest = {rank: samples[-1] for rank, samples in evidence.ranks.items()}
-    if not evidence.is_live or not newest:
-        return []
-    running = [each for each in newest.values() if each.state == RUNNING]
-    if not running:
-        return _asleep(evidence, newest)
-    oldest = max(each.age or 0.0 for each in running)
-    limit = max(STUCK_AFTER, STUCK_STEPS * max(each.seconds_per_step for each in running))
-    if oldest < limit:
-        steps = sorted({each.step for each in running})
-        return [Finding("progress", GOOD, f"at step {steps[-1]}, {running[0].seconds_per_step:.3g} s per step")]
-    lowest = min(each.step for each in running)
-    behind = [each for each in running if each.step == lowest]
-    oldest_behind = max(each.age or 0.0 for each in behind)
-    stuck = [each.rank for each in behind if oldest_behind - (each.age or 0.0) <= 0.5]
-    return [_hang(evidence, f"no step for {oldest:.0f} s, the last one was {lowest}", stuck)]
-
-
-def _asleep(evidence: Evidence, newest: dict[int, RankSample]) -> list[Finding]:
-    """Before the first step, only stacks tell who is missing: the ranks that do not wait for the others."""
-    ages = [each.age for each in newest.values() if each.state == READY and each.age is not None]
-    if not ages or min(ages) < ASLEEP_AFTER:
-        return []
-    waiting = [rank for rank, stack in evidence.stacks.items() if stack.waits_in]
-    if (silent := evidence.seconds_silent()) is not None and silent < ASLEEP_AFTER:
-        # A script without a session counts no steps. As long as it prints, it does not hang.
-        return [Finding("progress", GOOD, f"no steps are known, but the ranks printed something {silent:.0f} s ago")]
-    if waiting and len(waiting) < len(evidence.stacks):
-        printed = f"no rank has printed anything for {silent:.0f} s" if silent is not None else "no rank has printed"
-        return [_hang(evidence, f"{printed}, and none reports steps, as scripts with a session do", [])]
-    return [Finding("progress", GOOD, f"no step yet, {min(ages):.0f} s after the ranks started")]
-
-
-def _hang(evidence: Evidence, fact: str, suspects: Sequence[int | None]) -> Finding:
-    """Describe a hang. If stacks tell who waits for whom, they decide; otherwise `suspects` do."""
-    waits = {rank: stack.waits_in for rank, stack in evidence.stacks.items()}
-    absent = [rank for rank, function in waits.items() if not function]
-    ranks = absent if absent and len(absent) < len(waits) else [rank for rank in suspects if rank is not None]
-    facts = [fact]
-    for rank in ranks[:4]:
-        if rank in evidence.stacks:
-            facts.append(f"rank {rank} on {evidence.host_of_rank(rank)} is at {evidence.stacks[rank].where}")
-        process = evidence.ranks[rank][-1].process if rank in evidence.ranks else ""
-        if process in ("T", "t", "D"):
-            state = "waits for a disk or device" if process == "D" else "was stopped by a signal"
-            facts.append(f"its process {state} (state {process})")
-    others = [(rank, function) for rank, function in waits.items() if rank not in ranks and function]
-    if others:
-        facts.append(
-            f"{len(others)} other rank{'s' * (len(others) > 1)} wait{'s' * (len(others) == 1)} in {others[0][1]}"
-        )
-    names = ", ".join(f"{rank} on {evidence.host_of_rank(rank)}" for rank in ranks[:4])
-    who = f"Rank {names} has not arrived where the others wait" if others and ranks else f"Rank {names} is stuck"
-    text = f"{who if ranks else 'The ranks are stuck'}."
-    if evidence.attempt is not None and evidence.stacks:
-        facts.append(f"all stacks: {evidence.attempt.path}/stacks-*.txt")
-    has_timeout = evidence.launch_spec is not None and evidence.launch_spec.hang_timeout > 0
-    return Finding(
-        "hang", PROBLEM, text,
-        "Look at that line: every rank must call the same collectives, in the same order."
-        + ("" if has_timeout else " --hang-timeout 10m ends and restarts a run that hangs."),
-        evidence=tuple(facts), docs=f"{DOCS}#it-hangs",
-    )  # fmt: skip

@@ -1,0 +1,140 @@
+"""Whether the ranks hang, and which one the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.heartbeat_file import READY, RUNNING
+from paceline.watch.diagnosis.evidence import Evidence
+from paceline.watch.rank_samples import RankSample
+
+DOCS = "docs/troubleshooting.md"
+STUCK_AFTER = 30.0  # seconds without a step, at least
+STUCK_STEPS = 20  # steps' worth of time without one
+ASLEEP_AFTER = 10.0  # seconds before the first step after which stacks say who is missing
+QUIET_AFTER = 30.0  # seconds without output after which ranks that make no steps may hang
+HELD = ("T", "t", "D")  # the kernel's state letters of a process that cannot go on
+
+
+def check_hang(evidence: Evidence) -> list[Finding]:
+    """Name the ranks that no longer make progress, and where they are."""
+    cause = evidence.failure.get("cause")
+    if cause in ("hang", "lingered") and not evidence.is_live:
+        return [_hang(evidence, str(evidence.failure.get("message", "")), [evidence.failure.get("rank")])]
+    newest = {rank: samples[-1] for rank, samples in evidence.ranks.items()}
+    if not evidence.is_live or not newest:
+        return []
+    running = [each for each in newest.values() if each.state == RUNNING]
+    if not running:
+        return _without_steps(evidence, newest)
+    oldest = max(each.age or 0.0 for each in running)
+    limit = max(STUCK_AFTER, STUCK_STEPS * max(each.seconds_per_step for each in running))
+    if oldest < limit:
+        steps = sorted({each.step for each in running})
+        return [Finding("progress", GOOD, f"at step {steps[-1]}, {running[0].seconds_per_step:.3g} s per step")]
+    lowest = min(each.step for each in running)
+    behind = [each for each in running if each.step == lowest]
+    oldest_behind = max(each.age or 0.0 for each in behind)
+    stuck = [each.rank for each in behind if oldest_behind - (each.age or 0.0) <= 0.5]
+    fact = f"no step for {oldest:.0f} s, the last one was {lowest}"
+    # An evaluation between two steps, or a long download, is not a hang.
+    if (silent := evidence.seconds_silent()) is not None and silent < QUIET_AFTER:
+        return [Finding("progress", GOOD, f"{fact}, but the ranks printed something {silent:.0f} s ago")]
+    suspects = _late_ranks(evidence) or stuck
+    if working := [rank for rank in suspects if evidence.motion.works(rank)]:
+        return [_long_step(evidence, fact, working)]
+    return [_hang(evidence, fact, stuck)]
+
+
+def _long_step(evidence: Evidence, fact: str, working: list[int]) -> Finding:
+    """Describe ranks that are busy with something that is not a step."""
+    facts = [fact, *(_place(evidence, rank) for rank in working[:4])]
+    return Finding(
+        "progress", WARNING, f"No step is finished, but {_name(evidence, working, 'is', 'are')} working.",
+        "Look at that line. An evaluation or a download may take its time: let it print something now and then.",
+        evidence=tuple(facts), docs=f"{DOCS}#it-hangs",
+    )  # fmt: skip
+
+
+def _without_steps(evidence: Evidence, newest: dict[int, RankSample]) -> list[Finding]:
+    """Before the first step, or without a session, only stacks tell who is missing, and whether anybody moves."""
+    ages = [each.age for each in newest.values() if each.state == READY and each.age is not None]
+    if not ages or min(ages) < ASLEEP_AFTER:
+        return []
+    if (silent := evidence.seconds_silent()) is not None and silent < ASLEEP_AFTER:
+        # A script without a session counts no steps. As long as it prints, it does not hang.
+        return [Finding("progress", GOOD, f"no steps are known, but the ranks printed something {silent:.0f} s ago")]
+    late, motion = _late_ranks(evidence), evidence.motion
+    printed = f"no rank has printed anything for {silent:.0f} s" if silent is not None else "no rank has printed"
+    if moving := [rank for rank in late if motion.works(rank)]:
+        who = _name(evidence, moving, "is", "are")
+        return [Finding("progress", GOOD, f"no steps are known, {printed}, but {who} working")]
+    if passing := [rank for rank, stack in evidence.stacks.items() if stack.waits_in and motion.passes(rank)]:
+        who = _name(evidence, passing, "goes", "go")
+        return [Finding("progress", GOOD, f"no steps are known, {printed}, but {who} from one collective to the next")]
+    if late:
+        return [_hang(evidence, f"{printed}, and none reports steps, as scripts with a session do", [])]
+    why = "; their stacks are not available: the script has a handler of its own for SIGUSR2" * bool(motion.foreign)
+    return [Finding("progress", GOOD, f"no step yet, {min(ages):.0f} s after the ranks started{why}")]
+
+
+def _late_ranks(evidence: Evidence) -> list[int]:
+    """Return the ranks that are not where others wait; empty if no stack shows a rank that waits.
+
+    If all stacks that came back are of ranks that wait, the ones without a stack are late.
+    """
+    waits = {rank: bool(stack.waits_in) for rank, stack in evidence.stacks.items()}
+    if not any(waits.values()):
+        return []
+    absent = [rank for rank, waiting in waits.items() if not waiting]
+    known = evidence.motion.present if evidence.is_live else evidence.ranks
+    return absent or sorted(rank for rank in known if rank not in waits)
+
+
+def _hang(evidence: Evidence, fact: str, suspects: Sequence[int | None]) -> Finding:
+    """Describe a hang. If stacks tell who waits for whom, they decide; otherwise `suspects` do."""
+    ranks = _late_ranks(evidence) or [rank for rank in suspects if rank is not None]
+    facts = [fact]
+    for rank in ranks[:4]:
+        facts.append(_place(evidence, rank))
+        process = evidence.ranks[rank][-1].process if rank in evidence.ranks else ""
+        if process in HELD:
+            state = "waits for a disk or device" if process == "D" else "was stopped by a signal"
+            facts.append(f"its process {state} (state {process})")
+    waits = {rank: stack.waits_in for rank, stack in evidence.stacks.items()}
+    others = [(rank, function) for rank, function in waits.items() if rank not in ranks and function]
+    if others:
+        facts.append(
+            f"{len(others)} other rank{'s' * (len(others) > 1)} wait{'s' * (len(others) == 1)} in {others[0][1]}"
+        )
+    text = "the ranks are stuck."
+    if ranks:
+        verb, rest = (("has", "have"), "not arrived where the others wait") if others else (("is", "are"), "stuck")
+        text = f"{_name(evidence, ranks, *verb)} {rest}."
+    if evidence.attempt is not None and evidence.stacks:
+        facts.append(f"all stacks: {evidence.attempt.path}/stacks-*.txt")
+    has_timeout = evidence.launch_spec is not None and evidence.launch_spec.hang_timeout > 0
+    return Finding(
+        "hang", PROBLEM, f"{text[0].upper()}{text[1:]}",
+        "Look at that line: every rank must call the same collectives, in the same order."
+        + ("" if has_timeout else " --hang-timeout 10m ends and restarts a run that hangs."),
+        evidence=tuple(filter(None, facts)), docs=f"{DOCS}#it-hangs",
+    )  # fmt: skip
+
+
+def _place(evidence: Evidence, rank: int) -> str:
+    """Say where a rank is, or why nobody knows."""
+    who = f"rank {rank} on {evidence.host_of_rank(rank)}"
+    if rank in evidence.stacks:
+        return f"{who} is at {evidence.stacks[rank].where}"
+    if rank in evidence.motion.foreign:
+        return f"the stack of {who} is not available: the script has a handler of its own for SIGUSR2"
+    return f"{who} has written no stack" if evidence.stacks else ""
+
+
+def _name(evidence: Evidence, ranks: Sequence[int], *verbs: str) -> str:
+    """Return the names of ranks, followed by a verb in the singular or plural."""
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    names = ", ".join(f"{rank} on {evidence.host_of_rank(rank)}" for rank in ranks[:4])
+    return f"rank{'s' * (len(ranks) > 1)} {names}{more} {verbs[len(ranks) > 1]}"
