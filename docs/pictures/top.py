@@ -79,7 +79,7 @@ def main() -> None:
         scratch = Path(folder) / "scratch"
         samples = SampleRuns(scratch)
         make_runs(samples)
-        svg = asyncio.run(draw(scratch, samples, sys.argv[4:], size))
+        svg = asyncio.run(draw(scratch, samples, sys.argv[4:] or ["down"], size))
     out.write_text(without_remote_fonts(svg), encoding="utf-8")
 
 

@@ -87,6 +87,9 @@ def test_a_report_opens_offline_and_shows_everything(
     chart.locator("svg.still path" if light else ".main-svg .scatterlayer path.js-line").first.wait_for(
         state="attached"
     )
+    assert tab.locator(".chart:empty").count() > 0  # below the screen, they are drawn once they are seen
+    tab.pdf()
+    tab.wait_for_function("() => !document.querySelector('.chart:empty')")  # or printed
     tab.get_by_role("tab", name="Log").click()
     tab.locator(".log .text", has_text="step 2999").first.wait_for()
     tab.get_by_label("Search the log").fill("step 2990 ")

@@ -16,6 +16,10 @@ const observer = new IntersectionObserver(
   },
   { rootMargin: "200px" },
 );
+// On paper, everything is in view.
+window.addEventListener("beforeprint", () => {
+  for (const chart of charts.values()) chart.show(true);
+});
 const resized = new ResizeObserver((entries) => {
   for (const entry of entries) charts.get(entry.target)?.resize();
 });
