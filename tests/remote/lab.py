@@ -259,10 +259,10 @@ def _run(*argv: str) -> None:
 
 
 def paceline(
-    lab: Lab, *args: str, cwd: Path, timeout: float = 120, **variables: str
+    lab: Lab, *args: str, cwd: Path, timeout: float = 120, input: str | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a `paceline` command on the laptop, without a terminal."""
     return subprocess.run(
-        [sys.executable, "-m", "paceline", *args], cwd=cwd, text=True, capture_output=True, stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", "paceline", *args], cwd=cwd, text=True, capture_output=True, input=input or "",
         timeout=timeout, env={**os.environ, **lab.variables, **variables},
     )  # fmt: skip

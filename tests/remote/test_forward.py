@@ -60,7 +60,19 @@ def test_errors_and_exit_codes_are_passed_on(laptop: Laptop) -> None:
     assert "nothing" in done.stderr
     assert "Traceback" not in done.stderr
     assert laptop("ps", "--on", "plain", "--nonsense").returncode == 2  # found here already
-    assert laptop("ps", "--on", "plain,lab").returncode == 2
+    done = laptop("report", "--on", "plain", "nothing")
+    assert done.returncode == 2
+    assert "report.html would be written on plain, not here" in done.stderr
+    assert laptop("show", "--on", "plain,lab").returncode == 2
+
+
+def test_the_runs_of_several_clusters(lab: Lab, laptop: Laptop) -> None:
+    laptop("login", "plain", check=True)
+    done = laptop("ps", "--on", "plain,lab")
+    assert done.returncode == 1
+    assert done.stdout == "plain:\nlab:\n"
+    assert f"no runs in {lab.home}/paceline" in done.stderr
+    assert "You are not logged in to lab" in done.stderr
 
 
 def test_a_default_cluster(lab: Lab, laptop: Laptop, project: Path) -> None:
@@ -94,7 +106,7 @@ def test_nothing_stays_there_when_the_command_here_ends(
 ) -> None:
     """`metrics --follow` writes nothing to its output for a minute, so nothing tells it that its reader is gone."""
     laptop("login", "plain", check=True)
-    argv = ("metrics", "--active", "-f", "-o", "numbers.txt", "--on", "plain")
+    argv = ("metrics", "--active", "-f", "-o", f"{lab.home}/numbers.txt", "--on", "plain")
     with start(lab, *argv, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                start_new_session=True) as process:  # fmt: skip
         wait_until(lambda: follows(lab) or process.poll() is not None)
@@ -105,7 +117,7 @@ def test_nothing_stays_there_when_the_command_here_ends(
 
 def test_nothing_stays_there_when_the_connection_is_closed(lab: Lab, laptop: Laptop, project: Path) -> None:
     laptop("login", "plain", check=True)
-    argv = ("metrics", "--active", "-f", "-o", "numbers.txt", "--on", "plain")
+    argv = ("metrics", "--active", "-f", "-o", f"{lab.home}/numbers.txt", "--on", "plain")
     with start(
         lab, *argv, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -122,7 +134,18 @@ def test_a_terminal_there_is_as_wide_as_here_and_ctrl_c_reaches_it(lab: Lab, lap
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(project)
-        argv = [sys.executable, "-m", "paceline", "metrics", "--active", "-f", "-o", "numbers.txt", "--on", "plain"]
+        argv = [
+            sys.executable,
+            "-m",
+            "paceline",
+            "metrics",
+            "--active",
+            "-f",
+            "-o",
+            f"{lab.home}/numbers.txt",
+            "--on",
+            "plain",
+        ]
         os.execve(sys.executable, argv, {**os.environ, **lab.variables})
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
     wait_until(lambda: follows(lab))
@@ -140,12 +163,11 @@ def test_a_terminal_there_is_as_wide_as_here_and_ctrl_c_reaches_it(lab: Lab, lap
 
 def follows(lab: Lab) -> bool:
     """Whether the command on the login node has begun, and its file is written."""
-    files = list((lab.home / ".cache" / "paceline" / "code").glob("*/project/numbers.txt"))
-    running = any(" run request-" in line for line in lab.processes())
-    if running and files:
-        for file in files:
-            file.unlink()
-    return running and bool(files)
+    file = lab.home / "numbers.txt"
+    has_begun = file.exists() and any(" run request-" in line for line in lab.processes())
+    if has_begun:
+        file.unlink()
+    return has_begun
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 60) -> None:

@@ -119,7 +119,10 @@ def _has_index() -> bool:
 
 @pytest.mark.parametrize(
     ("version", "machine", "expected"),
-    [((3, 10), "x86_64", "cpython-310-x86_64"), ((3, 13), "aarch64", "cpython-313-aarch64")],
+    [
+        ((3, 10), "x86_64", "cpython-310-x86_64"),
+        pytest.param((3, 13), "aarch64", "cpython-313-aarch64", marks=pytest.mark.slow),
+    ],
 )
 def test_packages_for_another_python_are_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], machine: str, expected: str

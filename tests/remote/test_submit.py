@@ -148,3 +148,13 @@ def test_a_job_is_cancelled_from_the_laptop(slurm_node: Cluster, project: Path, 
     done = slurm("wait", "long", "--on", "slurm")
     assert done.returncode != 0
     assert not slurm_node.queue()
+
+
+def test_sweeps_shells_and_checks(lab: Lab, project: Path, slurm: Laptop) -> None:
+    (project / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nname = "two"\n[space]\nx = [1, 2]\n')
+    slurm("sweep", *SMALL, "sweep.toml", check=True)
+    assert json.loads(slurm("sweep", "show", "two", "--json", "--on", "slurm", check=True).stdout)
+    assert "train.py compiles" in slurm("doctor", "--job", *SMALL, "train.py", check=True).stdout
+    done = slurm("shell", "--on", "slurm", "-t", "5", input="echo $SLURM_JOB_ID $(id -u); exit 5\n")
+    assert done.returncode == 5, done.stderr
+    assert re.search(rf"^\d+ {os.stat(lab.home).st_uid}$", done.stdout, re.MULTILINE)

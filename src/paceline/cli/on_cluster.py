@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from paceline.cli import console
 from paceline.contract.env import ON_CLUSTER
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.spec.option_table import PROJECT, TABLE, VARIABLES, options_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.cluster.ssh.code import Parcel
     from paceline.spec import Job
 
-HERE = "here"
+HERE, ALL = "here", "all"
 # Commands that have the option, by the name of their module.
 FORWARDED = frozenset({
     "submit", "sweep", "sweep_show", "sweep_cancel", "ps", "show", "logs", "wait", "metrics", "report", "cancel",
@@ -26,6 +26,11 @@ FORWARDED = frozenset({
 })  # fmt: skip
 NEEDS_CODE = frozenset({"submit", "sweep", "doctor", "env", "shell"})
 TAKES_SECRETS = frozenset({"submit", "sweep", "doctor"})
+# Commands that write files: the parameter, and the file that is written without it.
+OUTPUTS: dict[str, dict[str, str | None]] = {
+    "report": {"output": "report.html"}, "export": {"output": "model.safetensors"}, "metrics": {"output": None},
+    "sweep_show": {"csv": None, "report": None}, "submit": {"script_only": None},
+}  # fmt: skip
 PASSED_ON = ("NO_COLOR", "COLORTERM", "COLUMNS")  # variables of this terminal
 
 
@@ -109,10 +114,11 @@ def forward(asked: Forwarded) -> int:
     from paceline.cluster.ssh.connection import Connection
     from paceline.cluster.ssh.request import Request
 
-    if len(asked.names) > 1:
-        raise UsageError("--on takes one cluster.", hint=f"Run it again for each of {', '.join(asked.names)}.")
     config = asked.values.get("config")
     project = ProjectFile.find(Path.cwd(), Path(config) if config else None)
+    if len(asked.names) > 1 or asked.names[0] == ALL:
+        return _forward_to_each(asked, sorted(project.clusters()) if asked.names[0] == ALL else asked.names)
+    _require_full_path(asked)
     cluster = find_cluster(asked.names[0], project)
     connection = Connection(cluster)
     connection.require()
@@ -126,6 +132,33 @@ def forward(asked: Forwarded) -> int:
         secrets.values if secrets is not None else {}, secrets.sources if secrets is not None else {},
     )  # fmt: skip
     return remote.forward(connection, request, parcel, note=console.say_note)
+
+
+def _forward_to_each(asked: Forwarded, names: Sequence[str]) -> int:
+    """List the runs of several clusters, one after the other. One that cannot be reached does not hide the others."""
+    if asked.module != "ps" or asked.values.get("json"):
+        raise UsageError("This takes one cluster.", hint=f"Run it once for each of {', '.join(names)}.")
+    worst = 0
+    for name in names:
+        print(f"{console.printable(name)}:", flush=True)
+        try:
+            code = forward(Forwarded([name], asked.module, asked.line, asked.values))
+        except PacelineError as problem:
+            console.say_error(problem)
+            code = problem.exit_code
+        worst = max(worst, code)
+    return worst
+
+
+def _require_full_path(asked: Forwarded) -> None:
+    """Raise an error for a file that would be written into the copy of the project over there, where nobody looks."""
+    for key, default in OUTPUTS.get(asked.module, {}).items():
+        value = asked.values.get(key) or default
+        if value and not str(value).startswith("/"):
+            raise UsageError(
+                f"{value} would be written on {asked.names[0]}, not here.",
+                hint="Give it a full path on the cluster, e.g. /scratch/me/" + Path(str(value)).name,
+            )
 
 
 def _load(asked: Forwarded, cluster: Cluster) -> Job:
