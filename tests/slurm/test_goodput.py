@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from paceline.watch.records import read_record
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, run_of
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(900)
 
 # Writes down how long each injected delay really took, and when each step ended.
 SCRIPT = """
@@ -59,6 +61,7 @@ with paceline.session(save_every_steps=20, progress=False) as run:
 SHAPE = ("--nodes", "1", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--time", "30m", "--no-snapshot")
 
 
+@pytest.mark.slow
 def test_goodput_agrees_with_injected_delays(slurm_paceline: Paceline, cluster: Cluster, tmp_path: Path) -> None:
     script, ledger = tmp_path / "train.py", tmp_path / "ledger.jsonl"
     script.write_text(SCRIPT)
@@ -92,3 +95,58 @@ def test_goodput_agrees_with_injected_delays(slurm_paceline: Paceline, cluster: 
     assert starting["setup"] == pytest.approx(seconds(lines, "setup"), rel=0.05, abs=1.5)  # and building the model
     assert starting["import"] > seconds(lines, "import")
     assert (goodput.failures, sum(goodput.seconds.values())) == (1, pytest.approx(goodput.total))
+
+
+# Without the runtime, so that it starts quickly: on request it says that it has saved, and the second start ends.
+SAVES = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+mark = pathlib.Path(sys.argv[1], f"started-{os.environ['RANK']}")
+if not mark.exists():
+    mark.touch()
+    time.sleep(600)
+"""
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def test_the_wait_for_busy_nodes_after_a_requeue_is_queued(
+    slurm_paceline: Paceline, cluster: Cluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SAVES)
+    shape = ("--nodes", "2", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--time", "30m", "--no-snapshot")
+    done = slurm_paceline("submit", *shape, "--requeue-always", str(script), str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    folder = run_of(done)
+    job = folder.job.read_text().strip()
+    until(lambda: all((tmp_path / f"started-{rank}").exists() for rank in (0, 1)), diagnostics(folder))
+    blocker = cluster.submit("sleep 25", "--nodes=4", "--exclusive")
+    cluster.run(["scancel", "--batch", "--signal=USR1", job])
+    seen: list[tuple[str, float]] = []
+
+    def look() -> bool:
+        """Look as a person does, who must not read of a lost or failed run meanwhile."""
+        shown = json.loads(slurm_paceline("show", folder.path.name, "--json", cwd=tmp_path, check=True).stdout)
+        seen.append((shown["overview"]["status"], shown["goodput"]["seconds"]["queued"]))
+        return cluster.state(blocker) == "COMPLETED"
+
+    until(look, f"the other job does not end; {cluster.show(blocker)}")
+    assert {status for status, _ in seen} <= {"running", "ending", "queued"}, seen
+    waits = [queued for status, queued in seen if status == "queued"]
+    assert waits == sorted(waits)
+    assert waits[-1] - waits[0] > 5, "it grows while the job waits"
+    assert cluster.wait(job, timeout=200) == "COMPLETED", diagnostics(folder)
+    ended = folder.job_start(f"{job}-0").verdict.stat().st_mtime
+    began = time.mktime(time.strptime(cluster.show(job)["StartTime"], "%Y-%m-%dT%H:%M:%S"))
+    first, second = read_details(read_record(folder, lambda jobs: {})).job_starts
+    goodput = read_details(read_record(folder, lambda jobs: {})).goodput
+    before = first.began - read_record(folder, lambda jobs: {}).events[0]["time"]  # in the queue for the first time
+    assert goodput.seconds["queued"] == pytest.approx(before + began - ended, rel=0.05, abs=4), (first, second)
+    assert goodput.seconds["idle"] < 4
+    assert (goodput.failures, goodput.total) == (0, pytest.approx(sum(goodput.seconds.values())))
