@@ -150,3 +150,38 @@ def test_the_wait_for_busy_nodes_after_a_requeue_is_queued(
     assert goodput.seconds["queued"] == pytest.approx(before + began - ended, rel=0.05, abs=4), (first, second)
     assert goodput.seconds["idle"] < 4
     assert (goodput.failures, goodput.total) == (0, pytest.approx(sum(goodput.seconds.values())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("event", ["preemption", "lost node"])
+def test_nobody_reads_of_a_lost_run_while_the_last_answer_is_old(
+    slurm_paceline: Paceline, cluster: Cluster, tmp_path: Path, event: str
+) -> None:
+    """Slurm itself requeues the job, without a word in the run folder, and is asked once in a minute."""
+    script = tmp_path / "train.py"
+    script.write_text(SAVES)
+    shape = ("--nodes", "2", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--time", "30m", "--no-snapshot")
+    done = slurm_paceline("submit", *shape, "--partition", "low", str(script), str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    folder = run_of(done)
+    job = folder.job.read_text().strip()
+    until(lambda: all((tmp_path / f"started-{rank}").exists() for rank in (0, 1)), diagnostics(folder))
+    seen: list[str] = []
+
+    def look() -> None:
+        options = {"PACELINE_POLL_INTERVAL": "60"}
+        shown = slurm_paceline("show", folder.path.name, "--json", cwd=tmp_path, check=True, **options)
+        seen.append(json.loads(shown.stdout)["overview"]["status"])
+
+    look()
+    assert seen == ["running"]
+    if event == "preemption":
+        urgent = cluster.submit("sleep 15", "--partition=high", "--exclusive", "--nodes=4")
+        until(lambda: cluster.state(urgent) == "RUNNING" or look(), "the urgent job does not start")
+    else:
+        cluster.kill_node(cluster.show(job)["BatchHost"], mark_down=True)
+    until(lambda: cluster.restarts(job) == 1 or look(), f"the job was not requeued: {cluster.show(job)}")
+    until(lambda: cluster.state(job) == "COMPLETED" or look(), diagnostics(folder))
+    look()
+    assert set(seen) <= {"running", "ending", "queued", "starting", "done"}, seen
+    assert seen[-1] == "done"
