@@ -19,6 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=16)
 parser.add_argument("--mistake", default="")
 parser.add_argument("--out", default="")
+parser.add_argument("--lr", type=float, default=1e-2)
 args = parser.parse_args()
 
 if args.mistake == "fails":
@@ -32,8 +33,10 @@ x = torch.randn(160, 6, dtype=torch.float64)
 data = TensorDataset(x, (x.sum(1) > 0).long())
 net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
 model = net if args.mistake == "no average" else DistributedDataParallel(net)
-opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+opt = torch.optim.AdamW(model.parameters(), lr=args.lr)
 sampler = DistributedSampler(data, world_size, rank)
+if args.mistake == "same samples":
+    sampler = DistributedSampler(data, 1, 0)
 loader = DataLoader(data, batch_size=args.batch_size, sampler=sampler)
 step = 0
 for epoch in range(100):

@@ -88,6 +88,7 @@ def test_single_precision_has_a_tolerance_of_its_own(prove: Prove) -> None:
         ("whole batch on each rank", "the batch size", "32 samples with 2 ranks and 16 with 1"),
         ("weighting", "a loss that depends on the split of the batch", "not by a common factor"),
         ("rate", "the learning rate", "0.2 with 2 ranks and 0.1 with 1 rank"),
+        ("rate in a warm-up", "the learning rate", "2e-09 with 2 ranks and 1e-09 with 1 rank"),
         ("initial weights", "initial weights", "Before the first step"),
         ("seed", "no fixed seed", "Two equal runs with 1 rank differ"),
     ],
@@ -222,6 +223,32 @@ def test_a_mistake_of_a_plain_script_is_named(
     prove: Prove, args: tuple[str, ...], batch_arg: str | None, cause: str
 ) -> None:
     assert causes(prove("ddp.py", *args, batch_arg=batch_arg)) == [cause]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "note", "cause"),
+    [
+        ("no average", "the 2 ranks end with 2 different sets of weights", "gradients that are not averaged"),
+        ("same samples", "other samples than with 1 rank from step 1 on", "a wrong sampler"),
+    ],
+)
+def test_ranks_and_samples_are_judged_though_weights_hardly_move(
+    prove: Prove, mistake: str, note: str, cause: str
+) -> None:
+    proof = prove("ddp.py", "--batch-size", "16", "--lr", "1e-9", "--mistake", mistake, batch_arg="--batch-size")
+    (found,) = proof.comparisons
+    assert found.weights is not None
+    assert found.weights < found.limit
+    assert (found.note, causes(proof)) == (note, [cause])
+
+
+def test_a_sharded_model_that_ends_early_is_compared_with_its_weights_and_before_clipping(prove: Prove) -> None:
+    proof = prove("train.py", "fsdp", counts=(2, 1), steps=100)
+    assert proof.holds
+    assert proof.comparisons[0].weights is not None
+    sizes = [[rank.steps[1]["clip"]["size"] for rank in case.ranks] for case in proof.cases]
+    assert sizes[0] == pytest.approx([sizes[1][0]] * 2)
+    assert sizes[1][0] > 0.05, "it clips"
 
 
 def test_batches_and_rates_that_grow_with_the_ranks(prove: Prove) -> None:

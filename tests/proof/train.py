@@ -74,20 +74,21 @@ def main(mistake: str, dtype: torch.dtype) -> None:
     with paceline.session(seed=None if mistake == "seed" else 3, cpu=True, report=False, progress=False) as run:
         if mistake == "initial weights":
             torch.manual_seed(run.world_size)
-        model = run.wrap(make_model(mistake, dtype))
-        rate = {"rate": 0.1 * run.world_size, "sum in a warm-up": 1e-9}.get(mistake, 0.1)
+        model = run.wrap(make_model(mistake, dtype), **({"mode": "fsdp"} if mistake == "fsdp" else {}))
+        rates = {"rate": 0.1 * run.world_size, "rate in a warm-up": 1e-9 * run.world_size, "sum in a warm-up": 1e-9}
+        rate = rates.get(mistake, 0.1)
         opt = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
         sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 100)
         loader = make_loader(run, data, mistake)
         run.resume(model=model, opt=opt, **({} if mistake == "resume" else {"sched": sched}))
-        for _ in run.epochs(100):
+        for _ in run.epochs(1 if mistake == "fsdp" else 100):
             for a, b in run.steps(loader):
                 loss = F.cross_entropy(model(a), b, reduction="sum" if mistake.split()[0:1] == ["sum"] else "mean")
                 if mistake == "weighting":
                     kept = b != 0
                     loss = F.cross_entropy(model(a)[kept], b[kept])
                 run.backward(loss)
-                if run.update(opt):
+                if run.update(opt, clip=0.05 if mistake == "fsdp" else None):
                     sched.step()
                 run.log(loss=loss.mean() / (len(b) if mistake == "sum in a warm-up" else 1))
 

@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 
 from paceline.contract.files.probe_spec import BATCHNORM, DRAWS, DROPOUT, OTHER_DRAWS
 from paceline.proof.cause import Cause
-from paceline.proof.comparison import PRINTED, LossSource, compare, compare_gradients, largest_difference, relative
+from paceline.proof.comparison import (
+    PRINTED,
+    LossSource,
+    compare,
+    compare_gradients,
+    compare_replicas,
+    largest_difference,
+    loss_scale,
+    relative,
+)
 from paceline.proof.evidence.gradients import GradientComparison, all_equal, find_rate_cause
 from paceline.proof.evidence.repeats import find_earlier_cause, find_repeat_cause
 from paceline.proof.evidence.samples import SampleComparison, SampleEvidence
@@ -44,10 +53,11 @@ class Diagnosis:
         self.is_reproducible = False  # whether equal runs are known to be equal
         self._rerun = rerun
         self._evidence = SampleEvidence()
+        self._scale = loss_scale(source.curve(reference), reference.dtype)
 
     def causes(self) -> list[Cause]:
         if self.reference.case.ranks == self.other.case.ranks:
-            return [self._unrepeated() or self._resume_cause() or self._style_cause()]
+            return [self._replicas() or self._unrepeated() or self._resume_cause() or self._style_cause()]
         found = self._printed_loss() or self._unrepeated() or self._initial_weights()
         if found is not None:
             return [found]
@@ -123,12 +133,12 @@ class Diagnosis:
 
     def _replicas(self) -> Cause | None:
         """Compare the weights of the ranks of one run."""
-        ends = {rank.end["weights"] for rank in self.other.ranks if rank.end}
-        if len(ends) < 2:
+        case = next((each for each in (self.other, self.reference) if compare_replicas(each)), None)
+        if case is None:
             return None
-        what = f"At the end, the {self.other.ranks_text} have {len(ends)} different sets of weights."
-        first = [rank.steps[min(rank.steps)] for rank in self.other.ranks if rank.steps]
-        if not all_equal([rank.start.get("weights") for rank in self.other.ranks]):
+        what = f"{compare_replicas(case).capitalize()}."
+        first = [rank.steps[min(rank.steps)] for rank in case.ranks if rank.steps]
+        if not all_equal([rank.start.get("weights") for rank in case.ranks]):
             return Cause(
                 "initial weights",
                 f"{what} They differ before the first step already.",
@@ -177,14 +187,15 @@ class Diagnosis:
             return True
         one, two = ({step: loss for step, loss in self.source.curve(each).items() if step < before}
                     for each in (reference, other))  # fmt: skip
-        return largest_difference(two, one)[0] <= self.limit and not compare_gradients(other, reference)
+        loss, _ = largest_difference(two, one, scale=self._scale)
+        return loss <= self.limit and not compare_gradients(other, reference)
 
     def _changes_loss(self, what: str) -> bool:
         """Return whether one change gives another loss in the first step, at the larger number of ranks."""
         changed = self._rerun(self.other.case.ranks, (what,), 0)
         one, two = self.source.curve(self.other), self.source.curve(changed)
         first = min(one.keys() & two.keys(), default=None)
-        return first is not None and relative(two[first], one[first]) > self.limit
+        return first is not None and relative(two[first], one[first], self._scale) > self.limit
 
     def _model_cause(self, what: str, pair: tuple[CaseRecords, CaseRecords]) -> Cause:
         before = compare(self.other, self.reference, self.source, limit=self.limit)
@@ -224,7 +235,7 @@ class Diagnosis:
         changed = self._rerun(reference.case.ranks, (*reference.case.changes, OTHER_DRAWS), 0)
         one, two = reference.backward_losses(), changed.backward_losses()
         first = min(one.keys() & two.keys(), default=None)
-        if first is None or relative(two[first], one[first]) <= self.limit:
+        if first is None or relative(two[first], one[first], self._scale) <= self.limit:
             return None
         return Cause(
             "random numbers in the forward pass",
@@ -238,8 +249,9 @@ class Diagnosis:
     def _unexplained(self, reference: CaseRecords, other: CaseRecords, gradients: GradientComparison) -> Cause:
         one, two = self.source.curve(reference), self.source.curve(other)
         first = next(
-            (step for step in sorted(one.keys() & two.keys()) if not relative(two[step], one[step]) <= self.limit), 0
-        )
+            (step for step in sorted(one.keys() & two.keys())
+             if not relative(two[step], one[step], self._scale) <= self.limit), 0
+        )  # fmt: skip
         measured = [f"The losses differ by more than {self.limit:g} from step {first} on."] if first else []
         if DRAWS in reference.uses | other.uses:
             measured.append("The forward pass draws random numbers.")

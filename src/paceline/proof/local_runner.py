@@ -201,12 +201,17 @@ class LocalRunner:
         shutil.rmtree(self.folder / "weights", ignore_errors=True)
 
     def _read(self, case: Case, own: Path, folder: RunFolder, metrics: Path | None) -> CaseRecords:
-        log = folder.attempts()[-1].log(0)
-        printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        printed = read_output(folder)
         logged = read_logged(folder.metrics if metrics is None else metrics)
         if metrics is not None and not logged:
             raise RunError(f"The script has written no numbers to {metrics}.", hint="Check --metrics.")
         return CaseRecords(case, read_ranks(own, case.ranks), logged, printed)
+
+
+def read_output(folder: RunFolder) -> str:
+    """Return what rank 0 has printed, in all attempts: a run that was interrupted has two."""
+    logs = [attempt.log(0) for attempt in folder.attempts()]
+    return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists())
 
 
 def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProbeSpec:
@@ -273,12 +278,23 @@ def _failure(case: Case, folder: RunFolder) -> RunError:
 
 
 def choose_folder(output: Path | None, project: Path, script: str) -> Path:
-    """Return the folder of a proof, which is new: the one that was asked for, or the next one of the project."""
+    """Create the folder of a proof: the one that was asked for, or the next one of the project.
+
+    Two proofs that start at once must not share one, so it belongs to who creates it.
+    """
     if output is not None:
-        if output.exists():
-            raise UsageError(f"{output} exists already.", hint="Name a new folder with --output.")
+        try:
+            output.mkdir(parents=True)
+        except FileExistsError:
+            raise UsageError(f"{output} exists already.", hint="Name a new folder with --output.") from None
         return output.absolute()
     name, number = Path(script).stem, 1
-    while (project / "proofs" / f"{name}-{number}").exists():
-        number += 1
-    return project / "proofs" / f"{name}-{number}"
+    (project / "proofs").mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = project / "proofs" / f"{name}-{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-from paceline.proof.comparison import Comparison, relative
+from paceline.proof.comparison import Comparison, loss_scale, relative
 from paceline.proof.curves import Curve, draw_differences, draw_losses, stand_alone
 from paceline.proof.page import PAGE, STYLE
 from paceline.proof.proof import Proof, last_loss
@@ -80,7 +80,10 @@ def _comparisons(proof: Proof) -> str:
     head = "<th>run</th><th>compared with</th>" + "".join(
         f"<th class='number'>{name}</th>" for name in ("losses", "weights", "allowed")
     )
-    note = "Largest differences; relative for values above 1. Runs with equally many ranks have to be equal."
+    note = (
+        "Largest differences: of losses, relative to their size; of the weights that the optimizers train, relative to "
+        "those above 1. Runs with equally many ranks have to be equal."
+    )
     return (
         f"<section><h2>Differences</h2><div class='picture'><table><thead><tr>{head}<th></th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div><p class='facts'>{escape(note)}</p></section>"
@@ -109,7 +112,8 @@ def _differences(proof: Proof) -> str:
     curves = []
     for each in proof.comparisons:
         one, other = proof.curve(by_name[each.name]), proof.curve(by_name[each.against])
-        points = {step: relative(one[step], other[step]) for step in sorted(one.keys() & other.keys())}
+        scale = loss_scale(other, by_name[each.against].dtype)
+        points = {step: relative(one[step], other[step], scale) for step in sorted(one.keys() & other.keys())}
         curves.append(Curve(f"{each.name} - {each.against}", points))
     note = "Each run's losses minus those of the run that it is compared with. Equal losses are on the bottom line."
     return _section("Differences by step", draw_differences(curves, proof.limit), note) if curves else ""

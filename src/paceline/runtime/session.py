@@ -180,6 +180,8 @@ class session:
         run, boundary = parts.run, parts.boundary
         try:
             boundary.finish(run.step)
+            if parts.at_end is not None and not stopped:
+                parts.at_end()
             if not pruned:  # nothing resumes a pruned trial
                 run._save_at_end()
             boundary.checkpoint_schedule.close(wait=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +53,7 @@ class SessionParts:
     boundary: Boundary
     lines: LineWriter
     trackers: Trackers
+    at_end: Callable[[], None] | None = None  # called by all ranks, after training that was not stopped
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,13 @@ def build(
     run = _make_run(settings, context, folder, worker, wrapper=wrapper, boundary=boundary, trackers=trackers)
     if settings.mesh is not None:
         run._set_mesh(settings.mesh)
+    at_end = None
     if env.PROBE in os.environ:
         from paceline.runtime.probe.start import attach_probe
 
-        attach_probe(run)
+        at_end = attach_probe(run)
     trackers.start()
-    return SessionParts(run, worker.group, boundary, lines, trackers)
+    return SessionParts(run, worker.group, boundary, lines, trackers, at_end)
 
 
 def _join_world(settings: Settings, context: LaunchContext) -> _Worker:

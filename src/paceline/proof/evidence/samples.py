@@ -93,7 +93,7 @@ class SampleComparison:
     def _batch_size(self, step: int) -> Cause | None:
         one, two = (sum(each.together(step, "rows") or [0]) for each in (self.reference, self.other))
         ratio = self.other.case.ranks / self.reference.case.ranks
-        if not one or two != one * ratio or self._is_repeated(step) or self._repeats_between_ranks():
+        if ratio == 1 or not one or two != one * ratio or self._is_repeated(step) or self._repeats_between_ranks():
             return None
         return Cause(
             BATCH,

@@ -23,6 +23,8 @@ from paceline.runtime.data.resident.tensor_source import TensorSource
 from paceline.runtime.probe.random_state import read_state
 from paceline.runtime.probe.recorder import Probe
 from paceline.runtime.probe.synchronized_norm import synchronized_batch_norm
+from paceline.runtime.training import fsdp
+from paceline.runtime.training.gradients import Gradients
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
@@ -35,6 +37,8 @@ def install(probe: Probe) -> None:
     _wrap(torch.Tensor, "backward", functools.partial(_backward, probe))
     _wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip_norm, probe))
     _wrap(nn.utils, "clip_grad_value_", functools.partial(_clip_value, probe))
+    _wrap(fsdp, "clip_gradients", functools.partial(_clip_norm, probe))
+    _wrap(Gradients, "_normalize_and_clip", functools.partial(_clip_weighted, probe))
     for name in DROPOUTS:
         _wrap(F, name, functools.partial(_dropout, probe))
     _wrap(torch, "dropout", functools.partial(_plain_dropout, probe))
@@ -87,6 +91,12 @@ def _backward(probe: Probe, original: Any, loss: torch.Tensor, *args: Any, **kwa
 def _clip_norm(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
     norm = original(*args, **kwargs)
     probe.note_clip(norm, _bind(original, args, kwargs)["max_norm"])
+    return norm
+
+
+def _clip_weighted(probe: Probe, original: Any, gradients: Any, info: Any, clip: float) -> Any:
+    norm = original(gradients, info, clip)
+    probe.note_clip(norm, clip)
     return norm
 
 

@@ -33,7 +33,7 @@ from paceline.contract.jsonl import LineWriter
 from paceline.errors import RunError
 from paceline.runtime.lr_scale import LrScale, effective_rate, get_lr_scale
 from paceline.runtime.probe.calls import Call, PendingCalls, tensors_of
-from paceline.runtime.probe.final_weights import compare, full_tensors, write
+from paceline.runtime.probe.final_weights import compare, full_tensors, measure_distance, write
 from paceline.runtime.probe.fingerprints import Column, gradient_summary, weights_digest
 from paceline.runtime.probe.random_state import draw_others
 
@@ -52,6 +52,7 @@ class Probe:
         self._lines = LineWriter(record_path(Path(spec.folder), rank))
         self._optimizers: list[torch.optim.Optimizer] = []
         self._models: list[nn.Module] = []
+        self._initial: dict[int, torch.Tensor | None] = {}  # weights before the first step, on rank 0
         self._pending = PendingCalls()
         self._counted = 0  # steps, if no session counts them
         self._steps_here = 0  # steps of this process
@@ -145,6 +146,7 @@ class Probe:
             return
         if not any(each is optimizer for each in self._optimizers):
             self._optimizers.append(optimizer)
+            self._keep_initial(optimizer)
             if self.spec.lr_factor != 1.0 and get_lr_scale(optimizer) is None:  # the script does not scale by itself
                 LrScale(optimizer, self.spec.lr_factor, warmup=self.spec.lr_warmup, step=lambda: self._counted)
         if optimizer is not self._optimizers[0]:
@@ -179,6 +181,12 @@ class Probe:
         time.sleep(STOP_DELAY)
         if self._counted == self.spec.stop_at and self.rank == 0:
             signal.raise_signal(signal.SIGUSR1)
+
+    def _keep_initial(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep the weights before the first step of an optimizer. All ranks are here: shards are gathered."""
+        new = [each for each in _parameters([optimizer]) if id(each) not in self._initial]
+        for each, tensor in zip(new, full_tensors(new), strict=True):
+            self._initial[id(each)] = tensor.detach().to("cpu", copy=True) if self.rank == 0 else None
 
     def _write_start(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = _parameters([optimizer])
@@ -223,14 +231,17 @@ class Probe:
         self._is_ended = is_last
         parameters = _parameters(self._optimizers)
         tensors = full_tensors(parameters)
-        found: dict[str, Any] = {"step": self.step, "weights": weights_digest(tensors)}
+        shapes = [list(each.shape) for each in tensors]
+        found: dict[str, Any] = {"step": self.step, "weights": weights_digest(tensors), "shapes": shapes}
         if self.rank == 0:
             names = self._names(parameters)
             found["differences"] = {
-                name: compare(tensors, Path(path), names) for name, path in self.spec.references.items()
+                name: compare(tensors, Path(path), names, steps=self.step)
+                for name, path in self.spec.references.items()
             }
             if self.spec.weights:
-                write(tensors, Path(self.spec.weights))
+                moved = measure_distance(tensors, [self._initial.get(id(each)) for each in parameters])
+                write(tensors, Path(self.spec.weights), moved=moved)
         self._write(END, **found)
 
     def _names(self, parameters: list[nn.Parameter]) -> list[str]:

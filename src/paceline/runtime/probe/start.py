@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def start_probe() -> Probe:
     return _probe
 
 
-def attach_probe(run: Any) -> None:
-    """Let the probe count steps as the session does."""
-    start_probe().attach(run)
+def attach_probe(run: Any) -> Callable[[], None]:
+    """Let the probe count steps as the session does. Returns what all ranks call at the end of the session."""
+    probe = start_probe()
+    probe.attach(run)
+    return probe.end
