@@ -37,7 +37,8 @@ def fail(folder: RunFolder, failure: dict[str, Any]) -> RunFolder:
     [
         (RAISED, "rank 3 on n2: ValueError: no data"),
         (EXITED, "rank 3 on n2: exit code 2: train.py: error: argument --lr: invalid float value: 'x'"),
-        ({"code": -9, "cause": "killed"}, "rank 3 on n2: killed"),
+        ({"code": -9, "cause": "killed"}, "rank 3 on n2: killed by SIGKILL"),
+        ({"code": -11, "cause": "crash", "message": ""}, "rank 3 on n2: killed by SIGSEGV"),
         ({"type": "ValueError", "message": "x" * 10_000}, f"rank 3 on n2: ValueError: {'x' * 300}…"),
     ],
 )

@@ -16,6 +16,7 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
+from paceline.contract.files.stacks import read_crash
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, UNKNOWN
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, STOPPED
@@ -190,7 +191,7 @@ def _read_failure(
     last = next((line.strip()[:MAX_LINE] for line in reversed(lines) if line.strip()), "")
     plain = Failure(
         cause, host, rank, code, step=step, time=when, log=str(log), traceback="\n".join(lines[-20:]),
-        last_line=last if code > 0 else "",
+        last_line=last if code > 0 else "", where=read_crash(tail) if cause == restart_policy.CRASH else "",
     )  # fmt: skip
     try:
         trace, message = str(report["traceback"]), shorten(unwrap(str(report["message"])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from paceline.contract.files.foreign_records import Fields, keep_valid, read_object
@@ -29,9 +30,25 @@ def failure_text(failure: dict[str, Any]) -> str:
     message = "\n".join(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}…" for line in lines)
     if failure.get("type"):
         return f"{failure['type']}: {message}"
-    exit_code = f"exit code {failure['code']}" if failure.get("code", -1) > 0 else ""
-    parts = [exit_code, str(failure.get("last_line", ""))] if failure.get("last_line") else [message or exit_code]
+    how = _describe_exit(failure.get("code", 0))
+    parts = [how, str(failure.get("last_line", ""))] if failure.get("last_line") else [message or how]
     return ": ".join(part for part in parts if part) or str(failure.get("cause", ""))
+
+
+def _describe_exit(code: int) -> str:
+    """Describe an exit code; a negative one is a signal."""
+    if code >= 0:
+        return f"exit code {code}" if code else ""
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def name_failure(failure: dict[str, Any]) -> str:
+    """Name the rank that failed, or the node."""
+    host = failure.get("host", "?")
+    return f"rank {failure['rank']} on {host}" if failure.get("rank") is not None else str(host)
 
 
 def describe_failure(folder: RunFolder) -> list[str]:
@@ -42,9 +59,9 @@ def describe_failure(folder: RunFolder) -> list[str]:
         reasons = [str(event["reason"]) for event in read_events(folder.events) if event.get("reason")]
         return reasons[-1:]
     rank, run = failure.get("rank"), folder.key
+    lines = [f"{name_failure(failure)}: {failure_text(failure)}"]
     if rank is None:
-        return [f"{failure.get('host', '?')}: {failure_text(failure)}"]
-    lines = [f"rank {rank} on {failure.get('host', '?')}: {failure_text(failure)}"]
+        return lines
     if failure.get("where"):
         lines.append(f"  at {failure['where']}")
     return [*lines, f"  its log: paceline logs --rank {rank} {run}"]

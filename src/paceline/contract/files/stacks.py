@@ -63,3 +63,17 @@ def read_stack(text: str) -> Stack | None:
         return None
     frames = [Frame(path, int(line), function.strip()) for path, line, function in _FRAME.findall(text[starts[-1] :])]
     return Stack(tuple(frames)) if frames else None
+
+
+def read_crash(text: str) -> str:
+    """Return where a process crashed, by what Python's fault handler has printed; empty if it has not.
+
+    It is the innermost frame of the user's own code in the thread that crashed.
+    """
+    _, found, dump = text.rpartition("Fatal Python error: ")
+    _, current, thread = dump.partition("Current thread 0x")
+    if not found or not current:
+        return ""
+    thread = _THREAD.split(thread.partition("\n\n")[0])[0]
+    frames = tuple(Frame(path, int(line), function.strip()) for path, line, function in _FRAME.findall(thread))
+    return Stack(frames).where if frames else ""

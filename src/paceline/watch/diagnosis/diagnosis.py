@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
 from paceline.watch.diagnosis.arrival import check_answers, check_arrival, check_lost, check_silence
-from paceline.watch.diagnosis.ends import check_disk, check_failure, check_memory
+from paceline.watch.diagnosis.disk import check_disk
+from paceline.watch.diagnosis.ends import check_failure, mention_failure
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.flight_recorder import check_flight_recorder
 from paceline.watch.diagnosis.hang import check_hang
 from paceline.watch.diagnosis.interfaces import check_interfaces
+from paceline.watch.diagnosis.memory import check_memory
 from paceline.watch.diagnosis.pace import check_data, check_stragglers
 from paceline.watch.diagnosis.resources import check_cores, check_gpu_health, check_gpus, check_versions
 from paceline.watch.diagnosis.speed import check_fitness
@@ -39,6 +41,7 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     for check in CONSEQUENCES:
         explained = any(each.level == PROBLEM for each in found)
         found += [each for each in check(evidence) if each.level != PROBLEM or not explained]
+    found = mention_failure(found, evidence)
     order = {PROBLEM: 0, GOOD: 2}
     # A good word about something that another check complains of would confuse.
     bad = {each.about for each in found if each.level != GOOD}

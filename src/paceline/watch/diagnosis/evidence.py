@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.cluster.probes.live_probe import NodeAnswer
+from paceline.cluster.probes.rank_motion import Motion, read_motion
 from paceline.cluster.runs.claims import find_holder
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_object, read_objects
 from paceline.contract.files.foreign_records import read_tail as read_end
@@ -15,8 +17,8 @@ from paceline.contract.files.stacks import Stack, read_stack
 from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
-from paceline.watch.diagnosis.motion import Motion, read_motion
 from paceline.watch.failures import FAILURE_FIELDS
 from paceline.watch.node_usage import NodeUsage, read_node_usage
 from paceline.watch.rank_samples import RankSample, clean_sample, newest_samples, read_ranks
@@ -31,6 +33,7 @@ AGENT_FIELDS: Fields = {
     "chosen": dict, "set": dict, "closed": bool, "reason": str, "visible_gpus": int, "slurm_gpus": int,
     "gpu_devices": int, "run_free": int, "tmp_free": int, "shm_free": int, "memory_free": int, "attempt": int,
 }  # fmt: skip
+OWN_LINE = re.compile(r"(slurmstepd|srun|slurmd|paceline|bash|/\S*(job|sbatch|slurm_script)\S*): ")
 LOG_TAIL = 65536  # bytes
 STRAGGLER_AGE = 400.0  # seconds after which a report of a slow rank is history
 
@@ -74,6 +77,7 @@ class Evidence:
     ranks: dict[int, list[RankSample]]
     answers: list[NodeAnswer]  # of the nodes of a live run
     save_errors: list[Event]
+    has_saved_since: bool  # since the last of these errors
     stragglers: dict[int, float]  # ranks, and how much slower they are, as rank 0 reported last
     motion: Motion  # of the ranks of a live run
     log: str  # the end of the log of the rank that failed
@@ -92,6 +96,15 @@ class Evidence:
         """Return how long ago a rank of the newest attempt has printed anything; None if none has."""
         printed = self.attempt.last_output() if self.attempt is not None else None
         return max(0.0, self.now - printed) if printed is not None else None
+
+    def own_lines(self) -> list[str]:
+        """Return what Slurm, the shell and Paceline have written to the log of a run that is not done.
+
+        The script's output is there too, and may say anything.
+        """
+        if self.record.status == DONE:
+            return []
+        return [line for line in self.batch_log.splitlines() if OWN_LINE.match(line.strip())]
 
     def host_of_agent(self, index: int) -> str:
         """Return the node of an agent, whether or not it has arrived."""
@@ -127,7 +140,7 @@ def read_evidence(record: Record, answers: Sequence[NodeAnswer] = ()) -> Evidenc
         record=record, launch_spec=launch_spec, agents=agents, expected=_agent_count(launch_spec, agents), nodes=nodes,
         attempt=attempt, failure=failure, stacks=stacks, usage=usage,
         ranks=read_ranks([*usage, *map(_as_usage, answers)]), answers=list(answers),
-        save_errors=_save_errors(folder), stragglers=_read_stragglers(folder, usage),
+        **_read_saves(folder), stragglers=_read_stragglers(folder, usage),
         motion=motion, log=_read_log(attempt, failure) if attempt else "", batch_log=_tail(folder.slurm_log),
     )  # fmt: skip
 
@@ -233,13 +246,17 @@ def _as_usage(answer: NodeAnswer) -> NodeUsage:
     return NodeUsage(-1, {"host": answer.host}, samples)
 
 
-def _save_errors(folder: RunFolder) -> list[Event]:
+def _read_saves(folder: RunFolder) -> dict[str, Any]:
+    """Return the checkpoints that could not be written, and whether a later one was."""
     fields: Fields = {"event": str, "step": int, "error": str, "time": NUMBER}
-    found = []
+    events: list[Event] = []
     for path in folder.events.glob("*.jsonl"):
         if not path.stem.startswith("agent-"):
-            found += [keep_valid(line, fields) for line in read_objects(path) if line.get("event") == "save_failed"]
-    return found
+            events += [keep_valid(line, fields) for line in read_objects(path)]
+    events = [each for each in events if each.get("event") in ("saved", "save_failed")]
+    events.sort(key=lambda event: float(event.get("time", 0)))
+    errors = [each for each in events if each["event"] == "save_failed"]
+    return {"save_errors": errors, "has_saved_since": bool(errors) and events[-1]["event"] == "saved"}
 
 
 def _read_stragglers(folder: RunFolder, usage: list[NodeUsage]) -> dict[int, float]:

@@ -1,0 +1,115 @@
+"""Whether a GPU or the job has used up its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.watch.diagnosis.evidence import Evidence
+from paceline.watch.failures import failure_text, name_failure
+
+DOCS = "docs/troubleshooting.md"
+# Exceptions of torch and of Paceline whose messages say that memory is short. Any other may quote these words.
+_CARRIERS = ("RuntimeError", "AcceleratorError", "DistBackendError", "RunError")
+_GPU_MEMORY = re.compile(
+    r"CUDA out of memory|HIP out of memory|XPU out of memory|MPS backend out of memory|ran out of memory at step"
+    r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
+)
+_HOST_MEMORY = re.compile(r"out-of-memory killer|oom[-_ ]kill|Out Of Memory", re.I)
+_REFUSED = re.compile(r"DefaultCPUAllocator: can't allocate memory(?:: you tried to allocate (?P<bytes>\d+) bytes)?")
+_EXCEPTION = re.compile(r"(?:[\w.]+\.)?(?P<type>\w+(?:Error|Exception)): (?P<message>.*)", re.DOTALL)
+_KILLED = re.compile(r"killed by signal|exited unexpectedly")  # what torch says about a data-loader worker
+MIN_PEAK = 64 << 20  # bytes; an agent alone, without its ranks, uses less
+WAYS_OUT = (
+    "1. Fewer samples per rank at the same global batch: run.loader(..., accumulate=2), or more ranks. "
+    '2. Less memory per sample: session(precision="bf16"), or torch.utils.checkpoint. '
+    '3. Sharded parameters and optimizer state: run.wrap(model, mode="fsdp").'
+)
+HOST_WAYS_OUT = (
+    "Fewer or leaner data-loader workers: num_workers, and arrays instead of lists of Python objects.",
+    "Less in memory: memory-mapped files, or run.loader over a stream.",
+)
+
+
+def check_memory(evidence: Evidence) -> list[Finding]:
+    """Tell whether a GPU or the job has used up its memory, by the type of the error or by who killed the rank."""
+    kind, message = _exception(evidence)
+    if kind == "OutOfMemoryError" or (kind in _CARRIERS and _GPU_MEMORY.search(message)):
+        facts = [f"{name_failure(evidence.failure)}: {_first_line(message) or kind}", *_where(evidence)]
+        return [
+            Finding("GPU memory", PROBLEM, "A GPU ran out of memory.", WAYS_OUT, tuple(facts), f"{DOCS}#out-of-memory")
+        ]
+    refused = _REFUSED.search(message) if kind == "RuntimeError" else None
+    if refused or kind.endswith("MemoryError"):
+        return [_refused(evidence, refused["bytes"] if refused else None)]
+    if facts := _kills(evidence):
+        # An exception of the script's own is the cause, unless it says that a process was killed.
+        is_cause = not kind or bool(_KILLED.search(message))
+        facts += _limits(evidence)
+        found = Finding("memory", PROBLEM, "The job ran out of memory, and the kernel killed a process.",
+                        _ways_out(evidence), tuple(facts), f"{DOCS}#out-of-memory")  # fmt: skip
+        return [found if is_cause else dataclasses.replace(found, level=WARNING)]
+    peak = max((use.peak("own_memory") or 0.0 for use in evidence.usage), default=0.0)
+    if peak < MIN_PEAK:  # the samples of a short run have missed its ranks
+        return []
+    size = f"{peak / 2**30:.1f} GB" if peak >= 2**30 else f"{peak / 2**20:.0f} MB"
+    return [Finding("memory", GOOD, f"peak {size} on a node")]
+
+
+def _exception(evidence: Evidence) -> tuple[str, str]:
+    """Return the type and message of the exception that ended the run, if need be from the last line of its log."""
+    failure = evidence.failure
+    if failure.get("type"):
+        return str(failure["type"]), str(failure.get("message", ""))
+    found = _EXCEPTION.match(str(failure.get("last_line", "")))
+    return (found["type"], found["message"]) if found else ("", "")
+
+
+def _kills(evidence: Evidence) -> list[str]:
+    """Return who says that the kernel has killed a process for want of memory."""
+    failure, facts = evidence.failure, []
+    if failure.get("code", 0) < 0 and _HOST_MEMORY.search(str(failure.get("last_line", ""))):
+        facts.append(f"{name_failure(failure)}: {failure_text(failure)}")
+    if evidence.record.status == "out of memory":
+        facts.append(f"Slurm: job {evidence.record.job} is OUT_OF_MEMORY")
+    facts += [f"slurm.log: {line.strip()[:200]}" for line in evidence.own_lines() if _HOST_MEMORY.search(line)][-1:]
+    facts += [
+        f"{use.host}: the kernel killed {use.peak('oom_kills'):.0f} processes of the job"
+        for use in evidence.usage if use.peak("oom_kills")
+    ]  # fmt: skip
+    return facts
+
+
+def _refused(evidence: Evidence, asked: str | None) -> Finding:
+    """Describe an allocation that failed at once, as one of a wrong size does."""
+    number = int(asked) if asked else 0
+    size = f" of {number / 1e12:.3g} TB" if number >= 1e12 else f" of {number / 1e9:.3g} GB" if number else ""
+    facts = [f"{name_failure(evidence.failure)}: {failure_text(evidence.failure)}", *_where(evidence)]
+    return Finding(
+        "memory", PROBLEM, f"The system refused an allocation{size} in the node's memory. No process was killed.",
+        f"Check the sizes at that line. If they are right: {_ways_out(evidence)}",
+        tuple(facts + _limits(evidence)), f"{DOCS}#out-of-memory",
+    )  # fmt: skip
+
+
+def _where(evidence: Evidence) -> list[str]:
+    return [f"at {evidence.failure['where']}"] if evidence.failure.get("where") else []
+
+
+def _ways_out(evidence: Evidence) -> str:
+    more = ("Ask for more: --mem-per-gpu or --mem-per-node.",) if evidence.record.job is not None else ()
+    return " ".join(f"{number}. {each}" for number, each in enumerate((*more, *HOST_WAYS_OUT), start=1))
+
+
+def _limits(evidence: Evidence) -> list[str]:
+    found = []
+    for use in evidence.usage[:4]:
+        limit, peak = use.details.get("memory_limit"), use.peak("own_memory")
+        if isinstance(limit, int) and peak is not None:
+            found.append(f"{use.host}: peak {peak / 2**30:.1f} of {limit / 2**30:.1f} GB")
+    return found
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")[:300]
