@@ -139,6 +139,11 @@ CASES: dict[str, tuple[Sequence[Epochs], dict[str, Any], list[tuple[str, str]]]]
         [[[["x", "y"]], [["y", "x"]]]] * 2, {"kind": "DataLoader", "keys": CONTENT, "batch_size": 2},
         [(PROBLEM, "Every rank reads all 2 samples")] * 2 + [(GOOD, "differs")],
     ),
+    "a stream that every worker reads": (
+        [[[["x", "y"], ["x", "y"]], [["y", "x"], ["y", "x"]]], [[["a", "b"], ["a", "b"]], [["b", "a"], ["b", "a"]]]],
+        {"kind": "DataLoader", "keys": CONTENT, "batch_size": 2, "num_workers": 2},
+        [(PROBLEM, "Each of the 2 workers reads all samples of its rank")] * 2 + [(GOOD, "differs")],
+    ),
     "random contents": (
         [[[["a", "b"]], [["e", "f"]]], [[["c", "d"]], [["g", "h"]]]], {"keys": CONTENT, "batch_size": 4},
         [(GOOD, "4 samples once, none twice (by their contents)")] * 2 + [(WARNING, "nothing in common")],

@@ -22,6 +22,7 @@ from paceline.spec.typed_flags import Flag
 if TYPE_CHECKING:
     from rich.status import Status
 
+    from paceline.contract.files.sample_records import LoaderFacts
     from paceline.inspection.samples import Samples
 
 app = typer.Typer(
@@ -60,8 +61,9 @@ def data(
     """Show which rank gets which samples, and check whole epochs: every sample once, none twice, another order in each.
 
     Runs your script on this machine's CPU, in a folder that is removed afterwards. Loaders of run.loader are read
-    without training, and a map-style data set without loading its items. A script with its own DataLoader trains for
-    as many epochs (two, unless --epochs says otherwise): pass arguments that make them short.
+    without training, and of a map-style data set only the first items are loaded. A script with its own DataLoader
+    trains for as many epochs (two, unless --epochs says otherwise): pass arguments that make them short. The loader
+    that is checked is the one whose batches reach backward().
 
     \b
       paceline inspect data train.py                 two ranks
@@ -112,15 +114,21 @@ def _write_picture(picture: str, path: Path) -> None:
     console.say_note(f"picture: {path}")
 
 
+def _describe(facts: LoaderFacts) -> str:
+    size = f"{facts.samples:,} samples" if facts.samples is not None else "a stream"
+    scope = "of all ranks" if facts.kind == "run.loader" else "per rank"
+    batch = f", batch size {facts.batch_size} {scope}" if facts.batch_size else ""
+    return console.printable(f"{facts.kind} of {facts.dataset}: {size}{batch}")
+
+
 def _print_samples(samples: Samples, steps: int) -> None:
     from rich.table import Table
 
     facts, out = samples.facts, console.console()
-    size = f"{facts.samples:,} samples" if facts.samples is not None else "a stream"
     workers = f", {facts.num_workers} workers each" if facts.num_workers else ""
-    scope = "of all ranks" if facts.kind == "run.loader" else "per rank"
-    batch = f", batch size {facts.batch_size} {scope}" if facts.batch_size else ""
-    out.print(f"{facts.kind} of {facts.dataset}: {size}{batch}, {facts.world_size} ranks{workers}", markup=False)
+    out.print(f"{_describe(facts)}, {facts.world_size} ranks{workers}", markup=False)
+    for other in samples.others:
+        out.print(f"not checked: {_describe(other)}", markup=False)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("step", "rank", "worker"):
         table.add_column(column, justify="right")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
@@ -10,6 +11,7 @@ from paceline.contract.files.sample_records import CONTENT, INDEX, POSITION
 from paceline.inspection.samples import Epoch, Key, Samples
 
 WITH_REPLACEMENT = ("WeightedRandomSampler", "RandomSampler(replacement=True)")
+NEARLY_ALL = 0.9  # of the items: with --limit, the last ones have not come from all workers
 SHOWN = 5  # samples that a finding names
 
 
@@ -18,7 +20,10 @@ def check_samples(samples: Samples) -> list[Finding]:
     findings = [*_check_failure(samples), *_check_ranks(samples)]
     for epoch in samples.epochs:
         findings += _check_steps(samples, epoch)
-        findings += _check_coverage(samples, epoch)
+        if samples.has_own_data:
+            findings += _check_own_data(samples, epoch)
+        elif samples.different_item is None:  # else the keys of two ranks do not name the same samples
+            findings += _check_coverage(samples, epoch)
     return [*findings, *_check_order(samples)]
 
 
@@ -35,7 +40,16 @@ def _check_ranks(samples: Samples) -> Iterator[Finding]:
         missing = sorted(set(range(world_size)) - {each.rank for each in facts})
         yield Finding("ranks", PROBLEM, f"No data reached rank {_list(missing)}.", "Every rank needs its own loader.")
     sizes = {each.rank: each.samples for each in facts}
-    if len(set(sizes.values())) > 1:
+    if samples.different_item is not None and not samples.has_own_data:
+        rank, index = samples.different_item
+        what = "run.loader" if facts[0].kind == "run.loader" else facts[0].sampler
+        yield Finding(
+            "data set", PROBLEM, f"Rank {rank} has another data set than rank 0: item {index} differs. {what} splits "
+            f"it again, so each rank reads about 1/{world_size} of its own data, and nobody reads the rest.",
+            "Let every rank open the whole data set; the loader splits it. Or leave your own split, and use a plain "
+            "DataLoader without a DistributedSampler.",
+        )  # fmt: skip
+    elif len(set(sizes.values())) > 1 and not samples.has_own_data:
         text = ", ".join(f"{size} on rank {rank}" for rank, size in sizes.items())
         yield Finding("data set", PROBLEM, f"The ranks have data sets of different sizes: {text}.",
                       "Let every rank open the whole data set; the loader splits it.")  # fmt: skip
@@ -69,8 +83,7 @@ def _check_coverage(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
     facts, counts = samples.facts, epoch.counts
     twice = [key for key, count in counts.items() if count > 1]
     distinct = len(counts)
-    unsplit = facts.kind == "DataLoader" and facts.sampler in ("RandomSampler", "SequentialSampler")
-    if facts.world_size > 1 and twice and (unsplit or _all_read_all(epoch, facts.world_size)):
+    if facts.world_size > 1 and twice and (samples.is_unsplit or _all_read_all(epoch, facts.world_size)):
         hint = "Split the data: use run.loader, or give the DataLoader a DistributedSampler."
         if facts.keys == CONTENT:
             hint = "Let the stream skip the items of other ranks, or use run.loader, which splits it."
@@ -89,6 +102,31 @@ def _check_coverage(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
         yield Finding(about, GOOD, f"{what} samples{part} once, none twice{known}")
 
 
+def _check_own_data(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
+    """Check that each rank reads all of its own data set once."""
+    about, missing, total, largest = f"epoch {epoch.number}", 0, 0, 0
+    for rank in samples.ranks:
+        keys = [key for batch in epoch.ranks[rank.facts.rank] for key in batch.keys]
+        if len(set(keys)) < len(keys):
+            text = f"Rank {rank.facts.rank} reads {_count(len(keys) - len(set(keys)))} of its data set more than once."
+            yield Finding(about, PROBLEM, text, "Check the sampler.")
+            return
+        total += len(keys)
+        missing += (rank.facts.samples or len(keys)) - len(keys)
+        largest += rank.facts.batch_size or 0
+    own = "each rank reads all of a data set of its own"
+    if not epoch.is_whole:
+        yield Finding(about, GOOD, f"{total:,} samples of the steps seen once, none twice; each rank has its own data")
+    elif missing and not (samples.facts.drop_last and missing < max(1, largest)):
+        yield Finding(about, PROBLEM, f"No rank gets {missing:,} of {total + missing:,} samples.", "Check the sampler.")
+    elif missing:
+        yield Finding(
+            about, GOOD, f"{total:,} samples once, none twice; {missing:,} don't fill a last batch (drop_last)"
+        )
+    else:
+        yield Finding(about, GOOD, f"all {total:,} samples once, none twice: {own}")
+
+
 def _count_missing(samples: Samples, epoch: Epoch) -> int:
     """Return how many samples no rank got. Of a stream, only gaps are known, not what follows its last sample."""
     keys = [key for key in epoch.counts if isinstance(key, int)]
@@ -103,6 +141,13 @@ def _explain_twice(samples: Samples, epoch: Epoch, twice: Sequence[Key]) -> Find
     readers = sorted({rank for key in twice for rank in epoch.readers[key]})
     count, where = _count(len(twice)), f"on {'rank' if len(readers) == 1 else 'ranks'} {_list(readers)}"
     text = f"More than once, {where}: {count} ({_list(twice)})."
+    if facts.keys == CONTENT and _workers_read_all(samples, epoch):
+        return Finding(
+            about, PROBLEM, f"Each of the {facts.num_workers} workers reads all samples of its rank: each counts "
+            f"{facts.num_workers} times.",
+            "Split the stream by worker, too: torch.utils.data.get_worker_info() tells the data set which worker it is "
+            "in. Or use run.loader, which splits it.",
+        )  # fmt: skip
     if facts.keys == CONTENT:
         text = f"The same contents as another sample, {where}: {count}."
         hint = (
@@ -171,6 +216,17 @@ def _check_order(samples: Samples) -> Iterator[Finding]:
             "Let the sampler draw from torch's generator, or from the epoch that set_epoch(epoch) gives it."
         )  # fmt: skip
         yield Finding("order", PROBLEM, f"The samples come in the same order in {same}.", hint)
+
+
+def _workers_read_all(samples: Samples, epoch: Epoch) -> bool:
+    """Return whether a rank gets nearly every item as often as it has workers."""
+    workers = samples.facts.num_workers
+    for batches in epoch.ranks.values():
+        counts = Counter(key for batch in batches for key in batch.keys)
+        often = sum(count >= workers for count in counts.values())
+        if workers < 2 or not counts or often < NEARLY_ALL * len(counts):
+            return False
+    return True
 
 
 def _all_read_all(epoch: Epoch, world_size: int) -> bool:

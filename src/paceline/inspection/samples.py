@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from paceline.contract.files.sample_records import Batch, EpochEnd, EpochStart, LoaderFacts, read_records
+from paceline.contract.files.sample_records import (
+    Batch,
+    EpochEnd,
+    EpochStart,
+    Items,
+    LoaderFacts,
+    Record,
+    Trained,
+    read_records,
+)
 
 Key = int | str
 
@@ -20,6 +29,7 @@ class RankSamples:
     facts: LoaderFacts
     batches: list[Batch]
     ended: frozenset[int]  # epochs that it read to their end
+    items: Sequence[str | None] = ()  # digests of the first items of its data set; None if one is not always the same
 
     def of_epoch(self, epoch: int) -> list[Batch]:
         return [batch for batch in self.batches if batch.epoch == epoch]
@@ -81,6 +91,27 @@ class Samples:
 
     ranks: Sequence[RankSamples]
     failure: Sequence[str] = field(default_factory=list)
+    others: Sequence[LoaderFacts] = ()  # loaders whose samples are not judged
+
+    @cached_property
+    def different_item(self) -> tuple[int, int] | None:
+        """A rank, and the first item in which its data set differs from that of rank 0; None if there is none."""
+        first = self.ranks[0].items
+        for rank in self.ranks[1:]:
+            for index, pair in enumerate(zip(first, rank.items, strict=False)):
+                if None not in pair and pair[0] != pair[1]:
+                    return rank.facts.rank, index
+        return None
+
+    @property
+    def is_unsplit(self) -> bool:
+        """Whether the loader gives each rank all of its data set."""
+        return self.facts.kind == "DataLoader" and self.facts.sampler in ("RandomSampler", "SequentialSampler")
+
+    @property
+    def has_own_data(self) -> bool:
+        """Whether each rank reads all of a data set of its own."""
+        return self.is_unsplit and self.different_item is not None
 
     @property
     def facts(self) -> LoaderFacts:
@@ -99,19 +130,38 @@ class Samples:
 
 
 def read_samples(folder: Path, failure: Sequence[str] = ()) -> Samples | None:
-    """Return what the ranks recorded, or None if no loader was used."""
-    ranks = []
+    """Return what the ranks recorded of the loader that they train with, or None if no loader was used.
+
+    It is the one whose batches reach a backward pass; of several, the one with the most samples. Without any, it is the
+    first one that the script reads.
+    """
+    loaders: dict[int, list[RankSamples]] = defaultdict(list)
+    trained = set()
     for path in folder.glob("rank-*.jsonl"):
         records = list(read_records(path))
         facts = next((each for each in records if isinstance(each, LoaderFacts)), None)
         if facts is not None:
-            begun = {each.epoch: index for index, each in enumerate(records) if isinstance(each, EpochStart)}
-            batches = [
-                each
-                for index, each in enumerate(records)
-                if isinstance(each, Batch) and index > begun.get(each.epoch, 0)
-            ]
-            ended = frozenset(each.epoch for each in records if isinstance(each, EpochEnd))
-            ranks.append(RankSamples(facts, batches, ended))
-    ranks.sort(key=lambda each: each.facts.rank)
-    return Samples(ranks, failure) if any(rank.batches for rank in ranks) else None
+            loaders[facts.number].append(_read_rank(facts, records))
+            if any(isinstance(each, Trained) for each in records):
+                trained.add(facts.number)
+    used = [number for number, ranks in sorted(loaders.items()) if any(rank.batches for rank in ranks)]
+    if not used:
+        return None
+
+    def count(number: int) -> int:
+        return sum(len(batch.keys) for rank in loaders[number] for batch in rank.batches)
+
+    chosen = max((each for each in used if each in trained), key=count, default=used[0])
+    ranks = sorted(loaders[chosen], key=lambda each: each.facts.rank)
+    others = [loaders[number][0].facts for number in used if number != chosen]
+    return Samples(ranks, failure, others)
+
+
+def _read_rank(facts: LoaderFacts, records: Sequence[Record]) -> RankSamples:
+    begun = {each.epoch: index for index, each in enumerate(records) if isinstance(each, EpochStart)}
+    batches = [
+        each for index, each in enumerate(records) if isinstance(each, Batch) and index > begun.get(each.epoch, 0)
+    ]
+    ended = frozenset(each.epoch for each in records if isinstance(each, EpochEnd))
+    items = next((each.digests for each in records if isinstance(each, Items)), [])
+    return RankSamples(facts, batches, ended, items)

@@ -1,4 +1,4 @@
-"""Which samples a rank gets: the records that `paceline inspect data` reads, one file per rank, one line per batch.
+"""Which samples a rank gets: the records that `paceline inspect data` reads, in a file for each loader.
 
 The first line describes the loader. Every batch follows as it comes, so the records of a run that fails are readable.
 """
@@ -31,6 +31,7 @@ class LoaderFacts:
     dataset: str = ""
     sampler: str = ""
     beginning: list[str] = field(default_factory=list)  # digests of the first items that this rank reads of a stream
+    number: int = 0  # of the loader: a script may have several
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,26 @@ class EpochEnd:
     epoch: int
 
 
-Record = LoaderFacts | EpochStart | Batch | EpochEnd
-_KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (LoaderFacts, EpochStart, Batch, EpochEnd)}
+@dataclass(frozen=True)
+class Trained:
+    """Says that batches of the loader reach a backward pass."""
 
 
-def record_path(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank}.jsonl"
+@dataclass(frozen=True)
+class Items:
+    """Digests of the first items of this rank's data set; None for one that is another one each time it is read."""
+
+    digests: list[str | None]
+
+
+Record = LoaderFacts | EpochStart | Batch | EpochEnd | Trained | Items
+_KINDS: dict[str, type[Record]] = {
+    kind.__name__: kind for kind in (LoaderFacts, EpochStart, Batch, EpochEnd, Trained, Items)
+}
+
+
+def record_path(folder: Path, rank: int, loader: int = 0) -> Path:
+    return folder / (f"rank-{rank}.jsonl" if loader == 0 else f"rank-{rank}-loader-{loader}.jsonl")
 
 
 def write_record(file: IO[str], record: Record) -> None:

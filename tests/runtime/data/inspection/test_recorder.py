@@ -175,6 +175,62 @@ def record_plain(folder: str, kind: str) -> None:
         raise AssertionError("the third epoch did not end the process")
 
 
+def train_plain(folder: str, kind: str) -> None:
+    """Train, after an evaluation on data that is split; the training is not, or twice, or has data of its own."""
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    loaders = PlainLoaders(KeptRecorder(Path(folder), epochs=2, limit=None))
+    loaders.install()
+    values = torch.arange(24.0).reshape(-1, 1)
+    data, tests = TensorDataset(values), TensorDataset(values[:8])
+    if kind != "unsplit":
+        data = TensorDataset(values[rank::world_size])
+    sampler = DistributedSampler(data) if kind == "split twice" else None
+    loader = DataLoader(data, batch_size=3, shuffle=sampler is None, sampler=sampler)
+    test: Any = DataLoader(tests, batch_size=2, sampler=DistributedSampler(tests))
+    weight = torch.ones(1, requires_grad=True)
+    with contextlib.suppress(Ended):
+        for epoch in range(3):
+            test.sampler.set_epoch(epoch)
+            for (x,) in test:
+                with torch.no_grad():
+                    (weight * x).sum()
+            if sampler is not None:
+                sampler.set_epoch(epoch)
+            for (x,) in loader:
+                (weight * x).sum().backward()  # type: ignore[no-untyped-call]
+        raise AssertionError("the third epoch did not end the process")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("unsplit", [(PROBLEM, "Every rank reads all 24"), (PROBLEM, "Every rank reads all 24"), (GOOD, "differs")]),
+        ("split twice", [(PROBLEM, "item 0 differs. DistributedSampler splits it again"), (GOOD, "differs")]),
+        ("own data", [(GOOD, "all 24 samples once"), (GOOD, "all 24 samples once"), (GOOD, "differs")]),
+    ],
+)
+def test_the_loader_that_is_trained_on_is_judged_by_its_data(
+    kind: str, expected: list[tuple[str, str]], ranks: Ranks, tmp_path: Path
+) -> None:
+    samples = inspected(ranks, tmp_path, train_plain, kind)
+    assert [other.samples for other in samples.others] == [8]
+    findings = check_samples(samples)
+    assert [finding.level for finding in findings] == [level for level, _ in expected], findings
+    assert all(words in finding.text for finding, (_, words) in zip(findings, expected, strict=True)), findings
+
+
+def own_part(run: Any) -> Any:
+    return run.loader(TensorDataset(torch.arange(16.0)[run.rank :: run.world_size]), batch_size=4)
+
+
+def test_a_data_set_that_is_split_before_run_loader_splits_it(ranks: Ranks, tmp_path: Path) -> None:
+    first, *others = check_samples(inspected(ranks, tmp_path, record_loader, own_part))
+    assert (first.level, first.about) == (PROBLEM, "data set")
+    assert "nobody reads the rest" in first.text
+    assert [finding.about for finding in others] == ["order"], "its samples are not called complete"
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield from (torch.tensor([each, dist.get_rank()]) for each in itertools.count())

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data import get_worker_info
 
-from paceline.contract.files.sample_records import CONTENT, INDEX, POSITION, Batch, EpochEnd, LoaderFacts
-from paceline.runtime.data.inspection.recorder import Recorder, digest, to_key
+from paceline.contract.files.sample_records import CONTENT, INDEX, POSITION, Batch, EpochEnd, LoaderFacts, Trained
+from paceline.runtime.data.inspection.recorder import LoaderRecords, Recorder, digest, read_items, to_key
 from paceline.runtime.data.item_source import ItemSource
 from paceline.runtime.data.map_loader import MapLoader
 from paceline.runtime.data.sample_order import Sampled
@@ -27,24 +27,31 @@ class LoaderWalk:
         self.recorder = recorder
 
     def __call__(self, loader: MapLoader | StreamLoader) -> NoReturn:
+        dataset = loader.dataset
         if isinstance(loader, MapLoader):
-            self.recorder.begin(self._map_facts(loader))
+            records = self.recorder.begin(self._map_facts(loader))
             loader.dataset = _Keys(loader.plan.samples)
             loader.source = ItemSource(
                 loader.dataset, seed=loader.seed, num_workers=loader.num_workers, collate_fn=_with_worker,
                 multiprocessing_context=loader.items.get("multiprocessing_context"),
             )  # fmt: skip
         else:
-            self.recorder.begin(self._stream_facts(loader))
+            records = self.recorder.begin(self._stream_facts(loader))
             batches = loader._batches
             batches.source.dataset = _Items(batches.source.dataset, loader.seed)
             batches.collate_fn = _with_worker
+        records.add(Trained())
         for epoch in range(self.recorder.epochs):
-            self._read_epoch(loader, epoch, by_content=isinstance(loader, StreamLoader) and loader.sharded)
+            by_content = isinstance(loader, StreamLoader) and loader.sharded
+            self._read_epoch(loader, epoch, records, by_content=by_content)
+        if isinstance(loader, MapLoader):
+            records.add(read_items(dataset))
         loader.close()
         self.recorder.end_process()
 
-    def _read_epoch(self, loader: MapLoader | StreamLoader, epoch: int, *, by_content: bool) -> None:
+    def _read_epoch(
+        self, loader: MapLoader | StreamLoader, epoch: int, records: LoaderRecords, *, by_content: bool
+    ) -> None:
         is_whole = True
         for micro in loader.micro_batches(epoch, 0):
             if self.recorder.limit is not None and micro.step >= self.recorder.limit:
@@ -54,9 +61,9 @@ class LoaderWalk:
             digests = [each[2] for each in items if len(each) > 2]
             keys = digests if by_content else [to_key(each[1]) for each in items]
             worker = items[0][0] if items else None
-            self.recorder.add(Batch(epoch, micro.step, micro.index, worker, list(keys), digests))
+            records.add(Batch(epoch, micro.step, micro.index, worker, list(keys), digests))
         if is_whole:
-            self.recorder.add(EpochEnd(epoch))
+            records.add(EpochEnd(epoch))
 
     def _map_facts(self, loader: MapLoader) -> LoaderFacts:
         identity, order = loader.plan.identity, loader.order

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -16,22 +18,40 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from paceline.contract.files.sample_records import CONTENT, INDEX, Batch, EpochEnd, EpochStart, LoaderFacts
-from paceline.runtime.data.inspection.recorder import Recorder, digest, to_key
+from paceline.contract.files.sample_records import CONTENT, INDEX, Batch, EpochEnd, EpochStart, LoaderFacts, Trained
+from paceline.runtime.data.inspection.recorder import LoaderRecords, Recorder, digest, read_items, to_key
 from paceline.runtime.data.item_source import ItemSource
 from paceline.runtime.distributed.identity import read_identity
 
 
+class _WatchedLoader:
+    """A DataLoader, and those that the script makes anew in its place."""
+
+    def __init__(self, loader: DataLoader[Any], records: LoaderRecords) -> None:
+        self.records, self.kind, self.dataset = records, _kind(loader), loader.dataset
+        self.loader: weakref.ref[Any] = weakref.ref(loader)
+        self.drawn: deque[list[Any]] = deque()  # keys of batches that were drawn, and not handed out yet
+        self.passes = 0
+        self.last: _WatchedIterator | None = None
+        self.backwards = 0  # backward passes that had a batch of it since the one before
+        self.is_trained = False
+
+    def mark(self) -> None:
+        """Note that its batches reach a backward pass."""
+        if not self.is_trained:
+            self.is_trained = True
+            self.records.add(Trained())
+
+
 class PlainLoaders:
-    """Watches the first DataLoader that the script iterates, and those that it makes anew in its place."""
+    """Watches all DataLoaders that the script iterates."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.drawn: deque[list[Any]] = deque()  # keys of batches that were drawn, and not handed out yet
-        self._loader: Any = None  # a weak reference
-        self._kind: Any = None  # of the loader
-        self._passes = 0
-        self._last: _WatchedIterator | None = None
+        self._watched: list[_WatchedLoader] = []
+        self._waiting: list[_WatchedLoader] = []  # that gave a batch since the last backward pass, the latest last
+        self._backwards = 0
+        self._is_finished = False
 
     def install(self) -> None:
         watch = self
@@ -42,51 +62,103 @@ class PlainLoaders:
         def watched_sampler(loader: DataLoader[Any]) -> Any:
             sampler = index_sampler.fget(loader)
             in_batches = loader.batch_sampler is not None
-            return _WatchedSampler(sampler, watch, in_batches=in_batches) if watch._is_watched(loader) else sampler
+            watched = watch._find(loader)
+            return sampler if watched is None else _WatchedSampler(sampler, watched, in_batches=in_batches)
 
         def watched_iter(loader: DataLoader[Any]) -> Iterator[Any]:
-            if not watch._choose(loader):
+            watched = None if _is_ours(loader) else watch._watch(loader)
+            if watched is None or not watch._begin_pass(watched):
                 return begin(loader)  # type: ignore[no-any-return]
-            epoch = watch._begin_pass()
-            watch._last = _WatchedIterator(begin(loader), watch, loader, epoch)
-            return watch._last
+            watched.last = _WatchedIterator(begin(loader), watch, watched, loader)
+            return watched.last
 
         loaders._index_sampler = property(watched_sampler)
         loaders.__iter__ = watched_iter
+        engine: Any = torch.autograd
+        for name in ("backward", "grad"):
+            setattr(engine, name, self._noting(getattr(engine, name)))
 
-    def _choose(self, loader: DataLoader[Any]) -> bool:
-        """Return whether this is a loader to watch; the first one that comes is."""
-        if self._loader is None and not self.recorder.has_begun and not _is_ours(loader):
-            self._loader, self._kind = weakref.ref(loader), _kind(loader)
-            self.recorder.begin(_facts(loader))
-        elif self._loader is not None and self._loader() is None and _kind(loader) == self._kind:
-            self._loader = weakref.ref(loader)  # made anew for each epoch
-        return self._is_watched(loader)
+    def _noting(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self._note_backward()
+            return original(*args, **kwargs)
 
-    def _is_watched(self, loader: DataLoader[Any]) -> bool:
-        return self._loader is not None and self._loader() is loader
+        return wrapped
 
-    def _begin_pass(self) -> int:
-        """Return the number of the pass that begins. A look at the first batch was none."""
-        if self._last is not None and self._last.was_a_look:
-            self._passes -= 1
-        if self._passes == self.recorder.epochs:
-            self.recorder.end_process()
-        self._passes += 1
-        self.drawn.clear()
-        self.recorder.add(EpochStart(self._passes - 1))
-        return self._passes - 1
+    def note_batch(self, watched: _WatchedLoader) -> None:
+        if torch.is_grad_enabled():  # else it is for an evaluation
+            self._waiting = [each for each in self._waiting if each is not watched] + [watched]
+
+    def _note_backward(self) -> None:
+        """Mark the loader of the last batch, and any other that has one for most of the backward passes.
+
+        A loop that evaluates in between has read batches for that, too.
+        """
+        if not self._waiting:
+            return
+        self._backwards += 1
+        for each in self._waiting:
+            each.backwards += 1
+            if each is self._waiting[-1] or (each.backwards > 1 and 2 * each.backwards >= self._backwards):
+                each.mark()
+        self._waiting = []
+
+    def finish(self) -> None:
+        """Record items of the data sets, so that those of all ranks can be compared. The script has done its work."""
+        if not self._is_finished:
+            self._is_finished = True
+            for watched in self._watched:
+                if watched.is_trained and not isinstance(watched.dataset, IterableDataset):
+                    watched.records.add(read_items(watched.dataset))
+
+    def is_limited(self, watched: _WatchedLoader) -> bool:
+        """Return whether a loader ends after the first steps: one that is trained on, or else the first one."""
+        return watched.is_trained or (watched is self._watched[0] and not self._has_trained)
+
+    @property
+    def _has_trained(self) -> bool:
+        return any(each.is_trained for each in self._watched)
+
+    def _find(self, loader: DataLoader[Any]) -> _WatchedLoader | None:
+        return next((each for each in self._watched if each.loader() is loader), None)
+
+    def _watch(self, loader: DataLoader[Any]) -> _WatchedLoader:
+        found = self._find(loader)
+        if found is None:
+            kind = _kind(loader)
+            found = next((each for each in self._watched if each.loader() is None and each.kind == kind), None)
+            if found is None:
+                found = _WatchedLoader(loader, self.recorder.begin(_facts(loader)))
+                self._watched.append(found)
+            found.loader = weakref.ref(loader)  # made anew for each epoch
+        return found
+
+    def _begin_pass(self, watched: _WatchedLoader) -> bool:
+        """Return whether the pass that begins is to be recorded. A look at the first batch was none."""
+        if watched.last is not None and watched.last.was_a_look:
+            watched.passes -= 1
+        if watched.passes >= self.recorder.epochs:
+            if watched.is_trained or not self._has_trained:
+                self.finish()
+                self.recorder.end_process()
+            watched.last = None
+            return False
+        watched.passes += 1
+        watched.drawn.clear()
+        watched.records.add(EpochStart(watched.passes - 1))
+        return True
 
 
 class _WatchedSampler:
     """A loader's sampler. Workers make it draw ahead of what the script gets."""
 
-    def __init__(self, sampler: Any, watch: PlainLoaders, *, in_batches: bool) -> None:
-        self._sampler, self._watch, self._in_batches = sampler, watch, in_batches
+    def __init__(self, sampler: Any, watched: _WatchedLoader, *, in_batches: bool) -> None:
+        self._sampler, self._watched, self._in_batches = sampler, watched, in_batches
 
     def __iter__(self) -> Iterator[Any]:
         for drawn in self._sampler:
-            self._watch.drawn.append(list(drawn) if self._in_batches or isinstance(drawn, list) else [drawn])
+            self._watched.drawn.append(list(drawn) if self._in_batches or isinstance(drawn, list) else [drawn])
             yield drawn
 
     def __len__(self) -> int:
@@ -96,8 +168,10 @@ class _WatchedSampler:
 class _WatchedIterator:
     """Records each batch as the script gets it."""
 
-    def __init__(self, batches: Iterator[Any], watch: PlainLoaders, loader: DataLoader[Any], epoch: int) -> None:
-        self._batches, self._watch, self._epoch = batches, watch, epoch
+    def __init__(
+        self, batches: Iterator[Any], watch: PlainLoaders, watched: _WatchedLoader, loader: DataLoader[Any]
+    ) -> None:
+        self._batches, self._watch, self._watched, self._epoch = batches, watch, watched, watched.passes - 1
         self._reads_stream, self._is_batched = _is_stream(loader), loader.batch_size is not None
         self._workers = loader.num_workers
         self._steps, self._has_ended = 0, False
@@ -116,8 +190,8 @@ class _WatchedIterator:
         return self._steps <= 1 and not self._has_ended
 
     def __next__(self) -> Any:
-        recorder = self._watch.recorder
-        if recorder.limit is not None and self._steps >= recorder.limit:
+        limit, records = self._watch.recorder.limit, self._watched.records
+        if limit is not None and self._steps >= limit and self._watch.is_limited(self._watched):
             self._has_ended = True
             raise StopIteration
         try:
@@ -125,15 +199,16 @@ class _WatchedIterator:
         except StopIteration:
             if not self._has_ended:
                 self._has_ended = True
-                recorder.add(EpochEnd(self._epoch))
+                records.add(EpochEnd(self._epoch))
             raise
         if self._reads_stream:
             worker, keys = None, [digest(item) for item in split_batch(batch, is_batched=self._is_batched)]
-            recorder.add(Batch(self._epoch, self._steps, 0, worker, list(keys), keys))
+            records.add(Batch(self._epoch, self._steps, 0, worker, list(keys), keys))
         else:
             worker = self._steps % self._workers if self._workers else None
-            drawn = [to_key(key) for key in self._watch.drawn.popleft()]
-            recorder.add(Batch(self._epoch, self._steps, 0, worker, drawn))
+            drawn = [to_key(key) for key in self._watched.drawn.popleft()]
+            records.add(Batch(self._epoch, self._steps, 0, worker, drawn))
+        self._watch.note_batch(self._watched)
         self._steps += 1
         return batch
 

@@ -1,4 +1,4 @@
-"""Writes the records of one rank."""
+"""Writes the records of one rank, in a file for each of its loaders."""
 
 from __future__ import annotations
 
@@ -7,41 +7,66 @@ import operator
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import torch
 
-from paceline.contract.files.sample_records import Batch, EpochEnd, EpochStart, LoaderFacts, record_path, write_record
+from paceline.contract.files.sample_records import Items, LoaderFacts, Record, record_path, write_record
+from paceline.runtime.data.randomness import seed_host
 from paceline.runtime.distributed.identity import read_identity
+
+COMPARED_ITEMS = 8  # at the beginning of a map-style data set
+
+
+class LoaderRecords:
+    """The file of one loader."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def add(self, record: Record) -> None:
+        write_record(self._file, record)
 
 
 class Recorder:
-    """The file of this rank. It describes the first loader that is used, and no other."""
+    """What to record of the loaders of this rank, and where."""
 
     def __init__(self, folder: Path, *, epochs: int, limit: int | None) -> None:
         self.epochs, self.limit = epochs, limit  # limit: steps of each epoch
         self.identity = read_identity()
         self._folder = folder
-        self._file: IO[str] | None = None
+        self._loaders = 0
 
-    @property
-    def has_begun(self) -> bool:
-        return self._file is not None
-
-    def begin(self, facts: LoaderFacts) -> None:
-        self._file = record_path(self._folder, facts.rank).open("w", encoding="utf-8")
-        write_record(self._file, facts)
-
-    def add(self, record: EpochStart | Batch | EpochEnd) -> None:
-        assert self._file is not None, "begin() comes first"
-        write_record(self._file, record)
+    def begin(self, facts: LoaderFacts) -> LoaderRecords:
+        """Return the records of another loader."""
+        file = record_path(self._folder, facts.rank, self._loaders).open("w", encoding="utf-8")
+        records = LoaderRecords(file)
+        records.add(replace(facts, number=self._loaders))
+        self._loaders += 1
+        return records
 
     def end_process(self) -> NoReturn:
         """End this rank here: all has been recorded, and training would only take time."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def read_items(dataset: Any) -> Items:
+    """Read the first items of a map-style data set twice, both times with the same random numbers."""
+    digests: list[str | None] = []
+    try:
+        for index in range(min(COMPARED_ITEMS, len(dataset))):
+            found = set()
+            for _ in range(2):
+                seed_host(index)
+                found.add(digest(dataset[index]))
+            digests.append(found.pop() if len(found) == 1 else None)
+    except Exception:  # whatever the script's data set raises: then its items are not known
+        return Items([])
+    return Items(digests)
 
 
 def to_key(key: Any) -> int | str:
