@@ -64,7 +64,11 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cpu", action="store_true", help="ignore GPUs")
     folder = os.environ.get("PACELINE_CHECKPOINTS", "checkpoints")  # in the run folder, if Paceline started the ranks
     parser.add_argument("--folder", type=Path, default=folder, help="where to save (%(default)s)")
-    return parser.parse_args(given)
+    args = parser.parse_args(given)
+    samples = args.samples // int(os.environ.get("WORLD_SIZE", "1"))
+    if args.batch_size > samples:
+        parser.error(f"--batch-size {args.batch_size} is more than the {samples} samples of a rank")
+    return args
 
 
 def main(given: Sequence[str] | None = None) -> float:

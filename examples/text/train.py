@@ -42,14 +42,17 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     training.add_argument("--accumulate", type=int, default=1, help="micro-steps per step (1)")
     training.add_argument("--lr", type=float, help="highest learning rate (by size)")
     training.add_argument("--warmup", type=int, default=20, help="steps until the learning rate is there (20)")
-    training.add_argument("--eval-every", type=int, default=100, help="steps between evaluations (100)")
+    training.add_argument("--eval-every", type=int, default=100, help="steps between evaluations, 0 for none (100)")
     training.add_argument("--workers", type=int, default=0, help="processes per rank that load data (0)")
     training.add_argument("--seed", type=int, default=1)
     training.add_argument("--cpu", action="store_true", help="ignore GPUs")
     training.add_argument("--folder", type=Path, help="where to save without `paceline run` (nowhere)")
     parser.add_argument("--prompt", default="Once there was ", help="what the text at the end begins with")
     parser.add_argument("--sample", type=int, default=200, help="tokens to write at the end (200)")
-    return parser.parse_args(given)
+    args = parser.parse_args(given)
+    if args.sample and not args.prompt:
+        parser.error("--sample needs a --prompt of at least one character")
+    return args
 
 
 def rate(step: int, *, warmup: int, steps: int) -> float:
@@ -97,7 +100,7 @@ def main(given: Sequence[str] | None = None) -> float:
             model.load_gpt2(args.init_from)
         flops = paceline.transformer_flops(model, layers=size.layers, width=size.width, length=size.block)  # per token
         model = run.wrap(model, mode="fsdp" if args.fsdp else "auto", compile=args.compile)
-        optimizer = make_optimizer(model, args.lr or size.lr, run.device)
+        optimizer = make_optimizer(model, size.lr if args.lr is None else args.lr, run.device)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate, warmup=args.warmup, steps=args.steps))
         loader = run.loader(train_set, batch_size=args.batch_size, accumulate=args.accumulate, num_workers=args.workers)
         run.resume(model=model, optimizer=optimizer, schedule=schedule, loader=loader)
@@ -113,7 +116,7 @@ def main(given: Sequence[str] | None = None) -> float:
                 if run.update(optimizer, clip=1.0):
                     schedule.step()
                     done = run.step + 1
-                    if done % args.eval_every == 0 and done < args.steps:
+                    if args.eval_every and done % args.eval_every == 0 and done < args.steps:
                         perplexity = evaluate(run, model, validation_set, args.batch_size)
                         run.log(perplexity=perplexity)
                         run.print(f"step {done}: perplexity {perplexity:.2f}")

@@ -6,15 +6,17 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from paceline.cli import single_command
-from paceline.cli.doctor import command, names_a_run, report
+from paceline.cli.doctor import command, measure_nodes, names_a_run, report
 from paceline.cluster.checks import machine
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError
 
 FINDINGS = [
@@ -33,6 +35,33 @@ def test_what_is_wrong_is_followed_by_evidence_and_what_to_do(capsys: pytest.Cap
         "              Fix: Look there.",
         "              See docs/x.md#it-hangs",
     ]
+
+
+def test_further_lines_are_in_the_column_of_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    report([Finding("error", PROBLEM, "NonFinite: nan\n  at step 7", "Stop.", ("rank 1: no\nspace",))])
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "✗ error       NonFinite: nan",
+        "              at step 7",
+        "              - rank 1: no",
+        "                space",
+        "              Fix: Stop.",
+    ]
+
+
+def test_a_run_that_is_lost_is_not_ticked_off(paceline: Callable[..., Any], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "project" / "default" / "20260101-000000-aaaa")
+    folder.job_start("pid-1-a").path.mkdir(parents=True)
+    folder.run_json.write_text("{}")
+    done = paceline("doctor", "last", PACELINE_SCRATCH=str(tmp_path))
+    assert done.stdout.startswith(f"· run         {folder.path.name} is lost"), done.stdout
+
+
+def test_fitness_of_a_local_run_or_of_none(paceline: Callable[..., Any]) -> None:
+    assert "there is no run to measure" in paceline("doctor", "--fitness").stdout
+    assert "there is no run to measure" not in paceline("doctor").stdout
+    (found,) = measure_nodes(SimpleNamespace(status="running", job=None))  # type: ignore[arg-type]
+    assert "not started by Slurm" in found.text
+    assert "paceline run --fitness" in found.hint
 
 
 def test_warnings_do_not_fail(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,12 @@ def test_the_trainer_saves_on_sigterm_and_resumes_exactly(ranks: Ranks, tmp_path
     assert same(ends[0]["state_dict"], ends[1]["state_dict"])
 
 
+def test_a_batch_is_no_larger_than_the_samples_of_a_rank(ranks: Ranks) -> None:
+    args = ["--samples", "100", "--batch-size", "64"]
+    stopped = ranks(run_framework, 2, "lightning", "train", [args], timeout=300)
+    assert [code for ((code, _),) in stopped] == [2, 2]
+
+
 @pytest.mark.slow
 def test_fabric_saves_and_resumes_exactly(ranks: Ranks, tmp_path: Path) -> None:
     whole, parts = ([*ARGS, "--folder", str(tmp_path / name)] for name in ("whole", "parts"))

@@ -48,13 +48,22 @@ def test_every_option_on_a_folder_of_text(ranks: Ranks, tmp_path: Path) -> None:
     args = [
         "--data", str(tmp_path / "books"), "--tokenizer", "bpe", "--vocab", "280", "--tokens", str(tmp_path / "tokens"),
         "--fsdp", "--precision", "bf16", "--accumulate", "2", "--batch-size", "4", "--dropout", "0.1", "--steps", "3",
-        "--eval-every", "2", "--workers", "1", "--prompt", "A café", "--sample", "3", "--folder", str(tmp_path / "out"),
+        "--eval-every", "0", "--workers", "1", "--lr", "0", "--prompt", "A café", "--sample", "3",
+        "--folder", str(tmp_path / "out"),
     ]  # fmt: skip
     (perplexity, printed), _ = ranks(run_example, 2, "text", args, timeout=300)
     assert 1 < perplexity < 1000
-    assert "step 2: perplexity" in printed
+    assert "step 2: perplexity" not in printed, "--eval-every 0"
+    assert set(logged(tmp_path / "out", "lr").values()) == {0.0}
     assert "\nA café" in printed
     assert max(logged(tmp_path / "out", "loss")) == 3
+
+
+def test_a_text_cannot_begin_with_nothing() -> None:
+    command = [sys.executable, EXAMPLES / "text" / "train.py", "--prompt=", "--sample", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--sample needs a --prompt" in done.stderr
 
 
 def prepare_at_once(folder: str) -> tuple[str, list[int], int]:

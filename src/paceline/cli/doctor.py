@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import console, options
 from paceline.cli.json_output import print_json
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding, worst
+from paceline.cluster.checks.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.cluster.runs.folder import find_run, resolve_scratch
 from paceline.errors import PacelineError
 from paceline.spec import Program
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from paceline.contract.run_folder import RunFolder
     from paceline.watch.records import Record
 
-MARKS = {GOOD: ("✓", "good"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
+MARKS = {GOOD: ("✓", "good"), NOTE: ("·", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
 INDENT = " " * 14
+OTHER_NODES = "For other nodes: run `paceline doctor` inside an allocation (paceline shell), or submit with --fitness."
 
 
 def names_a_run(name: str) -> bool:
@@ -74,6 +75,9 @@ def command(
     job = settings.load(Program(""))
     machine = inspect_machine(os.environ, resolve_scratch(job, os.environ))
     allocation = inspect_allocation() if "SLURM_JOB_ID" in os.environ else []
+    if not allocation and any(flag.key == "launch.fitness" for flag in settings.flags):
+        hint = f"Name a run that Slurm runs: paceline doctor --fitness RUN. {OTHER_NODES}"
+        allocation = [Finding("fitness", WARNING, "--fitness has measured nothing: there is no run to measure.", hint)]
     return report(
         [*machine, *allocation, inspect_secrets(job, os.environ), *inspect_site(os.environ), *inspect_slurm()],
         as_json=as_json,
@@ -81,13 +85,15 @@ def command(
 
 
 def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
+    from paceline.contract.verdict import DONE, STOPPED
     from paceline.watch.diagnosis.diagnosis import diagnose
     from paceline.watch.diagnosis.evidence import read_evidence
     from paceline.watch.diagnosis.pace import find_slow_ranks
     from paceline.watch.records import read_record
 
     record = read_record(folder)
-    run = Finding("run", GOOD, f"{record.folder.key} is {record.status}")
+    is_well = not record.is_over or record.status in (DONE, STOPPED)
+    run = Finding("run", GOOD if is_well else NOTE, f"{record.folder.key} is {record.status}")
     stacks = bool(find_slow_ranks(read_evidence(record))) if record.status == "running" else False
     found = diagnose(read_evidence(record, ask_nodes(record, stacks=stacks)))
     if fitness:
@@ -123,9 +129,11 @@ def measure_nodes(record: Record) -> list[Finding]:
     from paceline.contract.files.ownership import is_own_folder
     from paceline.contract.launch_spec import LaunchSpec
 
+    if record.status == "running" and record.job is None:
+        text = "This run was not started by Slurm. Its machine can be measured only before it starts."
+        return [Finding("fitness", WARNING, text, "Start it with the check: paceline run --fitness.")]
     if record.status != "running" or record.job is None or not is_own_folder(record.folder.path):
-        hint = "For other nodes: run `paceline doctor` inside an allocation (paceline shell), or submit with --fitness."
-        return [Finding("fitness", WARNING, "Only the nodes of a running job can be measured.", hint)]
+        return [Finding("fitness", WARNING, "Only the nodes of a running job of yours can be measured.", OTHER_NODES)]
     launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
     return describe_speed(measure_run(record.folder, launch_spec, job=record.job))
 
@@ -177,11 +185,17 @@ def draw(findings: Sequence[Finding]) -> None:
     for finding in findings:
         mark, colour = MARKS[finding.level]
         out.print(f"[{colour}]{mark}[/] [dim]{console.cell(finding.about):<11}[/] ", end="")
-        out.print(console.printable(finding.text), markup=False, soft_wrap=True)
+        out.print(_indented(finding.text), markup=False, soft_wrap=True)
         for fact in finding.evidence:
-            out.print(f"{INDENT}- {console.printable(fact)}", markup=False, soft_wrap=True)
+            out.print(f"{INDENT}- {_indented(fact, '  ')}", markup=False, soft_wrap=True)
         if finding.hint:
             hint = f"Fix: {finding.hint}" if finding.evidence else finding.hint
-            out.print(f"{INDENT}{console.printable(hint)}", markup=False, soft_wrap=True)
+            out.print(f"{INDENT}{_indented(hint)}", markup=False, soft_wrap=True)
         if finding.docs:
             out.print(f"{INDENT}See {finding.docs}", markup=False, soft_wrap=True)
+
+
+def _indented(text: str, more: str = "") -> str:
+    """Return a text whose further lines begin below its first one."""
+    first, *rest = console.printable(text).splitlines() or [""]
+    return "\n".join([first, *(f"{INDENT}{more}{line.strip()}" for line in rest)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,37 @@ def test_all_ranks_get_the_signal_after_the_same_step(ranks: Ranks) -> None:
 
 def test_no_rank_is_signalled_before_all_know_of_the_request(ranks: Ranks) -> None:
     assert [signalled for signalled, _ in ranks(train, 2, [5, -1], True)] == [[], []]
+
+
+def train_two_optimizers(requests: list[int]) -> list[int]:
+    """They share a backward pass, so rank 1 makes both of its steps while rank 0 is between its own."""
+    dist.init_process_group("gloo")
+    heartbeats = Heartbeats(1)
+    heartbeats.reset(1)
+    CommonStep(str(heartbeats.path), 0).install()
+    weights = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+    optimizers = [torch.optim.SGD([weight], 0.1) for weight in weights]
+    signalled: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: signalled.append(step))
+    for step in range(STEPS):
+        if step == requests[dist.get_rank()]:
+            heartbeats.signal_at_common_step(signal.SIGTERM)
+        for weight in weights:
+            weight.grad = torch.ones(1)
+            dist.all_reduce(weight.grad)
+        for optimizer in optimizers:
+            time.sleep(0.02 * (dist.get_rank() == 0))
+            optimizer.step()
+    dist.barrier()
+    heartbeats.remove()
+    return signalled
+
+
+def test_two_optimizers_with_one_backward_pass(ranks: Ranks) -> None:
+    for requests in ([5, 20], [20, 5]):
+        first, second = ranks(train_two_optimizers, 2, requests)
+        assert first == second
+        assert len(first) == 1
 
 
 def step_alone() -> tuple[list[int], bool]:

@@ -309,6 +309,21 @@ def test_ranks_that_start_together_are_not_stuck(tmp_path: Path) -> None:
     assert run.problems() == []
 
 
+def test_agents_on_one_machine_share_its_cores(tmp_path: Path) -> None:
+    """As `paceline run --nodes 2` starts them."""
+    run = RecordedRun(tmp_path / "run")
+    run.samples()
+    run.folder.job.unlink()
+    for node in run.nodes.values():
+        node |= {"host": "laptop", "cpus": 4}
+    found = {each.about: each for each in run.findings()}
+    assert found["cores"].text == "4 for 4 ranks"
+    assert found["nodes"].text.startswith("2 of 2 have joined, all on laptop")
+    run.nodes[0]["cpus"] = run.nodes[1]["cpus"] = 2
+    found = {each.about: each for each in run.findings()}
+    assert (found["cores"].level, found["cores"].evidence) == (WARNING, ("laptop: 4 ranks on 2 cores",))
+
+
 def test_a_script_without_a_session_that_prints_is_not_stuck(tmp_path: Path) -> None:
     """Its steps are not known, and any backward pass looks like waiting."""
     run = RecordedRun(tmp_path / "run")

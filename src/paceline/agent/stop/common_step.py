@@ -2,7 +2,8 @@
 
 Handlers of frameworks communicate, or end the training at the next step. Ranks that got the signal in different steps
 would wait for each other for ever. So each rank signals itself: once every rank knows of the request, rank 0 names the
-next step. No rank can finish that step before rank 0 has begun it, so none misses it.
+next step. No rank can finish that step before rank 0 has begun it, so none misses it. With several optimizers, a step
+is a round of them: two may share a backward pass, and then no rank waits for another between their steps.
 
 A handler may only start a timer: the Trainer of Hugging Face acts three seconds later. Timers run out in different
 steps on different ranks, so each rank waits for its own before it goes on.
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Collection
 from typing import Any
 
@@ -25,13 +27,14 @@ LONGEST_TIMER = 10.0  # seconds; one that takes longer does not decide when the 
 
 
 class CommonStep:
-    """Counts the optimizer steps of one rank. Without a request, a step costs less than a microsecond."""
+    """Counts the optimizer steps of one rank. Without a request, a step costs about a microsecond."""
 
     def __init__(self, heartbeat_file: str, local_rank: int) -> None:
         with open(heartbeat_file, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self._offset, self._pid = at_steps_offset(local_rank), os.getpid()
         self._steps = 0
+        self._round: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers that have made a step in this round
         self._target: int | None = None
         self._is_known = self._has_signalled = False
 
@@ -43,8 +46,8 @@ class CommonStep:
         register(self.after_step)
         return True
 
-    def after_step(self, *_: object) -> None:
-        if os.getpid() != self._pid or self._has_signalled:
+    def after_step(self, optimizer: Any, *_: object) -> None:
+        if os.getpid() != self._pid or self._has_signalled or not self._begins_round(optimizer):
             return
         self._steps += 1
         distributed = sys.modules["torch"].distributed
@@ -57,6 +60,15 @@ class CommonStep:
             threads = threading.enumerate()
             signal.raise_signal(number)
             wait_for_timers(known=threads)
+
+    def _begins_round(self, optimizer: Any) -> bool:
+        """Return whether this is the first step of a round: its optimizer is the first, or the first to come again."""
+        if self._round and optimizer not in self._round:
+            self._round.add(optimizer)
+            return False
+        self._round.clear()
+        self._round.add(optimizer)
+        return True
 
     def _is_common(self, distributed: Any) -> bool:
         """Return whether this is the step that rank 0 has named, or it is too late to agree."""

@@ -1,11 +1,11 @@
-"""What a check found: good, a warning, or a problem."""
+"""What a check found: good, a warning, a problem, or just a note."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-GOOD, WARNING, PROBLEM = "good", "warning", "problem"
+GOOD, NOTE, WARNING, PROBLEM = "good", "note", "warning", "problem"
 
 
 @dataclass(frozen=True)
@@ -25,5 +25,5 @@ class Finding:
 
 def worst(findings: Sequence[Finding]) -> str:
     """Return the most serious level."""
-    levels: Mapping[str, int] = {GOOD: 0, WARNING: 1, PROBLEM: 2}
+    levels: Mapping[str, int] = {GOOD: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
     return max((finding.level for finding in findings), key=lambda level: levels[level], default=GOOD)

@@ -24,7 +24,10 @@ def check_arrival(evidence: Evidence) -> list[Finding]:
         return []
     if all(index in agents and agents[index].joined for index in range(expected)):
         hosts = {agent.host: f"{agent.host} ({agent.addresses})" for agent in agents.values()}
-        text = f"{len(hosts)} of {len(hosts)} have joined: {_list(hosts.values())}"
+        # `paceline run --nodes 2` has all of its agents on one machine.
+        count = expected if evidence.record.job is None else len(hosts)
+        where = ", all on" if count > len(hosts) else ":"
+        text = f"{count} of {count} have joined{where} {_list(hosts.values())}"
         return [Finding("nodes", GOOD, text)]
     missing = [index for index in range(expected) if index not in agents]
     blocked = [agent for agent in agents.values() if agent.unreachable is not None and not agent.joined]

@@ -161,11 +161,8 @@ def check_cores(evidence: Evidence) -> list[Finding]:
                 evidence=tuple(facts), docs=f"{DOCS}#a-slow-node",
             )
         ]  # fmt: skip
-    few = {}
-    for agent in evidence.agents.values():
-        cpus, ranks = agent.node.get("cpus"), len(agent.node.get("ranks") or [])
-        if isinstance(cpus, int) and 0 < cpus < ranks:
-            few[agent.host] = f"{agent.host}: {ranks} ranks on {cpus} cores"
+    counts = _cores_and_ranks(evidence)
+    few = {host: f"{host}: {ranks} ranks on {cpus} cores" for host, (cpus, ranks) in counts.items() if 0 < cpus < ranks}
     if few:
         return [
             Finding(
@@ -174,10 +171,22 @@ def check_cores(evidence: Evidence) -> list[Finding]:
                 evidence=tuple(few.values()), docs=f"{DOCS}#too-few-cores",
             )
         ]  # fmt: skip
-    counts = {(agent.node.get("cpus"), len(agent.node.get("ranks") or [])) for agent in evidence.agents.values()}
     if not counts:
         return []  # no agent has begun yet
-    return [Finding("cores", GOOD, ", ".join(f"{cpus} for {ranks} ranks" for cpus, ranks in sorted(counts, key=str)))]
+    texts = {f"{cpus} for {ranks} rank{'s' * (ranks != 1)}" for cpus, ranks in counts.values()}
+    return [Finding("cores", GOOD, ", ".join(sorted(texts)))]
+
+
+def _cores_and_ranks(evidence: Evidence) -> dict[str, tuple[int, int]]:
+    """Return how many cores and ranks each node has. Agents that `paceline run --nodes` starts share their cores."""
+    found: dict[str, tuple[int, int]] = {}
+    for agent in evidence.agents.values():
+        cpus, ranks = agent.node.get("cpus"), len(agent.node.get("ranks") or [])
+        if isinstance(cpus, int):
+            known, others = found.get(agent.host, (0, 0))
+            cores = max(known, cpus) if evidence.record.job is None else known + cpus
+            found[agent.host] = (cores, others + ranks)
+    return found
 
 
 def saturated(evidence: Evidence) -> dict[str, str]:
