@@ -21,6 +21,7 @@ from tests.watch.diagnosis.recorded_run import RecordedRun
 
 Plant = Callable[[RecordedRun], None]
 
+BACKWARD = "/x/site-packages/torch/autograd/graph.py:9 in _engine_run_backward"
 INIT = "/x/site-packages/torch/distributed/distributed_c10d.py:99 in init_process_group"
 
 
@@ -338,9 +339,18 @@ def test_a_quiet_script_that_moves_is_not_stuck(motion: dict[str, list[int]], wh
     """Its late rank works, or those that wait for it get on at each of its short steps."""
     run = RecordedRun(tmp_path / "run")
     asleep(run)
+    for rank in (0, 1, 2):
+        run.stack(rank, BACKWARD, "/p/train.py:4 in main")
     run.answer |= motion
     assert run.problems() == []
     assert any(who in each.text for each in run.findings() if each.about == "progress")
+
+
+def test_ranks_that_poll_for_others_at_the_start_do_not_move(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path / "run")
+    asleep(run)
+    run.answer["awake"] = [0, 1, 2]
+    assert [each.about for each in run.problems()] == ["hang"]
 
 
 def test_stacks_of_another_moment_do_not_count(tmp_path: Path) -> None:

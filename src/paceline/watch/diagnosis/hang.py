@@ -14,6 +14,12 @@ STUCK_AFTER = 30.0  # seconds without a step, at least
 STUCK_STEPS = 20  # steps' worth of time without one
 ASLEEP_AFTER = 10.0  # seconds before the first step after which stacks say who is missing
 QUIET_AFTER = 30.0  # seconds without output after which ranks that make no steps may hang
+# Where ranks wait for others before the process group exists. Some of these functions poll: their ranks wake up often.
+BEFORE_GROUP = {
+    "init_process_group", "rendezvous", "_create_c10d_store", "_store_based_barrier", "_tcp_rendezvous_handler",
+    "_env_rendezvous_handler", "new_group", "open_store", "gather_placements", "meet", "wait_for_key",
+    "init_process_groups", "check_communication", "_wait",
+}  # fmt: skip
 HELD = ("T", "t", "D")  # the kernel's state letters of a process that cannot go on
 
 
@@ -70,7 +76,8 @@ def _without_steps(evidence: Evidence, newest: dict[int, RankSample]) -> list[Fi
     if moving := [rank for rank in late if motion.works(rank)]:
         who = _name(evidence, moving, "is", "are")
         return [Finding("progress", GOOD, f"no steps are known, {printed}, but {who} working")]
-    if passing := [rank for rank, stack in evidence.stacks.items() if stack.waits_in and motion.passes(rank)]:
+    waiting = {rank: stack.waits_in for rank, stack in evidence.stacks.items() if stack.waits_in not in BEFORE_GROUP}
+    if passing := [rank for rank, function in waiting.items() if function and motion.passes(rank)]:
         who = _name(evidence, passing, "goes", "go")
         return [Finding("progress", GOOD, f"no steps are known, {printed}, but {who} from one collective to the next")]
     if late:
