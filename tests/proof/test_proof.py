@@ -164,6 +164,20 @@ def test_state_that_is_not_saved_breaks_the_resume(prove: Prove) -> None:
     assert causes(proof) == ["the resume"]
 
 
+def test_an_average_of_weights_that_is_not_saved_breaks_the_resume(prove: Prove) -> None:
+    proof = prove("train.py", "lost average", interrupt=True)
+    assert [each.agrees for each in proof.comparisons] == [True, False]
+    assert proof.comparisons[1].weights == 0
+    assert causes(proof) == ["the resume"]
+    assert "differ at the end" in proof.causes[0].evidence
+
+
+def test_statistics_of_batchnorm_survive_an_interruption(prove: Prove) -> None:
+    proof = prove("train.py", "batchnorm", counts=(2,), interrupt=True)
+    assert proof.holds, proof.comparisons
+    assert proof.cases[0].first.end["modules"]
+
+
 @pytest.mark.parametrize("what", ["dropout", "batchnorm"])
 def test_the_rest_of_a_model_can_be_proved(prove: Prove, what: str) -> None:
     proof = prove("train.py", what, without=(what,))

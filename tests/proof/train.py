@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Iterator
@@ -74,7 +75,9 @@ def main(mistake: str, dtype: torch.dtype) -> None:
     with paceline.session(seed=None if mistake == "seed" else 3, cpu=True, report=False, progress=False) as run:
         if mistake == "initial weights":
             torch.manual_seed(run.world_size)
-        model = run.wrap(make_model(mistake, dtype), **({"mode": "fsdp"} if mistake == "fsdp" else {}))
+        net = make_model(mistake, dtype)
+        average = copy.deepcopy(net) if mistake == "lost average" else None
+        model = run.wrap(net, **({"mode": "fsdp"} if mistake == "fsdp" else {}))
         rates = {"rate": 0.1 * run.world_size, "rate in a warm-up": 1e-9 * run.world_size, "sum in a warm-up": 1e-9}
         rate = rates.get(mistake, 0.1)
         opt = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
@@ -88,6 +91,9 @@ def main(mistake: str, dtype: torch.dtype) -> None:
                     kept = b != 0
                     loss = F.cross_entropy(model(a)[kept], b[kept])
                 run.backward(loss)
+                if average is not None:
+                    for mean, each in zip(average.parameters(), model.parameters(), strict=True):
+                        mean.data.lerp_(each.data, 0.1)
                 if run.update(opt, clip=0.05 if mistake == "fsdp" else None):
                     sched.step()
                 run.log(loss=loss.mean() / (len(b) if mistake == "sum in a warm-up" else 1))

@@ -93,6 +93,7 @@ def compare(records: CaseRecords, against: CaseRecords, source: LossSource, *, l
         note = f"{len(one)} losses, but {len(other)} with {against.case.name}"
     note = note or compare_replicas(records) or compare_replicas(against) or compare_samples(records, against)
     note = note or compare_gradients(records, against) or _compare_movement(found, against, limit)
+    note = note or compare_modules(records, against)
     return Comparison(
         records.case.name, against.case.name, limit, loss, step, found.get("difference"), found.get("parameter", ""),
         note,
@@ -106,6 +107,21 @@ def compare_replicas(records: CaseRecords) -> str:
         return ""
     count = len({end.get("weights") for end in ends})
     return f"the {records.ranks_text} end with {count} different sets of weights" if count > 1 else ""
+
+
+def compare_modules(records: CaseRecords, against: CaseRecords) -> str:
+    """Return which modules have another state at the end, of runs that have to be equal bit for bit.
+
+    At other numbers of ranks, statistics of BatchNorm are others. Checkpoints have those of rank 0.
+    """
+    if records.case.ranks != against.case.ranks:
+        return ""
+    ones, others = (each.first.end.get("modules", {}) for each in (records, against))
+    for kind in sorted(ones.keys() & others.keys()):
+        # One more or less of a kind may be left from an evaluation.
+        if len(ones[kind]) == len(others[kind]) and ones[kind] != others[kind]:
+            return f"parameters or buffers of a {kind.split()[0]} differ at the end"
+    return ""
 
 
 def compare_samples(records: CaseRecords, against: CaseRecords) -> str:

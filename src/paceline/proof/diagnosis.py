@@ -17,6 +17,7 @@ from paceline.proof.comparison import (
     LossSource,
     compare,
     compare_gradients,
+    compare_modules,
     compare_replicas,
     largest_difference,
     loss_scale,
@@ -104,10 +105,15 @@ class Diagnosis:
         one, other = self.source.curve(self.reference), self.source.curve(self.other)
         first = next((step for step in sorted(one.keys() & other.keys()) if one[step] != other[step]), 0)
         what = f"From step {first} on, the losses are others" if first else "The final weights are others"
+        what = f"{what} than without the interruption."
+        state = compare_modules(self.other, self.reference)
+        weights = compare(self.other, self.reference, self.source, limit=0.0).weights
+        if state and not first and not weights:
+            what = f"Losses and trained weights agree, but {state}."
+        samples = found.cause.evidence if found.cause else found
         return Cause(
             "the resume",
-            f"It stopped after step {self.other.stopped_after}. {what} than without the interruption. "
-            f"{found.cause.evidence if found.cause else found}",
+            f"It stopped after step {self.other.stopped_after}. {what} {samples}",
             "Pass everything that changes during training to run.resume: schedulers, averages of weights, generators, "
             "your own counters. Let run.loader read the data.",
         )

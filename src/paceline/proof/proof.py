@@ -53,7 +53,13 @@ class Proof:
         """Return what all runs have in common."""
         reference = self.cases[0]
         changes = [f"without {each}" for each in reference.case.without]
-        return [f"{len(self.curve(reference))} steps", reference.dtype, *changes, f"losses: {self.source}"]
+        return [
+            f"{len(self.curve(reference))} steps",
+            reference.dtype,
+            *changes,
+            f"losses: {self.source}",
+            "weights: those of the optimizers",
+        ]
 
     def curve(self, records: CaseRecords) -> Mapping[int, float]:
         return self.source.curve(records)

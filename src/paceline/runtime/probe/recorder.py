@@ -35,6 +35,7 @@ from paceline.runtime.lr_scale import LrScale, effective_rate, get_lr_scale
 from paceline.runtime.probe.calls import Call, PendingCalls, tensors_of
 from paceline.runtime.probe.final_weights import compare, full_tensors, measure_distance, write
 from paceline.runtime.probe.fingerprints import Column, gradient_summary, weights_digest
+from paceline.runtime.probe.module_states import digest_modules
 from paceline.runtime.probe.random_state import draw_others
 
 MAX_DIGESTED = 2**24  # elements of weights whose digest is recorded in each step
@@ -233,6 +234,7 @@ class Probe:
         tensors = full_tensors(parameters)
         shapes = [list(each.shape) for each in tensors]
         found: dict[str, Any] = {"step": self.step, "weights": weights_digest(tensors), "shapes": shapes}
+        found["modules"] = digest_modules()
         if self.rank == 0:
             names = self._names(parameters)
             found["differences"] = {
