@@ -15,8 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.chromium import chromium
 from tests.fake_torch import write_fake_torch
 from tests.forked_ranks import Ranks
+
+__all__ = ["chromium"]  # a fixture
 
 ROOT = Path(__file__).parent.parent
 MARK = "PACELINE_TEST_TOKEN"  # every process that a test starts inherits it, however it detaches itself

@@ -28,7 +28,7 @@ def environment(folder: Path, path: str) -> dict[str, str]:
     return {**os.environ, "PATH": binaries, "PYTHONPATH": path, "PACELINE_SCRATCH": str(folder / "runs")}
 
 
-@pytest.mark.parametrize("lacking", ["nothing", "what Windows lacks"])
+@pytest.mark.parametrize("lacking", [pytest.param("nothing", marks=pytest.mark.slow), "what Windows lacks"])
 def test_the_script_starts_its_own_ranks(tmp_path: Path, lacking: str) -> None:
     (script,) = (block for block in blocks(PAGE) if block.title)
     (tmp_path / script.title).write_text(script.text, encoding="utf-8")

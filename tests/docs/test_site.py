@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +53,6 @@ def test_links_to_examples_lead_to_pages_with_their_source(site: Path) -> None:
     assert "init_process_group" in (site / "examples/bare/train.py.html").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no Chromium")
-    with playwright.sync_playwright() as tools:
-        opened = tools.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
-
-
 PHONE, SCREEN = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 # What sticks out of the window, unless it is within something that scrolls by itself.
 STICKS_OUT = """[...document.querySelectorAll('.md-content *')]
@@ -75,9 +61,9 @@ STICKS_OUT = """[...document.querySelectorAll('.md-content *')]
     .map(each => each.tagName + ' ' + each.textContent.slice(0, 60))"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_fit_on_a_phone_in_both_schemes(site: Path, browser: Any, scheme: str) -> None:
-    context = browser.new_context(viewport=PHONE, color_scheme=scheme)
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
+def test_pages_fit_on_a_phone_in_both_schemes(site: Path, chromium: Any, scheme: str) -> None:
+    context = chromium.new_context(viewport=PHONE, color_scheme=scheme)
     page = context.new_page()
     for file in sorted(site.rglob("*.html")):
         page.goto(file.as_uri())
@@ -88,8 +74,8 @@ def test_pages_fit_on_a_phone_in_both_schemes(site: Path, browser: Any, scheme: 
     context.close()
 
 
-def test_the_search_works_on_files_without_a_server(site: Path, browser: Any) -> None:
-    page = browser.new_page(viewport=SCREEN)
+def test_the_search_works_on_files_without_a_server(site: Path, chromium: Any) -> None:
+    page = chromium.new_page(viewport=SCREEN)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto((site / "index.html").as_uri())

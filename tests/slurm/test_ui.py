@@ -14,10 +14,10 @@ from tests.slurm.conftest import GPUS, NODES
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import project, run_of
 from tests.slurm.test_top import SCRIPT
-from tests.ui.conftest import Console, chromium, console, page
+from tests.ui.conftest import Console, console, page
 from tests.ui.web.conftest import Served, serve_here
 
-__all__ = ["chromium", "console", "page"]
+__all__ = ["console", "page"]
 pytestmark = pytest.mark.timeout(600)
 
 

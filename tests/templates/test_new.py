@@ -38,10 +38,11 @@ RESULTS = {
     "accelerate": (r"final test accuracy: ([\d.]+)%", 95.0, 100.0),
     "hf": (r"final perplexity: ([\d.]+)", 1.0, 3.0),
 }
-QUICK = ("blank", "stream")
+# The others take longer, and their scripts are those of the examples, which have tests of their own.
+SOME = [pytest.param(name, marks=() if name in ("blank", "mnist") else pytest.mark.slow) for name in TEMPLATES]
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("template", SOME)
 def test_the_test_of_a_new_project_passes(template: str, tmp_path: Path, paceline: Paceline) -> None:
     made = paceline("new", "my.project-1", "--template", template, check=True)
     folder = tmp_path / "my.project-1"
@@ -62,7 +63,7 @@ def test_the_test_of_a_new_project_passes(template: str, tmp_path: Path, pacelin
 
 
 @pytest.mark.parametrize(
-    "template", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TEMPLATES]
+    "template", [pytest.param(name, marks=() if name == "blank" else pytest.mark.slow) for name in TEMPLATES]
 )
 def test_a_new_project_trains(template: str, tmp_path: Path, paceline: Paceline) -> None:
     create_project("project", TEMPLATES[template], tmp_path)
