@@ -19,6 +19,7 @@ from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.sweep.overview import SweepOverview, read_sweep_overview, started_trials
 from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
+from paceline.watch.index.parallel import spare_processes
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview
 from paceline.watch.records import STATUSES
@@ -86,7 +87,7 @@ def _read(scratch: Path, limit: int | None) -> tuple[list[Row], int]:
     ages = folders | {path: _age(sweep) for path, sweep in sweeps.items()}
     newest = sorted(ages, key=ages.__getitem__, reverse=True)
     listed = newest if limit is None else newest[:limit]
-    read = read_rows([path for path in listed if path in folders], scratch)
+    read = read_rows([path for path in listed if path in folders], scratch, processes=spare_processes())
     rows: dict[str, Row] = {row.path: row for row in read}
     rows |= {path: read_sweep_overview(sweeps[path]) for path in listed if path in sweeps}
     return [rows[path] for path in listed], len(newest) - len(listed)

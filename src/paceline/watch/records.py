@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -242,6 +242,11 @@ def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states
 def iterate_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> Iterator[Record]:
     """Yield the same records one by one: thousands of them need not be in memory at once."""
     listed = list(folders)
+    return map(record_maker(listed, query), listed)
+
+
+def record_maker(listed: Sequence[RunFolder], query: QueryStates = query_states) -> Callable[[RunFolder], Record]:
+    """Ask the scheduler about these runs, once, and return what makes the record of each."""
     jobs = {folder.path: slurm.read_job_id(folder) for folder in listed}
     submitted = read_evidence((folder, job) for folder in listed if (job := jobs[folder.path]) is not None)
     states: Mapping[str, JobState] = {}
@@ -255,8 +260,7 @@ def iterate_records(folders: Iterable[RunFolder], query: QueryStates = query_sta
             }
         except ClusterError as error:
             problem = error
-    for folder in listed:
-        yield _record(folder, jobs[folder.path], states, problem)
+    return lambda folder: _record(folder, jobs[folder.path], states, problem)
 
 
 def _is_another(state: JobState, evidence: Evidence) -> bool:

@@ -19,6 +19,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.watch.index import index_file, rows
 from paceline.watch.index.index_file import load_index, save_index
 from paceline.watch.index.rows import read_overviews
+from paceline.watch.records import find_runs
 
 COUNT = 120
 
@@ -64,15 +65,30 @@ def scratch(tmp_path: Path) -> Path:
 def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect the runs whose folders are read."""
     found: list[str] = []
-    real = rows.iterate_records
+    real = rows.record_maker
 
     def read(folders: Any, query: Any) -> Any:
-        folders = list(folders)
         found.extend(folder.path.name for folder in folders)
         return real(folders, query)
 
-    monkeypatch.setattr(rows, "iterate_records", read)
+    monkeypatch.setattr(rows, "record_maker", read)
     return found
+
+
+def test_several_processes_read_the_same_rows(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MANY", COUNT)
+    asked: list[list[str]] = []
+
+    def query(jobs: Any) -> dict[str, Any]:
+        asked.append(list(jobs))
+        return {}
+
+    make_run(scratch, 600, job="7", verdict="")
+    found = [str(folder.path) for folder in find_runs(scratch)]
+    several = rows.read_rows(found, scratch / "several", query, processes=2)
+    assert several == rows.read_rows(found, scratch / "one", query)
+    assert [row.path for row in several] == found
+    assert len(asked) == 2  # the scheduler is asked by the first process alone
 
 
 def test_runs_that_are_over_are_read_once(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +193,7 @@ WRITER = """
 import sys, tempfile
 from pathlib import Path
 from paceline.watch.index.rows import read_overviews
+from paceline.watch.records import find_runs
 tempfile.tempdir = sys.argv[2]
 for _ in range(5):
     assert len(read_overviews(Path(sys.argv[1]))) == int(sys.argv[3])

@@ -10,13 +10,15 @@ from pathlib import Path
 from paceline.cluster.runs.claims import Holder
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.index.index_file import FIELDS, Entry, load_index, save_index
+from paceline.watch.index.parallel import read_in_processes
 from paceline.watch.overview import Overview, make_overview
-from paceline.watch.records import LOST, QueryStates, find_runs, iterate_records
+from paceline.watch.records import LOST, QueryStates, find_runs, iterate_records, record_maker
 from paceline.watch.scheduler.shared_answer import query_states
 
 SETTLED = 120.0  # seconds without a change until a run that is over counts as unchanging: file servers show it late
 FORGOTTEN = 86400.0  # the same for a job that Slurm does not know: its controller may have been away
 FEW = 100  # runs that are read as quickly as the index
+MANY = 1000  # runs that are read sooner by several processes
 
 
 def read_overviews(scratch: Path, *, limit: int | None = None, query: QueryStates = query_states) -> list[Overview]:
@@ -25,9 +27,13 @@ def read_overviews(scratch: Path, *, limit: int | None = None, query: QueryState
 
 
 def read_rows(
-    folders: Sequence[RunFolder] | Sequence[str], scratch: Path, query: QueryStates = query_states
+    folders: Sequence[RunFolder] | Sequence[str], scratch: Path, query: QueryStates = query_states, processes: int = 1
 ) -> list[Overview]:
-    """Return the rows of these runs, in their order. The scheduler is asked about those that may not be over."""
+    """Return the rows of these runs, in their order. The scheduler is asked about those that may not be over.
+
+    Where thousands of runs are not in the index, several processes read them. Only a process without threads may ask
+    for that: they are forked.
+    """
     paths = [folder if isinstance(folder, str) else str(folder.path) for folder in folders]
     if len(paths) < FEW:
         return [make_overview(record) for record in iterate_records(map(_folder, paths), query)]
@@ -37,12 +43,10 @@ def read_rows(
         entry = index.get(path)
         if entry is not None and entry.stamp == _stamp(path, entry.job_start):
             kept[path] = entry.row
-    read: dict[str, Overview] = {}
-    holders: list[Holder | None] = []
-    for record in iterate_records([_folder(path) for path in paths if path not in kept], query):
-        read[str(record.folder.path)] = make_overview(record)
-        holders.append(record.holder)
-    added = dict(_settled(zip(holders, read.values(), strict=True)))
+    missing = [_folder(path) for path in paths if path not in kept]
+    rows = read_in_processes(missing, record_maker(missing, query), processes if len(missing) >= MANY else 1)
+    read = {row.path: row for _, row in rows}
+    added = dict(_settled(rows))
     gone = [path for path in index if path not in kept and path not in added and not os.path.lexists(path)]
     if added or gone:
         for path in gone:
