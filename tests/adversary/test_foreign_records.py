@@ -24,7 +24,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import PacelineError
 from paceline.watch.details import read_details
-from paceline.watch.diagnosis import ends
+from paceline.watch.diagnosis import disk
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence
 from paceline.watch.goodput import compute_goodput, read_events
@@ -264,7 +264,7 @@ def test_good_records_are_kept(run: RunFolder) -> None:
 
 
 def test_hostile_records_do_not_stop_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ends, "check_quota", lambda path: [])
+    monkeypatch.setattr(disk, "check_quota", lambda path: [])
     recorded = RecordedRun(tmp_path / "run", gpus=1)
     recorded.samples(header={"gpus": [{"name": "A100", "memory": 1}]}, node1={"gpus": [{"xid": 79}], "throttled": 90.0})
     recorded.event(
