@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from paceline.cluster.ssh.code import Parcel
     from paceline.spec import Job
 
-HERE, ALL = "here", "all"
+HERE = "here"  # as --on: this machine, whatever paceline.toml says
+ALL = "all"
 # Commands that have the option, by the name of their module.
 FORWARDED = frozenset({
     "submit", "sweep", "sweep_show", "sweep_cancel", "ps", "show", "logs", "wait", "metrics", "report", "cancel",

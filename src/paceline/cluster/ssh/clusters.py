@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.env import ON_CLUSTER
 from paceline.errors import SpecError, UsageError
 from paceline.spec.load import find_file, read_file, repository_root, take_access
 from paceline.spec.validation_errors import nearest, show
 
-HERE = "here"  # as --on: this machine, whatever paceline.toml says
 ON = "PACELINE_ON"  # the default of --on
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]*")
 
@@ -83,14 +80,6 @@ def find_cluster(name: str, project: ProjectFile) -> Cluster:
     else:
         hint = f'Name its login node in {project.file or "paceline.toml"}: [profiles.{name}] host = "login.example.org"'
     raise UsageError(f"There is no cluster {name!r} with a host.", hint=hint)
-
-
-def default_cluster(project: ProjectFile, environ: Mapping[str, str]) -> str | None:
-    """Return the cluster for commands without `--on`; None on a machine that has Slurm itself."""
-    if environ.get(ON_CLUSTER) or shutil.which("sbatch"):
-        return None
-    name = environ.get(ON) or project.default
-    return None if name == HERE else name
 
 
 def _tables(values: Any, file: Path | None) -> dict[str, dict[str, Any]]:
