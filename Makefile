@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 3
+WORKERS ?= 4
 EPOCHS ?= 4
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 # pip would compile on one core. Some packages hold files that no Python 3 can compile.
@@ -43,9 +43,11 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscop
 system:
 	@tests/system.sh
 
-# Compile first: with PYTHONDONTWRITEBYTECODE, each of a thousand processes would compile Paceline for itself.
+# Compile first: with PYTHONDONTWRITEBYTECODE, each of a thousand processes would compile Paceline for itself, and each
+# worker all tests, which takes longer: pytest rewrites their asserts.
 pytest: .make/dev
 	@$(COMPILE) src
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -qq --collect-only >/dev/null || true
 	@$(PYTEST) $(SELECTED)
 
 # Packages of the system are installed while pip installs those of Python, and types are checked beside the tests.

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -23,9 +24,6 @@ __all__ = ["chromium"]  # a fixture
 
 ROOT = Path(__file__).parent.parent
 MARK = "PACELINE_TEST_TOKEN"  # every process that a test starts inherits it, however it detaches itself
-
-# A shell that starts pytest in the background ignores SIGINT for it, and so for all that it starts.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Python starts this helper on first use and keeps it to the end: before any test, so that none is blamed for it.
 resource_tracker.ensure_running()
@@ -49,20 +47,22 @@ PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 @pytest.hookimpl(tryfirst=True)  # before the first fixture, of whatever scope
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    # A shell that starts pytest in the background ignores SIGINT for it, and so for all that it starts; so do commands
+    # that run within a test, once they are interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     light = [] if WHOLE_TORCH.intersection([item.path, *item.path.parents]) else [str(LIGHT_TORCH)]
     os.environ["PYTHONPATH"] = os.pathsep.join([*light, *filter(None, [PYTHONPATH])])
 
 
 def marked(token: str) -> list[psutil.Process]:
     """Return all live processes with a test's token in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            ours = process.pid != os.getpid() and process.environ().get(MARK) == token
-            if ours and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
+    wanted, found = f"{MARK}={token}".encode(), []
+    for name in filter(str.isdigit, os.listdir("/proc")):  # after every test: psutil would take four times as long
+        with suppress(OSError, psutil.Error):
+            if wanted in Path("/proc", name, "environ").read_bytes() and int(name) != os.getpid():
+                process = psutil.Process(int(name))
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
     return found
 
 

@@ -32,38 +32,44 @@ dist.destroy_process_group()
 """
 
 
-# A session with workers that take a moment to load each item.
+# A session whose first batch takes a second, and whose model takes a moment to build. If the loader comes first, its
+# workers load the batch meanwhile. If it comes last, the loop waits for it.
 TRAINS = """
-import time
+import sys, time
 import torch
 import paceline
 
 class Items:
-    def __len__(self): return 4096
+    def __len__(self): return 65536
     def __getitem__(self, index):
-        time.sleep(0.001)
-        return torch.full((1024,), float(index))
+        time.sleep(1 / 64)
+        return torch.full((4096,), float(index))
 
-with paceline.session(seed=0, report=False) as run:
-    model = run.wrap(torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1)))
+def load(**options):
+    return run.loader(Items(), batch_size=64 * run.world_size, num_workers=4, **options)
+
+with paceline.session(seed=0, report=False, save_every_seconds=None) as run:
+    early = sys.argv[1] == "early"
+    loader = load(early=True) if early else None
+    layers = [torch.nn.Linear(4096, 4096) for _ in range(6)]
+    model = run.wrap(torch.nn.Sequential(*layers, torch.nn.Linear(4096, 1)))
     opt = torch.optim.SGD(model.parameters(), lr=1e-9)
-    loader = run.loader(Items(), batch_size=64 * run.world_size, num_workers=2)
-    run.resume(model=model, opt=opt, loader=loader)
-    for x in run.steps(loader):
+    run.resume(model=model, opt=opt, **({"loader": loader} if early else {}))
+    for x in run.steps(loader or load()):
         run.backward(model(x).square().mean())
         run.update(opt)
-        if run.step == 2:
+        if run.step == 1:
             break
 """
 
 
-def measure_phases(folder: Path, repeats: int, *options: str) -> dict[str, float]:
-    """Return the median seconds of each phase of a start."""
+def measure_phases(folder: Path, repeats: int, order: str, *options: str) -> dict[str, float]:
+    """Return the median seconds of each phase of a start, with the loader made before the model ("early") or after."""
     (folder / "trains.py").write_text(TRAINS)
     found: dict[str, list[float]] = {}
     for _ in range(repeats + 1):
         scratch = Path(tempfile.mkdtemp(dir=folder.parent))
-        command = [sys.executable, "-m", "paceline", "run", *options, "trains.py"]
+        command = [sys.executable, "-m", "paceline", "run", *options, "trains.py", order]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=180, cwd=folder,
             env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
@@ -110,14 +116,24 @@ def measure(repeats: int) -> list[Result]:
                     seconds = once(command, folder.parent / f"{name}-{turn}", folder)
                     if turn:  # the first one reads everything from disk, or starts the warm process
                         found[name].append(seconds)
-            phases = {"cold": measure_phases(folder, repeats), "warm": measure_phases(folder, repeats, "--warm")}
+            phases = {
+                "cold": measure_phases(folder, repeats, "early"),
+                "warm": measure_phases(folder, repeats, "early", "--warm"),
+                "cold, the loader after the model": measure_phases(folder, 1, "late"),
+            }
         finally:
             subprocess.run([python, "-m", "paceline", "warm", "stop"], capture_output=True, timeout=60)
     for name, seconds in phases.items():
         parts = ", ".join(f"{phase.replace('_', ' ')} {value:.3f}" for phase, value in seconds.items())
-        print(f"phases of a {name} start (s): {parts}", flush=True)
+        print(f"phases of a start ({name}), in seconds: {parts}", flush=True)
+    cold, late = phases["cold"], phases["cold, the loader after the model"]
+    print(
+        f"the first batch: the loop waited {cold['first_batch']:.3f} s, and {late['first_batch']:.3f} s with the "
+        f"loader made after the model; workers began {cold.get('first_batch_early', 0.0):.3f} s before the loop",
+        flush=True,
+    )
     peer = {"torchrun": found["torchrun"]}
     return [
-        Result("launch to first NCCL all-reduce", "s", found["Paceline"], peer, {}, phases["cold"]),
+        Result("launch to first NCCL all-reduce", "s", found["Paceline"], peer, {}, cold),
         Result("the same, warm start", "s", found["warm"], peer, {"torchrun": 3.0}, phases["warm"]),
     ]

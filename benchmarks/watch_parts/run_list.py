@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from statistics import median
 
-from paceline.watch.index.rows import SETTLED
 from watch_parts.runs import make_runs
 
 from machine import show
@@ -25,7 +24,6 @@ for row in sorted(rows, key=lambda row: row["run_id"], reverse=True):
 
 def measure(folder: Path, count: int, active: int, repeats: int) -> None:
     scratch = make_runs(folder, count, active)
-    time.sleep(SETTLED + 1)  # runs that have just changed are not kept in the index
     temporary = folder / "temporary"
     temporary.mkdir()
     environment = {**os.environ, "PACELINE_SCRATCH": str(scratch), "TMPDIR": str(temporary)}

@@ -53,7 +53,7 @@ def make_sweep(folder: Path) -> None:
     sweep.points.write_text("".join(points))
 
 
-def draw(page: Page, base: str, samples: SampleRuns, out: Path) -> None:
+def draw(page: Page, base: str, scratch: Path, out: Path) -> None:
     rows = page.request.get(f"{base}api/runs").json()["runs"]
     run = next(row for row in rows if row["name"] == "gpt-1.3b")
     page.goto(f"{base}#/run/{run['run_id']}")
@@ -61,16 +61,18 @@ def draw(page: Page, base: str, samples: SampleRuns, out: Path) -> None:
     page.get_by_label("Smoothing").fill("0.9")
     page.evaluate("() => document.activeElement.blur()")
     page.locator("[data-metric=grad_norm] .scatterlayer path.js-line").last.wait_for(state="attached")
-    _shoot(page, out / "run-page.png")
+    _shoot(page, scratch, out / "run-page.png")
     page.goto(f"{base}#/sweep/pretrain-search")
     page.locator(".figures .main-svg").first.wait_for(state="attached")
-    _shoot(page, out / "sweep-page.png")
+    _shoot(page, scratch, out / "sweep-page.png")
 
 
-def _shoot(page: Page, path: Path) -> None:
-    page.evaluate("() => { document.querySelector('.place').textContent = '/scratch/ada/runs'; }")
+def _shoot(page: Page, scratch: Path, path: Path) -> None:
     time.sleep(1.0)  # charts draw themselves
+    place = page.locator(".place").inner_text().replace(str(scratch), "/scratch/ada/runs")
+    page.evaluate("(text) => { document.querySelector('.place').textContent = text; }", place)
     page.screenshot(path=path)
+    assert page.locator(".place").inner_text() == place, "the page has renewed it meanwhile"
 
 
 def main() -> None:
@@ -90,7 +92,7 @@ def main() -> None:
             port = listener.getsockname()[1]
             page.goto(access.link(port))
             page.locator(".runs tbody tr").first.wait_for()
-            draw(page, f"http://127.0.0.1:{port}{access.path}", samples, out)
+            draw(page, f"http://127.0.0.1:{port}{access.path}", scratch, out)
             browser.close()
         finally:
             server.should_exit = True

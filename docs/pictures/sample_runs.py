@@ -68,7 +68,7 @@ class SampleRuns:
             at = start + number * steps * seconds / 5
             self.events(run, {"time": at, "event": "saving", "step": number * steps // 5, "blocked": 6.0, **common})
         lines = []
-        for step in range(1, steps + 1, max(1, steps // 1500)):
+        for step in [*range(1, steps, max(1, steps // 1500)), steps]:
             loss = shape.get("floor", 2.1) + shape.get("height", 8.5) * math.exp(-step / shape.get("scale", 500))
             loss += self._random.gauss(0, 0.05) * (1 + 3 * math.exp(-step / 900))
             accuracy = 0.62 * (1 - math.exp(-step / 1500)) + self._random.gauss(0, 0.005)

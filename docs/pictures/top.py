@@ -32,7 +32,8 @@ def make_runs(samples: SampleRuns) -> None:
         samples.log(large, [f"step {step}  loss {loss + (4290 - step) / 900:.3f}  lr 3.0e-04  1.93 s/step"])
     samples.log(large, ["saved checkpoints/step-00004250 in 6.1 s", "evaluating on 512 sequences: perplexity 9.41"])
     small = samples.add("vit-s16", age=1.2 * HOUR, job="48230", state="RUNNING", nproc=4, hosts="gpu03")
-    samples.train(small, began=1.1 * HOUR, seconds=0.31, steps=12100, total=14000, floor=0.7, height=5.0, scale=900)
+    pace, done = 0.31, 12100  # its last step was just now
+    samples.train(small, began=pace * done, seconds=pace, steps=done, total=14000, floor=0.7, height=5.0, scale=900)
     soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(samples.now + 0.7 * HOUR))
     samples.add("gpt-1.3b-long", age=0.4 * HOUR, job="48260", state="PENDING", program="pretrain.py", nodes=8,
                 reason="Resources", start=soon)  # fmt: skip

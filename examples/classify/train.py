@@ -77,13 +77,13 @@ def main(given: Sequence[str] | None = None) -> float:
 
         train_set, test_set = make_texts(train_rows), make_texts(test_rows).by_length()
         pad = Padding(encoder.padding)
-        model = run.wrap(model)
-        lr = args.lr or (5e-5 if args.hf_model else 2e-3)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
         buckets = LengthBuckets(train_set.lengths, args.batch_size)
         loader = run.loader(
             train_set, batch_sampler=buckets, accumulate=args.accumulate, collate_fn=pad, num_workers=args.workers
         )
+        model = run.wrap(model)
+        lr = args.lr or (5e-5 if args.hf_model else 2e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, max_lr=lr, total_steps=args.epochs * len(buckets) + 1, pct_start=0.1
         )

@@ -95,6 +95,7 @@ def main(given: Sequence[str] | None = None) -> float:
             corpus = prepare(args.data, folder, tokenizer=args.tokenizer, vocab=args.vocab)
         train_set, validation_set = corpus.blocks("train", size.block), corpus.blocks("validation", size.block)
 
+        loader = run.loader(train_set, batch_size=args.batch_size, accumulate=args.accumulate, num_workers=args.workers)
         model = GPT(size, vocab=corpus.tokenizer.vocab, dropout=args.dropout)
         if args.init_from:
             model.load_gpt2(args.init_from)
@@ -102,7 +103,6 @@ def main(given: Sequence[str] | None = None) -> float:
         model = run.wrap(model, mode="fsdp" if args.fsdp else "auto", compile=args.compile)
         optimizer = make_optimizer(model, size.lr if args.lr is None else args.lr, run.device)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate, warmup=args.warmup, steps=args.steps))
-        loader = run.loader(train_set, batch_size=args.batch_size, accumulate=args.accumulate, num_workers=args.workers)
         run.resume(model=model, optimizer=optimizer, schedule=schedule, loader=loader)
 
         for _ in run.epochs(math.ceil(args.steps / loader.steps_per_epoch)):

@@ -57,11 +57,11 @@ def main(given: Sequence[str] | None = None) -> float:
     args = parser.parse_args(given)
     train_set, test_set = read(args.shards, "train", shuffle=True), read(args.shards, "t10k", shuffle=False)
     with paceline.session(seed=0, cpu=args.cpu, folder=args.folder) as run:
+        # With drop_last=False, every sample counts once per epoch, although the shards of the ranks differ in length.
+        loader = run.loader(train_set, batch_size=args.batch_size, num_workers=args.workers, drop_last=False)
         net = nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
         model = run.wrap(net)
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-        # With drop_last=False, every sample counts once per epoch, although the shards of the ranks differ in length.
-        loader = run.loader(train_set, batch_size=args.batch_size, num_workers=args.workers, drop_last=False)
         run.resume(model=model, optimizer=optimizer, loader=loader)
         for epoch in run.epochs(args.epochs):
             for images, labels in run.steps(loader):

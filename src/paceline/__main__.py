@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import sys
 
+NOT_ON_WINDOWS = ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty")  # modules of Python
+
 
 def main() -> None:
     try:
         _main()
+    except ModuleNotFoundError as problem:
+        if problem.name not in NOT_ON_WINDOWS:
+            raise
+        sys.exit(
+            "paceline: error: This command does not work on Windows.\n"
+            "  Use it in WSL 2. On Windows itself, start your script with `python`: `paceline.spawn` starts its ranks."
+        )
     except KeyboardInterrupt:  # while a module is imported; afterwards, the command line handles it
         import signal
 
@@ -23,7 +32,8 @@ def _main() -> None:
         prestart.start(sys.argv)
     import gc
 
-    gc.disable()  # a command is short, and collecting while it imports costs a tenth of that time
+    # Collecting often while a command imports costs a tenth of that time. Some commands last for days, so do collect.
+    gc.set_threshold(50_000)
 
     from paceline.cli import main as command_line
 

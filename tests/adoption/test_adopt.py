@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import os
 import re
 import stat
@@ -85,18 +86,19 @@ def test_the_changes_of_a_plain_script() -> None:
         'torch.save(model.state_dict(), "net.pt")',
         "run = paceline.start()",
     ]
-    (remark,) = adopt("argparse_main").remarks
-    assert (remark.line, remark.must) == (43, False), "the evaluation"
+    remarks = adopt("argparse_main").remarks
+    assert [(each.line, each.must) for each in remarks] == [(34, False), (43, False)], "its own loss, the evaluation"
 
 
 def test_the_example_of_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "adopt.md").read_text(encoding="utf-8")
-    block = re.search(r"^@@ [^\n]*\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    block = re.search(r"^--- a/train.py\n.*?(?=^```)", page, flags=re.MULTILINE | re.DOTALL)
     assert block
-    lines = block[1].splitlines()
-    before = "\n".join(line[1:] for line in lines if not line.startswith("+")) + "\n"
-    after = "\n".join(line[1:] for line in lines if not line.startswith("-")) + "\n"
-    assert advise_text(before).text == after
+    lines = block[0].splitlines()
+    before = "\n".join(line[1:] for line in lines[3:] if not line.startswith("+")) + "\n"
+    after = advise_text(before).text.splitlines()
+    diff = difflib.unified_diff(before.splitlines(), after, "a/train.py", "b/train.py", lineterm="")
+    assert list(diff) == lines
 
 
 def test_scripts_of_frameworks_stay_as_they_are() -> None:
@@ -153,7 +155,11 @@ def test_what_cannot_be_changed_is_said_with_its_line() -> None:
         ("DataLoader(data, batch_sampler=order)", "run.loader(data, batch_sampler=order)"),
         ("DataLoader(data, batch_size=4, shuffle=True, generator=g, drop_last=True)",
          "run.loader(data, batch_size=4, shuffle=True, seed=g.initial_seed(), drop_last=True)"),
-        ("DataLoader(data, **options)", "run.loader(data, **options)"),
+        ("DataLoader(data, **options)", 'run.loader(data, **{"shuffle": False, "drop_last": False, **options})'),
+        ("DataLoader(data, 4, True, **options)",
+         'run.loader(data, batch_size=4, shuffle=True, **{"drop_last": False, **options})'),
+        ("DataLoader(data, shuffle=True, drop_last=True, **options)",
+         "run.loader(data, shuffle=True, drop_last=True, **options)"),
     ],
 )  # fmt: skip
 def test_loaders(line: str, changed: str) -> None:
@@ -177,6 +183,52 @@ def test_compiled_and_tracked() -> None:
     assert "model = run.wrap(model, compile=dict(mode='default'))" in lines
     assert "for x in run.steps(run.loader([1.0], batch_size=2, shuffle=False, drop_last=False)):" in lines
     assert lines.index("run = paceline.start()") < lines.index("model = run.wrap(model, compile=dict(mode='default'))")
+
+
+def test_changes_inside_of_others() -> None:
+    text = (
+        "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader\ntorch.manual_seed(0)\n"
+        "a = nn.DataParallel(nn.Linear(1, 1).cuda(), device_ids=[0]).cuda()\n"
+        "b = nn.DataParallel(nn.Linear(1, 1) if big else nn.Identity()).cuda(0)\n"
+        "c = torch.compile(nn.Linear(1, 1).cuda())\n"
+        "opt = torch.optim.SGD([*a.module.parameters(), *c.parameters()], lr=0.1)\n"
+        "for x in DataLoader(data, batch_size=2):\n"
+        "    (a(x.cuda()) + c((x + x).cuda(non_blocking=True))).mean().backward(retain_graph=True)\n    opt.step()\n"
+        "sizes = [train(x) for x in DataLoader(data)]\n"
+    )
+    lines = advise_text(text).text.splitlines()
+    device = "to(run.device)"
+    assert f"a = nn.Linear(1, 1).{device}.{device}" in lines
+    assert f"b = (nn.Linear(1, 1) if big else nn.Identity()).{device}" in lines
+    assert f"c = nn.Linear(1, 1).{device}" in lines
+    assert "c = run.wrap(c, compile=True)" in lines
+    assert "opt = torch.optim.SGD([*a.parameters(), *c.parameters()], lr=0.1)" in lines
+    both = f"(a(x.{device}) + c((x + x).to(run.device, non_blocking=True))).mean()"
+    assert f"    run.backward({both}, retain_graph=True)" in lines
+
+
+def test_other_uses_of_a_loader() -> None:
+    text = (
+        "import torch\nfrom torch.utils.data import DataLoader\nfrom helpers import fit\nfrom tqdm import tqdm\n"
+        "torch.manual_seed(0)\n"
+        "loader = DataLoader(data, batch_size=2, drop_last=True)\nfit(loader)\n"
+        "n = len(loader.dataset), len(loader.sampler)\n"
+        "model = torch.nn.Linear(1, 1).cuda()\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "bar = tqdm(loader)\nfor x in bar:\n    loss = model(x.cuda()).mean()\n    loss.backward()\n    opt.step()\n"
+        "    bar.set_description('a')\n"
+    )
+    remarks = [(each.line, each.must) for each in advise_text(text).remarks]
+    assert remarks == [(8, True), (7, False)]
+
+
+def test_training_in_a_comprehension() -> None:
+    text = (
+        "import torch\nfrom torch.utils.data import DataLoader\nmodel = torch.nn.Linear(1, 1).cuda()\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\ndef step(x):\n    loss = model(x.cuda()).mean()\n"
+        "    loss.backward()\n    opt.step()\n    return loss.item()\n"
+        "losses = [step(x) for x in DataLoader(data, batch_size=2)]\n"
+    )
+    assert any("this trains, but is no loop" in each.text for each in advise_text(text).remarks if each.must)
 
 
 LOOPS = """\
@@ -244,7 +296,7 @@ model = torch.nn.Linear(1, 1)
 opt = torch.optim.SGD(model.parameters())
 with open("log.txt", "a") as log:
     for x in DataLoader(data, 2, drop_last=True):
-        loss = model(x).sum()
+        loss = model(x).mean()
         loss.backward()
         opt.step()
 with open("a.json", "w") as a:
@@ -322,6 +374,49 @@ def test_write_keeps_the_old_script(tmp_path: Path, paceline: Paceline) -> None:
     again = paceline("adopt", "--write", "train.py", check=True)
     assert "It uses Paceline already" in again.stdout
     assert sorted(os.listdir(tmp_path)) == ["real.py", "real.py.orig", "real.py.orig.2", "train.py"]
+
+
+def test_write_tells_what_is_left(tmp_path: Path, paceline: Paceline) -> None:
+    """A script that is changed in part is written, and the exit code says that it is not done."""
+    script = tmp_path / "my train.py"
+    script.write_bytes((CORPUS / "sliced_by_hand.py").read_bytes())
+    shown = paceline("adopt", script.name, check=True)
+    assert "to apply it: paceline adopt --write 'my train.py'" in shown.stdout
+    assert "  paceline run --nproc 2 'my train.py'" in shown.stdout
+    script.chmod(0o444)
+    refused = paceline("adopt", "--write", script.name)
+    assert (refused.returncode, "is read-only" in refused.stderr) == (2, True), refused.stderr
+    script.chmod(0o644)
+    done = paceline("adopt", "--write", script.name)
+    assert (done.returncode, "change these yourself:" in done.stdout) == (1, True)
+    assert "paceline.start" in script.read_text()
+
+
+def test_form_feeds_and_semicolons() -> None:
+    text = (
+        "import torch; from torch.utils.data import DataLoader\ntorch.manual_seed(0)\n\f\n"
+        "model = torch.nn.Linear(1, 1); opt = torch.optim.SGD(model.parameters())\n"
+        "\ffor x in DataLoader(data, 2, drop_last=True): loss = model(x).mean(); loss.backward(); opt.step()\n"
+        '\ftorch.save(model.state_dict(), "a.pt")\n'
+    )
+    lines = advise_text(text).text.split("\n")
+    assert "model = torch.nn.Linear(1, 1); run = paceline.start(); model = run.wrap(model); opt" in "".join(lines)
+    assert any(line.endswith("loss.backward(); run.log(loss=loss); opt.step()") for line in lines)
+    assert lines[-3:] == ["if run.is_rank_zero:", '\f    torch.save(model.state_dict(), "a.pt")', ""]
+
+
+def test_everything_imported() -> None:
+    text = (
+        "from torch import *\nfrom torch.nn import *\nfrom torch.optim import *\nfrom torch.utils.data import *\n"
+        "manual_seed(0)\nmodel = Linear(1, 1)\nopt = SGD(model.parameters(), lr=0.1)\n"
+        "for x in DataLoader(data, batch_size=2, drop_last=True):\n    loss = model(x).mean()\n"
+        "    autograd.backward(loss)\n    opt.step()\n"
+        'save(model.state_dict(), "a.pt")\n'
+    )
+    advice = advise_text(text)
+    assert "for x in run.steps(run.loader(data, batch_size=2, drop_last=True, shuffle=False)):" in advice.text
+    assert 'if run.is_rank_zero:\n    save(model.state_dict(), "a.pt")' in advice.text
+    assert not any(each.must for each in advice.remarks)
 
 
 def test_mistakes_on_the_command_line(tmp_path: Path, paceline: Paceline) -> None:

@@ -15,9 +15,12 @@ from typer.main import get_command
 from paceline.cli import single_command
 from paceline.cli.doctor import command, measure_nodes, names_a_run, report
 from paceline.cluster.checks import machine
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.cluster.checks.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
+from paceline.contract.fitness.judgement import Judgement
+from paceline.contract.fitness.measurement import Measurement
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError
+from paceline.watch.diagnosis.speed import describe
 
 FINDINGS = [
     Finding("run", GOOD, "1a2b is running"),
@@ -33,7 +36,7 @@ def test_what_is_wrong_is_followed_by_evidence_and_what_to_do(capsys: pytest.Cap
         "✗ hang        Rank 3 is stuck.",
         "              - rank 3 is at [train.py:3]",
         "              Fix: Look there.",
-        "              See docs/x.md#it-hangs",
+        '              More in the documentation: X, "It hangs"',
     ]
 
 
@@ -126,3 +129,13 @@ def test_slurm_without_a_cluster_is_no_problem(monkeypatch: pytest.MonkeyPatch) 
 
 def fail(message: str) -> None:
     raise ClusterError(message)
+
+
+def test_speeds_are_shown_beside_what_is_slow() -> None:
+    measured = [
+        Measurement(node, f"node{node}", node, "cpu", tflops=0.1 * (1 + node), complete=True) for node in (0, 1)
+    ]
+    slow, speeds = describe(measured, [Judgement("node0", "half as fast as others", unfit=True)])
+    assert (slow.level, speeds.level) == (PROBLEM, NOTE)
+    assert speeds.text == "2 x cpu 100 to 200 GFLOP/s"
+    assert [each.level for each in describe(measured, [])] == [GOOD]

@@ -63,6 +63,13 @@ def test_a_script_that_fails_is_shown_with_its_error(paceline: Callable[..., Com
     assert "RuntimeError: no such data" in done.stderr
 
 
+def test_a_wrong_style_leaves_no_folder(paceline: Callable[..., Completed], scratch: Path) -> None:
+    done = paceline("prove", "--styles", "fork,frok", str(SCRIPTS / "loop.py"))
+    assert done.returncode == 2
+    assert 'Invalid --styles "frok": use some of fork, torchrun, spawn, lightning, accelerate.' in done.stderr
+    assert not scratch.exists()
+
+
 def test_a_full_disk_is_named_and_nothing_is_compared(
     paceline: Callable[..., Completed], tmp_path: Path, scratch: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from paceline import cli
 from paceline.cli import ps_columns
+from paceline.cli.fitted_table import fit
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.sweep.overview import SweepOverview
@@ -116,12 +117,36 @@ def test_progress_and_rate_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (80, ["RUN", "STATUS", "STEP", "LEFT", "LOSS", "PROGRAM", "WHERE / WHY"]),
+        (60, ["RUN", "STATUS", "STEP", "LEFT", "LOSS", "PROGRAM"]),
+    ],
+)
+def test_a_narrow_terminal_shows_progress_rather_than_jobs_and_short_ids(
+    tmp_path: Path, width: int, titles: list[str]
+) -> None:
+    record = Record(RunFolder(tmp_path), {"name": "resnet50"}, "running", None, None, attempts=1, step=10)
+    made = make_overview(record).to_json() | {
+        "total_steps": 5000, "seconds_left": 7260.0, "loss": 0.123456, "job": "123456",
+        "detail": "node[01-16] and 8 more", "goodput": 0.9, "rate": 12345.0, "rate_unit": "tokens/s",
+    }  # fmt: skip
+    rows = [Overview(**made | {"run_id": f"202601{day}-120000-aa{day}"}) for day in ("01", "02")]
+    shown, dropped = fit(ps_columns.make_columns(rows, short_ids=True), width)
+    assert [column.title for column in shown] == titles
+    assert "JOB" in [column.title for column in dropped]
+    assert shown[0].cells == ["120000-aa01", "120000-aa02"]
+    alike = [Overview(**made | {"run_id": f"202601{day}-120000-aaaa"}) for day in ("01", "02")]
+    assert ps_columns.make_columns(alike, short_ids=True)[0].cells == [row.run_id for row in alike]
+
+
+@pytest.mark.parametrize(
     ("state", "nearest"), [("faild", "Did you mean 'failed'?"), ("Running", "Did you mean 'running'?"), ("zzz", "")]
 )
 def test_an_unknown_state_is_an_error_that_names_the_states(runs: Path, state: str, nearest: str) -> None:
     with pytest.raises(UsageError, match=f"Unknown --state '{state}'") as error:
         cli.dispatch(["ps", "--state", state])
-    assert error.value.hint.startswith(nearest or "The states are: cancelled, done, done, not saved")
+    assert error.value.hint.startswith(nearest or "The states are: 'cancelled', 'done', 'done, not saved', ")
     assert "queued" in error.value.hint
     assert cli.dispatch(["ps", "--state", "out of memory"]) == 0  # there is no such run, but there may be
 

@@ -483,7 +483,7 @@ def test_a_cancelled_run_is_cancelled_wherever_it_is_shown(
     assert {shown["overview"]["status"], *verdicts} == {"cancelled"}
     text = paceline("show", "last", check=True).stdout
     assert "stopped" not in text.split("config")[0]
-    assert paceline("wait", "last").returncode == 1
+    assert paceline("wait", "last").returncode == 75
 
 
 def is_alive(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -60,6 +61,21 @@ def test_zsh_reads_its_script() -> None:
     text = "autoload -U +X compinit && compinit -u -D\n" + printed("completion", "zsh") + "print $+functions[_paceline]"
     done = subprocess.run(["zsh", "-f", "-c", text], capture_output=True, text=True)
     assert done.stdout.strip() == "1", done.stderr
+
+
+def test_fish_completes_the_same(tmp_path: Path) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("no fish")
+    (tmp_path / "paceline.fish").write_text(printed("completion", "fish"))
+    lines = ("su", "sandbox kill", "sandbox up --gpu", "submit --no-req", "run train.py --gp")
+    asked = "\n".join(["source paceline.fish", *(f"echo '>'; complete -C 'paceline {line}'" for line in lines)])
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", asked], cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    found = [sorted(part.split()) for part in done.stdout.split(">\n")[1:]]
+    assert found == [["submit"], ["kill-node"], ["--gpu-type", "--gpus"], ["--no-requeue"], []]
 
 
 def test_other_shells_are_refused() -> None:

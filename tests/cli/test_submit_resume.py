@@ -103,7 +103,7 @@ def test_a_run_goes_on_in_the_queue(login: Login) -> None:
     assert f"Run {first.path.name} is queued as job 11." in live.stderr
     (login.project / "train.py").write_text("print('second')\n")
     cancelled = login("cancel", "mine")
-    again = f"paceline submit --resume {first.path.name}  (no checkpoint: the script starts again)"
+    again = f"paceline submit --resume {first.path.name}  (its ranks had not started)"
     assert f"  to go on  {again}\n" in cancelled.stdout
     assert f"to go on   {again}\n" in login("show").stdout
 

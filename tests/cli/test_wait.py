@@ -65,6 +65,8 @@ def test_of_several_runs_the_worst_counts(scratch: Path) -> None:
     cancelled = make_run(scratch, "20260101-000002-cccc", job=None)
     cancelled.cancelled.touch()
     assert cli.dispatch(["wait", "aaaa", "bbbb", "cccc"]) == 1
+    cancelled.job_start("pid-1-a").verdict.write_text("stopped\n")  # it has saved
+    assert cli.dispatch(["wait", "aaaa", "bbbb", "cccc"]) == 75
 
 
 def test_failures_of_several_runs_are_told_apart(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +101,23 @@ def test_a_timeout_leaves_the_run_alone(scratch: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().err
     assert f"Not over after 1 s: {run.path.name}." in said
     assert "bbbb" not in said
+
+
+def test_a_sweep_with_the_name_of_a_run(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(scratch, job=None, verdict="done")
+    run.run_json.write_text('{"name": "digits-large", "host": "here"}')
+    sweep = make_sweep(scratch / "project" / "default" / "digits", grid([{"x": 1}, {"x": 2}]))
+    for number in (0, 1):
+        end(sweep, number, value=1.0)
+    assert cli.dispatch(["wait", "digits"]) == 0
+    assert "2 done" in capsys.readouterr().out, "the whole name of the sweep, and only the start of the run's"
+    assert cli.dispatch(["wait", "digits-l"]) == 0
+    assert capsys.readouterr().out == "digits-large: done (here)\n"
+    run.run_json.write_text('{"name": "digits", "host": "here"}')
+    with pytest.raises(UsageError, match="is the name of a run and of a sweep") as caught:
+        cli.dispatch(["wait", "digits"])
+    assert run.path.name in caught.value.hint
+    assert cli.dispatch(["wait", run.path.name, str(sweep.path)]) == 0
 
 
 @pytest.mark.parametrize("timeout", ["5x", "0s", "-1"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline import __main__, cli
-from paceline.cli import console, log_printer, logs, show, submit
+from paceline.cli import console, log_printer, logs, runs, show, submit
 from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
@@ -48,7 +48,7 @@ def test_ctrl_c_says_that_the_run_goes_on(
 ) -> None:
     run = folder.path.name
     monkeypatch.setattr(log_printer, "follow", interrupt)
-    monkeypatch.setattr(monitor, "wait_until_over", lambda _: list(interrupt()))
+    monkeypatch.setattr(monitor, "wait_until_over", lambda *_: list(interrupt()))
     watch: Callable[[], object] = lambda: submit.wait_until_done(folder, follow=command == "follow")  # noqa: E731
     if command == "logs":
         with pytest.raises(SystemExit) as left:
@@ -123,11 +123,11 @@ def test_wait_names_a_killed_batch_shell(
     (folder.claims / "1").symlink_to(job_start.path.name)
     folder.job.write_text("7\n")
     ended = read_record(folder, lambda _: {"7": JobState("7", "FAILED", exit_code="0:9")})
-    monkeypatch.setattr(monitor, "wait_until_over", lambda _: ended)
+    monkeypatch.setattr(monitor, "wait_until_over", lambda *_: ended)
     assert submit.wait_until_done(folder, follow=False) == 1
     said = capsys.readouterr().err
     assert "the batch shell was killed by signal 9" in said
-    assert f"to go on: paceline submit --resume {folder.path.name} (no checkpoint: the script starts again)" in said
+    assert f"to go on: paceline submit --resume {folder.path.name} (its ranks had not started)" in said
 
 
 @pytest.mark.parametrize("width", [20, 40, 60])
@@ -159,6 +159,13 @@ def test_show_has_the_name_and_indents_what_has_several_lines(
     assert lines[:2] == [f"run        {folder.path.name}", "name       lm-big"]
     first = lines.index("attempt 1  failed: rank 1 on n2: RuntimeError: no GPU")
     assert lines[first + 1 : first + 3] == ["           Try again", "           at train.py:9"]
+
+
+def test_trials_are_fetched_one_by_one(folder: RunFolder, scratch: Path) -> None:
+    make_sweep(scratch / "project" / "default" / "my sweep", grid({"lr": n} for n in range(4)))
+    with pytest.raises(UsageError, match="'my sweep' is a sweep") as error:
+        runs.named("my sweep", verb="fetch")
+    assert "fetch one of them with `paceline fetch 'my sweep-0'`" in error.value.hint
 
 
 @pytest.mark.parametrize("command", ["show", "logs", "cancel"])

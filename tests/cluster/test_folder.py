@@ -136,6 +136,17 @@ def test_find_runs_by_name_and_job_id(tmp_path: Path) -> None:
             folders.find_run(empty, tmp_path)
 
 
+def test_find_a_run_without_a_name_by_its_program(tmp_path: Path) -> None:
+    """That is what `paceline ps` shows instead."""
+    for number, details in enumerate(('{"program": "train.py"}', '{"name": "big", "program": "train.py"}')):
+        folder = tmp_path / "p" / "e" / f"2030010{number}-000000-000{number}"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(details)
+    assert folders.find_run("train.py", tmp_path).path.name.endswith("0000")
+    with pytest.raises(UsageError, match="no run 'train'"):
+        folders.find_run("train", tmp_path)
+
+
 def test_names_and_job_ids_come_before_the_ends_of_run_ids(tmp_path: Path) -> None:
     for number, run_id in enumerate(("20300101-000000-a017", "20300102-000000-bbba")):
         folder = tmp_path / "p" / "e" / run_id

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.newer, pytest.mark.timeout(3600)]
 
 ON_THE_NEWER_SLURM = {
     "submit": ["tests/slurm/test_submit.py"],
-    "styles": ["tests/slurm/test_styles.py", "-k", "not one_node"],
+    "styles": ["tests/slurm/test_styles.py", "-k", "two_nodes"],
     "requeue": ["tests/slurm/test_requeue.py"],
     "faults": ["tests/slurm/test_faults.py", "-k", "test_time_limit or cancelled or array or test_preempted"],
 }

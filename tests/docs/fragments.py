@@ -9,7 +9,7 @@ from tests.docs.pages import Block
 
 # Blocks that other tests execute, by something in them.
 TESTED_ELSEWHERE = {
-    # tests/docs/test_runtime_guide.py
+    # tests/docs/test_python.py
     "sched = torch.optim.lr_scheduler.StepLR(opt, 1000)", "critic_opt", "weight=(targets", "def closure",
     "configurator.py", "parallelize=split", 'torch.device("meta")', "class Patience", "model.body",
     "Sandbox.up(",  # tests/docs/test_commands.py

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+GENERATED = "docs/reference/"  # signatures and examples of keys, compared with the code by tests/cli/reference
 FENCE = re.compile(r"^( *)(```+)([^\n]*)\n(.*?)^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
 
 

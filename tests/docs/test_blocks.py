@@ -1,7 +1,8 @@
 """Every block of code on every page has a language that says how it is tested: nothing that a reader types is untested.
 
-`text` is output. `console` has commands after `$ `, and their output. `sh` has commands alone. `python` runs, as it is
-or in the context that `tests/docs/fragments.py` gives it. `toml`, `json` and `dotenv` are read by the code that does.
+`text` and `diff` are output. `console` has commands after `$ `, and their output. `sh` has commands alone. `python`
+runs, as it is or in the context that `tests/docs/fragments.py` gives it. `toml`, `json` and `dotenv` are read by the
+code that does.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,12 @@ from paceline.spec.load import read_file
 from paceline.spec.sweep import load_sweep
 from paceline.spec.tables import Tables
 from tests.docs.commands import ELSEWHERE, is_executed, split
-from tests.docs.fragments import FRAGMENTS, TESTED_ELSEWHERE, fragment_of
-from tests.docs.pages import ROOT, Block, blocks, pages
+from tests.docs.fragments import TESTED_ELSEWHERE, fragment_of
+from tests.docs.pages import GENERATED, ROOT, Block, blocks, pages
 
-LANGUAGES = {"text", "console", "sh", "python", "toml", "json", "dotenv"}
+LANGUAGES = {"text", "diff", "console", "sh", "python", "toml", "json", "dotenv"}
 BLOCKS = [block for page in pages() for block in blocks(page)]
 SEARCH = '[sweep]\nscript = "train.py"\nsampler = "tpe"\ncount = 2\nmetric = "loss"\n'
-GENERATED = "docs/reference/"  # signatures and examples of keys, compared with the code by tests/cli/reference
 
 
 def of(*languages: str) -> list[Any]:
@@ -121,25 +119,6 @@ def test_every_python_block_is_executed_by_a_test() -> None:
         compile(block.text, str(block), "exec")
         known = fragment_of(block) or any(text in block.text for text in TESTED_ELSEWHERE)
         assert known or block.title, f"{block} is not executed: add it to tests/docs/fragments.py"
-
-
-@pytest.mark.timeout(300)
-def test_python_fragments_run(tmp_path: Path) -> None:
-    listed = [block for block in BLOCKS if block.language == "python" and not block.page.startswith(GENERATED)]
-    found = {fragment.marker: block for block in listed if (fragment := fragment_of(block))}
-    assert set(found) == {fragment.marker for fragment in FRAGMENTS}, "a fragment is on no page any more"
-    scripts = [[str(number), 1, fragment.to_script(found[fragment.marker].text)]
-               for number, fragment in enumerate(FRAGMENTS)]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.flat_scripts", str(tmp_path)],
-        cwd=ROOT, input=json.dumps(scripts), capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    failed = [
-        f"{found[FRAGMENTS[int(name)].marker]}:\n{(tmp_path / name / 'rank-0.log').read_text()[-2000:]}"
-        for name, codes in json.loads(done.stdout).items() if codes != [0]
-    ]  # fmt: skip
-    assert failed == []
 
 
 def test_files_that_readers_save_are_whole_programs() -> None:

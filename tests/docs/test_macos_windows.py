@@ -28,6 +28,14 @@ def environment(folder: Path, path: str) -> dict[str, str]:
     return {**os.environ, "PATH": binaries, "PYTHONPATH": path, "PACELINE_SCRATCH": str(folder / "runs")}
 
 
+@pytest.mark.parametrize("command", ["run train.py", "submit train.py", "ps", "sandbox up"])
+def test_commands_say_that_they_do_not_work_on_windows(tmp_path: Path, command: str) -> None:
+    code = f"{LIKE_WINDOWS}\nfrom paceline.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("paceline: error: This command does not work on Windows.\n  Use it in WSL 2.")
+
+
 @pytest.mark.parametrize("lacking", [pytest.param("nothing", marks=pytest.mark.slow), "what Windows lacks"])
 def test_the_script_starts_its_own_ranks(tmp_path: Path, lacking: str) -> None:
     (script,) = (block for block in blocks(PAGE) if block.title)
@@ -35,7 +43,8 @@ def test_the_script_starts_its_own_ranks(tmp_path: Path, lacking: str) -> None:
     light = str(ROOT / "tests" / "light_torch")
     if lacking != "nothing":
         (tmp_path / "site").mkdir()
-        (tmp_path / "site/sitecustomize.py").write_text(LIKE_WINDOWS)
+        faster = (ROOT / "tests/light_torch/sitecustomize.py").read_text(encoding="utf-8")
+        (tmp_path / "site/sitecustomize.py").write_text(f"{faster}\n{LIKE_WINDOWS}")
         light = str(tmp_path / "site")
     for block in blocks(PAGE):
         for command, shown in block.dialogue() if block.language == "console" else ():

@@ -13,18 +13,20 @@ import pytest
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 
-@pytest.mark.parametrize(("name", "word"), [("show", "training"), ("ps", "running")])
-def test_pictures_can_be_drawn_and_load_nothing(name: str, word: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "words"), [("show", ["training"]), ("ps", ["running", ";9m&", ";4h&"])])
+def test_pictures_can_be_drawn_and_load_nothing(name: str, words: list[str], tmp_path: Path) -> None:
+    """Runs that train have time left."""
     out = tmp_path / f"{name}.svg"
     subprocess.run([sys.executable, str(PICTURES / f"{name}.py"), str(out)], check=True)
     for path in (out, PICTURES / f"{name}.svg"):
         text = path.read_text(encoding="utf-8")
         assert ElementTree.fromstring(text).tag.endswith("svg")
         assert "url(http" not in text
-        assert word in text
+        assert all(word in text for word in words)
         assert str(tmp_path) not in text
 
 
+@pytest.mark.slow  # tests/ui look at these pages
 def test_pages_can_be_drawn_and_are_small(tmp_path: Path) -> None:
     pytest.importorskip("playwright")
     if shutil.which("chromium") is None:

@@ -64,12 +64,21 @@ def keep_one_of(parts: int, path: Path) -> None:
     path.write_bytes(lzma.compress(content[:4] + struct.pack(">I", count) + content[8:head] + data, preset=0))
 
 
+# `make test` plans these instead of training: tests/examples, tests/agent and tests/runtime train like that.
+PLANNED = re.compile(r"paceline run (?=.*(?:--nodes 2|--max-restarts|--tensorboard|examples/text|examples/classify))")
+
+
 @pytest.mark.timeout(600)
-def test_the_commands_work(copy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_commands(copy: Path, tmp_path: Path, trains: bool) -> None:
     completed = [command for block in COMMANDS for command in block if command not in MADE]
     assert any(command.startswith("paceline submit") for command in completed)
     if any("sandbox" in command for command in completed) and (missing := packages.missing_packages(Settings())):
         pytest.skip(f"the README's rehearsal needs Slurm: {' '.join(missing)}")
+    if not trains:
+        planned = [PLANNED.sub("paceline run --dry-run ", command) for command in completed]
+        assert sum(command != typed for command, typed in zip(completed, planned, strict=True)) == 5
+        completed = [command for command in planned if not command.startswith("paceline sync")]  # nothing to send
     script = "\n".join(
         ["set -eu", "trap 'paceline sandbox down >/dev/null 2>&1 || true' EXIT"]
         + [f"echo '+ {index}'\n{command}" for index, command in enumerate(completed)]
@@ -93,9 +102,9 @@ def test_the_commands_work(copy: Path, tmp_path: Path) -> None:
         timeout=560,
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    assert done.stdout.count("final test accuracy") >= 3
+    assert done.stdout.count("final test accuracy") >= (3 if trains else 2)
     assert "#SBATCH --nodes=2" in done.stdout
-    assert "final perplexity" in done.stdout
+    assert not trains or "final perplexity" in done.stdout
     assert (copy / "model.safetensors").stat().st_size > 4 * 1_199_882
 
 
@@ -142,4 +151,4 @@ def test_paths_in_how_it_works_exist() -> None:
     paths = [path for row in rows for path in re.findall(r"`([^`]+)`", row)]
     assert len(paths) >= 20
     for path in paths:
-        assert (ROOT / "src" / "paceline" / path).is_file(), path
+        assert (ROOT / "src" / "paceline" / path).exists(), path

@@ -7,7 +7,6 @@ import importlib
 import io
 import itertools
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -49,7 +48,6 @@ def _run(example: str, args: list[str], stop_at: int | None, *, rank: int, numbe
             signal.raise_signal(number)
 
     register_optimizer_step_post_hook(stop)
-    multiprocessing.set_start_method("fork", force=True)  # for data-loader workers; the test harness uses another
     train = import_from(example, "train")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:

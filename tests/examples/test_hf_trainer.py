@@ -8,6 +8,7 @@ import pty
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -34,6 +35,7 @@ def test_it_saves_just_in_time_and_resumes_exactly(ranks: Ranks, tmp_path: Path)
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
+@pytest.mark.slow  # tests/guests/test_frameworks.py and the test above stop other trainers
 def test_after_ctrl_c_in_a_terminal_all_ranks_save_in_the_same_step(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,6 @@ def test_joined_ranks_learn_and_resume_after_the_epoch(ranks: Ranks, tmp_path: P
 
 
 def read_epochs(folder: str, workers: int) -> list[list[Any]]:
-    multiprocessing.set_start_method("fork", force=True)  # the test harness uses another
     train = import_from("stream", "train")
     identity = read_identity()
     dist.init_process_group("gloo")

@@ -22,12 +22,19 @@ STEPS = 60
 WITHIN = 150.0  # seconds; for a busy machine
 
 
-def until(condition: Callable[[], Any], what: str, *, details: Callable[[], str] = str, within: float = WITHIN) -> Any:
-    """Wait until the condition holds, and return its value."""
+def until(
+    condition: Callable[[], Any],
+    what: str,
+    *,
+    details: Callable[[], str] = str,
+    within: float = WITHIN,
+    pause: float = 0.05,
+) -> Any:
+    """Wait until the condition holds, and return its value. A condition that starts a process needs a longer pause."""
     deadline = time.monotonic() + within
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what}\n{details()}"
-        time.sleep(0.05)
+        time.sleep(pause)
     return found
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._inductor import config as inductor
 
 import paceline
 from paceline.runtime.training.checksum import Checksum
@@ -54,6 +53,8 @@ def assert_same(ours: nn.Module, plain: nn.Module) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_of_every_loss(control: Any, compiled: bool) -> None:
+    from torch._inductor import config as inductor  # takes seconds
+
     with inductor.patch(compile_threads=1):  # the compiler's workers would outlive the test
         check_gradients(control, compiled)
 

@@ -31,11 +31,10 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
     return run
 
 
-# Kinds of scripts that other tests run too: test_exit_paths, test_frameworks and tests/slurm; the trainer of Hugging
-# Face uses Accelerate.
+# Kinds of scripts that other tests run too: test_exit_paths, test_frameworks, tests/slurm, tests/agent/workers.
 ALSO_ELSEWHERE = {
     "two_groups", "never_destroys", "config_groups", "lightning_trainer", "fabric_loop", "flat_script", "hf_trainer",
-    "mp_spawn",
+    "mp_spawn", "accelerate_loop", "reads_stdin",
 }  # fmt: skip
 
 
@@ -101,6 +100,7 @@ def test_stopped_in_the_middle_and_started_again(style: str, peer: Peer, tmp_pat
     assert results(out) == peer(guest)
 
 
+@pytest.mark.slow  # tests/agent/health/test_independence.py has the same hint
 def test_a_script_that_starts_its_own_processes_gets_a_hint(paceline: Callable[..., Completed], tmp_path: Path) -> None:
     """Two ranks start two processes each, and all of them want the same port."""
     guest = BY_NAME["mp_spawn"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from paceline.cluster.ssh.control_socket import read_logins
 from paceline.sandbox import NAMESPACES, Settings, missing_packages
 from tests.remote import lab as labs
 from tests.remote.lab import Lab
+from tests.remote.relay import Relay
 from tests.slurm.harness import Cluster
 
 Completed = subprocess.CompletedProcess[str]
@@ -37,6 +39,8 @@ host = "strange"
 host = "closed"
 [profiles.slurm]
 host = "slurm"
+[profiles.link]
+host = "link"
 """
 
 
@@ -80,7 +84,8 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lab(lab_here: Lab, guard: None, project: Path) -> Iterator[Lab]:
-    """The login node, with nobody logged in before and after."""
+    """The login node, with nobody logged in before and after, and without runs of other tests."""
+    shutil.rmtree(lab_here.home / "paceline", ignore_errors=True)
     yield lab_here
     with pytest.MonkeyPatch.context() as patch:
         for name, value in lab_here.variables.items():
@@ -88,6 +93,21 @@ def lab(lab_here: Lab, guard: None, project: Path) -> Iterator[Lab]:
         for login in read_logins():
             Connection(RemoteCluster(login.cluster, login.host)).close()
     lab_here.wait_until_empty()
+
+
+@pytest.fixture
+def link(lab: Lab) -> Iterator[Relay]:
+    """A relay in front of `plain`, as the cluster `link`."""
+    with lab.link(lab.plain) as relay:
+        yield relay
+
+
+@pytest.fixture
+def slurm_link(slurm_node: Cluster, lab: Lab) -> Iterator[Relay]:
+    """A relay in front of `slurm`, as the cluster `link`."""
+    with lab.link(next(node for node in lab.more if node.name == "slurm")) as relay:
+        yield relay
+    slurm_node.clear()
 
 
 @pytest.fixture

@@ -14,12 +14,15 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from tests.remote.relay import Relay
 
 SSHD, USERADD, USERDEL = "/usr/sbin/sshd", "/usr/sbin/useradd", "/usr/sbin/userdel"
 PAM_FOLDER = Path("/etc/pam.d")
@@ -117,7 +120,7 @@ class Lab:
         self.prompts = folder / "prompts"
         self.bin = folder / "bin"
         self.known_hosts = folder / "known_hosts"
-        for name in ("run", "laptop"):
+        for name in ("run", "laptop", "links"):
             (folder / name).mkdir(mode=0o700)
 
     def up(self) -> None:
@@ -146,6 +149,7 @@ class Lab:
         key = f"  IdentityFile {self.key}\n  IdentitiesOnly yes\n"
         self.config = self.folder / "ssh_config"
         self.config.write_text(
+            f"Include {self.folder}/links/*\n"
             f"Host lab\n  Port {self.codes.port}\n{common}{key}"
             f"Host plain\n  Port {self.plain.port}\n{common}{key}"
             f"Host inner\n  Port {self.codes.port}\n  ProxyJump plain\n{common}{key}"
@@ -180,6 +184,26 @@ class Lab:
             )
         return node
 
+    @contextmanager
+    def link(self, node: LoginNode, name: str = "link") -> Iterator[Relay]:
+        """Put a relay in front of a login node: the host `name` on the laptop."""
+        entry = self.folder / "links" / name
+        with Relay(node.port) as relay:
+            entry.write_text(
+                f"Host {name}\n  Port {relay.port}\n  HostName 127.0.0.1\n  User {self.user}\n"
+                f"  UserKnownHostsFile {self.known_hosts}\n  HostKeyAlias [127.0.0.1]:{node.port}\n"
+                f"  IdentityFile {self.key}\n  IdentitiesOnly yes\n"
+            )
+            try:
+                yield relay
+            finally:
+                entry.unlink()
+
+    def configure(self, *settings: str, name: str = "link") -> None:
+        """Add settings of ssh for a link."""
+        with (self.folder / "links" / name).open("a") as file:
+            file.writelines(f"  {each}\n" for each in settings)
+
     @property
     def nodes(self) -> tuple[LoginNode, LoginNode]:
         return self.codes, self.plain
@@ -208,9 +232,12 @@ class Lab:
         return found
 
     def cut(self) -> None:
-        """End every connection from the side of the login node."""
-        for line in self.processes():
-            os.kill(int(line.split()[0]), signal.SIGKILL)
+        """End every connection from the side of the login node, and what runs there: none notices the end of others."""
+        pids = [int(line.split()[0]) for line in self.processes()]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.kill(pid, number)
 
     def wait_until_idle(self, timeout: float = 30) -> None:
         """Wait until nothing runs on the login node but the connections themselves."""
@@ -234,6 +261,11 @@ class Lab:
             env={"HOME": str(self.home), "PATH": "/usr/bin:/bin"}, cwd=self.home, text=True, capture_output=True,
             check=True, **options,
         )  # fmt: skip
+
+    def uninstall(self) -> Path:
+        """Remove Paceline from the login node; return the folder where it will be."""
+        _run("rm", "-rf", str(self.home / ".cache"))
+        return self.home / ".cache" / "paceline"
 
     def down(self) -> None:
         for node in (*self.nodes, *self.more):

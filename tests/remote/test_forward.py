@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,14 @@ from tests.remote.lab import Lab
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(autouse=True)
+def no_runs(lab: Lab) -> None:
+    """Other tests may have left runs on the login node."""
+    shutil.rmtree(lab.home / "paceline", ignore_errors=True)
+
+
 def test_paceline_is_installed_once_and_used(lab: Lab, laptop: Laptop) -> None:
+    lab.uninstall()
     laptop("login", "lab", check=True)
     before = lab.prompted()
     first = laptop("ps", "--on", "lab", "--json", check=True)
@@ -52,6 +59,24 @@ def test_output_is_not_spoiled_by_start_up_files(lab: Lab, laptop: Laptop) -> No
     assert "careful" not in done.stderr
 
 
+@pytest.mark.parametrize("when", ["receive", pytest.param("run", marks=pytest.mark.slow)])
+def test_start_up_files_that_print_without_end(lab: Lab, laptop: Laptop, when: str) -> None:
+    """A command ends with a message, rather than with all memory of the laptop, and so does what prints."""
+    laptop("login", "plain", check=True)
+    laptop("ps", "--on", "plain", check=True)
+    # The second part of a command starts when its request waits.
+    condition = "true" if when == "receive" else 'ls "$HOME"/.cache/paceline/request-* >/dev/null 2>&1'
+    (lab.home / ".bashrc").write_text(f"if {condition}; then exec cat /dev/zero; fi\n")
+    try:
+        done = laptop("ps", "--on", "plain", timeout=60)
+        lab.wait_until_idle()
+    finally:
+        (lab.home / ".bashrc").unlink()
+    assert done.returncode == 1
+    assert "printed more than 4 MB before it ran a command" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_errors_and_exit_codes_are_passed_on(laptop: Laptop) -> None:
     assert laptop("show", "--on", "plain", "nothing").returncode == 1
     laptop("login", "plain", check=True)
@@ -60,9 +85,7 @@ def test_errors_and_exit_codes_are_passed_on(laptop: Laptop) -> None:
     assert "nothing" in done.stderr
     assert "Traceback" not in done.stderr
     assert laptop("ps", "--on", "plain", "--nonsense").returncode == 2  # found here already
-    done = laptop("report", "--on", "plain", "nothing")
-    assert done.returncode == 2
-    assert "report.html would be written on plain, not here" in done.stderr
+    assert laptop("export", "--on", "plain", "nothing").returncode == 2
     assert laptop("show", "--on", "plain,lab").returncode == 2
 
 
@@ -75,8 +98,12 @@ def test_the_runs_of_several_clusters(lab: Lab, laptop: Laptop) -> None:
     assert "You are not logged in to lab" in done.stderr
 
 
-def test_a_default_cluster(lab: Lab, laptop: Laptop, project: Path) -> None:
-    """It counts where this machine has no Slurm of its own; `--on here` is this machine."""
+DOWN = 'echo "Slurmctld(primary) at ctl is DOWN"; exit 1'
+NOT_CONFIGURED = 'echo "scontrol: fatal: Could not establish a configuration source" >&2; exit 1'
+
+
+def test_a_default_cluster(lab: Lab, laptop: Laptop, project: Path, tmp_path: Path) -> None:
+    """It counts where this machine has no Slurm of its own, or only its programs; `--on here` is this machine."""
     with (project / "paceline.toml").open("a") as file:
         file.write('[project]\non = "plain"\n')
     path = f"{lab.bin}:{_without('sbatch')}"
@@ -85,8 +112,24 @@ def test_a_default_cluster(lab: Lab, laptop: Laptop, project: Path) -> None:
     found = [json.loads(laptop("ps", "--json", *more, check=True, PATH=path).stdout)["scratch"]
              for more in ((), ("--on", "here"))]  # fmt: skip
     assert found == [there, here]
-    if shutil.which("sbatch"):
-        assert json.loads(laptop("ps", "--json", check=True).stdout)["scratch"] == here
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in (
+        ("sbatch", "exit 1"),
+        ("scontrol", f"if [ -e {tmp_path}/up ]; then {DOWN}; else {NOT_CONFIGURED}; fi"),
+    ):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{path}"
+
+    def chosen(**more: str) -> str:
+        return str(json.loads(laptop("ps", "--json", check=True, PATH=path, **more).stdout)["scratch"])
+
+    assert chosen(SLURM_CONF=str(tmp_path / "absent")) == there
+    (tmp_path / "slurm.conf").touch()
+    assert chosen(SLURM_CONF=str(tmp_path / "slurm.conf")) == here
+    (tmp_path / "up").touch()  # a configuration that comes from elsewhere
+    assert chosen() == here
 
 
 def _without(program: str) -> str:
@@ -100,14 +143,31 @@ def start(lab: Lab, *args: str, cwd: Path, **options: Any) -> subprocess.Popen[s
     )  # fmt: skip
 
 
+@pytest.fixture
+def slow(lab: Lab, project: Path) -> Iterator[list[str]]:
+    """A command for the login node that goes on for minutes: Slurm does not answer there."""
+    with (project / "paceline.toml").open("a") as file:
+        file.write('[profiles.slow]\nhost = "plain"\nsetup = "PATH=$HOME/bin:$PATH"\n')
+    run = lab.home / "paceline" / "project" / "default" / "20260101-120000-aaaa"
+    shutil.rmtree(lab.home / "paceline", ignore_errors=True)  # runs of other tests
+    for folder in (run, lab.home / "bin"):
+        folder.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    (run / "job").write_text("7")
+    (lab.home / "bin" / "squeue").write_text("#!/bin/sh\ntouch ~/asked\nexec sleep 600\n")
+    (lab.home / "bin" / "squeue").chmod(0o755)
+    yield ["ps", "--on", "slow"]
+    shutil.rmtree(lab.home / "paceline")
+    shutil.rmtree(lab.home / "bin")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_stays_there_when_the_command_here_ends(
-    lab: Lab, laptop: Laptop, project: Path, number: signal.Signals
+    lab: Lab, laptop: Laptop, project: Path, slow: list[str], number: signal.Signals
 ) -> None:
-    """`metrics --follow` writes nothing to its output for a minute, so nothing tells it that its reader is gone."""
+    """The command writes nothing to its output, so nothing tells it that its reader is gone."""
     laptop("login", "plain", check=True)
-    argv = ("metrics", "--active", "-f", "-o", f"{lab.home}/numbers.txt", "--on", "plain")
-    with start(lab, *argv, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    with start(lab, *slow, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                start_new_session=True) as process:  # fmt: skip
         wait_until(lambda: follows(lab) or process.poll() is not None)
         assert process.poll() is None, process.communicate()
@@ -115,37 +175,29 @@ def test_nothing_stays_there_when_the_command_here_ends(
     lab.wait_until_idle()
 
 
-def test_nothing_stays_there_when_the_connection_is_closed(lab: Lab, laptop: Laptop, project: Path) -> None:
+def test_nothing_stays_there_when_the_connection_is_closed(
+    lab: Lab, laptop: Laptop, project: Path, slow: list[str]
+) -> None:
     laptop("login", "plain", check=True)
-    argv = ("metrics", "--active", "-f", "-o", f"{lab.home}/numbers.txt", "--on", "plain")
     with start(
-        lab, *argv, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        lab, *slow, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         wait_until(lambda: follows(lab))
         laptop("logout", check=True)
         _, errors = process.communicate(timeout=60)
     lab.wait_until_empty()
     assert process.returncode == 1
-    assert "connection to plain was lost" in errors
+    assert "connection to slow was lost" in errors
 
 
-def test_a_terminal_there_is_as_wide_as_here_and_ctrl_c_reaches_it(lab: Lab, laptop: Laptop, project: Path) -> None:
+def test_a_terminal_there_is_as_wide_as_here_and_ctrl_c_reaches_it(
+    lab: Lab, laptop: Laptop, project: Path, slow: list[str]
+) -> None:
     laptop("login", "plain", check=True)
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(project)
-        argv = [
-            sys.executable,
-            "-m",
-            "paceline",
-            "metrics",
-            "--active",
-            "-f",
-            "-o",
-            f"{lab.home}/numbers.txt",
-            "--on",
-            "plain",
-        ]
+        argv = [sys.executable, "-m", "paceline", *slow]
         os.execve(sys.executable, argv, {**os.environ, **lab.variables})
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
     wait_until(lambda: follows(lab))
@@ -162,8 +214,8 @@ def test_a_terminal_there_is_as_wide_as_here_and_ctrl_c_reaches_it(lab: Lab, lap
 
 
 def follows(lab: Lab) -> bool:
-    """Whether the command on the login node has begun, and its file is written."""
-    file = lab.home / "numbers.txt"
+    """Whether the command on the login node has begun, and waits for Slurm."""
+    file = lab.home / "asked"
     has_begun = file.exists() and any(" run request-" in line for line in lab.processes())
     if has_begun:
         file.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 
 from paceline.cluster.ssh import bundle
 from paceline.cluster.ssh.bundle import Target
-from paceline.cluster.ssh.remote import unpack
+from paceline.cluster.ssh.remote import entry, unpack
+from paceline.cluster.ssh.request import Request
+from paceline.contract.files.sent_code import SentCode
 from tests.remote.lab import Lab
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
@@ -93,6 +96,91 @@ def test_commands_of_the_profile_come_first(lab: Lab, laptop: Laptop, project: P
     assert "loading" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("commands", "code", "said"),
+    [
+        ("echo first; no-such-command --x", 127, "no-such-command: not found"),
+        pytest.param("echo ready\nexit 3", 3, "ready", marks=pytest.mark.slow),
+        pytest.param("echo 'never closed", 2, "Unterminated quoted string", marks=pytest.mark.slow),
+    ],
+)
+def test_commands_of_the_profile_that_fail(
+    request: pytest.FixtureRequest, project: Path, commands: str, code: int, said: str
+) -> None:
+    """Before Paceline is there, and later."""
+    lab, laptop = request.getfixturevalue("lab"), request.getfixturevalue("laptop")
+    file = lab.home / f"setup-{code}.sh"
+    (project / "paceline.toml").write_text(f'[profiles.plain]\nhost = "plain"\nsetup = ". {file}"\n')
+    laptop("login", "plain", check=True)
+    for _ in range(2):
+        file.write_text(f"{commands}\n")
+        done = laptop("ps", "--on", "plain")
+        assert done.returncode == 1
+        assert f"`setup` of plain failed with exit code {code}:" in done.stderr
+        assert said in done.stderr
+        assert "Fix `setup` in [profiles.plain]" in done.stderr
+        assert all(len(word) < 100 for word in done.stderr.split())  # not the text of the whole script
+        file.write_text("true\n")
+        laptop("ps", "--on", "plain", check=True)
+
+
+def test_a_request_that_is_not_carried_out_does_not_stay(lab: Lab, laptop: Laptop, project: Path) -> None:
+    """It may hold secrets. Here the commands of the profile fail between its arrival and its start."""
+    calls = lab.home / "calls"
+    setup = "echo >>$HOME/calls; [ $(wc -l <$HOME/calls) -ne 2 ]"
+    (project / "paceline.toml").write_text(f'[profiles.plain]\nhost = "plain"\nsetup = "{setup}"\n')
+    calls.write_text("\n" * 9)
+    calls.chmod(0o666)
+    laptop("login", "plain", check=True)
+    laptop("ps", "--on", "plain", check=True)
+    calls.write_text("")
+    assert laptop("ps", "--on", "plain").returncode != 0
+    assert calls.read_text() == "\n" * 2
+    assert not list((lab.home / ".cache" / "paceline").glob("request-*"))
+
+
+@pytest.mark.parametrize("text", ["", "{}", "not json"])
+def test_a_request_is_removed_before_it_is_read(tmp_path: Path, text: str) -> None:
+    request = tmp_path / "request-1a"
+    request.write_text(text)
+    with pytest.raises((TypeError, ValueError)):
+        entry.take_over(request, terminal=True)
+    assert not request.exists()
+
+
+def test_a_request_whose_sender_is_gone_is_removed(tmp_path: Path) -> None:
+    request = Request(["ps"], ".", SentCode("project", {}), secrets={"TOKEN": "hush"})
+    program = (
+        "import sys, pathlib; from paceline.cluster.ssh.remote import entry; entry.receive(pathlib.Path(sys.argv[1]))"
+    )
+    for is_gone in (False, True):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            if is_gone:
+                process.stdout.close()
+            process.stdin.write(f"{request.to_json()}\n".encode())
+            process.stdin.close()
+            process.wait(60)
+        assert (process.returncode == 0) != is_gone
+        assert len(list(tmp_path.glob("request-*"))) == 1  # that of the sender who waits for the answer
+
+
+def test_modules_are_known_to_the_profile(lab: Lab, laptop: Laptop, project: Path) -> None:
+    """Over ssh, the shell has not read what defines `module`."""
+    if not any(map(os.path.exists, ("/etc/profile.d/lmod.sh", "/etc/profile.d/modules.sh"))):
+        pytest.skip("no modules here: install lmod")
+    (lab.home / "modulefiles").mkdir(exist_ok=True)
+    (lab.home / "modulefiles" / "big").write_text(f"#%Module\nsetenv SCRATCH {lab.home}/big\n")
+    setup = "module use $HOME/modulefiles; module load big"
+    (project / "paceline.toml").write_text(f'[profiles.plain]\nhost = "plain"\nsetup = "{setup}"\n')
+    laptop("login", "plain", check=True)
+    done = laptop("ps", "--on", "plain", "--json", check=True)
+    assert f'"{lab.home}/big/paceline"' in done.stdout
+
+
 def test_an_archive_that_was_cut_is_not_installed(tmp_path: Path) -> None:
     archive = tmp_path / "archive.zip"
     with zipfile.ZipFile(archive, "w") as out:
@@ -112,11 +200,13 @@ def test_an_archive_that_was_cut_is_not_installed(tmp_path: Path) -> None:
     assert (tmp_path / "cache" / "name" / "module.py").is_file()
 
 
+@functools.cache
 def _has_index() -> bool:
     argv = [sys.executable, "-m", "pip", "index", "versions", "mdurl"]
     return subprocess.run(argv, capture_output=True, check=False, timeout=60).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "machine", "expected"),
     [

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.ssh import connection as connections
 from paceline.cluster.ssh.clusters import Cluster
 from paceline.cluster.ssh.connection import Connection
+from paceline.cluster.ssh.control_socket import ControlSocket
 from paceline.errors import ConnectionProblem
 from tests.remote.lab import Lab
 
@@ -203,3 +205,18 @@ def test_clusters_of_all_projects_are_in_a_file_of_the_user(
     finally:
         (folder / "clusters.toml").unlink()
         folder.rmdir()
+
+
+def test_a_connection_that_does_not_answer_is_not_called_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = Connection(Cluster("alps", "login.alps"))
+    monkeypatch.setattr(Connection, "socket", ControlSocket(str(tmp_path)))
+
+    def check(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("ssh", 20)
+
+    monkeypatch.setattr(connections, "run", check)
+    with pytest.raises(ConnectionProblem, match="did not answer within 20 s"):
+        connection.require()
+    assert not connection.is_open()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pty
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +53,13 @@ def test_the_laptops_code_runs_there(lab: Lab, project: Path, slurm: Laptop) -> 
     (project / "helper.py").write_text("TEXT = 'changed since'\n")
     (project / "data").mkdir()
     (project / "data" / "big.bin").write_bytes(b"x" * 1000)
-    done = slurm("submit", *SMALL, "-J", "first", "--follow", "train.py", *ARGS, "data/big.bin")
+    done = slurm("submit", *SMALL, "-J", "first", "--follow", "train.py", *ARGS, "--data=data/big.bin")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stay here" in done.stderr
-    assert "data/big.bin" in done.stderr
+    assert "project: data/big.bin." in done.stderr
+    assert "paceline data push data/big.bin --on slurm" in done.stderr
     (output,) = outputs(done.stdout)
-    assert output["args"] == [*ARGS, "data/big.bin"]
+    assert output["args"] == [*ARGS, "--data=data/big.bin"]
     assert output["text"] == "changed since"
     assert output["user"] == os.stat(lab.home).st_uid != os.getuid()
     assert re.search(r"paceline logs -f \S+ --on slurm", done.stdout)
@@ -95,8 +99,37 @@ def test_only_what_has_changed_is_sent(lab: Lab, project: Path, slurm: Laptop) -
     assert os.access(newest / "tool.sh", os.X_OK)
     assert (newest / "large.txt").read_text() == "large\n" * 1000
     (newest / "large.txt").unlink()  # as sites do with old files of caches
+    done = slurm("submit", *SMALL, "--follow", "train.py", check=True)
+    assert outputs(done.stdout)[0]["text"] == "again"
+    assert not (newest / "large.txt").exists()  # the code has another folder now
+    texts = (lab.home / ".cache/paceline/code").glob(f"{newest.parent.name}-1/project/large.txt")
+    assert [path.read_text() for path in texts] == ["large\n" * 1000]
+
+
+def test_a_job_in_the_project_has_a_folder_of_its_own(lab: Lab, project: Path, slurm: Laptop) -> None:
+    (project / "results.csv").write_text("loss\n")
+    (project / "config.json").write_text("[1]")
+    (project / "train.py").write_text(
+        "from pathlib import Path\n"
+        "print('found', Path('results.csv').read_text().split(), Path('config.json').read_text())\n"
+        "Path('results.csv').open('a').write('0.5\\n')\nPath('config.json').write_text('[2]')\nPath('model.pt').touch()\n"
+    )
+    code = lab.home / ".cache/paceline/code"
+    earlier = set(code.iterdir())
+    slurm("submit", *SMALL, "--dry-run", "--workdir", "project", "train.py", check=True)
+    (shared,) = set(code.iterdir()) - earlier
+    for _ in range(2):
+        done = slurm("submit", *SMALL, "--workdir", "project", "--follow", "train.py", check=True)
+        assert "found ['loss'] [1]" in done.stdout
     slurm("submit", *SMALL, "--dry-run", "train.py", check=True)
-    assert (newest / "large.txt").read_text() == "large\n" * 1000
+    own = set(code.iterdir()) - earlier - {shared}
+    assert len(own) == 2
+    for folder in own:
+        assert (folder / ".paceline-kept").exists()  # it is not removed
+        assert (folder / "project/results.csv").read_text() == "loss\n0.5\n"
+        assert (folder / "project/model.pt").exists()
+    assert not (shared / ".paceline-kept").exists()
+    assert (shared / "project/config.json").read_text() == "[1]"
 
 
 def test_secrets_go_over_the_connection_and_nowhere_else(lab: Lab, project: Path, slurm: Laptop) -> None:
@@ -150,11 +183,80 @@ def test_a_job_is_cancelled_from_the_laptop(slurm_node: Cluster, project: Path, 
     assert not slurm_node.queue()
 
 
+@pytest.mark.slow
+def test_a_sweeps_own_secrets_go_along_and_hints_name_the_cluster(lab: Lab, project: Path, slurm: Laptop) -> None:
+    (project / "keys.txt").write_text("OTHER_TOKEN=hush-0815\n")
+    (project / "keys.txt").chmod(0o600)
+    (project / "sweep.toml").write_text(
+        '[sweep]\nscript = "train.py"\nname = "own"\n[space]\nx = [1, 2]\n'
+        '[environment]\nsecrets = ["MY_TOKEN"]\nsecret_files = ["keys.txt"]\n'
+    )
+    done = slurm("sweep", *SMALL, "--parallel", "1", "sweep.toml", check=True, MY_TOKEN="hush-4712")
+    assert "MY_TOKEN" in done.stderr
+    assert "OTHER_TOKEN (keys.txt)" in done.stderr
+    assert "paceline sweep show own --on slurm" in done.stdout
+    assert "paceline sweep cancel own --on slurm" in done.stdout
+    slurm("wait", "own", "--on", "slurm", check=True)
+    (output, _) = outputs(slurm("logs", "own-0", "--on", "slurm", check=True).stdout * 2)
+    assert output["token"] == hashlib.sha256(b"hush-4712").hexdigest()
+    assert not list((lab.home / ".cache/paceline/code").glob("*/project/keys.txt"))
+    done = slurm("logs", "--rank", "7", "own-0", "--on", "slurm")
+    assert done.returncode == 2
+    done = slurm("cancel", "own", "--on", "slurm")
+    assert "paceline sweep cancel own --on slurm" in done.stderr
+
+
+def test_it_asks_before_code_travels_for_the_first_time(lab: Lab, project: Path, slurm: Laptop) -> None:
+    objects = lab.home / ".cache" / "paceline" / "objects"
+
+    def ask(answer: bytes | None, *more: str) -> tuple[int, str]:
+        child, terminal = pty.fork()
+        if child == 0:
+            os.chdir(project)
+            argv = [sys.executable, "-m", "paceline", "submit", *SMALL, "--dry-run", *more, "train.py"]
+            os.execve(sys.executable, argv, {**os.environ, **lab.variables, "MY_TOKEN": "hush"})
+        seen = b""
+        with suppress(OSError):  # the terminal is gone once the command is
+            while part := os.read(terminal, 4096):
+                seen += part
+                if answer is not None and b"Send it? [y/N]" in seen:
+                    os.write(terminal, answer)
+                    answer = None
+        _, status = os.waitpid(child, 0)
+        os.close(terminal)
+        return os.waitstatus_to_exitcode(status), seen.decode()
+
+    def stored() -> int:
+        return sum(1 for path in objects.rglob("*") if path.is_file())
+
+    (project / "helper.py").write_text("TEXT = 'never seen before'\n")
+    before = stored()
+    code, seen = ask(b"n\n")
+    assert code == 2
+    assert "for the first time" in seen
+    assert "Nothing was sent" in seen
+    assert stored() == before
+    assert ask(b"\n")[0] == 2
+    assert stored() == before
+    code, seen = ask(b"y\n")
+    assert code == 0, seen
+    assert stored() > before
+    code, seen = ask(None)
+    assert code == 0, seen
+    assert "Send it?" not in seen
+    code, seen = ask(b"n\n", "--secret", "MY_TOKEN")
+    assert code == 2
+    assert "secrets that have not gone to slurm before: MY_TOKEN" in seen
+    code, seen = ask(None, "--secret", "MY_TOKEN", "--yes")
+    assert code == 0, seen
+    assert "Send it?" not in seen
+
+
 def test_sweeps_shells_and_checks(lab: Lab, project: Path, slurm: Laptop) -> None:
     (project / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nname = "two"\n[space]\nx = [1, 2]\n')
     slurm("sweep", *SMALL, "sweep.toml", check=True)
     assert json.loads(slurm("sweep", "show", "two", "--json", "--on", "slurm", check=True).stdout)
     assert "train.py compiles" in slurm("doctor", "--job", *SMALL, "train.py", check=True).stdout
-    done = slurm("shell", "--on", "slurm", "-t", "5", input="echo $SLURM_JOB_ID $(id -u); exit 5\n")
+    done = slurm("shell", "--on", "slurm", "--cpu", "-t", "5", input="echo $SLURM_JOB_ID $(id -u); exit 5\n")
     assert done.returncode == 5, done.stderr
     assert re.search(rf"^\d+ {os.stat(lab.home).st_uid}$", done.stdout, re.MULTILINE)

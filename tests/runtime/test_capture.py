@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import paceline
+from paceline.runtime.training.capture.fused_update import CompiledUpdate, has_fused_kernel
 
 
 def test_on_the_cpu_the_step_runs_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
@@ -40,3 +43,84 @@ def test_a_proof_sees_every_step(capfd: pytest.CaptureFixture[str]) -> None:
         for _ in run.steps(range(1)):
             run.capture(lambda: None)()
     assert "run.capture: steps run eagerly, because `paceline prove` records" in capfd.readouterr().err
+
+
+def trained(optimizer: type[torch.optim.Optimizer], update: bool, **options: Any) -> tuple[list[torch.Tensor], bool]:
+    """Train for a few steps. Returns the weights, and whether the compiled update was used."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    chosen = optimizer(model.parameters(), **options)
+    compiled = CompiledUpdate.of(chosen) if update else None
+    for number in range(4):
+        model(torch.full((8, 4), float(number))).square().mean().backward()
+        if compiled is not None:
+            compiled.install()
+        try:
+            chosen.step()
+        finally:
+            if compiled is not None:
+                compiled.remove()
+        chosen.zero_grad()
+    return [parameter.detach() for parameter in model.parameters()], compiled is not None
+
+
+@pytest.mark.parametrize("name", ["Adadelta", "RMSprop", "NAdam", "RAdam", "Adamax", "ASGD"])
+def test_a_compiled_update_is_the_optimizers_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def compile(function: Any, **options: Any) -> Any:
+        return lambda *args, **kwargs: calls.append(function.__name__) or function(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "compile", compile)
+    optimizer = getattr(torch.optim, name)
+    plain, _ = trained(optimizer, False)
+    weights, is_compiled = trained(optimizer, True)
+    assert is_compiled
+    assert calls == [name.lower()] * 4  # and not in the steps that follow
+    trained(optimizer, False)
+    assert len(calls) == 4
+    assert all(torch.equal(one, two) for one, two in zip(plain, weights, strict=True))
+
+
+def test_an_update_that_cannot_be_compiled_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise torch._dynamo.exc.TorchDynamoException("no compiler here")
+
+    plain, _ = trained(torch.optim.Adadelta, False)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: refuse)
+    weights, _ = trained(torch.optim.Adadelta, True)
+    assert all(torch.equal(one, two) for one, two in zip(plain, weights, strict=True))
+    assert capfd.readouterr().err.count("adadelta is not compiled, because that failed: no compiler here") == 1
+
+
+class Mine(torch.optim.Adadelta):
+    """An optimizer of the script."""
+
+
+def test_only_updates_that_gain_from_it_are_compiled() -> None:
+    def of(kind: Any, *, dtype: torch.dtype = torch.float32, tensors: int = 2, **options: Any) -> Any:
+        return CompiledUpdate.of(kind([torch.zeros(2, dtype=dtype) for _ in range(tensors)], lr=0.1, **options))
+
+    assert of(torch.optim.Adadelta) is not None
+    assert of(Mine) is None
+    assert of(torch.optim.AdamW) is None  # which has a fused kernel
+    assert of(torch.optim.SGD) is None
+    assert of(torch.optim.Adadelta, foreach=False) is None
+    assert of(torch.optim.Adadelta, dtype=torch.bfloat16) is None
+    assert of(torch.optim.Adadelta, tensors=101) is None
+
+
+def test_adam_is_fused_unless_the_script_has_chosen() -> None:
+    def fuses(kind: Any, *, dtype: torch.dtype = torch.float32, **options: Any) -> bool:
+        optimizer = kind([torch.zeros(2, dtype=dtype)], lr=0.1, **options)
+        return has_fused_kernel(optimizer, optimizer.param_groups[0])
+
+    assert fuses(torch.optim.AdamW)
+    assert fuses(torch.optim.Adam, amsgrad=True)
+    assert not fuses(torch.optim.AdamW, foreach=True)
+    assert not fuses(torch.optim.AdamW, fused=False)
+    assert not fuses(torch.optim.AdamW, differentiable=True)
+    assert not fuses(torch.optim.AdamW, dtype=torch.complex64)
+    assert not fuses(torch.optim.NAdam)

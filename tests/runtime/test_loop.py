@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
+from tqdm import tqdm
 
 import paceline
 from paceline.errors import CheckpointError, UsageError
@@ -50,6 +51,19 @@ def values(batch: Any) -> Any:
     return batch[0].tolist() if isinstance(batch, (list, tuple)) else batch.tolist()
 
 
+def counted(steps: Any) -> Iterator[Any]:
+    """Yield the batches of a loop, and check that it has said how many they are, if it knows."""
+    try:
+        left = len(steps)
+    except TypeError:
+        left = None
+    seen = 0
+    for batch in steps:
+        seen += 1
+        yield batch
+    assert left in (None, seen)
+
+
 def epochs_over(make: Callable[[Any], Any], *, resume_first: bool = False, peek: bool = False, **options: Any) -> Body:
     """Three epochs over one loader, some of which end early."""
 
@@ -60,7 +74,7 @@ def epochs_over(make: Callable[[Any], Any], *, resume_first: bool = False, peek:
         if peek:
             next(iter(loader))
         for epoch in run.epochs(3):
-            for batch in run.steps(loader, **options):
+            for batch in counted(run.steps(loader, **options)):
                 seen.append((epoch, "", values(batch)))
 
     return body
@@ -162,6 +176,39 @@ def test_a_look_inside_the_loop_is_refused(tmp_path: Path, kind: str) -> None:
         train(tmp_path, body)
 
 
+@pytest.mark.parametrize("kind", ["run.loader", "plain"])
+def test_progress_bars_know_how_many_batches_are_left(tmp_path: Path, kind: str) -> None:
+    bars: list[Any] = []
+
+    def body(run: Any, seen: Seen) -> None:
+        ours = kind == "run.loader"
+        loader = run.loader(Numbers(24), batch_size=4, accumulate=2) if ours else DataLoader(Numbers(23), batch_size=2)
+        run.resume()
+        for epoch in run.epochs(2):
+            bars.append(tqdm(run.steps(loader) if ours else run.steps(loader, accumulate=2), file=io.StringIO()))
+            for batch in counted(bars[-1]):
+                seen.append((epoch, "", values(batch)))
+
+    train(tmp_path, body, 4)
+    train(tmp_path, body)
+    assert [(bar.total, bar.n) for bar in bars] == [(8, 8), (4, 4), (12, 12)]
+
+
+def test_the_length_of_a_loop(tmp_path: Path) -> None:
+    with paceline.session(folder=tmp_path, cpu=True, progress=False, report=False) as run:
+        steps = run.steps(range(3))
+        assert (len(steps), next(steps), list(steps), len(steps)) == (3, 0, [1, 2], 3)
+        assert (len(run.steps([])), bool(run.steps([]))) == (0, True)
+        for endless in (iter([1, 2]), run.loader(Unsized(), batch_size=2)):
+            with pytest.raises(TypeError, match="has no length"):
+                len(run.steps(endless))
+        for loader in (range(3), range(4)):  # `break` ends a loop, so that the next one may begin
+            for number in run.steps(loader):
+                if number == 1:
+                    break
+        assert run.step == 7
+
+
 def two_loops(run: Any, seen: Seen) -> None:
     """Plain loaders in two loops per epoch, and a pass over one of Paceline's in between."""
     first = DataLoader(Numbers(8), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3))
@@ -170,7 +217,7 @@ def two_loops(run: Any, seen: Seen) -> None:
     run.resume()
     for epoch in run.epochs(3):
         for name, loader in (("first", first), ("ours", ours), ("again", ours), ("second", second)):
-            for batch in run.steps(loader, max_steps=3):
+            for batch in counted(run.steps(loader, max_steps=3)):
                 seen.append((epoch, name, values(batch)))
 
 

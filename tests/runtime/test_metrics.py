@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -19,8 +19,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from paceline.errors import UsageError
-from paceline.runtime.metrics.metrics import describe_difference
+from paceline.runtime.metrics.metrics import Metrics, describe_difference
 from paceline.runtime.metrics.progress_bar import ProgressBar
+from paceline.runtime.metrics.reduction import PendingScalars
 from tests.forked_ranks import Ranks
 from tests.runtime.models import data, net
 from tests.runtime.test_wrap import quiet
@@ -235,6 +236,46 @@ def test_the_names_that_differ_are_described() -> None:
         describe_difference([{}, {"a": text}, {"a": text | number}])
 
 
+class Lines:
+    """Collects what is written."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def append(self, text: str) -> None:
+        self.text += text
+
+    def steps(self) -> list[int]:
+        return [json.loads(line)["step"] for line in self.text.splitlines()]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_numbers_that_the_device_still_computes_are_written_later_and_in_order(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PendingScalars, "is_on_its_way", True)
+    lines, own = Lines(), Lines()
+    metrics = Metrics(cast(Any, lines), group=None, rank=0, own=[own])
+    for step in (1, 2):
+        metrics.log_copies(step, 0, 1.0, {"loss": torch.tensor(0.5 * step)})
+        metrics.offer()
+        metrics.advance()
+        assert lines.steps() == own.steps() == list(range(1, step))  # the step before
+    metrics.log(3, 0, 1.0, {"loss": 0.25})
+    if fails:
+        metrics.finish_alone()
+    else:
+        metrics.offer()
+        metrics.advance()  # as at a save, and at the end
+    assert lines.steps() == own.steps() == [1, 2, 3]
+    assert [json.loads(line)["loss"] for line in lines.text.splitlines()] == [0.5, 1.0, 0.25]
+
+
+def test_scalars_of_all_shapes_and_types_arrive() -> None:
+    tensors = [torch.tensor(1.5), torch.tensor([2.5]), torch.tensor(3), torch.tensor([[4.5]], dtype=torch.bfloat16)]
+    assert PendingScalars(tensors).values() == [1.5, 2.5, 3.0, 4.5]
+
+
 def test_a_truncated_line_loses_only_itself(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
     with quiet(folder=tmp_path) as run:
@@ -283,7 +324,10 @@ def test_the_last_steps_are_written_if_another_rank_fails(
     done = paceline("run", "--nproc", "3", "--cpu", "--max-restarts", "0", "train.py", where)
     assert "rank 1 of 3" in done.stderr, f"{done.stdout}\n{done.stderr}"
     [metrics] = scratch.glob("*/*/*/metrics.jsonl")
-    assert [line["number"] for line in lines_of(metrics.parent)] == list(range(20)), done.stderr
+    lines = lines_of(metrics.parent)
+    assert [line["number"] for line in lines] == list(range(20)), done.stderr
+    assert lines[-1]["of"] == "rank 0"
+    assert all(("seconds" in line) != ("of" in line) for line in lines), "rank 0 knows only its own speed"
 
 
 def test_the_bar_counts_epochs_as_the_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,10 @@ def diverge(folder: str, kind: str, options: dict[str, Any]) -> tuple[str, int, 
 
 
 def list_saved(folder: str) -> list[str]:
-    return sorted(path.parent.name for path in Path(folder).glob("checkpoints/*/complete.json"))
+    try:
+        return sorted(path.parent.name for path in Path(folder).glob("checkpoints/*/complete.json"))
+    except FileNotFoundError:  # rank 0 has just removed the empty folder
+        return []
 
 
 MESSAGES = {  # kind: ranks, message

@@ -380,8 +380,10 @@ def test_params_and_settings_come_from_the_launch_spec(monkeypatch: pytest.Monke
     trace = json.loads((tmp_path / "profile-rank-0.json").read_text())
     assert trace["traceEvents"]
     events = [json.loads(line) for line in (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()]
-    assert [each["event"] for each in events] == ["training", "total_steps", "first_step"]
+    names = ["training", "total_steps", "first_batch", "first_step", "session_end"]
+    assert [each["event"] for each in events] == names
     assert events.pop(1)["steps"] == 3
+    assert events.pop(1)["step"] == 0
     phases = ["device", "rendezvous", "process_group", "setup", "first_batch", "first_step"]
     assert list(events[1]["seconds"]) == phases
     assert events[1]["step"] == 1

@@ -91,7 +91,7 @@ class Patient:
         self.job = self.folder.job.read_text().strip()
 
     def until(self, holds: Callable[[], object], what: str) -> None:
-        until(holds, what, details=lambda: diagnostics(self.folder), within=240)
+        until(holds, what, details=lambda: diagnostics(self.folder), within=240, pause=0.5)
 
     def ends(self) -> None:
         self.until(lambda: self.cluster.state(self.job) in ENDED, "it does not end")

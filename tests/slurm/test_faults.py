@@ -63,7 +63,7 @@ class Submitted(Training):
         return self.cluster.state(self.job) in ENDED
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        until(condition, what, details=self.logs, within=TIMEOUT)
+        until(condition, what, details=self.logs, within=TIMEOUT, pause=0.3)
 
     def restarted(self, times: int) -> None:
         """Wait until the job has been requeued this many times."""

@@ -14,7 +14,7 @@ from tests.slurm.runs import Paceline, diagnostics, run_of
 GUESTS = [guest for guest in ON_CLUSTERS if guest.name not in ("mp_spawn", "reads_stdin")]
 CASES = [(guest, style) for guest in GUESTS for style in (*guest.styles, "srun") if guest.peer != "mpirun"]
 CASES.append((BY_NAME["mpi4py_sum"], "mpirun"))
-REPRESENTATIVE = {("flat_script", "fork"), ("mpi4py_sum", "mpirun")}
+REPRESENTATIVE = {("mpi4py_sum", "mpirun")}  # the example `bare` is another: tests/slurm/test_examples.py
 
 
 @pytest.mark.timeout(500)

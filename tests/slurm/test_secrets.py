@@ -14,7 +14,7 @@ from tests.secret_leaks import in_files, in_text, plant_secrets, watch_command_l
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, run_of
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")]
 TIMEOUT = 300
 
 

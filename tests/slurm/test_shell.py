@@ -64,6 +64,7 @@ def shell(cluster: Cluster, *args: str, commands: str, cwd: Path, **variables: s
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_shell_in_a_run_has_the_environment_of_its_ranks(
     tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:
@@ -97,6 +98,7 @@ exit 7
     assert lines["host"] == f"{rank['host']}, in {rank['cwd']}"
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_shell_in_a_trial(tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     config = '[environment]\nsecrets = ["API_TOKEN"]\nvariables = { GREETING = "hello" }\n'
     home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n", config=config)
@@ -192,5 +194,8 @@ def test_cancel_saves_a_checkpoint_first(
     time.sleep(2)
     assert cluster.restarts(job) == 0
     assert cluster.queue() == []
-    assert "cancelled" in slurm_paceline("ps", cwd=home, check=True).stdout
+    shown = slurm_paceline("ps", cwd=home, check=True).stdout
+    assert "cancelled" in shown
+    assert "not requeued" not in shown
+    assert slurm_paceline("wait", folder.path.name, cwd=home).returncode == 75, "it can go on"
     assert "never" not in folder.attempt(1).log(0).read_text()

@@ -12,13 +12,10 @@ from paceline.templates.project import create_project
 from tests.slurm.runs import Paceline, diagnostics, run_of
 from tests.templates.test_new import RESULTS
 
-QUICK = ("blank",)
 
-
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "template", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TEMPLATES]
-)
+@pytest.mark.parametrize("template", TEMPLATES)
 def test_a_new_project_trains_on_two_nodes(template: str, tmp_path: Path, slurm_paceline: Paceline) -> None:
     create_project("project", TEMPLATES[template], tmp_path)
     shape = ("--nodes", "2", "--nproc", "1", "--cpu", "--cpus-per-gpu", "1")

@@ -77,6 +77,7 @@ def test_a_job_that_waits_runs_is_requeued_and_is_done(
     drive(scratch, work, size=(120, 40))
 
 
+@pytest.mark.slow  # the browser's buttons do the same: tests/slurm/test_ui.py
 def test_keys_stop_submit_again_and_cancel_a_job(
     cluster: Cluster,
     slurm_paceline: Callable[..., subprocess.CompletedProcess[str]],

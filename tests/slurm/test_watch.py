@@ -15,7 +15,7 @@ from tests.agent.conftest import until
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import diagnostics, project, run_of
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")]
 
 SCRIPT = """\
 import os, time

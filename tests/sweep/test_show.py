@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import random
@@ -17,6 +18,7 @@ import pytest
 from paceline.cli import sweep_show
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.sweep import results
+from paceline.sweep.report.figures import make_figures
 from paceline.sweep.report.importance import importances
 from paceline.sweep.report.rows import best_first, rows
 from paceline.sweep.report.summary import describe_trials
@@ -112,6 +114,27 @@ def test_the_report_has_the_settings_of_the_scripts(tmp_path: Path) -> None:
     answer = describe_trials(read_sweep(folder))
     assert answer["settings"] == {"data": "<books>"}
     assert [row["config"] for row in answer["rows"]] == [{"model.width": 8}, {"model.width": 9}, {"model.width": None}]
+
+
+def test_the_bar_tells_without_colours_what_is_still_to_do(scratch: Path) -> None:
+    folder = make_sweep(scratch / "project" / "default" / "half", grid([{"lr": 0.1}, {"lr": 0.2}]))
+    end(folder, 0, value=0.5)
+    sweep = read_sweep(folder)
+    sweep.trials[1] = dataclasses.replace(sweep.trials[1], state="pending")
+    assert sweep_show._bar(sweep).plain.splitlines()[0] == "█" * 30 + "░" * 30
+
+
+def test_dots_have_the_numbers_of_their_trials(scratch: Path) -> None:
+    """Trial 0 did best but one, and trial 1 has not ended."""
+    points = [{"lr": lr} for lr in (0.001, 0.01, 0.05, 5.0)]
+    folder = make_sweep(scratch / "project" / "default" / "rates", grid(points))
+    for number, loss in ((0, 0.5), (2, 0.1), (3, 0.9)):
+        end(folder, number, value=loss)
+    figures = {each["title"]: each["figure"]["data"] for each in make_figures(read_sweep(folder))}
+    [slices] = figures["Slices"]
+    found = dict(zip(slices["marker"]["color"], slices["x"], strict=True))
+    assert {number: float(lr) for number, lr in found.items()} == {0: 0.001, 2: 0.05, 3: 5.0}
+    assert dict(zip(figures["History"][0]["x"], figures["History"][0]["y"], strict=True)) == {0: 0.5, 2: 0.1, 3: 0.9}
 
 
 def test_the_report_has_the_figures_of_optuna(

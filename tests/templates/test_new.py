@@ -77,13 +77,21 @@ def test_a_new_project_trains(template: str, tmp_path: Path, paceline: Paceline)
 @pytest.mark.parametrize(
     "name",
     ["", " ", "a b", ".", "..", "../x", "a/b", "/tmp/x", "-x", "--help", "_x", ".x", "x.", "con", "NUL", "com1.py",
-     "import", "x" * 65, "a\nb", "a\x1b[31m", "a;b", "$HOME", "~", "a\\b", "a:b", '"'],
+     "import", "x" * 65, "train.py", "a\nb", "a\x1b[31m", "a;b", "$HOME", "~", "a\\b", "a:b", '"'],
 )  # fmt: skip
 def test_bad_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as problem:
         create_project(name, TEMPLATES["blank"], tmp_path)
     assert problem.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_readme_lists_the_files_of_its_template(tmp_path: Path) -> None:
+    for name, template in TEMPLATES.items():
+        create_project(name, template, tmp_path)
+        readme = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+        listed = {path.partition("/")[0] + "/" if "/" in path else path for path in template.files}
+        assert all(f"| `{path}` | " in readme for path in listed), name
 
 
 @pytest.mark.parametrize("name", ["a", "digits", "my-project_2", "v1.0", "2026", "Größe", "漢字", "x" * 64])

@@ -96,3 +96,31 @@ def test_the_advice_of_our_own_errors_is_in_the_row_of_the_run(tmp_path: Path) -
     folder = fail(make_run(tmp_path, verdict="failed"), failure)
     detail = read_record(folder, lambda jobs: {"7": JobState("7", "FAILED")}).detail
     assert detail == f"rank 3 on n2: CheckpointError: {error.message} Take what fits: --no-strict."
+
+
+LOST = "paceline: node n2 failed: its agent was killed\n"
+DIED = "srun: error: Node failure on n2\nslurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 1 DUE TO NODE FAILURE\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "died"),
+    [
+        (LOST + DIED, True),
+        (LOST + DIED.replace("on n2", "on n[2-3]"), True),
+        (LOST + DIED.partition("\n")[2], True),
+        (LOST + DIED.replace("on n2", "on n3"), False),
+        (LOST + "srun: error: n2: task 1: Killed\n", False),
+        (DIED, False),
+        (LOST + DIED + LOST, False),  # nobody knows which one it was
+        (LOST + "the script says: DUE TO NODE FAILURE\n", False),
+    ],
+)
+def test_slurm_knows_that_a_node_died(tmp_path: Path, log: str, *, died: bool) -> None:
+    lost = {"rank": None, "code": None, "cause": "killed", "message": "its agent was killed"}
+    folder = fail(make_run(tmp_path, verdict="failed"), lost)
+    folder.slurm_log.write_text(log)
+    words = "the node died: Slurm has marked it as failed" if died else "its agent was killed"
+    assert describe_failure(folder) == [f"n2: {words}"]
+    [attempt] = read_attempts(folder, Goodput(), is_over=True, status="failed")
+    assert attempt.failure is not None
+    assert (attempt.failure.host, attempt.failure.text) == ("n2", words)

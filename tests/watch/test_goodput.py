@@ -105,7 +105,7 @@ def test_a_clean_stop_loses_nothing_and_the_run_queues_again() -> None:
         ]
     )
     assert result.seconds["queued"] == 60
-    assert result.seconds["lost"] == pytest.approx(1.0)  # from the save to the end of the attempt
+    assert (result.seconds["idle"], result.seconds["lost"]) == (pytest.approx(1.0), 0), "it has saved, and shuts down"
     assert result.total == 100
 
 
@@ -131,6 +131,33 @@ def test_a_requeued_job_was_queued_since_its_last_event() -> None:
     )
     assert result.seconds["queued"] == 120
     assert result.total == 170
+
+
+def test_a_dead_node_is_lost_until_slurm_requeues_the_job() -> None:
+    """Its job goes back into the queue only when Slurm notices, minutes later."""
+    events = [
+        at(0, "node", job_start="7-0", index=0), at(1, "launch", attempt=1, ranks=[0]),
+        at(2, "training", step=0), at(30, "saving", step=30, blocked=0.0), at(40, "progress", step=39),
+    ]  # fmt: skip
+    later = [at(101, "launch", attempt=2, ranks=[0]), at(102, "training", step=30), at(110, "done")]
+    for queued_at, lost in ((80.0, 50), (5.0, 10), (500.0, 70)):  # Slurm's clock may be another one
+        again = at(100, "node", job_start="7-1", index=0, queued_at=queued_at)
+        result = compute_goodput([*events, again, *later])
+        assert (result.seconds["lost"], result.seconds["queued"], result.seconds["training"]) == (lost, 70 - lost, 36)
+        assert (result.failures, result.total) == (1, 110)
+    stopped = [*events, at(40, "stopped", attempt=1), at(100, "node", job_start="7-1", index=0, queued_at=80.0)]
+    result = compute_goodput([*stopped, at(101, "launch", attempt=2, ranks=[0]), at(110, "done")])
+    assert (result.seconds["idle"], result.seconds["queued"], result.seconds["lost"]) == (40, 20, 0)
+
+
+def test_the_end_of_processes_is_idle() -> None:
+    begin = [at(0, "launch", attempt=1, ranks=[0]), at(2, "training", step=0), at(30, "saving", step=30, blocked=1.0)]
+    result = compute_goodput([*begin, at(30, "session_end", step=30), at(35, "done", attempt=1)])
+    assert (result.seconds["training"], result.seconds["saving"], result.seconds["idle"]) == (27, 1, 5)
+    again = [at(36, "launch", attempt=2, ranks=[0]), at(40, "training", step=30), at(50, "done", attempt=2)]
+    failed = compute_goodput([*begin, at(31, "session_end", step=30), at(35, "failed", attempt=1), *again])
+    assert (failed.seconds["lost"], failed.seconds["idle"], failed.failures) == (1, 5, 1)
+    assert failed.total == 50
 
 
 def test_a_requeued_job_waits_until_its_head_agent_arrives() -> None:
@@ -220,6 +247,18 @@ def test_a_cancelled_run_has_trained_until_its_last_sign_of_life(tmp_path: Path)
     assert find_end(folder, ended) is None
 
 
+def test_a_start_that_goes_on_is_not_divided() -> None:
+    """Rank 0 says at its first step boundary what the start consisted of: until then, it may all be imports."""
+    events = [at(0, "node", job_start="7-0", index=0), at(2, "launch", attempt=1, ranks=[0])]
+    starting = compute_goodput(events, now=10)
+    assert starting.seconds["starting"] == 10
+    assert {name: each for name, each in starting.parts["starting"].items() if each} == {"agents": 2, "unmeasured": 8}
+    started = compute_goodput([*events, at(12, "training", step=0, seconds={"setup": 1.0})], now=12)
+    assert {name: each for name, each in started.parts["starting"].items() if each} == {
+        "agents": 2, "import": 9, "setup": 1,
+    }  # fmt: skip
+
+
 def test_a_start_is_divided_by_what_agents_and_rank_0_have_measured() -> None:
     phases = {"device": 0.5, "rendezvous": 0.5, "process_group": 1.0, "restore": 4.0, "setup": 3.0}
     result = compute_goodput(
@@ -243,6 +282,7 @@ def test_a_start_is_divided_by_what_agents_and_rank_0_have_measured() -> None:
         {
             "agents": 5, "staging": 5, "import": 6, "rendezvous": 2, "restore": 4, "setup": 3, "first_batch": 2,
             "compile": 9,  # 11 s, where others take 2 s
+            "unmeasured": 0,
         }
     )  # fmt: skip
     assert result.seconds["queued"] == 10
@@ -375,3 +415,28 @@ def test_a_live_run_tells_by_its_samples_how_it_spends_its_time(tmp_path: Path) 
     assert result.parts["starting"]["compile"] == 9.0, "100 steps have taken 100 s"
     share = result.parts["training"]["data"] / result.seconds["training"]
     assert share == pytest.approx(0.2, abs=0.01)
+
+
+def test_a_first_step_that_has_not_ended_counts_as_a_start() -> None:
+    started = [at(0, "launch", attempt=1, ranks=[0]), at(50, "training", step=7, seconds={"setup": 10.0})]
+    sample = at(110, "progress", step=7, waited=0.0)
+
+    def starting(*events: Any, now: float) -> tuple[float, float, float]:
+        result = compute_goodput([*started, *events], now)
+        assert result.seconds["starting"] + result.seconds["training"] == now
+        parts = result.parts["starting"]
+        return parts["first_batch"], parts["compile"], result.seconds["training"]
+
+    batch = at(60, "first_batch", step=7)
+    assert starting(now=55.0) == (5, 0, 0)
+    assert starting(batch, sample, now=120.0) == (10, 60, 0)
+    ended = at(150, "first_step", step=8, seconds={"setup": 10.0, "first_batch": 10.0, "first_step": 90.0})
+    assert starting(batch, sample, ended, now=151.0) == (10, 89, 2)  # the second step runs for 1 s
+    assert starting(batch, ended, at(170, "progress", step=18, waited=0.0), now=170.0) == (10, 88, 22)
+    failed = compute_goodput([*started, batch, at(90, "failed", step=7)])
+    assert (failed.seconds["starting"], failed.seconds["lost"], failed.seconds["training"]) == (90, 0, 0)
+    left = compute_goodput([*started, batch, at(80, "session_end"), at(90, "done")])
+    assert (left.seconds["starting"], left.seconds["training"], left.seconds["idle"]) == (50, 30, 10)
+    # Without the loop of `run.steps`, nobody tells when the first step ends.
+    by_hand = compute_goodput([at(0, "launch", attempt=1, ranks=[0]), at(50, "training", step=0)], 80.0)
+    assert by_hand.seconds["training"] == 30

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,6 +45,7 @@ TABLE = [
     ("COMPLETED", "", False, "lost", True),  # it is another run's job
     ("FAILED", "failed", False, "failed", True),
     ("FAILED", "done", False, "done", True),
+    ("FAILED", "stopped", False, "stopped", True),  # --no-requeue: the job's exit code is 75
     ("CANCELLED", "", True, "cancelled", True),
     ("TIMEOUT", "", False, "timed out", True),
     ("NODE_FAIL", "", False, "node failed", True),
@@ -75,6 +78,30 @@ def test_status_is_unknown_if_the_scheduler_does_not_respond(tmp_path: Path) -> 
     assert read_record(again, silent).status == "unknown", "it may be in the queue again"
     finished = make_run(tmp_path, "20260101-000001-bbbb", job="8", verdict="done")
     assert (read_record(finished, silent).status, read_record(finished, silent).hint) == ("done", "")
+
+
+def test_a_run_that_writes_is_running_although_the_scheduler_does_not_respond(tmp_path: Path) -> None:
+    def silent(jobs: Iterable[str]) -> dict[str, JobState]:
+        raise ClusterError("squeue did not respond.", hint="Check it.")
+
+    folder = make_run(tmp_path)
+    folder.metrics.write_text('{"step": 3, "time": 1.0}\n')
+    folder.events.mkdir()
+    (folder.events / "agent-0.jsonl").write_text(json.dumps({"event": "node", "time": 1.0, "nodelist": "n[1-2]"}))
+    record = read_record(folder, silent)
+    assert (record.status, record.is_over, record.step) == ("running", False, 3)
+    assert (record.detail, record.hint) == ("n[1-2]; squeue did not respond", "Check it.")
+    old = time.time() - 600
+    os.utime(folder.metrics, (old, old))
+    assert read_record(folder, silent).status == "unknown", "it may have ended since"
+    folder.system.mkdir()
+    (folder.system / "node-1.jsonl").touch()
+    assert read_record(folder, silent).status == "running", "it evaluates, but its nodes are sampled"
+    folder.job_start("7-0").verdict.write_text("stopped\n")
+    assert read_record(folder, silent).status == "unknown", "it may be in the queue again"
+    folder.job_start("7-0").verdict.unlink()
+    folder.fetched.write_text('{"cluster": "alps"}')
+    assert read_record(folder, silent).status == "unknown", "another cluster's"
 
 
 def test_an_unknown_status_says_why_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +212,20 @@ def test_a_requeue_that_slurm_forgot_is_shown(tmp_path: Path) -> None:
     assert read_record(folder, lambda jobs: states).detail == "n1"
 
 
+def test_a_run_that_saved_because_it_was_cancelled_was_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agents ask for a requeue whenever they stop; its batch shell knows better, and ends with an error."""
+    monkeypatch.setattr(slurm, "call", lambda argv: None)
+    folder, states = make_run(tmp_path, verdict="stopped"), {"7": JobState("7", "FAILED", nodes="n1")}
+    write_atomically(folder.job_start("7-0").requeue, "\n")
+    slurm.request_stop(folder, "7")
+    record = read_record(folder, lambda jobs: states)
+    assert (record.status, record.detail, record.can_go_on) == ("cancelled", "n1", True)
+    write_atomically(folder.cancelled, "1\n")
+    assert not read_record(folder, lambda jobs: states).can_go_on, "nobody has asked it to save"
+
+
 @pytest.mark.parametrize("states", [{}, {"7": JobState("7", "COMPLETED", nodes="n1")}], ids=["unknown", "given away"])
 def test_a_job_that_slurm_forgot_is_named(tmp_path: Path, states: dict[str, JobState]) -> None:
     record = read_record(make_run(tmp_path), lambda jobs: states)
@@ -248,3 +289,58 @@ def test_a_run_that_had_nothing_left_to_do_says_so(tmp_path: Path) -> None:
     events = [{"time": 1.0, "event": "started"}, {"time": 2.0, "event": "nothing_left", "step": 4}]
     (folder.events / "rank-0.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     assert (read_record(folder).status, read_record(folder).detail) == ("done", "nothing was left to do")
+
+
+def test_a_run_that_slurm_forgot_keeps_its_nodes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, verdict="done")
+    folder.events.mkdir()
+    events = [{"time": n, "event": "node", "job_start": f"7-{n}", "nodelist": f"n[{n}-9]"} for n in (1.0, 2.0)]
+    (folder.events / "agent-0.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    for states in ({}, {"7": JobState("7", "COMPLETED")}):
+        assert read_record(folder, lambda jobs, states=states: states).detail == "n[2.0-9]"
+
+
+def test_a_job_that_waits_for_another_names_its_run(tmp_path: Path) -> None:
+    make_run(tmp_path, "20260101-000000-aaaa", job="7")
+    folder = make_run(tmp_path, "20260101-000001-bbbb", job="8")
+    folder.events.mkdir()
+    states = {"8": JobState("8", "PENDING", reason="Dependency")}
+    for after, words in ((["7"], "job 7 (20260101-000000-aaaa)"), (["5"], "job 5")):
+        (folder.events / "launch.jsonl").write_text(json.dumps({"event": "queued", "job": "8", "after": after}) + "\n")
+        assert read_record(folder, lambda jobs: states).detail == f"waits for {words}"
+
+
+def test_a_job_waits_for_the_begin_time_that_was_asked_for_or_for_that_of_a_requeue(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    states = {"7": JobState("7", "PENDING", reason="BeginTime")}
+    assert read_record(folder, lambda jobs: states).detail == "waits for its begin time"
+    folder.requeues.write_text("1800000000 7-0\n")
+    detail = read_record(folder, lambda jobs: states).detail
+    assert detail == "waits for its begin time (Slurm delays a requeued job)"
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "FAILED", ""])
+def test_the_job_of_a_run_that_was_fetched_is_not_one_of_this_cluster(tmp_path: Path, state: str) -> None:
+    folder = make_run(tmp_path)
+    about = {"cluster": "alps", "status": "running", "time": 1_800_000_000.0, "files": []}
+    folder.fetched.write_text(json.dumps(about))
+    record = read_record(folder, lambda jobs: {job: JobState(job, state) for job in jobs if state})
+    assert (record.status, record.is_over) == ("unknown", False)
+    assert re.fullmatch(r"fetched from alps on 2027-01-1\d \d\d:\d\d, when it was running", record.detail)
+    folder.run_json.write_text('{"slurm_conf": "/etc/of-alps.conf"}')
+    assert f"paceline fetch {folder.key} --on alps" in read_record(folder, lambda jobs: {}).hint
+    folder.job_start("7-0").verdict.write_text("failed\n")
+    assert read_record(folder, lambda jobs: {}).status == "failed"
+    folder.job_start("7-0").verdict.write_text("done\n")
+    assert read_record(folder, lambda jobs: {}).status == "done"
+    folder.fetched.write_text('{"cluster": "al')
+    folder.job_start("7-0").verdict.unlink()
+    assert read_record(folder, lambda jobs: {}).status == "unknown"
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '{"pages": 3}', "", "\0\x1b[31m"])
+def test_a_script_may_write_a_file_with_the_name_of_the_record_of_fetching(tmp_path: Path, text: str) -> None:
+    folder = make_run(tmp_path)
+    folder.fetched.write_text(text)
+    record = read_record(folder, lambda jobs: {job: JobState(job, "RUNNING") for job in jobs})
+    assert record.status == "running"

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from paceline.adoption import ddp_rules
-from paceline.adoption.data_rules import change_loaders
-from paceline.adoption.device_rules import REASON as DEVICE
-from paceline.adoption.device_rules import change_devices
-from paceline.adoption.loop_rules import change_loops
-from paceline.adoption.model_rules import wrap_models
-from paceline.adoption.output_rules import change_folders, change_prints, change_saves, change_trackers
+from paceline.adoption.ranks import Ranks
+from paceline.adoption.rules import ddp
+from paceline.adoption.rules.data import change_loaders
+from paceline.adoption.rules.devices import REASON as DEVICE
+from paceline.adoption.rules.devices import change_devices
+from paceline.adoption.rules.files import Files
+from paceline.adoption.rules.hazards import Hazards
+from paceline.adoption.rules.loops import change_loops
+from paceline.adoption.rules.models import wrap_models
+from paceline.adoption.rules.output import change_folders, change_loads, change_prints, change_trackers
+from paceline.adoption.rules.resume import RESUME
+from paceline.adoption.rules.session import Entry, free_name, open_session
 from paceline.adoption.script import Script
-from paceline.adoption.session_rule import Entry, free_name, open_session
 from paceline.adoption.source import Edit, Remark, Source, apply
 from paceline.adoption.training import Training, find_training
 from paceline.contract.stop.presets import PRESETS
@@ -48,49 +53,58 @@ def advise(source: Source) -> Advice:
     advice = _known(script, found, name) or _distributed(script, name) or _single(script, found, name)
     advice.edits.sort(key=lambda edit: edit.start)
     advice.remarks.sort(key=lambda remark: (not remark.must, not remark.line, remark.line))
-    advice.text = apply(source, advice.edits)
     try:
+        advice.text = apply(source, advice.edits)
         ast.parse(advice.text)
-    except SyntaxError as problem:  # rather nothing than a script that does not compile
-        advice.verdict = f"It is written in a way that cannot be changed safely (near line {problem.lineno})."
-        advice.edits, advice.text = [], source.text
+    except (SyntaxError, ValueError) as problem:  # rather nothing than a script that does not compile
+        where = f" (near line {problem.lineno})" if isinstance(problem, SyntaxError) else ""
+        advice.verdict = f"It is written in a way that cannot be changed safely{where}."
+        advice.edits, advice.text, advice.next_steps = [], source.text, []
     return advice
 
 
 def _known(script: Script, found: Training, name: str) -> Advice | None:
     """Return the advice for a script that uses Paceline or a framework."""
-    run = f"paceline run --nproc 2 {name}"
+    quoted = shlex.quote(name)
+    run = f"paceline run --nproc 2 {quoted}"
     if "paceline" in script.packages():
-        return Advice("It uses Paceline already: nothing to change.", next_steps=[run, f"paceline prove {name}"])
+        return Advice("It uses Paceline already: nothing to change.", next_steps=[run, f"paceline prove {quoted}"])
     frameworks = {full for call in script.calls if (full := script.dotted(call.func)) in FRAMEWORKS}
     for preset in PRESETS:
         if preset.fits(script.source.text, script.packages()) and not frameworks and not found.backwards:
             advice = Advice(f"None needed: it uses the {preset.name}, whose ranks Paceline starts.", next_steps=[run])
             if not preset.can_resume([script.source.text], ()):
-                text = f"it does not resume: pass {preset.resumes}, as in docs/frameworks.md"
+                text = f'it does not resume: pass {preset.resumes}; see "Frameworks" in the documentation'
                 advice.remarks.append(Remark(0, text))
             return advice
     if frameworks:
         used = FRAMEWORKS[min(frameworks)]
         style = {"Accelerate": "--style accelerate ", "Horovod": "--style mpirun "}.get(used, "")
-        command = f"paceline submit {style}{name}" if used == "Horovod" else f"paceline run {style}--nproc 2 {name}"
+        command = f"paceline submit {style}{quoted}"
+        if used != "Horovod":
+            command = f"paceline run {style}--nproc 2 {quoted}"
         advice = Advice(f"None needed: it uses {used}, whose ranks Paceline starts.", next_steps=[command])
-        advice.remarks.append(Remark(0, f"{STOP}: docs/frameworks.md"))
+        advice.remarks.append(Remark(0, f'{STOP}: see "Frameworks" in the documentation'))
         return advice
     return None
 
 
 def _distributed(script: Script, name: str) -> Advice | None:
-    if not ddp_rules.is_distributed(script):
+    if not ddp.is_distributed(script):
         return None
-    edits, remarks = _split(ddp_rules.fix_mistakes(script))
-    style = "--style spawn " if ddp_rules.spawns(script) else ""
-    command = f"paceline run {style}--nproc 2 {name}"
-    mistakes = "It has DDP of its own, with mistakes that show up on a cluster or in the results."
-    verdict = mistakes if edits else "None needed: it has DDP of its own."
+    edits, remarks = _split(ddp.fix_mistakes(script))
+    style = "--style spawn " if ddp.spawns(script) else ""
+    command = f"paceline run {style}--nproc 2 {shlex.quote(name)}"
+    verdict = "None needed: it has DDP of its own."
+    if edits:
+        verdict = "It has DDP of its own, with mistakes that show up on a cluster or in the results."
+    if any(remark.must for remark in remarks):
+        verdict = "It has DDP of its own, with mistakes that you have to fix yourself."
+        if edits:
+            verdict = "It has DDP of its own, with mistakes. These changes fix a part of them; the rest is up to you."
     if style:
         remarks.append(Remark(0, "it starts its ranks itself (mp.spawn), so run it with --style spawn, on one node"))
-    remarks.append(Remark(0, f"{STOP}: docs/fault-tolerance.md, examples/bare"))
+    remarks.append(Remark(0, f'{STOP}: see "Scripts without the runtime" in the documentation'))
     return Advice(verdict, edits, remarks, [command])
 
 
@@ -102,18 +116,28 @@ def _single(script: Script, found: Training, name: str) -> Advice:
         )
     run = free_name(script)
     rules = [*change_loaders(found, run), *wrap_models(found, run), *change_loops(found, run)]
-    soft = [*change_devices(script, run), *change_saves(script, f"{run}.is_rank_zero"), *change_prints(script, run)]
+    ranks = Ranks(script, found.origins)
+    files = Files(script, found.origins, ranks)
+    saves = list(files.change(lambda _: f"{run}.is_rank_zero"))
+    soft = [*change_devices(script, run), *saves, *change_prints(script, ranks, run)]
     entry = Entry(script, [*_needing(script, rules), *_placed(script, soft)])
     if entry.statement is None:
         where = Remark(found.backwards[0].lineno, "nothing at the top of the script leads here")
         return Advice("Its training loop is never called.", remarks=[where])
     late = [change for node, change in soft if isinstance(change, Remark) or entry.has_run(node)]
-    others = [*change_trackers(script, run), *change_folders(script)]
-    edits, remarks = _split([*open_session(script, entry, run), *rules, *late, *others])
+    saved = files.paths(node for node, change in saves if isinstance(change, Edit))
+    resumes = any(isinstance(change, Edit) and change.reason == RESUME for change in rules)
+    loads = change_loads(script, run, saved, resumes=resumes)
+    others = [*change_trackers(script, ranks, run), *change_folders(script, ranks), *loads]
+    hazards = Hazards(found, mean=f"{run}.mean(...)", sum=f"{run}.sum(...)", ranks=f"{run}.world_size")
+    edits, remarks = _split(
+        [*open_session(script, entry, run), *rules, *late, *others, *hazards.find(), *hazards.prints()]
+    )
     verdict = "These changes make it train on several ranks."
     if any(remark.must for remark in remarks):
         verdict = "These changes are a part of what it needs to train on several ranks; the rest is up to you."
-    steps = [f"paceline run --nproc 2 {name}", f"paceline inspect data {name}", f"paceline prove {name}"]
+    quoted = shlex.quote(name)
+    steps = [f"paceline run --nproc 2 {quoted}", f"paceline inspect data {quoted}", f"paceline prove {quoted}"]
     return Advice(verdict, edits, remarks, steps)
 
 
@@ -130,7 +154,7 @@ def _placed(script: Script, soft: Iterable[tuple[ast.AST, Edit | Remark]]) -> li
 def _needing(script: Script, changes: Iterable[Edit | Remark]) -> list[ast.AST]:
     """Return the innermost statements in which changes need the run."""
     starts = sorted({edit.start for edit in changes if isinstance(edit, Edit)})
-    statements = [node for node in ast.walk(script.tree) if isinstance(node, ast.stmt)]
+    statements = [node for node in script.nodes if isinstance(node, ast.stmt)]
     found: dict[int, ast.stmt] = {}
     for node in statements:
         first, last = script.source.offset(node.lineno, 0), script.source.end(node)

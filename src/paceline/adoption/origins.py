@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from paceline.adoption.script import Function, Script
 
 MAX_LOOKS = 500  # at expressions in one search
-WRAPPERS = ("enumerate", "tqdm", "track", "iter", "list", "zip", "prefetch")
+PROGRESS = ("tqdm", "track")
+WRAPPERS = ("enumerate", *PROGRESS, "iter", "list", "zip", "prefetch")
 
 
-def unwrap(node: ast.expr) -> ast.expr:
+def unwrap(node: ast.expr, wrappers: tuple[str, ...] = WRAPPERS) -> ast.expr:
     """Return what a loop really iterates over: `loader` of `enumerate(tqdm(loader))`."""
     while isinstance(node, ast.Call) and node.args:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name not in WRAPPERS:
+        if name not in wrappers:
             break
         node = node.args[0]
     return node
@@ -27,8 +28,9 @@ class Origins:
     def __init__(self, script: Script) -> None:
         self.script = script
         self._assigned: dict[tuple[object, str], list[ast.expr | tuple[ast.expr, int]]] = {}
+        self._globals: dict[Function, set[str]] = {}  # names that functions declare as global
         self._seen: set[tuple[int, int | None]] = set()  # what the current search has looked at
-        for node in ast.walk(script.tree):
+        for node in script.nodes:
             self._record(node)
 
     def of(self, node: ast.expr) -> set[ast.Call]:
@@ -38,7 +40,8 @@ class Origins:
 
     def values(self, name: str, near: ast.AST) -> list[ast.expr]:
         """Return what is assigned to a name, as seen from a node. Parts of tuples are left out."""
-        found = self._assigned.get((self._scope(name, near), name), [])
+        scope = self.script.class_of(near) if name.startswith("self.") else self._scope(name, near)
+        found = self._assigned.get((scope, name), [])
         return [value for value in found if isinstance(value, ast.expr)]
 
     def is_local(self, name: str, near: ast.AST) -> bool:
@@ -105,13 +108,17 @@ class Origins:
                     yield from self._find(part, index)
 
     def _find_item(self, node: ast.Subscript) -> Iterator[ast.Call]:
-        """Look for an entry of a dictionary that is written as one."""
-        if not (isinstance(node.value, ast.Name) and isinstance(node.slice, ast.Constant)):
+        """Look for an entry of a dictionary that is written as one: all of them if it is not clear which one."""
+        if not isinstance(node.value, (ast.Name, ast.Attribute)):
             return
-        for value in self.values(node.value.id, node):
+        wanted = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        text = node.value.id if isinstance(node.value, ast.Name) else f"self.{node.value.attr}"
+        for value in self.values(text, node):
+            if isinstance(value, ast.DictComp):
+                yield from self._find(value.value)
             if isinstance(value, ast.Dict):
                 for key, entry in zip(value.keys, value.values, strict=True):
-                    if isinstance(key, ast.Constant) and key.value == node.slice.value:
+                    if wanted is None or (isinstance(key, ast.Constant) and key.value == wanted):
                         yield from self._find(entry)
 
     # -- recording ---------------------------------------------------------------------------------------
@@ -124,6 +131,8 @@ class Origins:
             self._assign(node.target, node.value)
         elif isinstance(node, ast.For):
             self._assign(node.target, ast.Constant(None))
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self._assign(node.optional_vars, node.context_expr)
 
     def _assign(self, target: ast.expr, value: ast.expr, index: int | None = None) -> None:
         if isinstance(target, ast.Tuple | ast.List):
@@ -135,12 +144,17 @@ class Origins:
         entry = value if index is None else (value, index)
         if isinstance(target, ast.Name):
             function = self.script.function_of(target)
-            declared = function is not None and any(
-                target.id in each.names for each in ast.walk(function) if isinstance(each, ast.Global)
-            )
+            declared = function is not None and target.id in self.declared_global(function)
             self._assigned.setdefault((None if declared else function, target.id), []).append(entry)
         elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
             self._assigned.setdefault((self.script.class_of(target), f"self.{target.attr}"), []).append(entry)
+
+    def declared_global(self, function: Function) -> set[str]:
+        """Return the names that a function declares as global."""
+        if function not in self._globals:
+            declared = [each for each in ast.walk(function) if isinstance(each, ast.Global)]
+            self._globals[function] = {name for each in declared for name in each.names}
+        return self._globals[function]
 
     def _scope(self, name: str, near: ast.AST) -> Function | None:
         function = self.script.function_of(near)

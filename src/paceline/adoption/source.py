@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 
-MAX_BYTES = 5_000_000
+MAX_BYTES = 500_000
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -72,41 +72,55 @@ class Source:
         """Return what a statement is indented by; None if something else is before it in its line."""
         before = self.text[self.offset(_first_line(statement), 0) : self.start(statement)]
         before = before if not getattr(statement, "decorator_list", None) else before.partition("@")[0]
-        return before if not before.strip() else None
+        return before.rpartition("\f")[2] if not before.strip() else None  # a form feed begins the column anew
 
     # -- edits -----------------------------------------------------------------------------------------
 
     def replace(self, node: ast.AST, text: str, reason: str) -> Edit:
         return Edit(self.start(node), self.end(node), text, reason)
 
+    def replace_method(self, call: ast.Call, text: str, reason: str) -> Edit:
+        """Replace `cuda()` of `model.cuda()`: what is before the dot stays, and may have changes of its own."""
+        assert isinstance(call.func, ast.Attribute)
+        return Edit(self.end(call.func) - len(call.func.attr), self.end(call), text, reason)
+
+    def unwrap(self, outer: ast.AST, inner: ast.expr, reason: str) -> list[Edit]:
+        """Leave only the inner part of an expression, which may have changes of its own."""
+        simple = isinstance(inner, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+        first, last = ("", "") if simple else ("(", ")")
+        return [
+            Edit(self.start(outer), self.start(inner), first, reason),
+            Edit(self.end(inner), self.end(outer), last, reason),
+        ]
+
     def insert(self, offset: int, text: str, reason: str) -> Edit:
         return Edit(offset, offset, text, reason)
 
-    def line_before(self, statement: ast.stmt, line: str, reason: str) -> Edit | Remark:
-        """Add a line before a statement."""
+    def line_before(self, statement: ast.stmt, line: str, reason: str) -> Edit:
+        """Add a simple statement before another one, as a line of its own if that one begins its line."""
         indent = self.indent(statement)
-        if indent is None:
-            return Remark(statement.lineno, f"add `{line}` before this: {reason}", must=True)
+        if indent is None:  # as in `a = 1; b = 2`
+            start = self.start(statement)
+            return Edit(start, start, f"{line}; ", reason)
         offset = self.offset(_first_line(statement), 0)
         return Edit(offset, offset, f"{indent}{line}{self.newline}", reason)
 
-    def line_after(self, statement: ast.stmt, line: str, reason: str) -> Edit | Remark:
-        """Add a line after a statement, which must be the last one in its line."""
+    def line_after(self, statement: ast.stmt, line: str, reason: str) -> Edit:
+        """Add a simple statement after another one, as a line of its own if that one has a line of its own."""
         indent = self.indent(statement)
-        after = self.offset(statement.end_lineno or statement.lineno, 0)
-        rest = _LINE_END.search(self.text, after)
-        tail = self.text[self.end(statement) : rest.start() if rest else None].strip()
+        rest = _LINE_END.search(self.text, self.end(statement))
+        tail = self._tail(statement)
         if indent is None or (tail and not tail.startswith("#")):
-            return Remark(statement.lineno, f"add `{line}` after this: {reason}", must=True)
+            return Edit(self.end(statement), self.end(statement), f"; {line}", reason)
         if rest is None:
             return Edit(len(self.text), len(self.text), f"{self.newline}{indent}{line}", reason)
         return Edit(rest.end(), rest.end(), f"{indent}{line}{self.newline}", reason)
 
     def under(self, statement: ast.stmt, head: str, reason: str) -> list[Edit | Remark]:
         """Put a statement under a line such as `if run.is_rank_zero:`."""
+        if self.indent(statement) is None or self._tail(statement).startswith(";"):
+            return [Remark(statement.lineno, f"put this under `{head}`: {reason}", must=True)]
         first = self.line_before(statement, head, reason)
-        if isinstance(first, Remark):
-            return [first]
         inside = {
             line
             for node in ast.walk(statement)
@@ -115,15 +129,29 @@ class Source:
         }
         lines = [n for n in range(statement.lineno, (statement.end_lineno or 0) + 1) if n not in inside]
         offsets = [offset for line in lines if not _LINE_END.match(self.text, offset := self.offset(line, 0))]
+        offsets = [re.compile(r"(?:[ \t]*\f)*").match(self.text, offset).end() for offset in offsets]  # type: ignore[union-attr]
         more: list[Edit | Remark] = [Edit(offset, offset, self.unit, reason) for offset in offsets]
         return [first, *more]
+
+    def add_argument(self, call: ast.Call, text: str, reason: str) -> Edit:
+        """Add an argument at the end of a call."""
+        given = [*call.args, *(each.value for each in call.keywords)]
+        end = self.end(call) - 1
+        tail = re.sub(r"#.*", "", self.text[max(map(self.end, given)) : end]) if given else ","
+        return Edit(end, end, f", {text}" if "," not in tail else text, reason)
+
+    def _tail(self, statement: ast.stmt) -> str:
+        """Return what follows a statement in its line."""
+        rest = _LINE_END.search(self.text, self.end(statement))
+        return self.text[self.end(statement) : rest.start() if rest else None].strip()
 
 
 def apply(source: Source, edits: Iterable[Edit]) -> str:
     """Return the text with all edits. Those at the same offset come in the order in which they are given."""
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
     for one, two in pairwise(ordered):
-        assert two.start >= one.end, f"edits overlap: {one} {two}"
+        if two.start < one.end:
+            raise ValueError(f"two changes overlap: {one.text!r} and {two.text!r}")
     parts, position = [], 0
     for edit in ordered:
         parts += [source.text[position : edit.start], edit.text]

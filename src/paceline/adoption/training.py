@@ -22,6 +22,8 @@ class Training:
     backwards: list[ast.Call] = field(default_factory=list)
     step_loops: list[LoopNode] = field(default_factory=list)
     epoch_loops: list[LoopNode] = field(default_factory=list)
+    mixed: list[LoopNode] = field(default_factory=list)  # loops that train in one phase, and evaluate in another
+    outer_loops: list[LoopNode] = field(default_factory=list)  # around those of epochs
     nested: bool = False  # whether something repeats the epochs, as in cross-validation
     loaders: list[ast.Call] = field(default_factory=list)  # that training loops read
     shared: list[ast.Call] = field(default_factory=list)  # that other loops read, too
@@ -35,7 +37,9 @@ def find_training(script: Script) -> Training:
     found.backwards = [call for call in script.calls if is_backward(call)]
     found.step_loops = _unique(loop for call in found.backwards for loop in _step_loops(found, call, 0))
     found.epoch_loops = _unique(loop for each in found.step_loops for loop in _loops_around(script, each, 0))
-    found.nested = any(_loops_around(script, loop, 0) for loop in found.epoch_loops)
+    found.outer_loops = _unique(loop for each in found.epoch_loops for loop in _loops_around(script, each, 0))
+    found.nested = any(map(script.repeats, found.epoch_loops))
+    found.mixed = [loop for loop in found.step_loops if _is_mixed(found, loop)]
     _find_loaders(found)
     _find_models(found)
     return found
@@ -43,12 +47,18 @@ def find_training(script: Script) -> Training:
 
 def is_backward(node: ast.AST) -> bool:
     """Whether this is `loss.backward()`, not that of a framework, whose `backward` gets the loss."""
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "backward"
-        and not node.args
-    )
+    return loss_of(node) is not None
+
+
+def loss_of(node: ast.AST) -> ast.expr | None:
+    """Return the loss of `loss.backward()` or `torch.autograd.backward(loss)`; None for other nodes."""
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+    if not is_call or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    if ast.unparse(node.func.value).endswith("autograd") and node.args:
+        return node.args[0]
+    given = ast.unparse(node.args[0]) if node.args else "torch.ones"
+    return node.func.value if given.startswith(("torch.ones", "torch.tensor")) else None
 
 
 def is_optimizer(script: Script, call: ast.Call) -> bool:
@@ -62,13 +72,24 @@ def is_optimizer(script: Script, call: ast.Call) -> bool:
     return chosen or (_OPTIMIZER.match(last) is not None and bool(_parameter_calls(call)))
 
 
+def _is_mixed(found: Training, loop: LoopNode) -> bool:
+    """Whether a loop trains only if a variable says so: `if phase == "train": loss.backward()`."""
+    for call in found.backwards:
+        above = list(found.script.ancestors(call))
+        if loop in above:
+            tests = [each.test for each in above[: above.index(loop)] if isinstance(each, ast.If)]
+            if any(re.search(r"phase|split|mode|train", ast.unparse(test)) for test in tests):
+                return True
+    return False
+
+
 def _loops_around(script: Script, node: ast.AST, depth: int) -> list[LoopNode]:
     """Return the innermost loops around a node: in its function, else around the calls of that function."""
     loop = script.loop_around(node)
     function = script.function_of(node)
     if loop is not None or function is None or depth > 8:
         return [loop] if loop is not None else []
-    return [each for call in script.callers(function) for each in _loops_around(script, call, depth + 1)]
+    return [each for call in script.uses(function) for each in _loops_around(script, call, depth + 1)]
 
 
 def _step_loops(found: Training, node: ast.AST, depth: int) -> list[LoopNode]:
@@ -81,7 +102,7 @@ def _step_loops(found: Training, node: ast.AST, depth: int) -> list[LoopNode]:
     function = script.function_of(node)
     if reading or function is None or depth > 8:
         return (reading or loops)[:1]
-    outer = [each for call in script.callers(function) for each in _step_loops(found, call, depth + 1)]
+    outer = [each for call in script.uses(function) for each in _step_loops(found, call, depth + 1)]
     return [loop for loop in outer if _reads(found, loop, made)] or loops[:1] or outer
 
 
@@ -94,13 +115,15 @@ def _find_loaders(found: Training) -> None:
     made = set(script.calls_of(*LOADERS))
     read = [loop for loop in found.step_loops if isinstance(loop, ast.For)]
     used = {call for loop in read for source in _iterated(loop) for call in origins.of(source)} & made
-    loops = [node for node in ast.walk(script.tree) if isinstance(node, (ast.For, ast.comprehension))]
+    loops = [node for node in script.nodes if isinstance(node, (ast.For, ast.comprehension))]
     others = [node for node in loops if node not in found.step_loops]
     elsewhere = set()
     for loop in others:
         if calls := origins.of(loop.iter) & made:
             found.reading.append(loop)
             elsewhere |= calls
+    for each in found.mixed:
+        elsewhere |= origins.of(each.iter) & made if isinstance(each, ast.For) else set()
     found.loaders = sorted(used - elsewhere, key=lambda call: call.lineno)
     found.shared = sorted(used & elsewhere, key=lambda call: call.lineno)
 

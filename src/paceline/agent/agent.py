@@ -39,7 +39,14 @@ from paceline.agent.workers.zygote.start import THREADS
 from paceline.contract.files.shared_places import find_own_folder
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import NO_SCONTROL, USED_BY_JOBS, AttemptFolder, JobStartFolder, RunFolder
+from paceline.contract.run_folder import (
+    NO_SCONTROL,
+    USED_BY_JOBS,
+    AttemptFolder,
+    JobStartFolder,
+    RunFolder,
+    write_atomically,
+)
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, RESTART_EXIT, STOPPED
 from paceline.errors import LaunchError, PacelineError
 
@@ -104,7 +111,8 @@ class Agent:
         job_start = self.verdicts.job_start_name
         # Before it waits for the others: `paceline doctor` compares who has arrived, and with what.
         nodes = self.environ.get("SLURM_JOB_NODELIST", "")
-        self.events.write("node", job_start=job_start, index=placement.index, nodelist=nodes, **facts)
+        queued = self.job_start.read_queue_time() if placement.is_head else {}
+        self.events.write("node", job_start=job_start, index=placement.index, nodelist=nodes, **queued, **facts)
         if placement.is_head:
             self.verdicts.announce()
         report = functools.partial(self.events.write, "unreachable", job_start=job_start, host=placement.host)
@@ -121,6 +129,8 @@ class Agent:
             if self.verdicts.from_queue and self.launch_spec.scratch:
                 self.verdicts.try_write(lambda: remember_for_checks(Path(self.launch_spec.scratch), self.job_start))
         self._check_nodes()
+        if self.launch_spec.grant_timeout and not self._has_grant():
+            return INTERRUPTED_EXIT if self.requests.interrupt else 0
         if self.launch_spec.fitness:
             self._check_fitness()
         self._note_thread_count()
@@ -206,6 +216,23 @@ class Agent:
             self.say(f"some nodes cannot run this job\n{table}")
         fatal = "; ".join(str(problem) for problem in problems if problem.fatal)
         raise LaunchError(f"Some nodes cannot run this job: {fatal}.")
+
+    def _has_grant(self) -> bool:
+        """Wait for permission to start. Without it, the run ends for good, or goes back into the queue after a stop."""
+        from paceline.agent.rendezvous.grant import GrantWait
+        from paceline.contract.files.grant_file import GRANTED
+
+        assert self.placement is not None
+        wait = GrantWait(self.run, self.job_start, self.requests, self.events, self.say)
+        if not self.placement.is_head:
+            return wait.follow() == GRANTED
+        found = wait.decide(self.launch_spec.grant_timeout)
+        if found == STOPPED:
+            self.verdicts.write_stopped(progress=False)
+        elif found != GRANTED:
+            self.verdicts.try_write(lambda: write_atomically(self.run.cancelled, f"{time.time():.0f}\n"))
+            self.verdicts.write_verdict(FAILED)
+        return found == GRANTED
 
     def _check_fitness(self) -> None:
         """Measure all nodes. If there is a queue to go back to, it goes on without those that are slow."""

@@ -370,7 +370,7 @@ class Attempt:
         self.termination.start()  # before asking the node, which may take a moment
         if self.placement.is_head and self.rendezvous.was_killed(index, closed=closed):
             self.agent_killed = True
-            message = "its agent was killed, perhaps because the node is out of memory"
+            message = "its agent was killed: by the kernel, by somebody, or with its node"
             self._fail(Failure(restart_policy.KILLED, host, message=message, time=lost))
         else:
             message = "its agent is gone: the node died, or was cut off"

@@ -28,13 +28,14 @@ COMMANDS = {
     "report": ("paceline.cli.report", "write a run or a sweep as one HTML file, to send or to keep"),
     "cancel": ("paceline.cli.cancel", "cancel a run for good"),
     "export": ("paceline.cli.export", "export a run's newest weights to one file"),
+    "fetch": ("paceline.cli.fetch", "bring a run home from a cluster: records, logs, weights"),
     "sync": ("paceline.cli.sync", "send W&B data of offline runs"),
     "prove": ("paceline.cli.prove", "show that a script trains the same on any number of ranks"),
     "inspect": ("paceline.cli.inspect", "see which samples each rank gets, and check whole epochs"),
     "doctor": ("paceline.cli.doctor", "say why a run hangs, is slow or died; check this machine, or a job"),
     "shell": ("paceline.cli.shell", "open a shell on a node, with a job's environment"),
     "env": ("paceline.cli.env", "build, list and remove environments of runs"),
-    "data": ("paceline.cli.data", "inspect and pack the data that runs copy to the nodes"),
+    "data": ("paceline.cli.data", "send data to a cluster; inspect and pack what runs copy to nodes"),
     "warm": ("paceline.cli.warm", "show or end the processes that `run --warm` keeps for the next run"),
     "clean": ("paceline.cli.clean", "list and remove leftover files on compute nodes"),
     "login": ("paceline.cli.login", "log in to a cluster over SSH, once for all commands with --on"),
@@ -57,6 +58,9 @@ Options of Paceline go before the script; everything after it is passed to the
 script unchanged.
 Run `paceline COMMAND --help` for the options of a command."""
 
+
+# What a command with --on starts on the cluster; nobody types it.
+SERVERS = {"mirror-server": "paceline.cli.mirror_server"}
 
 # What people type for a command that has another name, and what to type instead.
 OTHER_NAMES = {
@@ -103,6 +107,8 @@ def dispatch(args: list[str]) -> int:
 
         print(f"paceline {paceline.__version__}")
         return 0
+    if name in SERVERS:
+        return int(importlib.import_module(SERVERS[name]).serve(rest))
     if name not in COMMANDS:
         raise _unknown_command(name)
     return run_command(name, rest)
@@ -122,8 +128,9 @@ def run_command(name: str, args: list[str]) -> int:
     app = getattr(module, "app", None) or single_command(module.command)
     try:
         result = app(args=args, prog_name=f"paceline {name}", standalone_mode=False)
-    except Forwarded as asked:
-        return forward(asked)
+    except Forwarded as asked:  # some commands have something to do here, too
+        carry_out = getattr(module, "forwarded", forward)
+        return int(carry_out(asked))
     except Exception as error:
         # Some versions of typer bundle click, others use the installed one: recognize its errors by their methods.
         if type(error).__name__ == "Abort":
@@ -159,6 +166,9 @@ def _usage_error(error: Any, name: str) -> UsageError:
     if type(error).__name__ != "NoSuchOption":
         message = error.format_message().rstrip(".").replace("No such command", "Unknown command")
         return UsageError(f"{message}.", hint=hint)
+    if option == "--on":
+        instead = "Use `paceline submit --on CLUSTER`." if name == "run" else hint
+        return UsageError(f"--on does not apply to `paceline {name}`, which works on this machine.", hint=instead)
     owners = [each for each in ("run", "submit") if any(option in known.all_flags for _, known in options_of(each))]
     if owners and name not in owners:
         commands = " and ".join(f"`paceline {each}`" for each in owners)

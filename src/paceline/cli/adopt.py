@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -30,8 +31,9 @@ def command(
     """Say what to change in a script so that it trains on several ranks, and why.
 
     It prints the few lines to change as a diff, the reason for each, and what you should look at yourself, with line
-    numbers. The script may be for a single process, or have DDP of its own. It is read, not run, and stays as it is
-    unless you add --write. Comments and layout stay in any case.
+    numbers. The script may be for a single process, or have DDP of its own. Your script is never run, and changes only
+    if you add --write; comments and layout stay as they are. With --write, the exit code is 1 if something is left that
+    you must change yourself.
 
     \b
       paceline adopt train.py            print a diff and the reasons
@@ -53,10 +55,10 @@ def command(
         kept = _write(script, advice.text.encode(source.encoding))
         print(f"wrote {console.printable(str(script))}; the old one is {console.printable(str(kept))}")
     elif advice.edits:
-        print(f"to apply it: paceline adopt --write {console.printable(str(script))}")
+        print(f"to apply it: paceline adopt --write {console.printable(shlex.quote(str(script)))}")
     for step in advice.next_steps:
         print(f"  {console.printable(step)}")
-    return 0
+    return 1 if write and any(remark.must for remark in advice.remarks) else 0
 
 
 def _show(source: Source, advice: Advice) -> None:
@@ -89,6 +91,8 @@ def _lines(text: str) -> list[str]:
 def _write(script: Path, content: bytes) -> Path:
     """Replace a script at once, and keep the old one next to it. Its permissions stay."""
     target = script.resolve()  # a link stays a link
+    if not target.stat().st_mode & 0o222:
+        raise UsageError(f"{script} is read-only, so it stays as it is.", hint=f"chmod u+w {shlex.quote(str(script))}")
     numbers = ["", *(f".{number}" for number in range(2, 1000))]
     kept = next(path for path in (Path(f"{target}.orig{each}") for each in numbers) if not os.path.lexists(path))
     partial = target.with_name(f".{target.name}.{os.urandom(8).hex()}.partial")

@@ -23,7 +23,7 @@ def command(
 ) -> int:
     """Cancel runs for good: a cancelled run is not requeued.
 
-    `paceline submit --resume RUN` goes on with a run of Slurm, and `paceline run --resume RUN` with a local one.
+    `paceline submit --resume RUN` resumes a run of Slurm, and `paceline run --resume RUN` a local one.
 
     \b
       paceline cancel 1a2b
@@ -39,10 +39,10 @@ def command(
                 print(f"asked {folder.key} to save and stop")
             else:
                 print(f"cancelled {folder.key} (job {record.job}){', once it has saved' if save else ''}")
-        if record.status != DONE:
+        if record.status != DONE and (again := resume_command(folder, job=record.job)):
             saves = save or (record.job is None and not record.is_over)  # a local run always saves
             where = "" if saves else f"  ({describe_start(folder)})"
-            print(f"  to go on  {resume_command(folder, job=record.job)}{where}")
+            print(f"  to go on  {again}{where}")
     return 0
 
 

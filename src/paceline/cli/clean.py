@@ -36,9 +36,9 @@ def command(
     """List and remove leftover files on a node's own disk, and secrets in the folders of runs that are over.
 
     \b
-    paceline clean                       this machine: list, then ask
-    paceline clean --node n1 --node n2   two nodes of the cluster: list
-    paceline clean --node n1 --yes       remove
+      paceline clean                       this machine: list, then ask
+      paceline clean --node n1 --node n2   two nodes of the cluster: list
+      paceline clean --node n1 --yes       remove
 
     Only your own files are removed, and only if their job or process is known to be over. Results listed in
     collect are copied back first. A run folder keeps its environment.sh without the values of secrets.

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, options
+from paceline.cli import console, data_push, options
 from paceline.cli.help import GroupedCommand
 from paceline.cluster.local.staging import scan_data, staging_request
 from paceline.cluster.runs.folder import resolve_scratch
 from paceline.errors import UsageError
 from paceline.spec import Flag, Program, load_job
 
+if TYPE_CHECKING:
+    from paceline.cli.on_cluster import Forwarded
+
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
-    help="Prepare the data that runs copy to the nodes' own disks.",
+    help="Send data to a cluster, and prepare what runs copy to the nodes' own disks.",
 )  # fmt: skip
 
 
 @app.callback()
 def group() -> None:
-    """Prepare the data that runs copy to the nodes' own disks."""
+    """Send data to a cluster, and prepare what runs copy to the nodes' own disks."""
 
 
 @app.command(cls=GroupedCommand)
@@ -39,8 +42,8 @@ def stage(
     """Show what a run would stage, and pack its small files now, so that no job has to.
 
     \b
-    paceline data stage               what [data] of paceline.toml lists
-    paceline data stage images        <scratch>/<project>/images
+      paceline data stage               what [data] of paceline.toml lists
+      paceline data stage images        <scratch>/<project>/images
     """
     flags = [Flag("PATHS", "data.stage", paths or None)]
     job = load_job(
@@ -57,3 +60,13 @@ def stage(
     count = scan.pack(console.say_note)
     print(f"packed {count} of them into {request.packs}" if count else "nothing left to pack")
     return 0
+
+
+app.command(cls=GroupedCommand, name="push")(data_push.command)
+
+
+def forwarded(asked: Forwarded) -> int:
+    """Carry out a command for the cluster that `--on` names: `push` runs here, the others there."""
+    from paceline.cli.on_cluster import forward
+
+    return data_push.forwarded(asked) if asked.module == "data_push" else forward(asked)

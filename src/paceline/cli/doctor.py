@@ -53,7 +53,7 @@ def command(
     for a job.
 
     \b
-      paceline doctor last                       the newest run: who has not arrived, what is slow, why it died
+      paceline doctor last                       the newest run: missing ranks, slow parts, why it died
       paceline doctor --json 1a2b                the same as JSON
       paceline doctor --fitness 1a2b             also measure the GPUs, cores and links of its nodes
       paceline doctor                            this machine and its Slurm; the nodes of an allocation
@@ -192,7 +192,15 @@ def draw(findings: Sequence[Finding]) -> None:
             hint = f"Fix: {finding.hint}" if finding.evidence else finding.hint
             out.print(f"{INDENT}{_indented(hint)}", markup=False, soft_wrap=True)
         if finding.docs:
-            out.print(f"{INDENT}See {finding.docs}", markup=False, soft_wrap=True)
+            out.print(f"{INDENT}{where_to_read(finding.docs)}", markup=False, soft_wrap=True)
+
+
+def where_to_read(docs: str) -> str:
+    """Return the page and the section of the documentation as words: an installed Paceline has no files of it."""
+    page, _, section = docs.partition("#")
+    title = page.rpartition("/")[2].removesuffix(".md").replace("-", " ").capitalize()
+    heading = section.replace("nccls", "NCCL's").replace("gpus", "GPUs").replace("-", " ")
+    return f'More in the documentation: {title}, "{heading[:1].upper()}{heading[1:]}"'
 
 
 def _indented(text: str, more: str = "") -> str:

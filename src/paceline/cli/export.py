@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import paceline
-from paceline.cli import console, runs
+from paceline.cli import console, remote_output, runs
 from paceline.cluster.runs import weights
 from paceline.contract.checkpoint.marker import Marker, find_checkpoints, find_damage, is_complete, read_marker
 from paceline.contract.checkpoint.names import checkpoint_step
@@ -31,6 +31,8 @@ Object = Annotated[str | None, typer.Option("--object", help="Object to export; 
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")  # of files that `torch.save` writes
 SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
+
+forwarded = remote_output.forwarded  # with --on
 
 
 def command(
@@ -54,7 +56,9 @@ def command(
     index = weights.read_index(folder, marker)
     tensors = {names[key]: index[reference["$tensor"]] for key, reference in references.items()}
     size = weights.write_weights(output, tensors, metadata={"step": str(marker.step), "object": name})
-    console.say_note(f"{output}: {len(tensors)} tensors, {size / 1e6:.1f} MB, step {marker.step}")
+    console.say_note(
+        f"{remote_output.shown_output(output)}: {len(tensors)} tensors, {size / 1e6:.1f} MB, step {marker.step}"
+    )
     return 0
 
 
@@ -137,7 +141,8 @@ def _export_with_torch(
     package = str(Path(paceline.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     module = "paceline.runtime.checkpoint.sharded.export"
-    argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names)]
+    shown = str(remote_output.shown_output(output))
+    argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names), shown]
     try:
         os.execvpe(python, argv, {**os.environ, "PYTHONPATH": path})
     except OSError as error:

@@ -33,8 +33,9 @@ class GroupedCommand(TyperCommand):
         settings = {"max_content_width": WIDTH, **(more.pop("context_settings", None) or {})}
         epilog = f"{mark}\nExamples:\n{examples.strip(chr(10))}" if examples else None
         super().__init__(*args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings})
-        if on_cluster.module_of(self.callback) in on_cluster.FORWARDED:
-            self.params.append(on_cluster.option())
+        if (module := on_cluster.module_of(self.callback)) in on_cluster.FORWARDED:
+            known = {flag for each in self.params for flag in each.opts}
+            self.params += [each for each in on_cluster.options_for(module) if not known & {*each.opts}]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Options that nobody has typed get their default without typer, which takes 1 ms each."""
@@ -46,7 +47,9 @@ class GroupedCommand(TyperCommand):
             return self.parse_args(ctx, [*typed, *script[1:], script[0]])
         if any(param.is_eager for param in order):  # --help shows them all
             return super().parse_args(ctx, args)
+        on_cluster.note_misplaced(ctx, script, values)
         if on_cluster.module_of(self.callback) in on_cluster.FORWARDED:
+            _reject_two_clusters(order)
             on_cluster.forward_if_asked(self, ctx, typed, script, values)
         all_params, untyped = self.params, [each for each in self.params if each not in order and _has_default(each)]
         self.params = [each for each in all_params if each not in untyped]
@@ -108,6 +111,11 @@ def _reject_two_names(typed: list[str], order: list[Any]) -> None:
         names = [name for name in param.opts if name in words]
         if order.count(param) > 1 and len(names) > 1 and not getattr(param, "multiple", False):
             raise UsageError(f"{' and '.join(names)} are two names of one option.", hint="Use only one of them.")
+
+
+def _reject_two_clusters(order: list[Any]) -> None:
+    if sum(each.name == "on" for each in order) > 1:
+        raise UsageError("--on is given twice.", hint="Name one cluster, or several as in --on alps,cedar.")
 
 
 def _has_default(param: Any) -> bool:

@@ -12,6 +12,7 @@ from paceline.cli import console
 from paceline.cluster.slurm.states import WAITING
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
+from paceline.errors import PacelineError
 from paceline.watch.logs.escapes import keep_colours
 from paceline.watch.logs.monitor import RunMonitor, follow
 from paceline.watch.logs.run_log import LogLine, RunLog
@@ -124,8 +125,12 @@ def follow_until_over(
     monitor, notes = RunMonitor(run_log.folder), WaitNotes()
     notes.update(monitor.record)
     printer.print(lines)
-    for new in follow(run_log, monitor, rank=rank, grep=grep):
-        printer.print(new, bars=() if grep else run_log.unfinished(rank=rank))
-        notes.update(monitor.record)
+    try:
+        for new in follow(run_log, monitor, rank=rank, grep=grep):
+            printer.print(new, bars=() if grep else run_log.unfinished(rank=rank))
+            notes.update(monitor.record)
+    except PacelineError:  # it comes below what was printed
+        printer.finish()
+        raise
     printer.finish()
     return monitor.record

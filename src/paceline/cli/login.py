@@ -25,7 +25,7 @@ def command(
     """Log in to a cluster over SSH, once for all commands with `--on CLUSTER`.
 
     It uses your `ssh` and its configuration: keys, agents, jump hosts. You answer its questions here; no other command
-    asks. The connection stays open until `paceline logout`, or until it was unused for 12 hours.
+    asks. The connection stays open until `paceline logout`, or until it has been idle for 12 hours.
 
     \b
       paceline login alps          one password or code

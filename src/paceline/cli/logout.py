@@ -16,7 +16,7 @@ from paceline.cluster.ssh.control_socket import read_logins
 def command(
     cluster: Annotated[str | None, typer.Argument(metavar="CLUSTER", help="The cluster [default: all].")] = None,
 ) -> int:
-    """Close the connection to a cluster, or all of them. Nothing of Paceline stays running there but your jobs.
+    """Close the connection to a cluster, or all of them. Only your jobs keep running there.
 
     A connection of your own, which ssh's configuration shares and `paceline login` did not open, stays open.
 

@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import mirrored, runs
 from paceline.cli.log_printer import LogPrinter, follow_until_over, has_several_logs
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
+from paceline.plan.typed_command import to_type
 from paceline.spec.quantities import parse_seconds
+from paceline.watch import viewpoint
 from paceline.watch.logs.log_file import LineSplitter, LogFile, Lookup
 from paceline.watch.logs.monitor import POLL_INTERVAL, RunMonitor
 from paceline.watch.logs.rank_log import Filter
@@ -22,6 +24,8 @@ from paceline.watch.logs.run_log import LogLine, RunLog
 from paceline.watch.records import Record, newest_verdict, read_record
 
 ALL = "all"
+
+forwarded = mirrored.forwarded  # with --on
 
 
 def command(
@@ -32,16 +36,16 @@ def command(
     attempt: Annotated[int | None, typer.Option("--attempt", metavar="N", help="Print this attempt only.")] = None,
     grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Print the lines that contain this text.")] = "",
     since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="Print what came in this time, e.g. 10m or 2h30m.")
+        str, typer.Option("--since", metavar="TIME", help="Print only lines from the last TIME, e.g. 10m or 2h30m.")
     ] = "",
     tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", help="Print the last N lines.")] = None,
-    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Print when each line came.")] = False,
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Print the time of each line.")] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Pass all escape sequences and states of progress bars to the terminal.")
+        bool, typer.Option("--raw", help="Pass on escape sequences, and every update of progress bars.")
     ] = False,
     batch: Annotated[bool, typer.Option("--batch", help="Print the output of the batch script and Slurm.")] = False,
 ) -> int:
-    """Print the output of a run: of all ranks by time, with the rank before each line, and of all attempts.
+    """Print the output of all ranks and attempts of a run, sorted by time, with the rank before each line.
 
     \b
       paceline logs                        all output of the newest run
@@ -103,7 +107,7 @@ def _print_batch(folder: RunFolder, *, tail: int | None, follow: bool, raw: bool
     file, record = LogFile(folder.slurm_log), read_record(folder)
     if not folder.slurm_log.exists() and not (follow and record.job is not None):
         status = f"the run is {record.status}{f' ({record.detail})' if record.detail else ''}"
-        wait = f"Wait for it with `paceline logs -f --batch {folder.key}`."
+        wait = f"Wait for it with `{to_type(f'logs -f --batch {folder.key}')}`."
         hint = "Only runs of Slurm have one." if record.job is None else wait
         raise UsageError(f"There is no log of a batch script in {folder.path}; {status}.", hint=hint)
     printer, size, lookup = LogPrinter(folder, sys.stdout, raw=raw), file.size(), Lookup(keeps_states=raw)
@@ -119,6 +123,7 @@ def _print_batch(folder: RunFolder, *, tail: int | None, follow: bool, raw: bool
             printer.print(_batch_line(content) for _, content in file.lines(splitter, file.size()))
             if over:
                 break
+            viewpoint.require_news()
             time.sleep(POLL_INTERVAL)
     printer.print(_batch_line(content) for _, content in splitter.finish())
 
@@ -176,10 +181,10 @@ def _no_log(record: Record, *, rank: int | None, attempt: int | None) -> UsageEr
         )
     _require_rank(record, rank)
     if not record.is_over:
-        hint = f"Wait for it with `paceline logs -f {run}`."
+        hint = f"Wait for it with `{to_type(f'logs -f {run}')}`."
     elif folder.slurm_log.exists():
-        hint = f"Its ranks did not start. Read the output of the batch script: paceline logs --batch {run}"
+        hint = f"Its ranks did not start. Read the output of the batch script: {to_type(f'logs --batch {run}')}"
     else:
-        hint = f"Its ranks did not start. See `paceline show {run}`."
+        hint = f"Its ranks did not start. See `{to_type(f'show {run}')}`."
     what = "output" if rank is None else f"log of rank {rank}"
     return UsageError(f"There is no {what}{'' if record.is_over else ' yet'}; {status}.", hint=hint)

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import console, runs
+from paceline.cli import console, mirrored, runs
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.quantities import parse_time_limit
+from paceline.watch import viewpoint
 from paceline.watch.details import read_details
 from paceline.watch.index.rows import read_rows
 from paceline.watch.openmetrics import read_last_values, write_openmetrics
@@ -24,17 +25,18 @@ Names = Annotated[
     list[str] | None, typer.Argument(metavar="RUN", help="Run ids, names, job ids, folders, or `last`, the default.")
 ]
 
+forwarded = mirrored.forwarded  # with --on
+
 
 def command(
     names: Names = None,
     *,
-    active: Annotated[bool, typer.Option("--active", help="All your runs that are not over.")] = False,
+    active: Annotated[bool, typer.Option("--active", help="Include all your queued and running runs.")] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file, all at once.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write to this file; it is never half-written."),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Write the file again and again, until the runs are over.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Rewrite the file until the runs are over.")] = False,
     interval: Annotated[
         str, typer.Option("--interval", metavar="TIME", help="Time between two writes; at least 10s.")
     ] = "60s",
@@ -59,6 +61,7 @@ def command(
             _write(output, text)
         if not follow or (not active and all(record.is_over for record in records)):
             return 0
+        viewpoint.require_news()
         try:
             time.sleep(pause)
         except KeyboardInterrupt:

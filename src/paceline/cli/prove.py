@@ -55,7 +55,7 @@ Tolerance = Annotated[
 Metric = Annotated[
     str | None,
     _option(
-        "--metric", metavar="NAME", help="What to compare, as it is logged (default: loss, or that of backward())."
+        "--metric", metavar="NAME", help="Metric to compare, as you log it (default: loss, or what backward() gets)."
     ),
 ]
 Metrics = Annotated[
@@ -176,10 +176,14 @@ def _count_gpus(job: Job) -> int:
 
 
 def _cases(gpus: int, ranks: str | None, styles: str, *, steps: int, interrupt: bool) -> Any:
+    from paceline.plan.local import LOCAL_STYLES
     from paceline.proof.cases import plan_cases
 
     counts = _numbers(ranks) if ranks else [count for count in (1, 2, 4) if not gpus or count <= gpus]
     names = [each.strip() for each in styles.split(",") if each.strip()]
+    for name in names:  # before there is a folder
+        if name not in LOCAL_STYLES:
+            raise UsageError(f'Invalid --styles "{name}": use some of {", ".join(LOCAL_STYLES)}.')
     return tuple(plan_cases(counts, names, steps=steps, interrupt=interrupt))
 
 

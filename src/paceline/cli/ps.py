@@ -10,15 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import console, runs
+from paceline.cli import console, mirrored, runs
 from paceline.cli.fitted_table import fit, print_columns
 from paceline.cli.json_output import print_json
 from paceline.cli.ps_columns import COLOURS, Points, make_columns
 from paceline.cluster.runs.folder import list_runs_and_sweeps
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
+from paceline.plan.typed_command import to_type
 from paceline.sweep.overview import SweepOverview, read_sweep_overview, started_trials
 from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
+from paceline.watch import viewpoint
 from paceline.watch.index.parallel import spare_processes
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview
@@ -26,6 +28,8 @@ from paceline.watch.records import STATUSES
 
 __all__ = ["COLOURS", "command"]
 Row = Overview | SweepOverview
+
+forwarded = mirrored.forwarded  # with --on
 
 
 def command(
@@ -47,8 +51,8 @@ def command(
 ) -> int:
     """List the runs in this scratch folder, newest first, both here and on Slurm.
 
-    A sweep is one row. In a narrow terminal, columns that matter less are left out, and the last line names them. A
-    pipe gets all columns.
+    A sweep takes one row. A narrow terminal shows fewer columns, and the last line names those left out. If that is not
+    enough, it shows ids without their date; commands accept these, too. Piped output has all columns and full ids.
     """
     scratch = runs.scratch_here()
     points: Points = {}
@@ -67,12 +71,12 @@ def command(
         _print_json(scratch, rows, points)
         return 0
     if not rows:
-        console.say_note(f"no runs in {scratch}" if not selected else f"no such runs in {scratch}")
+        console.say_note(f"no {'such ' * selected}runs in {viewpoint.origin(scratch)}")
         return 0
     _print(rows, points)
     if older:
-        shown = "paceline ps --live" if live else "paceline ps"
-        console.say_note(f"{older} older run{'s' * (older > 1)}: {shown} -n {len(rows) + older}")
+        shown = to_type(f"ps{' --live' * live} -n {len(rows) + older}")
+        console.say_note(f"{older} older run{'s' * (older > 1)}: {shown}")
     unknown = [row for row in rows if isinstance(row, Overview) and row.status == "unknown" and row.hint]
     if unknown:
         console.say_note(f"the status of {len(unknown)} of these is unknown. {unknown[0].hint}")
@@ -119,7 +123,9 @@ def _check_states(wanted: Iterable[str], rows: Iterable[Row]) -> None:
         if state not in known:
             close = difflib.get_close_matches(state.lower(), known, n=1)
             hint = f"Did you mean {close[0]!r}? " if close else ""
-            raise UsageError(f"Unknown --state {state!r}.", hint=f"{hint}The states are: {', '.join(known)}.")
+            raise UsageError(
+                f"Unknown --state {state!r}.", hint=f"{hint}The states are: {', '.join(map(repr, known))}."
+            )
 
 
 def _is_wanted(row: Row, *, live: bool, states: list[str] | None, project: str | None) -> bool:
@@ -134,16 +140,18 @@ def _is_wanted(row: Row, *, live: bool, states: list[str] | None, project: str |
 def _print(rows: Sequence[Row], points: Points) -> None:
     out = console.console()
     shown, dropped = fit(make_columns(rows, points), out.width)
+    if not all(column.optional for column in dropped):
+        shown, dropped = fit(make_columns(rows, points, short_ids=True), out.width)
     print_columns(out, shown, out.width)
     if dropped:
         names = ", ".join(column.title for column in dropped)
-        out.print(f"not in this width: {names} (all: paceline ps | less -S)", style="dim")
+        out.print(f"not in this width: {names} (all: {to_type('ps')} | less -S)", style="dim")
 
 
 def _print_json(scratch: Path, rows: Sequence[Row], points: Points) -> None:
     print_json(
         scratch=str(scratch),
-        time=time.time(),
+        time=viewpoint.now(),
         runs=[_row_json(row, points) for row in rows if isinstance(row, Overview)],
         sweeps=[row.to_json() for row in rows if isinstance(row, SweepOverview)],
     )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from paceline.cli import console
 from paceline.cli.fitted_table import Column
-from paceline.spec.quantities import show_seconds
+from paceline.spec.quantities import brief_seconds, show_seconds
 from paceline.sweep.overview import SweepOverview
 from paceline.sweep.report.numbers import to_label
+from paceline.watch import viewpoint
 from paceline.watch.overview import Overview
 from paceline.watch.records import OVER
 from paceline.watch.throughput import short_number
@@ -23,24 +24,38 @@ COLOURS = {
 
 Points = Mapping[str, Mapping[str, Any]]  # the path of each trial -> its parameters
 NO_POINTS: Points = MappingProxyType({})
+_RUN_ID = re.compile(r"\d{8}-(\d{6}-\w+)", re.ASCII)
 
 
-def make_columns(rows: Sequence[Overview | SweepOverview], points: Points = NO_POINTS) -> list[Column]:
-    """Return the columns of these rows. Trials of one sweep have columns of their parameters instead of the program."""
+def make_columns(
+    rows: Sequence[Overview | SweepOverview], points: Points = NO_POINTS, *, short_ids: bool = False
+) -> list[Column]:
+    """Return the columns of these rows. Trials of one sweep have columns of their parameters instead of the program.
+
+    Short ids leave out the date; commands accept them too.
+    """
     columns = [
-        Column("RUN"), Column("STATUS"), Column("JOB", rank=1), Column("RANKS", rank=10, optional=True),
-        Column("ATTEMPT", rank=11, optional=True), Column("STEP", rank=3), Column("LEFT", rank=4),
-        Column("LOSS", rank=6, optional=True), Column("RATE", rank=8, optional=True),
+        Column("RUN"), Column("STATUS"), Column("JOB", rank=6, optional=True), Column("RANKS", rank=10, optional=True),
+        Column("ATTEMPT", rank=11, optional=True), Column("STEP", rank=2), Column("LEFT", rank=3),
+        Column("LOSS", rank=4), Column("RATE", rank=8, optional=True),
         Column("GOODPUT", rank=9, optional=True), Column("AGE", rank=7, optional=True),
-        *(_parameter_columns(rows, points) or [Column("PROGRAM", rank=5, wraps_at=8, wraps_well_at=16, crops=True)]),
-        Column("WHERE / WHY", rank=2, wraps_at=16, wraps_well_at=18),
+        *(_parameter_columns(rows, points) or [Column("PROGRAM", rank=1, wraps_at=8, wraps_well_at=16, crops=True)]),
+        Column("WHERE / WHY", rank=5, wraps_at=16, wraps_well_at=18),
     ]  # fmt: skip
-    now = time.time()
     for row in rows:
+        now = viewpoint.now(row.path)
         cells = _sweep_cells(row, now) if isinstance(row, SweepOverview) else _run_cells(row, points, now)
         for column, text in zip(columns, cells, strict=True):
             column.cells.append(text)
+    if short_ids:
+        columns[0].cells[:] = _shorten(columns[0].cells)
     return columns
+
+
+def _shorten(ids: Sequence[str]) -> list[str]:
+    """Return ids of runs without the date, if that leaves them different."""
+    short = [found[1] if (found := _RUN_ID.fullmatch(each)) else each for each in ids]
+    return short if len({*short}) == len({*ids}) else list(ids)
 
 
 def _parameter_columns(rows: Sequence[Overview | SweepOverview], points: Points) -> list[Column]:
@@ -56,7 +71,7 @@ def _parameter_columns(rows: Sequence[Overview | SweepOverview], points: Points)
 def _run_cells(row: Overview, points: Points, now: float) -> tuple[str, ...]:
     return (
         console.cell(row.key),
-        _status(row.status),
+        _status(row),
         row.job,
         f"{row.nodes} x {row.nproc}",
         str(row.attempts or ""),
@@ -76,7 +91,7 @@ def _sweep_cells(row: SweepOverview, now: float) -> tuple[str, ...]:
     counts = ", ".join(f"{count} {state}" for state, count in row.counts.items())
     best = "" if row.best is None else f"; best {row.metric} {row.best:.4g} ({row.name}-{row.best_trial})"
     return (
-        console.cell(row.name), _status(row.status), "", "", "", f"{ended}/{row.trials}", "", "", "", "",
+        console.cell(row.name), _status(row), "", "", "", f"{ended}/{row.trials}", "", "", "", "",
         _age(row.created, now), f"{row.trials} trial{'s' * (row.trials != 1)}", console.cell(f"{counts}{best}"),
     )  # fmt: skip
 
@@ -85,9 +100,11 @@ def _value(value: object) -> str:
     return "" if value is None else console.cell(to_label(value))
 
 
-def _status(status: str) -> str:
-    colour = COLOURS.get(status, "bad" if status in OVER else "name")
-    return f"[{colour}]{console.cell(status)}[/]"
+def _status(row: Overview | SweepOverview) -> str:
+    """Return the status; without a connection to the cluster of a run that was not over, how long ago it had it."""
+    colour = COLOURS.get(row.status, "bad" if row.status in OVER else "name")
+    ago = f" {brief_seconds(age)} ago" if not row.is_over and (age := viewpoint.age(row.path)) else ""
+    return f"[{colour}]{console.cell(row.status)}{ago}[/]"
 
 
 def _step(row: Overview) -> str:

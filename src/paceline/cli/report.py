@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
-from paceline.cluster.runs.folder import find_run
+from paceline.cli import mirrored, runs
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
-from paceline.sweep.results import find_sweep
+
+forwarded = mirrored.forwarded  # with --on
 
 
 def command(
@@ -24,7 +24,7 @@ def command(
         "report.html"
     ),
     light: Annotated[
-        bool, typer.Option("--light", help="Leave Plotly out and draw still pictures: small enough for a mail.")
+        bool, typer.Option("--light", help="Use static pictures instead of Plotly: small enough for an email.")
     ] = False,
 ) -> int:
     """Write a run or a sweep as one HTML file that opens without a network.
@@ -33,11 +33,11 @@ def command(
       paceline report                        the newest run, as report.html
       paceline report 1a2b -o run.html       one run
       paceline report digits -o digits.html  a sweep, with the pages of its best trials
-      paceline report 1a2b --light           less than 500 kB, with still pictures
+      paceline report 1a2b --light           less than 500 kB, with static pictures
 
     The file has the pages of `paceline ui`: curves, log, nodes, where the time went, settings and code.
     """
-    write_report(_find(name), output, light=light)
+    write_report(runs.run_or_sweep(name), output, light=light)
     return 0
 
 
@@ -57,17 +57,3 @@ def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool =
     size = len(page.encode())
     hint = " (--light writes a small one, without Plotly)" if not light else ""
     print(f"wrote the report to {output}, {size / 1e6:.1f} MB{hint}")
-
-
-def _find(name: str) -> RunFolder | SweepFolder:
-    """Return the run that is meant, or else the sweep."""
-    scratch = runs.scratch_here()
-    if SweepFolder(Path(name)).spec.is_file():
-        return find_sweep(name, scratch)
-    try:
-        return find_run(name, scratch)
-    except UsageError as no_run:
-        try:
-            return find_sweep(name, scratch)
-        except UsageError:
-            raise no_run from None

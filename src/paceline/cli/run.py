@@ -69,9 +69,12 @@ def command(
     run = _find_run(args, settings, is_module=module, resume=resume, max_restarts=max_restarts)
     if dry_run:
         from paceline.cluster.checks.stop_contract import describe_stop
+        from paceline.cluster.local.warm_start import describe_cold
 
         copies = f"a copy of {run.job.folder}" if run.job.project.snapshot else "no copy is kept"
         print(run.plan.show(code=copies, stop=describe_stop(run.job)))
+        for note in describe_cold(run.plan.launch_spec, warm=run.job.launch.warm):
+            console.say_note(note)
         return 0
     if resume is not None and not here and not _has_consent(run.plan.run_path.folder):
         console.say_note("nothing was started")
@@ -126,7 +129,9 @@ def _launch(run: NewRun | ResumedRun) -> int:
     from paceline.cluster.runs.claims import local_job_start_name
     from paceline.spec.quantities import show_seconds
 
-    def keep_code() -> None:
+    def after_start() -> None:
+        if sys.stderr.isatty():  # the first rank's line may take long: somebody who watches should know why
+            console.say_note(f"starting {plan.shape}")
         for note in run.keep_code():
             console.say_note(note)
 
@@ -136,7 +141,7 @@ def _launch(run: NewRun | ResumedRun) -> int:
     prestarted, notes = find_zygote(plan, warm=job.launch.warm)
     for note in notes:
         console.say_note(note)
-    code = run_agents(plan, prestarted=prestarted, after_start=keep_code)
+    code = run_agents(plan, prestarted=prestarted, after_start=after_start)
     from paceline.watch.goodput import compute_goodput, had_nothing_left, read_events  # only now: the run starts first
 
     verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED

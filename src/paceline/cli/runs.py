@@ -12,11 +12,13 @@ import typer
 
 from paceline.cli import console, options
 from paceline.cluster.runs import folder as folders
-from paceline.contract.env import ON_CLUSTER
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.plan.quote import quote
+from paceline.plan.typed_command import to_type
 from paceline.spec import Program, load_job
+from paceline.watch import viewpoint
 
 LAST = "last"  # the newest
 
@@ -26,7 +28,9 @@ Run = Annotated[
 
 
 def scratch_here() -> Path:
-    """Return the scratch folder of runs that start from here."""
+    """Return the scratch folder of runs that start from here, or the mirror of a cluster's that is looked at."""
+    if (view := viewpoint.current()) is not None:
+        return view.scratch
     return folders.resolve_scratch(load_job(Program(""), cluster=options.this_cluster(here=True)), os.environ)
 
 
@@ -36,22 +40,43 @@ def project_here() -> tuple[Path, str]:
     return folders.resolve_scratch(job, os.environ), job.project_name
 
 
-def named(name: str) -> RunFolder:
-    """Return a run to look at. Raises UsageError if there is none; for the name of a sweep, it says what to type."""
-    return _find(name, folders.find_run, "See its trials with `paceline sweep show {sweep}`")
+def meant(name: str) -> str:
+    """Return what finds the run that a name means on the cluster whose mirror is looked at; else the name."""
+    view = viewpoint.current()
+    return str(view.scratch / view.found[name]) if view is not None and name in view.found else name
+
+
+def run_or_sweep(name: str) -> RunFolder | SweepFolder:
+    """Return the run that a name means, or else the sweep. Raises UsageError if there is none."""
+    from paceline.sweep.results import find_sweep
+
+    scratch, name = scratch_here(), meant(name)
+    if SweepFolder(Path(name)).spec.is_file():
+        return find_sweep(name, scratch)
+    try:
+        return folders.find_run(name, scratch)
+    except UsageError as no_run:
+        try:
+            return find_sweep(name, scratch)
+        except UsageError:
+            raise no_run from None
+
+
+def named(name: str, verb: str = "") -> RunFolder:
+    """Return a run to look at. Raises UsageError if there is none; for the name of a sweep, it says what to type.
+
+    `verb` is a command that takes trials one by one.
+    """
+    return _find(name, folders.find_run, "sweep show", verb=verb)
 
 
 def own(name: str) -> RunFolder:
     """Return a run of this user's, to execute something of it, signal it or change it."""
-    return _find(
-        name,
-        folders.find_own_run,
-        "See its trials with `paceline sweep show {sweep}`, cancel them with `paceline sweep cancel {sweep}`",
-    )
+    return _find(name, folders.find_own_run, "sweep show", "sweep cancel")
 
 
-def _find(name: str, find: Callable[[str, Path], RunFolder], advice: str) -> RunFolder:
-    scratch = scratch_here()
+def _find(name: str, find: Callable[[str, Path], RunFolder], *commands: str, verb: str = "") -> RunFolder:
+    scratch, name = scratch_here(), meant(name)
     try:
         return find(name, scratch)
     except UsageError as no_run:
@@ -66,14 +91,13 @@ def _find(name: str, find: Callable[[str, Path], RunFolder], advice: str) -> Run
             raise no_run from None
         what = f"{name!r} is a sweep" if name != LAST else f"You have no runs in {scratch} but those of a sweep"
         trial = find_failed_trial(sweep)
-        one = f", and read the output of one with `paceline logs {quote(trial.key)}`" if trial is not None else ""
-        raise UsageError(f"{what}.", hint=f"{advice.format(sweep=quote(sweep.name))}{one}.") from None
-
-
-def to_type(command: str) -> str:
-    """Return a command for the user to type: on the laptop, if this one came from there."""
-    cluster = os.environ.get(ON_CLUSTER)
-    return f"paceline {command}{f' --on {quote(cluster)}' if cluster else ''}"
+        one = f", and read the output of one with `{to_type(f'logs {quote(trial.key)}')}`" if trial is not None else ""
+        show, *more = (f"`{to_type(f'{command} {quote(sweep.name)}')}`" for command in commands)
+        cancel = f", cancel them with {more[0]}" if more else ""
+        if verb:
+            first = quote(f"{sweep.name}-0")
+            one = f", and {verb} one of them with `{to_type(f'{verb} {first}')}`"
+        raise UsageError(f"{what}.", hint=f"See its trials with {show}{cancel}{one}.") from None
 
 
 @contextmanager
@@ -83,7 +107,8 @@ def goes_on(folder: RunFolder) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         run = folder.key
-        console.say_note(f"{run} goes on; watch it: paceline logs -f {run}; cancel it: paceline cancel {run}")
+        watch, cancel = to_type(f"logs -f {run}"), to_type(f"cancel {run}")
+        console.say_note(f"{run} goes on; watch it: {watch}; cancel it: {cancel}")
         raise
 
 

@@ -35,7 +35,7 @@ def command(
 ) -> int:
     """Open a shell on a node, with the exact environment of a job: modules, venv, variables.
 
-    The resources and the environment of a new allocation are set as for `paceline submit`.
+    A new allocation takes the same options as `paceline submit`.
 
     \b
       paceline shell 1a2b          inside a run, next to its ranks

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, runs
+from paceline.cli import console, mirrored, runs
 from paceline.cli.json_output import print_json
 from paceline.cli.show_facts import asked_facts, command_facts, state_facts
 from paceline.cli.wrapped_text import wrap_command, wrap_text
@@ -14,7 +14,7 @@ from paceline.contract.verdict import DONE
 from paceline.watch.details import RunDetails, read_details
 from paceline.watch.metrics.curves import Curves
 from paceline.watch.metrics.metrics_file import MetricsFile
-from paceline.watch.records import Record, read_record
+from paceline.watch.records import Record, read_record, typed_there
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,8 @@ INDENT = 11  # columns before the values
 COMMANDS = ("command", "script", "before", "repeat")  # lines that people copy to a shell
 PICTURE_WIDTH = 80  # in a pipe
 MAX_PICTURE_WIDTH = 120
+
+forwarded = mirrored.forwarded  # with --on
 
 
 def command(
@@ -36,7 +38,7 @@ def command(
     plots: Annotated[bool, typer.Option("--plots", help="Show only the curves, and where the time went.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for other programs.")] = False,
 ) -> int:
-    """Show one run: how it stands, what was asked, its curves, its nodes, and where its time went.
+    """Show one run: its status, what you asked for, its curves and nodes, and where the time went.
 
     \b
       paceline show                 the newest run
@@ -67,10 +69,12 @@ def show_run(record: Record, details: RunDetails, out: Console) -> None:
     width, unicode = _picture_size(out)
     _print_facts(state_facts(record, details.overview), out)
     _print_lines([] if record.status == DONE else failure_lines(details.failure), out)
-    _print_facts(asked_facts(record), out, apart=True)
+    with typed_there(record.folder):
+        asked, commands = asked_facts(record), command_facts(record, details.commands)
+    _print_facts(asked, out, apart=True)
     show_pictures(record, details, out)
     _print_lines(node_lines(details, width=width, unicode=unicode), out)
-    _print_facts(command_facts(record, details.commands), out, apart=True)
+    _print_facts(commands, out, apart=True)
 
 
 def show_pictures(record: Record, details: RunDetails, out: Console) -> None:

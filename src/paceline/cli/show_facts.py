@@ -14,7 +14,9 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.stop.presets import PRESETS, describe_contract
 from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
 from paceline.plan.quote import command_line
-from paceline.spec.quantities import show_seconds
+from paceline.plan.typed_command import type_again
+from paceline.spec.quantities import brief_seconds, show_seconds
+from paceline.watch import viewpoint
 from paceline.watch.config import flatten, read_config
 from paceline.watch.goodput import read_events
 from paceline.watch.goodput.start_phases import describe_start_phases
@@ -33,7 +35,7 @@ def state_facts(record: Record, overview: Overview) -> list[Fact]:
     return _known(
         ("run", record.folder.key),
         ("name", str(record.details.get("name", ""))),
-        ("status", f"{record.status}{f' ({overview.detail})' if overview.detail else ''}"),
+        ("status", f"{record.status}{_ago(record)}{f' ({overview.detail})' if overview.detail else ''}"),
         ("hint", record.hint),
         ("why", _why(record, events)),
         ("step", _progress(overview)),
@@ -57,7 +59,7 @@ def asked_facts(record: Record) -> list[Fact]:
         ("before", "\n".join(_command(each) for each in _earlier(details))),
         ("config", _config(record)),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
-        ("folder", str(record.folder.path)),
+        ("folder", viewpoint.origin(record.folder.path)),
         ("files", _files(record, events)),
         ("start", describe_start_phases(events)),
         ("best", _best(record)),
@@ -66,13 +68,19 @@ def asked_facts(record: Record) -> list[Fact]:
 
 def command_facts(record: Record, commands: dict[str, str]) -> list[Fact]:
     """Return what to type next."""
-    resume = ""
-    if record.is_over and record.status != DONE:
-        resume = f"{resume_command(record.folder, job=record.job)}  ({describe_start(record.folder)})"
+    resume = resume_command(record.folder, job=record.job) if record.is_over and record.status != DONE else ""
+    if resume:
+        resume += f"  ({describe_start(record.folder)})"
     return _known(
         ("to go on", resume), ("repeat", commands.get("repeat", "")), ("logs", commands.get("logs", "")),
         ("cancel", commands.get("cancel", "")),
     )  # fmt: skip
+
+
+def _ago(record: Record) -> str:
+    """Return how long ago a run had its status, if there is no connection to its cluster now."""
+    age = 0.0 if record.is_over else viewpoint.age(record.folder.path)
+    return f" {brief_seconds(age)} ago" if age else ""
 
 
 def _known(*facts: Fact) -> list[Fact]:
@@ -94,8 +102,7 @@ def _progress(overview: Overview) -> str:
 
 def _command(start: dict[str, Any]) -> str:
     """Return what was typed to start a run, or to go on with it."""
-    found = start.get("command")
-    return command_line(str(arg) for arg in found) if isinstance(found, list) else ""
+    return type_again(start)
 
 
 def _script(details: dict[str, Any]) -> str:

@@ -9,16 +9,42 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, options, runs
+from paceline.cli import console, options, runs, submit_first
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
+from paceline.plan.typed_command import to_type
 from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
 from paceline.watch.resume_hint import describe_start, submit_again
 
 if TYPE_CHECKING:
+    from paceline.cli.on_cluster import Forwarded
     from paceline.cluster.checks.findings import Finding
     from paceline.cluster.slurm.draft import Draft, Submitted
     from paceline.contract.run_folder import RunFolder
+
+
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume", metavar="RUN", help="Resume a run that has ended: its id, its name, its job, or `last`.",
+        rich_help_panel=UNTIL_DONE,
+    ),
+]  # fmt: skip
+After = Annotated[
+    list[str] | None,
+    typer.Option("--after", metavar="RUN", help="Start after this run is done; repeatable.", rich_help_panel=RESOURCES),
+]
+ScriptOnly = Annotated[
+    Path | None,
+    typer.Option(
+        "--script-only", metavar="FILE", help="Prepare the run and write its script to FILE; submit nothing.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait for the end; exit with the run's status.", rich_help_panel=OUTPUT)
+]
+Follow = Annotated[bool, typer.Option("--follow", help="Wait, and print rank 0's output.", rich_help_panel=OUTPUT)]
 
 
 @options.takes_settings("submit", script=True)
@@ -27,34 +53,17 @@ def command(
     *,
     settings: options.Settings,
     module: options.Module = False,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            "--resume", metavar="RUN", help="Go on with a run that is over: its id, its name, its job, or `last`.",
-            rich_help_panel=UNTIL_DONE,
-        ),
-    ] = None,
-    after: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--after", metavar="RUN", help="Start after this run is done; repeatable.", rich_help_panel=RESOURCES
-        ),
-    ] = None,
+    resume: Resume = None,
+    after: After = None,
     dry_run: options.DryRun = False,
-    script_only: Annotated[
-        Path | None,
-        typer.Option(
-            "--script-only", metavar="FILE", help="Prepare the run and write its script to FILE; submit nothing.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the end; exit with the run's status.", rich_help_panel=OUTPUT)
-    ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Wait, and print rank 0's output.", rich_help_panel=OUTPUT)
-    ] = False,
-) -> int:  # fmt: skip
+    script_only: ScriptOnly = None,
+    wait: Wait = False,
+    follow: Follow = False,
+    first: submit_first.First = False,
+    first_timeout: submit_first.FirstTimeout = None,
+    finish: submit_first.Finish = None,
+    serve_first: submit_first.ServeFirst = None,
+) -> int:
     """Run a script on Slurm.
 
     Options of Paceline go before the script; everything after it is passed on unchanged. Shortly before the time limit
@@ -66,18 +75,26 @@ def command(
       paceline submit --gpus 1 --follow train.py         print rank 0's output
       paceline submit --dry-run --gpus 8 train.py        print the exact script
       paceline submit --after last --gpus 8 evaluate.py  start when the newest run is done
-      paceline submit --resume last --time 8h            go on with a run, with a longer limit
-      paceline submit --resume last train.py --epochs 20  go on with other arguments and today's code
+      paceline submit --resume last --time 8h            resume a run, with a longer limit
+      paceline submit --resume last train.py --epochs 20  resume with other arguments and today's code
+      paceline submit --on alps,cedar --first train.py   whichever cluster starts first
     """
+    if serve_first is not None:
+        return submit_first.serve(serve_first)
+    if finish is not None:
+        return submit_first.finish(finish)
     if resume is not None and script_only is not None:
         raise UsageError(
             "--script-only prepares a new run.", hint="Leave it out, or submit job.sbatch of the run folder yourself."
         )
-    draft = _draft(args, settings, is_module=module, resume=resume, after=after or ())
+    patience = submit_first.read_patience(first_timeout) if first else 0.0
+    draft = _draft(args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience)
     if dry_run:
         return _show(draft)
     warn(draft.check())
     submitted = draft.submit(["paceline", *sys.argv[1:]], script_only=script_only)
+    if first:
+        return submit_first.answer(submitted)
     describe(submitted, script_only)
     if submitted.job_id is not None and (follow or wait):
         return wait_until_done(submitted.folder, follow=follow)
@@ -94,9 +111,19 @@ def _show(draft: Draft) -> int:
     return 0
 
 
+def forwarded(asked: Forwarded) -> int:
+    """Submit to the cluster that `--on` names, or to several if the first to start is wanted."""
+    from paceline.cli.on_cluster import forward
+
+    if asked.values.get("finish"):
+        return submit_first.finish(str(asked.values["finish"]))
+    return submit_first.start(asked) if asked.values.get("first") else forward(asked)
+
+
 def _draft(
-    args: list[str] | None, settings: options.Settings, *, is_module: bool, resume: str | None, after: Sequence[str]
-) -> Draft:
+    args: list[str] | None, settings: options.Settings, *, is_module: bool, resume: str | None, after: Sequence[str],
+    grant_timeout: float,
+) -> Draft:  # fmt: skip
     """Return the new run to submit, or the one to go on with."""
     from paceline.cluster.slurm.draft import Draft
     from paceline.cluster.slurm.resumed_draft import Typed, find_resumed_draft
@@ -104,7 +131,7 @@ def _draft(
     cwd = Path.cwd()
     if resume is None:
         found = settings.find_program(args, is_module=is_module, cwd=cwd, command="submit")
-        return Draft(settings.load(found, cwd=cwd), after=after)
+        return Draft(settings.load(found, cwd=cwd), after=after, grant_timeout=grant_timeout)
     program = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
     typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
     draft = find_resumed_draft(resume, program, typed=typed, cwd=cwd, after=after)
@@ -133,14 +160,14 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
     if plan.launch_spec.cwd.startswith(f"{submitted.folder.work}/"):
         print(f"  files   {plan.launch_spec.cwd}")
     if job_id is not None:
-        print(f"  logs    {runs.to_type(f'logs -f {run}')}")
-        print(f"  state   {runs.to_type('ps')}")
-        print(f"  cancel  {runs.to_type(f'cancel {run}')}", flush=True)
+        print(f"  logs    {to_type(f'logs -f {run}')}")
+        print(f"  state   {to_type('ps')}")
+        print(f"  cancel  {to_type(f'cancel {run}')}", flush=True)
 
 
 def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     """Wait for the end of a run; return its status as an exit code."""
-    from paceline.cli.log_printer import LogPrinter, follow_until_over
+    from paceline.cli.log_printer import LogPrinter, WaitNotes, follow_until_over
     from paceline.watch.goodput import had_nothing_left, read_events
     from paceline.watch.logs.monitor import wait_until_over
     from paceline.watch.logs.run_log import RunLog
@@ -150,7 +177,7 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
         if follow:
             record = follow_until_over(RunLog(folder), LogPrinter(folder, sys.stdout), rank=0)
         else:
-            record = wait_until_over(folder)
+            record = wait_until_over(folder, WaitNotes().update)
     colour = console.GREEN if record.status == DONE else console.RED
     left = ", with nothing left to do" if had_nothing_left(read_events(folder.events)) else ""
     console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}{left}", colour=colour)

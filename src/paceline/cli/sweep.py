@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options, single_command
+from paceline.cli import options, remote_output, single_command
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES, SWEEP, TABLE, options_of
@@ -18,6 +18,8 @@ from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
     from paceline.sweep.settings import SweepSettings
+
+forwarded = remote_output.forwarded  # with --on
 
 # Subcommands, and the module of each. Anything else starts a sweep.
 SUBCOMMANDS = {"show": "paceline.cli.sweep_show", "cancel": "paceline.cli.sweep_cancel"}
@@ -74,7 +76,7 @@ def command(
       paceline sweep --resubmit failed NAME          run failed trials again
       paceline sweep --count 100 sweep.toml          again: adds the trials that are missing
       paceline sweep show NAME                       its trials, best first
-      paceline sweep cancel NAME                     cancel it for good
+      paceline sweep cancel NAME                     cancel it
     """
     from paceline.cli.sweep_output import ConsoleReporter
     from paceline.sweep.local_sweep import LocalSweep

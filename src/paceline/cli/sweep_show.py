@@ -11,11 +11,13 @@ import typer
 from paceline.cli import console, runs
 from paceline.cli.fitted_table import Column, fit, make_table
 from paceline.cli.json_output import print_json
+from paceline.cli.remote_output import shown_output
 from paceline.cli.report import write_report
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import DONE, FAILED
 from paceline.errors import UsageError
 from paceline.plan.quote import quote
+from paceline.plan.typed_command import to_type
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.overview import make_sweep_overview
 from paceline.sweep.report.numbers import to_label
@@ -29,6 +31,7 @@ WIDTH = 60
 COLOURS = {
     "done": "green", "pruned": "grey50", "failed": "red", "missing": "yellow", "running": "cyan", "pending": "grey30",
 }  # fmt: skip
+GLYPHS = {"running": "▒", "pending": "░"}  # without colours, they tell what is still to do
 MAX_FAILURES = 10  # different reasons to show
 WATCH_INTERVAL = 3.0  # seconds
 
@@ -55,11 +58,11 @@ def command(
     """Show a sweep: its trials, best first, its progress and its failures.
 
     \b
-    paceline sweep show                          the newest sweep
-    paceline sweep show digits --sort lr         sorted by a parameter
-    paceline sweep show digits --csv digits.csv  all trials, for other programs
-    paceline sweep show digits --report digits.html
-    paceline sweep show digits --watch           until all trials have ended
+      paceline sweep show                          the newest sweep
+      paceline sweep show digits --sort lr         sorted by a parameter
+      paceline sweep show digits --csv digits.csv  all trials, for other programs
+      paceline sweep show digits --report digits.html
+      paceline sweep show digits --watch           until all trials have ended
 
     The report is one file, as of `paceline report`: Optuna's figures, and a table that sorts and filters.
     """
@@ -101,7 +104,7 @@ def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
             )
     if csv is not None:
         write_atomically(csv.absolute(), to_csv(sweep))
-        print(f"wrote {len(sweep.trials)} trials to {csv}")
+        print(f"wrote {len(sweep.trials)} trials to {shown_output(csv)}")
     if report is not None:
         write_report(sweep.folder, report)
 
@@ -141,7 +144,7 @@ def _bar(sweep: Sweep) -> Any:
         seen += count
         # Round where each piece ends, so that they add up; every piece gets at least one cell.
         end = min(WIDTH, max(round(WIDTH * seen / total), used + 1))
-        text.append("█" * (end - used), COLOURS[state])
+        text.append(GLYPHS.get(state, "█") * (end - used), COLOURS[state])
         used = end
     counts = [f"{count:,} {state}" for state, count in sweep.counts.items()]
     return text.append(f"\n{' · '.join(counts)} of {len(sweep.trials):,}", "default")
@@ -205,5 +208,5 @@ def _failures(sweep: Sweep) -> list[Any]:
         if state == DONE:
             continue
         local = "" if any(trial.job for trial in sweep.trials) else "--local "
-        lines.append(Text(f"run again: paceline sweep {local}--resubmit {state} {quote(sweep.name)}", "dim"))
+        lines.append(Text(f"run again: {to_type(f'sweep {local}--resubmit {state} {quote(sweep.name)}')}", "dim"))
     return lines

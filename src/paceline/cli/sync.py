@@ -27,10 +27,10 @@ def command(
     """Send the W&B data of a run that had no network or no key.
 
     \b
-    paceline sync              the newest run
-    paceline sync 1a2b         the run whose id ends in 1a2b
-    paceline sync --all        all runs of this project that are over
-    paceline sync --dry-run    list what would be sent
+      paceline sync              the newest run
+      paceline sync 1a2b         the run whose id ends in 1a2b
+      paceline sync --all        all runs of this project that are over
+      paceline sync --dry-run    list what would be sent
 
     All parts of a run that was stopped and resumed go to one W&B run. Nothing is sent twice.
     TensorBoard needs no sync: tensorboard --logdir RUN-FOLDER/trackers/tensorboard

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import mirrored, runs
 from paceline.errors import EnvironmentProblem, UsageError
+
+forwarded = mirrored.forwarded  # with --on
 
 
 def command(
@@ -19,8 +21,8 @@ def command(
 ) -> int:
     """Watch your runs on the whole screen: loss, ranks, nodes, log, time left.
 
-    It only reads the run folders, and asks Slurm no more often than `paceline ps`. Press ? for the keys. They cancel,
-    stop or requeue a run too, after a question. Colours are those of your terminal; NO_COLOR turns them off.
+    It only reads the run folders, and asks Slurm no more often than `paceline ps`. Press ? for the keys. Some
+    cancel, stop or requeue a run: it asks first. Colours are those of your terminal; NO_COLOR turns them off.
     """
     try:
         import textual  # noqa: F401

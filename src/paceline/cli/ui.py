@@ -7,16 +7,22 @@ import importlib.util
 import os
 import socket
 import sys
+import threading
 from contextlib import nullcontext, suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, runs
-from paceline.errors import EnvironmentProblem, UsageError
+from paceline.cli import console, mirrored, runs
+from paceline.errors import EnvironmentProblem, PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.ui.web.answers import Answers
 
 NEEDED = ("starlette", "uvicorn", "plotly")
 LOOPBACK = ("127.0.0.1", "localhost")
+
+forwarded = mirrored.forwarded  # with --on
 
 
 def command(
@@ -33,7 +39,7 @@ def command(
 ) -> int:
     """Serve a dashboard of your runs on this machine, and print its link.
 
-    Only people with the link can open it. It ends with Ctrl-C; your runs go on.
+    Only people with the link can open it. End it with Ctrl-C; your runs keep running.
 
     \b
       paceline ui
@@ -46,12 +52,16 @@ def command(
             hint="Omit --host. From another machine, use the ssh command that `paceline ui --tunnel` prints.",
         )
     from paceline.ui.web.answers import Answers
+
+    answers = Answers(runs.scratch_here(), allow_actions=allow_actions)
+    # Thousands of runs take seconds: begin before the browser asks.
+    threading.Thread(target=_read_runs, args=(answers,), name="paceline-first-rows", daemon=True).start()
     from paceline.ui.web.app import make_app
     from paceline.ui.web.security import Access
     from paceline.ui.web.server import listen, opened_browser, serve
 
-    scratch, access = runs.scratch_here(), Access()
-    app = make_app(Answers(scratch, allow_actions=allow_actions), access)
+    access = Access()
+    app = make_app(answers, access)
     with listen(port) as listener, suppress(KeyboardInterrupt):
         chosen = listener.getsockname()[1]
         _say_link(access.link(chosen), chosen, tunnel=tunnel)
@@ -59,6 +69,11 @@ def command(
             serve(app, listener)
     console.say_note("ended; your runs go on")
     return 0
+
+
+def _read_runs(answers: Answers) -> None:
+    with suppress(PacelineError, OSError):  # the page says what is wrong
+        answers.rows.read()
 
 
 def _check_packages() -> None:

@@ -8,13 +8,16 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import console, runs
+from paceline.cli import console, mirrored, runs
 from paceline.cli.wait_progress import ProgressBars, ProgressLines
 from paceline.cli.wait_targets import RunTarget, SweepTarget, Target
+from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.verdict import STOPPED_EXIT
 from paceline.errors import UsageError
+from paceline.plan.quote import quote
 from paceline.spec.quantities import parse_time_limit, show_seconds
 from paceline.sweep.results import find_sweep
+from paceline.watch import viewpoint
 
 TIMEOUT_EXIT = 124  # as that of timeout(1)
 POLL_INTERVAL = 0.5  # seconds between looks at the files of a run
@@ -23,6 +26,8 @@ MOST_LOOKS = 50  # per second, at all runs together
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="RUN", help="Runs or sweeps: ids, names, job ids, folders, or `last`.")
 ]
+
+forwarded = mirrored.forwarded  # with --on
 
 
 def command(
@@ -34,8 +39,8 @@ def command(
 ) -> int:
     """Wait until runs are over, and return how they ended as the exit code.
 
-    0: all are done. 1: one has failed, was cancelled or is lost. 75: one was stopped and can go on. 124: --timeout has
-    passed. 130: Ctrl-C; the runs go on.
+    0: all are done. 1: one has failed, was cancelled or is lost. 75: one was stopped, perhaps by `cancel --save`, and
+    can be resumed. 124: --timeout has passed. 130: Ctrl-C; the runs continue.
 
     \b
       paceline wait 1a2b && paceline export 1a2b
@@ -74,6 +79,7 @@ def _wait(targets: list[Target], deadline: float | None) -> bool:
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
+            viewpoint.require_news()
             left = pause if deadline is None else min(pause, deadline - time.monotonic())
             time.sleep(max(0.0, left))
 
@@ -88,11 +94,30 @@ def _deadline(timeout: str) -> float | None:
 
 
 def _find(name: str) -> Target:
-    """Return the run that a name means, or else the sweep."""
+    """Return the run or the sweep that a name means. The whole name of a sweep is more than the start of a run's."""
     try:
-        return RunTarget(runs.named(name), name)
+        run = RunTarget(runs.named(name), name)
     except UsageError as no_run:
-        try:
-            return SweepTarget(find_sweep(name, runs.scratch_here()))
-        except UsageError:
-            raise no_run from None
+        return SweepTarget(_find_sweep(name, no_run))
+    if run.name == run.key:  # not called by its name
+        return run
+    try:
+        sweep = _find_sweep(name, UsageError(""))
+    except UsageError:
+        return run
+    if sweep.name != name:
+        return run
+    if run.name == name:
+        one, all_trials = run.key, quote(str(sweep.path))
+        raise UsageError(
+            f"{name!r} is the name of a run and of a sweep.",
+            hint=f"Wait for the run with `paceline wait {one}`, or for the sweep with `paceline wait {all_trials}`.",
+        )
+    return SweepTarget(sweep)
+
+
+def _find_sweep(name: str, no_run: UsageError) -> SweepFolder:
+    try:
+        return find_sweep(runs.meant(name), runs.scratch_here())
+    except UsageError:
+        raise no_run from None

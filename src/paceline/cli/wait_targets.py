@@ -10,6 +10,7 @@ from paceline.cli import console, runs
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import DONE, PRUNED, SweepFolder
 from paceline.contract.verdict import DONE_UNSAVED, STOPPED, STOPPED_EXIT
+from paceline.plan.typed_command import to_type
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.results import PENDING, RUNNING, Sweep, read_sweep
 from paceline.watch.logs.monitor import RunMonitor
@@ -55,7 +56,7 @@ class RunTarget:
 
     def __init__(self, folder: RunFolder, typed: str) -> None:
         self.is_over = False
-        self._folder = folder
+        self._folder, self.key = folder, folder.key
         self._monitor = RunMonitor(folder)
         name = str(self._monitor.record.details.get("name", ""))
         self.name = name if name and name.startswith(typed) else folder.key  # as the user calls it
@@ -64,8 +65,8 @@ class RunTarget:
 
     @property
     def exit_code(self) -> int:
-        status = self._monitor.record.status
-        return 0 if status == DONE else STOPPED_EXIT if status == STOPPED else 1
+        record = self._monitor.record
+        return 0 if record.status == DONE else STOPPED_EXIT if record.can_go_on else 1
 
     def update(self) -> None:
         if self.is_over:
@@ -127,4 +128,4 @@ class SweepTarget:
                 colour=console.RED,
             )
             if len(failed) > 1:
-                console.say(f"  and {len(failed) - 1} more: paceline sweep show {self.name}")
+                console.say(f"  and {len(failed) - 1} more: {to_type(f'sweep show {self.name}')}")

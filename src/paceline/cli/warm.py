@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from paceline.cli.help import GroupedCommand
 from paceline.cluster.local.warm_start import read_status
-from paceline.cluster.local.warm_start import stop as stop_all
+from paceline.cluster.local.warm_start import stop as stop_processes
+from paceline.errors import UsageError
 from paceline.spec.quantities import show_seconds
 
 ABOUT = "Show or end the processes that `paceline run --warm` keeps for your next runs."
@@ -40,8 +43,14 @@ def status() -> int:
 
 
 @app.command(cls=GroupedCommand)
-def stop() -> int:
-    """End these processes now. Runs that they have started go on."""
-    ended = stop_all()
+def stop(
+    pids: Annotated[
+        list[int] | None, typer.Argument(metavar="[PROCESS]...", help="Process ids, as `paceline warm status` shows.")
+    ] = None,
+) -> int:
+    """End these processes now, or all. Runs that they have started continue."""
+    ended = stop_processes(pids or None)
+    for missing in sorted({*(pids or ())} - {each["pid"] for each in ended}):
+        raise UsageError(f"Process {missing} is no warm process.", hint="See `paceline warm status`.")
     print("\n".join(f"ended process {each['pid']}" for each in ended) or "no warm process")
     return 0

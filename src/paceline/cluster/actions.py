@@ -14,6 +14,7 @@ from paceline.contract.files.foreign_records import read_object
 from paceline.contract.files.ownership import require_own_folder
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
+from paceline.plan.typed_command import to_type
 
 
 def cancel_run(folder: RunFolder, *, running: bool, save: bool = False) -> None:
@@ -49,7 +50,7 @@ def requeue_run(folder: RunFolder, *, running: bool, over: bool) -> str:
     if not _requeues_itself(folder):
         raise UsageError(
             f"Run {run} does not requeue itself (requeue = false in [resume]).",
-            hint=f"Let it save and stop, then use `paceline submit --resume {run}`.",
+            hint=f"Let it save and stop, then use `{to_type(f'submit --resume {run}')}`.",
         )
     slurm.request_requeue(job)
     return job

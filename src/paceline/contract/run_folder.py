@@ -13,6 +13,7 @@ from pathlib import Path
 from paceline.contract.files.folder_entry import Entry
 
 SUBMITTING = "submitting"  # in the folder of a submission while nobody knows whether Slurm has its job
+ALONE = "of"  # in a line of metrics.jsonl that has rank 0's numbers, not the mean of all ranks
 SAVES_FIRST = "save"  # in the mark of a cancelled run whose ranks were asked to save a checkpoint
 NO_SCONTROL = ".no-scontrol"  # in a scratch folder once a job has found no scontrol on its node
 USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
@@ -49,6 +50,9 @@ class RunFolder:
     trackers = Entry("trackers")  # files of W&B and TensorBoard
     collected = Entry("collected")  # files that `[data] collect` copied back from the nodes
     cancelled = Entry("cancelled")  # present once the run is cancelled: it never starts again
+    fetched = Entry("fetched.json")  # of a copy that `paceline fetch` made: from which cluster, when, and its files
+    grant = Entry("grant")  # of a run that was submitted to several clusters: whether it is the one that trains
+    awaits_grant = Entry("awaits-grant")  # until when its agent waits for that decision, in seconds since 1970
     slurm_log = Entry("slurm.log")  # output of the batch script itself
 
     @property
@@ -176,12 +180,20 @@ class JobStartFolder:
         return self.path / "requeue"
 
     agent = Entry("agent")  # how many head agents have begun, less those whose end an attempt's summary counts
+    queued_at = Entry("queued-at")  # made by the batch shell: since when the job was queued, in seconds since 1970
     no_scontrol = Entry("no-scontrol")  # made by the batch shell: its node has none, so a new job continues the run
     requeue_failed = Entry("requeue-failed")  # written by the batch shell: why the run did not go back into the queue
     notified = Entry("notified")  # what the head agent has told the user of this job start's end
     excluded_nodes = Entry("excluded-nodes")  # nodes that agents found unfit during this job start, one name per line
     node_lost = Entry("node-lost")  # made by a head agent that ends without another agent: srun may wait for its node
     head = Entry("head")  # `host:port` of the rendezvous, if the head agent chose it
+
+    def read_queue_time(self) -> dict[str, float]:
+        """Return since when this job start was in the queue, as a field of an event; empty if nobody has said so."""
+        try:
+            return {"queued_at": float(self.queued_at.read_text(encoding="utf-8"))}
+        except (OSError, ValueError):
+            return {}
 
 
 RESERVED_BYTES = 4096

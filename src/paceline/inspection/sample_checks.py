@@ -152,7 +152,7 @@ def _explain_twice(samples: Samples, epoch: Epoch, twice: Sequence[Key]) -> Find
         text = f"The same contents as another sample, {where}: {count}."
         hint = (
             "Items of a stream that splits itself are told apart by their contents. If your data has no equal items, "
-            "the stream isn't split by rank and worker: see docs/data.md."
+            'the stream isn\'t split by rank and worker: see Data, "Streams", in the documentation.'
         )
         return Finding(about, WARNING, text, hint)
     if facts.sampler in WITH_REPLACEMENT or (facts.kind == "run.loader" and facts.sampler):

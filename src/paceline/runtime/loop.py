@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from paceline.errors import UsageError
@@ -137,7 +137,7 @@ class Loop:
         finally:
             self.in_epochs = False
 
-    def steps(self, loader: Any, *, max_steps: int | None, accumulate: int, exact: bool) -> Iterator[Any]:
+    def steps(self, loader: Any, *, max_steps: int | None, accumulate: int, exact: bool) -> Generator[Any, None, None]:
         if self._is_open:
             raise UsageError(
                 "run.steps was called inside another loop of run.steps.",
@@ -175,6 +175,33 @@ class Loop:
         yield from self._run(loader, epoch, done=done, total=total, limit=self.step if is_past else limit)
         if self.step >= self._max_steps and max_steps is None and loader is self.plain:
             self.plain.exhaust()
+
+    def count_left(self, loader: Any, *, max_steps: int | None, accumulate: int) -> int | None:
+        """Return how many batches the next loop over a loader will yield, or None if the loader has no length."""
+        is_weighted, resumed = hasattr(loader, "micro_batches"), self._resumed
+        per_step = loader.accumulate if is_weighted else accumulate
+        try:
+            batches = loader.steps_per_epoch * per_step if is_weighted else len(loader)
+        except TypeError:  # also of a stream, whose number of steps is None
+            return None
+        if self.is_complete or (resumed is not None and self.in_epochs and self._loops < resumed["loop"]):
+            return 0
+        done = (
+            self._find_done(loader) if is_weighted else self.plain.first_step(self.epoch, self._loops * self.in_epochs)
+        )
+        limit = self._max_steps - self.step
+        if max_steps is not None:
+            limit = min(limit, max(0, max_steps - done))
+        return max(0, min(batches - done * per_step, limit * per_step))
+
+    def _find_done(self, loader: Any) -> int:
+        """Return how many steps the next loop over a loader of `run.loader` has done already: as `_reach` will."""
+        resumed, epoch = self._resumed, self._next_epoch(loader)
+        if resumed["left"] if resumed is not None else self._reached and self.in_epochs:
+            return 0
+        if resumed is not None and resumed["loader"] is not None and loader in self._late:
+            return int(resumed["loader"]["step"]) if resumed["loader"]["epoch"] == epoch else 0
+        return int(loader.first_step(epoch))
 
     def _count(self, number: int, total: int | None, *, done: int | None) -> None:
         """Tell how many steps the run will have. Without `run.epochs`, nobody knows how often a loader is passed."""
@@ -234,7 +261,7 @@ class Loop:
         if self._resumed is None:
             self._loader = loader
         try:
-            boundary.begin_loop(epoch=self.epoch, done=done, total=total)
+            boundary.begin_loop(epoch=self.epoch, done=done, total=total, loader=loader)
             if self.step < limit:
                 uniform = not self.weighted and loader.accumulate == 1
                 micros = loader.micro_batches(epoch)
@@ -281,6 +308,8 @@ class Loop:
             throughput.waited += now() - asked
             if micro is None:
                 return
+            if boundary.awaits_batch:
+                boundary.note_first_batch(self.step)
             self.micro = micro
             last = micro.last
             if weighted:
@@ -309,8 +338,14 @@ class Loop:
             yield from micros
 
     def _epoch_of(self, loader: Any) -> int:
+        """Return the epoch that the pass over a loader is which begins now."""
+        epoch = self._next_epoch(loader)
+        if not self.in_epochs and loader is not self.plain:
+            self._passes[loader] = epoch
+        return epoch
+
+    def _next_epoch(self, loader: Any) -> int:
         """Return the epoch that the next pass over a loader is. Without `run.epochs`, each pass is its next one."""
         if self.in_epochs or loader is self.plain:
             return self.epoch
-        self._passes[loader] = epoch = self._passes[loader] + 1 if loader in self._passes else loader.epoch
-        return epoch
+        return self._passes[loader] + 1 if loader in self._passes else int(loader.epoch)

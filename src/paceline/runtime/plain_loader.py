@@ -109,13 +109,13 @@ class PlainLoader:
         except TypeError:  # a DataLoader has a length only if its data set has one
             return None
 
-    def first_step(self, epoch: int) -> int:
-        """Return how many steps of this epoch are done."""
-        return int(self._resumed["step"]) if self._resumed and self._is_in(self._resumed, epoch) else 0
+    def first_step(self, epoch: int, number: int | None = None) -> int:
+        """Return how many steps of this epoch are done, in this loop or in one that has not begun yet."""
+        return int(self._resumed["step"]) if self._resumed and self._is_in(self._resumed, epoch, number) else 0
 
-    def _is_in(self, state: Mapping[str, Any], epoch: int) -> bool:
+    def _is_in(self, state: Mapping[str, Any], epoch: int, number: int | None = None) -> bool:
         """Return whether a state is of this loop, in this epoch."""
-        return (state["epoch"], state["number"]) == (epoch, self._number)
+        return (state["epoch"], state["number"]) == (epoch, self._number if number is None else number)
 
     def micro_batches(self, epoch: int) -> Iterator[MicroBatch]:
         """Yield the batches with equal weights, on the device."""

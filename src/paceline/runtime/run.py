@@ -6,14 +6,17 @@ import builtins
 import contextlib
 import json
 import numbers
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 
+from paceline.contract.checkpoint.marker import list_checkpoints
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
+from paceline.runtime import loop as loops
 from paceline.runtime.checkpoint import CheckpointManager, Restored, rng
 from paceline.runtime.console import note
 from paceline.runtime.data.evaluation import make_evaluation_loader
@@ -28,6 +31,7 @@ from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
 from paceline.runtime.plain_loader import PlainLoader
 from paceline.runtime.settings import Params, Settings
+from paceline.runtime.step_batches import StepBatches
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Pruned
 from paceline.runtime.trackers.config import plain_config
@@ -108,6 +112,7 @@ class Run:
             boundary.before_save = gradients.warn_of_pending
         self._restored: Restored | None = None
         self._loaders: list[Any] = []
+        self._early_loaders: list[Any] = []  # those that may begin before the loop
         self._evaluation_loaders: dict[tuple[int, Any, Any], tuple[Any, Any]] = {}
         self._captured: list[CapturedStep] = []
         self._first_calls = 0
@@ -181,6 +186,8 @@ class Run:
         Raises UsageError if the mode is unknown, the mesh does not fit, the model is already wrapped, or it has
         parameters or buffers on the meta device that nothing initializes.
         """
+        if self._run_folder is not None and self._is_fresh(self._run_folder.checkpoints):
+            self._begin_early(0)
         on_meta = torch.get_default_device().type == "meta"  # called under `with torch.device("meta"):`
         with torch.device("cpu") if on_meta else contextlib.nullcontext():
             if mesh is not None:
@@ -210,11 +217,14 @@ class Run:
         - resident: keep the whole data set on the device; transform is a function of its batches there.
         - sharded: the iterable already splits itself by rank and worker.
         - num_workers, collate_fn, augment_seeds and most others of DataLoader.
+        - early: workers may load the first batch from now on, or from `run.resume` on if the run resumes. Nothing that
+          they read may change until the loop: the data set, `collate_fn`, files, variables.
 
         Raises UsageError if the ranks cannot share the batch evenly, or if an option is unknown or does not fit.
         """
         options.setdefault("seed", self.settings.seed or 0)
         options.setdefault("device", self.device)
+        early = options.pop("early", False)
         if batch_size is not None:
             batch_size *= self._batch_factor
         loader = make_loader(
@@ -223,7 +233,31 @@ class Run:
         if self._boundary.checkpoint_schedule.checkpoints is not None:  # `resume` has registered what is saved
             self._loop.adopt(loader)
         self._loaders.append(loader)
+        if early:
+            self._early_loaders.append(loader)
+        if early and self._run_folder is not None and self._is_fresh(self._run_folder.checkpoints):
+            self._begin_early(0, loader)
         return loader
+
+    def _is_fresh(self, checkpoints: Path) -> bool:
+        """Return whether the run seems to start at its first step. If it does not, nothing but time is lost."""
+        settings = self.settings
+        continues = settings.start_from is not None and settings.start_continue
+        return not self._loop.begun and self._restored is None and not continues and not list_checkpoints(checkpoints)
+
+    def _begin_early(self, epoch: int, *named: Any) -> None:
+        """Let the workers of one loader that may load its first batch meanwhile: of a named one, or of the first.
+
+        Workers end with the thread that starts them, so only the main thread does.
+        """
+        early = self._early_loaders
+        if not early or loops.inspector is not None or threading.current_thread() is not threading.main_thread():
+            return
+        chosen = next((each for each in early if any(each is other for other in named)), early[0])
+        for each in early:
+            if each is not chosen and each.early.discard():
+                each.close()
+        chosen.begin_early(epoch)
 
     def scale_lr(
         self,
@@ -297,35 +331,47 @@ class Run:
         objects |= own
         checkpoints_dir = self._choose_checkpoints_dir(folder)
         if checkpoints_dir is None:
+            if not self._loop.begun:
+                self._begin_early(0, *objects.values())
             self._draw_own_numbers()
             return None
         if self._loop.begun:
             raise UsageError("run.resume was called after the first step.", hint="Call it before the loop.")
+        named = tuple(objects.values())
+        if self._is_fresh(checkpoints_dir):
+            self._begin_early(0, *named)
         if self._gradients.scaler is not None:
             objects.setdefault("scaler", self._gradients.scaler)
-        named = {id(each) for each in objects.values()}
-        for number, loader in enumerate(each for each in self._loaders if id(each) not in named):
+        known = {id(each) for each in objects.values()}
+        for number, loader in enumerate(each for each in self._loaders if id(each) not in known):
             objects.setdefault(f"loader_{number}", loader)
         objects.setdefault("plain_loader", self._loop.plain)
         self._loop.register(objects)
-        schedule = self._boundary.checkpoint_schedule
-        checkpoints = CheckpointManager(
-            checkpoints_dir, rank=self.rank, world_size=self.world_size, tensor=self._mesh.tensor,
-            group=self._group.control,
-            attempt=self._attempt, policy=schedule.policy(), seed=self.settings.seed or 0, warn=note,
-        )  # fmt: skip
-        in_sync = [name for name, each in objects.items() if self._wrapper.keeps_in_sync(each)]
-        checkpoints.declare(per_rank=own, in_sync=in_sync)
+        checkpoints = self._make_checkpoints(checkpoints_dir, objects, per_rank=own)
         restored = self._boundary.restore(checkpoints, objects, strict=strict)
         self._restored = None if restored is not None and restored.weights_only else restored
         if restored is not None and not restored.weights_only:
             position = (restored.meta or {}).get("position", {})
             self._loop.resume(step=restored.step, epoch=restored.epoch, position=position)
+            self._begin_early(restored.epoch, *named)
             if self.rank == 0:
                 what = f"resumed at step {restored.step}" if restored.own else _position(restored)
                 note(f"{what} from {restored.folder}")
         self._draw_own_numbers()
         return restored
+
+    def _make_checkpoints(
+        self, folder: Path, objects: Mapping[str, Any], *, per_rank: Mapping[str, Any]
+    ) -> CheckpointManager:
+        """Return what saves and restores these objects."""
+        checkpoints = CheckpointManager(
+            folder, rank=self.rank, world_size=self.world_size, tensor=self._mesh.tensor, group=self._group.control,
+            attempt=self._attempt, policy=self._boundary.checkpoint_schedule.policy(), seed=self.settings.seed or 0,
+            warn=note,
+        )  # fmt: skip
+        in_sync = [name for name, each in objects.items() if self._wrapper.keeps_in_sync(each)]
+        checkpoints.declare(per_rank=per_rank, in_sync=in_sync)
+        return checkpoints
 
     def _choose_checkpoints_dir(self, folder: str | Path | None) -> Path | None:
         """Return where checkpoints go; None if nothing is saved."""
@@ -381,12 +427,12 @@ class Run:
 
     def steps(
         self, loader: Any, *, max_steps: int | None = None, accumulate: int = 1, exact: bool = True
-    ) -> Iterator[Any]:
+    ) -> StepBatches:
         """Yield the batches of one epoch. Between two of them is the step boundary: heartbeat, save, stop.
 
         `loader` comes from `run.loader`, or is any iterable of batches with equally many on every rank; `accumulate`
         then counts batches per update. The loop ends after `max_steps` steps, if given; a resumed loop counts those
-        that it did before.
+        that it did before. `len(run.steps(loader))` is the number of batches that are left, if the loader has a length.
 
         Raises CheckpointError if a resumed run gets other batches from an iterable than before, unless `exact` is
         False.
@@ -399,7 +445,8 @@ class Run:
                 self._boundary.first_batch = lambda: self._loop.plain.digest
         if self._mesh.tensor > 1:
             self._loop.check_first = lambda batch: check_batch(batch, self._mesh, self.device)
-        return self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate, exact=exact)
+        left = self._loop.count_left(loader, max_steps=max_steps, accumulate=accumulate)
+        return StepBatches(self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate, exact=exact), left)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> Iterator[Any]:
         """Yield this rank's part of a data set. Every sample is seen once, with equally many forwards per rank.
@@ -410,6 +457,8 @@ class Run:
 
         Raises UsageError if a sampler differs between ranks, or if there is no empty batch.
         """
+        if any(data is each for each in self._loaders) and data.early.discard():
+            data.close()
         key = (id(data), batch_size, num_workers)
         if key not in self._evaluation_loaders:
             loader = make_evaluation_loader(

@@ -197,6 +197,8 @@ class session:
             boundary.heartbeat.mark_unsaved(schedule.failed_step)
         self._print_summary(run, boundary, stopped)
         parts.lines.close()
+        if run.rank == 0:
+            boundary.events.write("session_end", step=run.step)
         boundary.events.close()
         parts.group.close()
         boundary.heartbeat.set_state(SAVED_AND_STOPPED if stopped else FINISHED)

@@ -157,7 +157,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
             "launch.style", "--style STYLE",
             "What starts the ranks: fork (default), srun, torchrun, spawn, mpirun, lightning or accelerate.",
         ),
-        _switch("runtime.cpu", "--cpu", "Train on the CPU, even if there are GPUs.", **_PROVABLE),
+        _switch("runtime.cpu", "--cpu", "Train on the CPU, even if there are GPUs.", commands=PROVABLE | {"shell"}),
         Option("runtime.backend", "--backend NAME", "Process group backend: nccl, gloo, ...", **_PROVABLE),
         _list("launch.preload", "--preload MODULE", "Module to import once per node before ranks are forked",
               **_PROVABLE),
@@ -170,7 +170,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
                 commands=frozenset({"run"})),
         _switch("launch.check", "--check", "Check the job before it is queued and when it starts (default)."),
         _switch("launch.fitness", "--fitness",
-                "Measure GPUs, cores and links of all nodes for up to 30 s first, and go on without a slow node."),
+                "Measure GPUs, cores and links of all nodes for up to 30 s first, and continue without a slow node."),
         _switch("launch.debug", "--debug", "Enable debug output of NCCL and torch.distributed."),
     ),
     ENVIRONMENT: (
@@ -255,7 +255,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
                "Signal that asks a script without paceline.session to save and stop: SIGUSR1, SIGTERM, SIGINT or SIGHUP"
                " (default: its framework's, else SIGUSR1)."),
         _number("resume.saved_exit_code", "--saved-exit-code N",
-                "Exit code with which such a script says that it has saved and is to be resumed, besides 75."),
+                "Exit code by which such a script says that it has saved and can be resumed, besides 75."),
         _number("checkpoint.every_steps", "--save-every-steps N", "Save a checkpoint every N steps."),
         Option("checkpoint.every_seconds", "--save-every-seconds TIME",
                "Save a checkpoint whenever this much time has passed, e.g. 10m."),
@@ -292,9 +292,9 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("notify.command", "--notify-command COMMAND",
                "Shell command to run on the first node for each notification; gets it as JSON on standard input."),
         _list("notify.on", "--notify-on EVENT",
-              "What to tell: done, failed, requeued, stalled, gpu_idle (default: these) or stopped"),
+              "Events to notify about: done, failed, requeued, stalled, gpu_idle (default: these) or stopped"),
         Option("notify.stalled_after", "--stalled-after TIME",
-               "Tell after this long without a step or a busy GPU (default: 30m)."),
+               "Notify after this long without a step or a busy GPU (default: 30m)."),
     ),
     PROJECT: (
         Option("project.experiment", "--experiment NAME", "Experiment name; runs are grouped by it."),

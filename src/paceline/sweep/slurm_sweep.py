@@ -16,6 +16,7 @@ from paceline.errors import ClusterError, JobRejected
 from paceline.plan.quote import command_line, quote
 from paceline.plan.slurm.array_script import Trials
 from paceline.plan.slurm.plan import SlurmPlan
+from paceline.plan.typed_command import to_type
 from paceline.sweep.array_tasks import Chunk, cut, group
 from paceline.sweep.folder import SweepWriter, mark_starter
 from paceline.sweep.start import SweepStart, count_trials
@@ -73,7 +74,7 @@ class SlurmSweep(SweepStart):
         if refusal is not None:
             raise ClusterError(
                 f"{count_trials(len(numbers) - submission.submitted)} could not be submitted: {refusal.message}",
-                hint=f"Submit them later: paceline sweep --resubmit missing {quote(self.search.name)}",
+                hint=f"Submit them later: {to_type(f'sweep --resubmit missing {quote(self.search.name)}')}",
             )
         return 0
 
@@ -83,7 +84,7 @@ class SlurmSweep(SweepStart):
         parallel = f", {self.parallel} at a time" if self.parallel else ""
         trials = count_trials(submission.submitted)
         self.report_start(f"submitted {trials} of {name} as job{'s' if len(jobs) > 1 else ''} {listed}{parallel}")
-        self.reporter.line(f"  cancel  paceline sweep cancel {quote(name)}")
+        self.reporter.line(f"  cancel  {to_type(f'sweep cancel {quote(name)}')}")
 
 
 def plan_chunks(numbers: Sequence[int], *, pack: int, max_array: int, max_tasks: int | None) -> list[Chunk]:

@@ -22,6 +22,7 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.plan.quote import quote
 from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
+from paceline.plan.typed_command import to_type
 from paceline.spec import Job
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import describe_point, new_trials
@@ -96,7 +97,7 @@ class SweepStart(ABC):
             numbers = self.writer.select(resubmit)
             if not numbers:
                 raise UsageError(
-                    f"No trial of {name!r} is {resubmit}.", hint=f"List them: paceline sweep show {quote(name)}"
+                    f"No trial of {name!r} is {resubmit}.", hint=f"List them: {to_type(f'sweep show {quote(name)}')}"
                 )
             return [], numbers
         new = new_trials(points, self.settings.requests, seeds=self.settings.seeds)
@@ -168,7 +169,7 @@ class SweepStart(ABC):
     def report_start(self, line: str) -> None:
         self.reporter.line(line)
         self.reporter.line(f"  folder  {self.writer.folder.path}")
-        self.reporter.line(f"  state   paceline sweep show {quote(self.search.name)}")
+        self.reporter.line(f"  state   {to_type(f'sweep show {quote(self.search.name)}')}")
 
 
 def count_trials(number: int) -> str:

@@ -38,11 +38,11 @@ GRACE = '\n[resume]\ngrace = "2m"   # how long before the time limit the ranks a
 
 TEMPLATES: Mapping[str, Template] = {
     "blank": Template(
-        "a short loop with made-up data: replace its model and its data by yours",
-        "A short training loop. Replace the network, the data and the loss by yours; the rest of `main` can stay.",
+        "a short loop with made-up data: replace its model and its data with yours",
+        "A short training loop. Replace the network, the data and the loss with yours; the rest of `main` can stay.",
         ("train.py", "requirements.txt"),
         "reaches a test error below 0.01 in about 5 s",
-        "The script makes up its data. Replace `make_data` by your data set.",
+        "The script makes up its data. Replace `make_data` with your data set.",
         quick="--epochs 1",
         result="final test error",
     ),
@@ -86,8 +86,8 @@ TEMPLATES: Mapping[str, Template] = {
         "Training on a stream of shards that differ in length. Each rank and each of its workers reads its own.",
         ("train.py", "requirements.txt"),
         "tells 95 % of the points apart in about 10 s",
-        "The script writes shards of made-up points into the run folder. Replace `make_shards` by a list of your files,"
-        " and the reading of lines in `Shards` by that of your format.",
+        "The script writes shards of made-up points into the run folder. Replace `make_shards` with a list of your"
+        " files, and the reading of lines in `Shards` with that of your format.",
         quick="--epochs 1 --shards 4",
         example="stream",
     ),
@@ -96,7 +96,7 @@ TEMPLATES: Mapping[str, Template] = {
         "Lightning's Trainer. It saves when Paceline stops it, and resumes.",
         ("train.py", "points.py", "requirements.txt"),
         "tells 95 % of the points apart in about 30 s",
-        "`points.py` makes up its data. Replace `spirals` by your data set.",
+        "`points.py` makes up its data. Replace `spirals` with your data set.",
         quick="--epochs 1 --samples 320",
         example="lightning",
         settings=f'\n[launch]\nstyle = "lightning"\n{GRACE}',
@@ -106,7 +106,7 @@ TEMPLATES: Mapping[str, Template] = {
         "A training loop with Accelerate. It saves when Paceline stops it, and resumes.",
         ("train.py", "requirements.txt"),
         "tells 95 % of the points apart in about 15 s",
-        "The script makes up its data. Replace `spirals` by your data set.",
+        "The script makes up its data. Replace `spirals` with your data set.",
         quick="--epochs 1 --samples 320",
         example="accelerate",
         settings=f'\n[launch]\nstyle = "accelerate"\n{GRACE}',
@@ -116,8 +116,8 @@ TEMPLATES: Mapping[str, Template] = {
         "Hugging Face's Trainer with a tiny GPT-2, which is built from a configuration: nothing is downloaded.",
         ("train.py", "sentences.py", "requirements.txt"),
         "gets to a perplexity below 3, from 14, in about 30 s",
-        "`sentences.py` makes up its data. Replace `samples` by your data set, with `datasets.load_dataset` for"
-        " example, and the model by `AutoModelForCausalLM.from_pretrained`.",
+        "`sentences.py` makes up its data. Replace `samples` with your data set, with `datasets.load_dataset` for"
+        " example, and the model with `AutoModelForCausalLM.from_pretrained`.",
         quick="--steps 4",
         result="final perplexity",
         example="hf_trainer",

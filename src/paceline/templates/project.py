@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import keyword
@@ -39,6 +40,12 @@ def check_name(name: str) -> None:
         raise UsageError(
             f"{name!r} is a folder that exists.",
             hint="Name a new one. For a project that you have, use `paceline init` and `paceline adopt train.py`.",
+        )
+    if name.endswith(".py"):
+        raise UsageError(
+            f"{name!r} is the name of a script, not of a project.",
+            hint=f"Name a new folder, e.g. `paceline new {name[:-3] or 'digits'}`. For a script that you have, use"
+            " `paceline adopt`.",
         )
     if "/" in name or "\\" in name:
         hint = "Name a folder to make here, e.g. `paceline new digits`; change to another folder first with `cd`."
@@ -95,6 +102,19 @@ def _words(name: str, template: Template) -> dict[str, str]:
         "title": template.title,
         "reaches": template.reaches,
         "data": template.data,
+        "files": _rows(template),
         "quick": template.quick,
         "result": template.result,
     }
+
+
+def _rows(template: Template) -> str:
+    """Return rows for the files that only this template has, with what their first lines say."""
+    rows = []
+    for path in template.files:
+        if path.endswith(".py") and path != "train.py":
+            tree = ast.parse((template.folder / path).read_text(encoding="utf-8"))
+            about = (ast.get_docstring(tree) or "").partition("\n")[0].rstrip(".")
+            rows.append(f"| `{path}` | {about} |\n")
+    folders = dict.fromkeys(path.partition("/")[0] for path in template.files if "/" in path)
+    return "".join([*rows, *(f"| `{name}/` | the data that the script trains on |\n" for name in folders)])

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import Any
 
-from paceline.contract.files.foreign_records import Fields, keep_valid, read_object
+from paceline.contract.files.foreign_records import Fields, keep_valid, read_object, read_tail
 from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.plan.typed_command import to_type
 from paceline.watch.goodput import read_events
 
 FAILURE_FIELDS: Fields = {
     "rank": int, "host": str, "cause": str, "code": int, "type": str, "message": str, "where": str, "last_line": str,
 }  # fmt: skip
+AGENT_CAUSES = ("killed", "lost")  # of a node, not of a rank
+NODE_DIED = "the node died: Slurm has marked it as failed"
+LOG_TAIL, END_LENGTH = 65536, 4096  # bytes of the batch log, and characters after the loss of a node
 MAX_MESSAGE_LINES = 4
 MAX_LINE = 300  # characters
 
 
 def read_failure(attempt: AttemptFolder) -> dict[str, Any]:
-    """Return the first failure of an attempt; empty if there is none."""
+    """Return the first failure of an attempt; empty if there is none. Slurm may know that a lost node has died."""
     try:
-        return keep_valid(read_object(attempt.failure), FAILURE_FIELDS)
+        failure = keep_valid(read_object(attempt.failure), FAILURE_FIELDS)
     except (OSError, ValueError):
         return {}
+    host, is_agent = failure.get("host", ""), failure.get("rank") is None and failure.get("cause") in AGENT_CAUSES
+    if is_agent and host and _slurm_lost(RunFolder(attempt.path.parent), host):
+        failure |= {"cause": "lost", "message": NODE_DIED}
+    return failure
+
+
+def _slurm_lost(run: RunFolder, host: str) -> bool:
+    """Return whether Slurm noticed that a node died, whenever the head agent lost the agent there."""
+    try:
+        log = read_tail(run.slurm_log, LOG_TAIL).decode(errors="replace")
+    except OSError:
+        return False
+    _, *ends = re.split(rf"^paceline: node {re.escape(host)} failed: ", log, flags=re.MULTILINE)
+    return bool(ends) and all(_names_dead_node(end[:END_LENGTH], host) for end in ends)
+
+
+def _names_dead_node(text: str, host: str) -> bool:
+    named = re.findall(r"^srun: error: Node failure on (\S+)$", text, re.MULTILINE)
+    if named:
+        return any(
+            host in nodes.split(",") or "[" in nodes for nodes in named
+        )  # a range is not expanded: it may be huge
+    return re.search(r"^slurmstepd\S*: error: .* DUE TO NODE FAILURE", text, re.MULTILINE) is not None
 
 
 def failure_text(failure: dict[str, Any]) -> str:
@@ -64,4 +92,4 @@ def describe_failure(folder: RunFolder) -> list[str]:
         return lines
     if failure.get("where"):
         lines.append(f"  at {failure['where']}")
-    return [*lines, f"  its log: paceline logs --rank {rank} {run}"]
+    return [*lines, f"  its log: {to_type(f'logs --rank {rank} {run}')}"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.files.foreign_records import parse_object, read_tail
+from paceline.contract.run_folder import ALONE
 from paceline.watch.details import RunDetails
 
 TAIL = 65536  # bytes at the end of a metrics file
@@ -53,9 +54,11 @@ def write_openmetrics(runs: Iterable[tuple[RunDetails, Mapping[str, float]]]) ->
     """Return the metrics of runs, each with its newest logged numbers (see `read_last_values`)."""
     families = {
         "info": _Family("paceline_run_info", "gauge", "What a run is. The value is always 1."),
-        "step": _Family("paceline_run_step", "gauge", "The last step that the run has logged."),
+        "step": _Family("paceline_run_step", "gauge", "How many steps the run has done."),
         "total": _Family("paceline_run_steps_planned", "gauge", "How many steps the run will have in all."),
-        "left": _Family("paceline_run_left_seconds", "gauge", "When the run will be done, at its pace.", "seconds"),
+        "left": _Family(
+            "paceline_run_left_seconds", "gauge", "How long the run will still train, at its pace.", "seconds"
+        ),
         "value": _Family("paceline_run_metric", "gauge", "The newest value of a metric that the run logs, by name."),
         "time": _Family(
             "paceline_run_time_seconds", "gauge", "Where the run's wall time went, by category and part.", "seconds"
@@ -91,8 +94,7 @@ def _add(families: Mapping[str, _Family], details: RunDetails, values: Mapping[s
         parts = goodput.parts.get(category) or {"": seconds}
         for part, each in parts.items():
             families["time"].add(each, run=run, category=category, part=part)
-    if goodput.total > 0:
-        families["goodput"].add(goodput.seconds.get("training", 0.0) / goodput.total, run=run)
+    families["goodput"].add(row.goodput, run=run)
     families["attempts"].add(row.attempts, run=run)
     families["failures"].add(goodput.failures, run=run)
     families["saved"].add(max((each.step for each in details.checkpoints), default=None), run=run)
@@ -104,7 +106,8 @@ def read_last_values(metrics: Path) -> dict[str, float]:
     with suppress(OSError):
         for line in read_tail(metrics, TAIL).splitlines():
             with suppress(ValueError):
-                found |= parse_object(line)
+                record = parse_object(line)
+                found |= {} if ALONE in record else record
     numbers = {
         name: float(value)
         for name, value in found.items()

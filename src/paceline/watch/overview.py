@@ -8,17 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.contract.run_folder import TRIALS
+from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.spec.quantities import show_seconds
-from paceline.watch.goodput import read_goodput
-from paceline.watch.metrics.latest import Latest, as_number
-from paceline.watch.rank_samples import RankSample, read_first_rank
+from paceline.watch import viewpoint
+from paceline.watch.goodput import last_output, read_goodput
+from paceline.watch.metrics.latest import as_number
+from paceline.watch.metrics.progress import STALLED, Progress, find_attempt, read_total_steps
+from paceline.watch.rank_samples import read_first_rank
 from paceline.watch.records import Record
-
-STALLED = 60.0  # seconds without a step after which the row says so, and the time left is unknown
-SILENT = 300.0  # the same where only logged numbers tell, which may be of one step in a hundred
-STALLED_STEPS = 20  # and as many steps as would have fit in
-FRESH = 120.0  # seconds; older samples of a node say nothing about now
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,12 @@ def make_overview(record: Record) -> Overview:
     events = record.events
     total = read_total_steps(events)
     is_running = record.status == "running" and not record.is_over
-    seen = read_first_rank(folder) if is_running else None
-    pause = _pause(latest, seen) if is_running else 0.0
+    # Its files tell how far it is, also while Slurm does not answer.
+    may_run = is_running or (record.status == "unknown" and not record.is_over)
+    now = viewpoint.now(folder.path)
+    progress = Progress(latest, find_attempt(events), read_first_rank(folder), now) if may_run else None
+    pause = progress.pause if progress and is_running else 0.0
+    step = progress.step if progress else latest.step
     is_trial = folder.path.parent.name == TRIALS
     return Overview(
         run_id=record.run_id,
@@ -89,16 +90,16 @@ def make_overview(record: Record) -> Overview:
         attempts=record.attempts,
         created=as_number(details.get("created")),
         updated=latest.time,
-        step=_step(record, latest, seen),
+        step=record.step if step is None else step,
         total_steps=total,
-        seconds_left=_seconds_left(latest, total, pause) if is_running else None,
+        seconds_left=progress.seconds_left(total) if progress else None,
         loss=latest.loss,
         loss_name=latest.loss_name,
         rate=None if record.is_waiting else latest.rate,
         rate_unit="" if record.is_waiting else latest.rate_unit,
         goodput=_goodput(record, events),
         starts=_starts(record),
-        detail="; ".join(filter(None, (record.detail, f"no step for {show_seconds(round(pause))}" if pause else ""))),
+        detail="; ".join(filter(None, (record.detail, _describe_pause(folder, pause)))),
         hint=record.hint,
     )
 
@@ -107,48 +108,18 @@ def make_overviews(records: Iterable[Record]) -> list[Overview]:
     return [make_overview(record) for record in records]
 
 
-def read_total_steps(events: Iterable[dict[str, Any]]) -> int | None:
-    """Return how many steps the newest attempt will have in all, as far as its loops tell."""
-    total = None
-    for event in events:
-        if event["event"] in ("training", "total_steps"):
-            total = event.get("steps")  # a new attempt may not know what the last one knew
-    return total if isinstance(total, int) else None
-
-
-def _step(record: Record, latest: Latest, seen: RankSample | None) -> int | None:
-    """Return how far the run is: as it logged, or as its agent saw it since."""
-    if record.step is not None:
-        return record.step
-    is_newer = seen is not None and seen.step > 0 and seen.time > (latest.time or 0.0)
-    return seen.step if seen is not None and is_newer else latest.step
-
-
-def _pause(latest: Latest, seen: RankSample | None) -> float:
-    """Return for how long a running run has made no step, if that is unusually long; else 0."""
-    now = time.time()
-    since = [now - latest.time] if latest.time is not None else []
-    limit = SILENT
-    if seen is not None and seen.step > 0 and seen.age is not None and now - seen.time < FRESH:
-        since.append(now - seen.time + seen.age)
-        limit = STALLED
-    pace = latest.seconds_per_step or (seen.seconds_per_step if seen is not None else 0.0)
-    pause = min(since, default=0.0)
-    return pause if pause > max(limit, STALLED_STEPS * pace) else 0.0
-
-
-def _seconds_left(latest: Latest, total: int | None, pause: float) -> float | None:
-    """Return when a run that trains will be done, at its recent pace."""
-    pace, step = latest.seconds_per_step, latest.step
-    if total is None or step is None or pace is None or pause:
-        return None  # or it hangs, or evaluates: nobody knows when it goes on
-    since = 0.0 if latest.time is None else time.time() - latest.time
-    return max(0.0, (total - step) * pace - max(0.0, since))
+def _describe_pause(folder: RunFolder, pause: float) -> str:
+    """Say for how long a run has made no step, unless it prints meanwhile, such as in an evaluation."""
+    if not pause or viewpoint.now(folder.path) - last_output(folder) < STALLED:
+        return ""
+    return f"no step for {show_seconds(round(pause))}"
 
 
 def _goodput(record: Record, events: Sequence[dict[str, Any]]) -> float | None:
     shares = read_goodput(record.folder, events, is_over=record.is_over, is_waiting=record.is_waiting)
-    return shares.share("training") if shares.total > 0 else None
+    if shares.total <= 0 or (shares.seconds["running"] and not shares.seconds["training"]):
+        return None  # a script without the runtime has no steps that anybody could count
+    return shares.share("training")
 
 
 def _starts(record: Record) -> float | None:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.files.grant_file import needs_grant
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.sweep.folder import TrialFolder
 from paceline.plan.quote import quote
+from paceline.plan.typed_command import cluster, to_type
 
 
 def submit_again(folder: RunFolder) -> str:
     """Return the command that goes on with a run of Slurm in the queue."""
-    return _trial_again(folder) or f"paceline submit --resume {folder.path.name}"
+    return _trial_again(folder) or to_type(f"submit --resume {folder.path.name}")
 
 
 def resume_command(folder: RunFolder, *, job: str | None) -> str:
-    """Return the command that goes on with a run where it ran: in the queue if it was a job, or else here."""
+    """Return the command that goes on with a run where it ran: in the queue if it was a job, or else here.
+
+    Empty for a run that another cluster trains, and for one that ran on a login node if the user is not there.
+    """
+    if needs_grant(folder):
+        return ""
     if job is not None:
         return submit_again(folder)
+    if cluster():
+        return ""
     return _trial_again(folder, "--local ") or f"paceline run --resume {folder.path.name}"
 
 
@@ -27,7 +36,8 @@ def _trial_again(folder: RunFolder, where: str = "") -> str:
         return ""
     trial = TrialFolder(folder.path)
     state = "failed" if trial.result.exists() else "missing"
-    return f"paceline sweep {where}--resubmit {state} {quote(trial.sweep.name)}"
+    again = f"sweep {where}--resubmit {state} {quote(trial.sweep.name)}"
+    return f"paceline {again}" if where else to_type(again)
 
 
 def describe_start(folder: RunFolder) -> str:
@@ -37,7 +47,11 @@ def describe_start(folder: RunFolder) -> str:
     from paceline.watch.goodput import read_events
 
     events = read_events(folder.events)
-    saves_itself = any(event["event"] == "ranks" and not event.get("uses_runtime", True) for event in events)
-    if saves_itself and not any(event["event"] == "training" for event in events):
+    has_trained = any(event["event"] == "training" for event in events)
+    starts = [event for event in events if event["event"] in ("launch", "ranks")]
+    if not (starts or has_trained or folder.attempts()):
+        return "its ranks had not started"
+    saves_itself = any(event["event"] == "ranks" and not event.get("uses_runtime", True) for event in starts)
+    if saves_itself and not has_trained:
         return "from the script's own checkpoint, if any"
     return "no checkpoint: the script starts again"

@@ -20,8 +20,10 @@ from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED
 from paceline.spec.quantities import parse_seconds, show_seconds
+from paceline.watch import viewpoint
 
 MIN_SILENCE = 300.0  # seconds; a file server may show a write a minute late, and a busy node may write late
+FRESH = 120.0  # seconds since a sign of life after which nobody can say that a run goes on
 MISSED_SAMPLES = 4  # that a node should have written meanwhile
 SILENCE_HINT = (
     "Slurm may take a dead job for a running one if its node restarts quickly. `paceline doctor` asks the node."
@@ -46,7 +48,7 @@ def seconds_silent(folder: RunFolder, state: JobState | None) -> float | None:
         return None  # its job goes on with the next trial
     limit = max(MIN_SILENCE, MISSED_SAMPLES * interval)
     # One file is enough for most runs: a large one has a file for each of many nodes.
-    here = time.time()
+    here = viewpoint.now(folder.path)
     if any(here - modified < limit for modified in _times(folder.system.glob("*.jsonl"))):
         return None
     now = _file_server_time(folder)
@@ -55,6 +57,12 @@ def seconds_silent(folder: RunFolder, state: JobState | None) -> float | None:
         return None  # the samples are an earlier job start's
     silence = now - max(_times(_written(folder, holder.job_start)), default=sampled)
     return silence if silence >= limit else None
+
+
+def shows_life(folder: RunFolder) -> bool:
+    """Return whether ranks or agents have just written what they write at intervals: metrics, or samples of a node."""
+    here = viewpoint.now(folder.path)
+    return any(here - modified < FRESH for modified in _times((folder.metrics, *folder.system.glob("*.jsonl"))))
 
 
 def describe_silence(seconds: float, *, nodes: str, verdict: str | None, remedy: str) -> str:
@@ -99,6 +107,8 @@ def _file_server_time(folder: RunFolder) -> float:
 
     The clock of a login node may be minutes ahead.
     """
+    if viewpoint.current() is not None:
+        return viewpoint.now(folder.path)
     if is_own_folder(folder.path):
         try:
             with tempfile.TemporaryFile(prefix=".paceline-", dir=folder.path) as file:

@@ -89,6 +89,7 @@ def child(index):
 if __name__ == "__main__":
     mp.spawn(child, nprocs=2)
 """
+ALONE = SPAWN.replace("world_size=2", "world_size=1").replace("nprocs=2", "nprocs=1")
 
 
 @pytest.fixture
@@ -101,12 +102,13 @@ def free_port() -> int:
 
 def test_a_script_that_spawns_its_own_ranks(launch: Launch, free_port: int) -> None:
     """Under fork each rank would spawn all of them, and all would want the same port."""
-    started = launch(SPAWN.format(port=free_port), light=False)
+    started = launch(ALONE.format(port=free_port), light=False)
     started.wait()
     assert "each calls mp.spawn" in started.err() or "each rank calls mp.spawn" in started.err()
     assert "--style spawn" in started.err()
 
 
+@pytest.mark.slow
 def test_the_spawn_style_with_a_script_that_spawns_and_one_that_does_not(
     launch: Launch, free_port: int, tmp_path: Path
 ) -> None:

@@ -190,35 +190,44 @@ def test_the_next_job_start_tells_what_the_last_one_could_not(
     assert webhook.events() == told
 
 
-REQUEUES = {"requeue": True, "from_queue": True, "by_term": False, "cancelled": False, "wanted": True, "limit": False}
+ENDS = {
+    "requeue": True, "from_queue": True, "by_term": False, "cancelled": False, "wanted": True, "limit": False,
+    "asked": True,
+}  # fmt: skip
+EVENTS = {"queued": "requeued", "cancelled": "stopped", "timed out": "failed"}  # by status, if it is another word
 
 
 @pytest.mark.parametrize(
-    ("verdict", "changes", "told"),
+    ("verdict", "changes", "status"),
     [
-        ("stopped", {}, ["requeued"]),  # before the time limit
-        ("stopped", {"by_term": True}, []),  # Slurm may requeue it, or somebody has cancelled it
-        ("stopped", {"cancelled": True}, ["stopped"]),
-        ("stopped", {"wanted": False}, ["stopped"]),  # --no-requeue
-        ("stopped", {"wanted": False, "limit": True}, ["failed"]),
-        ("stopped", {"by_term": True, "limit": True}, ["failed"]),  # it was too slow for a requeue
-        ("stopped", {"limit": True}, ["requeued"]),
-        ("stopped", {"cancelled": True, "limit": True}, ["stopped"]),
-        ("stopped", {"requeue": False, "from_queue": False}, ["stopped"]),  # a local run
-        ("failed", {}, ["requeued"]),  # for other nodes
-        ("failed", {"requeue": False}, ["failed"]),
-        ("done", {"requeue": False}, ["done"]),
+        ("stopped", {}, "queued"),  # before the time limit
+        ("stopped", {"by_term": True}, ""),  # Slurm may requeue it, or somebody has cancelled it
+        ("stopped", {"cancelled": True}, "cancelled"),
+        ("stopped", {"wanted": False}, "stopped"),  # --no-requeue
+        ("stopped", {"wanted": False, "asked": False}, ""),  # by hand: whoever did it knows
+        ("stopped", {"wanted": False, "limit": True}, "stopped"),
+        ("stopped", {"wanted": False, "limit": True, "asked": False}, "stopped"),
+        ("stopped", {"by_term": True, "limit": True}, "timed out"),  # it was too slow for a requeue
+        ("stopped", {"limit": True}, "queued"),
+        ("stopped", {"cancelled": True, "limit": True}, "cancelled"),
+        ("stopped", {"requeue": False, "from_queue": False}, "stopped"),  # a local run
+        ("failed", {}, "queued"),  # for other nodes
+        ("failed", {"requeue": False}, "failed"),
+        ("done", {"requeue": False}, "done"),
     ],
 )
 def test_how_a_job_start_ends(
-    verdict: str, changes: dict[str, bool], told: list[str], tmp_path: Path, webhook: Webhook
+    verdict: str, changes: dict[str, bool], status: str, tmp_path: Path, webhook: Webhook
 ) -> None:
-    case = {**REQUEUES, **changes}
-    notifier = make_notifier(tmp_path, webhook, "7-0", on=[*DEFAULT, "stopped"], requeues=case["wanted"])
+    """The status is the one that `paceline ps` shows."""
+    case = {**ENDS, **changes}
+    events = [*DEFAULT, "stopped"] if case["asked"] else DEFAULT
+    notifier = make_notifier(tmp_path, webhook, "7-0", on=events, requeues=case["wanted"])
     job_start, run = notifier._job_start, RunFolder(tmp_path / "run")
     left = 0 if case["limit"] else 3600
     notifier._environ = {**notifier._environ, "SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": f"{time.time() + left:.0f}"}
     job_start.verdict.write_text(f"{verdict}\n")
+    run.run_json.write_text('{"name": "resnet"}')
     for path, exists in ((job_start.requeue, case["requeue"]), (run.cancelled, case["cancelled"])):
         if exists:
             path.touch()
@@ -227,11 +236,15 @@ def test_how_a_job_start_ends(
             Outcome(verdict), attempt=1, step=5, by_term=case["by_term"], from_queue=case["from_queue"]
         )
     notifier.flush()
-    assert webhook.events() == told
-    if case["limit"] and told == ["failed"]:
-        assert webhook.received[0]["message"] == "time limit reached"
-    assert not case["cancelled"] or webhook.received[0]["status"] == "cancelled"
-    assert job_start.notified.exists() == bool(told)
+    assert [sent["status"] for sent in webhook.received] == [status] * bool(status)
+    for sent in webhook.received:
+        assert sent["event"] == EVENTS.get(status, status)
+        assert (sent["name"], sent["job"]) == ("resnet", "7")
+        word = "requeued" if status == "queued" else status
+        assert f" (resnet, job 7): {word} at step 5" in sent["text"]
+        ended_by_limit = case["limit"] and status in ("stopped", "timed out")
+        assert (sent["message"] == "time limit reached") == ended_by_limit
+    assert job_start.notified.exists() == (changes != {"by_term": True})
 
 
 @pytest.mark.parametrize(

@@ -415,7 +415,8 @@ NOW = 1_700_000_000.0
     ("way", "left", "cancelled", "expected"),
     [
         (FILE, 60, False, "time limit in 60 s"),
-        (FILE, None, False, "time limit in about 120 s"),
+        (FILE, None, False, "SIGUSR1 to the batch script, by Slurm near the limit or by hand"),
+        (FILE, None, True, "paceline cancel --save"),
         (FILE, 3600, False, "SIGUSR1 to the batch script"),
         (FILE, 3600, True, "paceline cancel --save"),
         (TERM, 3600, False, "SIGTERM: preemption or scancel"),

@@ -20,11 +20,6 @@ import atexit, json, multiprocessing, os, pickle, random, sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import numpy
-import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader
-
 class Squares:
     def __len__(self): return 8
     def __getitem__(self, index): return torch.tensor(float(index * index))
@@ -35,7 +30,11 @@ def double(value):
 class Thing:
     pass
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # what is spawned needs no torch
+    import numpy
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
     dist.init_process_group("gloo")
     total = torch.ones(1)
     dist.all_reduce(total)
@@ -160,21 +159,34 @@ def test_the_first_failure_is_reported_not_its_consequences(launch: Launch, deed
     assert f"rank 1 of 2 on host {started.failure()['host']} failed: {how}" in started.err()
 
 
+# Ranks that wait for each other without torch: torchrun itself has imported it.
+WITHOUT_TORCH = """
+import os, sys, time
+from pathlib import Path
+rank = int(os.environ["RANK"])
+Path(f"there-{rank}").touch()
+while not Path(f"there-{1 - rank}").exists():
+    time.sleep(0.02)
+Path("there").write_text("x")
+if rank == 1:
+    DEED
+time.sleep(3600)
+"""
+
+
 @pytest.mark.parametrize(
-    ("deed", "code"),
+    ("script", "deed", "code"),
     [
-        ("os._exit(3)", 3),
-        pytest.param("raise ValueError('in the loop')", 1, marks=pytest.mark.slow),
-        ("time.sleep(3600)", None),
+        (WITHOUT_TORCH, "os._exit(3)", 3),
+        pytest.param(GLOO, "raise ValueError('in the loop')", 1, marks=pytest.mark.slow),
+        (WITHOUT_TORCH, "pass", None),
     ],
 )
-def test_torchrun_style_failures_and_stops(launch: Launch, tmp_path: Path, deed: str, code: int | None) -> None:
+def test_torchrun_style_failures_and_stops(
+    launch: Launch, tmp_path: Path, script: str, deed: str, code: int | None
+) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    script = GLOO.replace("for step", "from pathlib import Path\nfor step")
-    script = script.replace(
-        "if step == 3 and rank == 1:", "if step == 3: Path('there').write_text('x')\n    if step == 4 and rank == 1:"
-    )
     env = {"TMPDIR": str(temporary)}
     started = launch(script.replace("DEED", deed), light=False, style="torchrun", env=env)
     if code is None:
@@ -267,8 +279,13 @@ THREADS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("style", ["fork", "srun"])
-@pytest.mark.parametrize("case", THREADS)
+THREAD_CASES = [
+    *(("fork", case) for case in THREADS),
+    ("srun", THREADS[0]), *(pytest.param("srun", case, marks=pytest.mark.slow) for case in THREADS[1:]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("style", "case"), THREAD_CASES)
 def test_exported_thread_counts_are_used_and_reported(
     launch: Launch, style: str, case: tuple[str, str | None, str, bool]
 ) -> None:

@@ -106,7 +106,10 @@ def test_later_runs_are_served_by_one_process_and_see_edits(
     assert f"process {pid}: torch" in shown
     assert "2 warm starts" in shown
     assert " 0 MB" not in shown
-    assert f"ended process {pid}" in paceline("warm", "stop", check=True).stdout
+    other = paceline("warm", "stop", str(os.getpid()))
+    assert f"Process {os.getpid()} is no warm process." in other.stderr
+    assert status()["pid"] == pid
+    assert f"ended process {pid}" in paceline("warm", "stop", str(pid), check=True).stdout
     until(lambda: not is_alive(pid), "the end of the warm process")
     assert "no warm process" in paceline("warm", "status", check=True).stdout
     assert not list(runtime_folder.rglob("warm-*"))
@@ -155,7 +158,7 @@ print([os.environ["LR"], hash("text"), time.tzname[0], sys.path.count(os.environ
 
 
 @light
-@pytest.mark.parametrize("given", ["typed", "file", "warm", "later"])
+@pytest.mark.parametrize("given", ["typed", "file", pytest.param("warm", marks=pytest.mark.slow), "later"])
 def test_variables_of_the_job_act_as_in_a_new_process(paceline: Paceline, tmp_path: Path, given: str) -> None:
     """Some are read by the interpreter when it starts, others when torch is imported."""
     fake = Path(os.environ["PYTHONPATH"])
@@ -189,6 +192,34 @@ def test_variables_of_the_job_act_as_in_a_new_process(paceline: Paceline, tmp_pa
 
 
 @light
+@pytest.mark.parametrize("given", ["typed", "file"])
+def test_variables_that_imports_read_act_whatever_their_name(paceline: Paceline, tmp_path: Path, given: str) -> None:
+    """A run with another value of one imports again. Others change nothing, and neither do copies of all variables."""
+    fake = Path(os.environ["PYTHONPATH"])
+    reads = "import os\nodd, copy = os.environ.get('ODD_NAME'), dict(os.environ)\n"
+    (fake / "torch" / "__init__.py").write_text(FAKE_TORCH + reads)
+    (tmp_path / "train.py").write_text("import os, torch\nprint(torch.odd, os.environ.get('OTHER'))")
+
+    def run(*options: str, odd: str | None, other: str) -> subprocess.CompletedProcess[str]:
+        variables = {"OTHER": other, **({"ODD_NAME": odd} if odd else {})}
+        typed = [text for name, value in variables.items() for text in ("--env", f"{name}={value}")]
+        if given == "file":
+            lines = [f"{name} = {value!r}" for name, value in variables.items()]
+            (tmp_path / "paceline.toml").write_text("\n".join(["[environment.variables]", *lines]))
+            typed = []
+        done = paceline("run", "--cpu", *options, "--nproc", "1", *typed, "train.py", check=True)
+        assert done.stdout == f"{odd} {other}\n"
+        return done
+
+    again = "importing torch again, because imports read ODD_NAME"
+    run(odd="1", other="a")
+    assert again in run("--warm", odd="1", other="a").stderr
+    assert again not in run("--warm", odd=None, other="b").stderr
+    assert again in run("--warm", odd="2", other="c").stderr
+    assert status()["served"] == 2
+
+
+@light
 def test_counts_of_threads_that_a_zygote_cannot_have_start_new_processes(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os; print(os.environ['OPENBLAS_NUM_THREADS'])")
     done = paceline("run", "--cpu", "--nproc", "1", "--env", "OPENBLAS_NUM_THREADS=3", "train.py", check=True)
@@ -197,7 +228,9 @@ def test_counts_of_threads_that_a_zygote_cannot_have_start_new_processes(pacelin
 
 
 @light
-@pytest.mark.parametrize("change", ["PYTHONPATH", "module", "shadow", "package"])
+@pytest.mark.parametrize(
+    "change", ["module", *(pytest.param(each, marks=pytest.mark.slow) for each in ("PYTHONPATH", "shadow", "package"))]
+)
 def test_a_change_of_what_it_has_imported_replaces_it(
     paceline: Paceline, tmp_path: Path, scratch: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,8 +253,9 @@ def test_a_change_of_what_it_has_imported_replaces_it(
     until(lambda: not is_alive(before), "the end of the old process")
     assert status()["pid"] != before
     assert status()["torch"] == ("another" if change == "module" else "")
-    paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-    assert [each["warm"] == status()["pid"] for each in reports(scratch)] == [False, False, True]
+    if change == "module":
+        paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
+        assert [each["warm"] == status()["pid"] for each in reports(scratch)] == [False, False, True]
 
 
 @light
@@ -246,10 +280,12 @@ def test_it_ends_when_nobody_uses_it(paceline: Paceline, tmp_path: Path, runtime
 
 
 @light
-@pytest.mark.parametrize("variables", [{"CI": "true"}, {"SLURM_JOB_ID": "7"}])
+@pytest.mark.parametrize("variables", [pytest.param({"CI": "true"}, marks=pytest.mark.slow), {"SLURM_JOB_ID": "7"}])
 def test_jobs_and_ci_start_cold(paceline: Paceline, variables: dict[str, str]) -> None:
     done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True, **variables)
     assert done.stderr.count("starting cold, because") == 1
+    shown = paceline("run", "--cpu", "--warm", "--style", "torchrun", "--dry-run", "train.py", check=True, **variables)
+    assert "the torchrun style does not fork ranks: --warm has no effect" in shown.stderr
     assert not client.ask_all("status")
 
 
@@ -452,7 +488,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_warm_and_cold_runs_train_the_same_weights(paceline: Paceline, tmp_path: Path, ranks: int) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     # The first run leaves a process that was made for another number of threads.

@@ -49,6 +49,16 @@ def test_imports_from_a_path_that_the_script_adds(tmp_path: Path) -> None:
         assert "imports nowhere_to_be_seen, which" in found.text, "and nothing else is missed"
 
 
+def test_the_runtime_needs_torch(tmp_path: Path) -> None:
+    job = job_in(tmp_path / "p", "import paceline\n", environment__python="/usr/bin/python3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_ON_CLUSTER", "alps")
+        *_, found = check_program(job, plan_of(job, {**bare(), "PYTHONNOUSERSITE": "1"}))
+    assert (found.about, found.level) == ("imports", PROBLEM)
+    assert found.text == "train.py imports torch, which /usr/bin/python3 does not have."
+    assert "[profiles.alps.environment]" in found.hint
+
+
 def test_a_python_on_a_local_disk(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p", environment__kind="venv", environment__path=str(tmp_path / "venv"))
     plan = plan_of(job, bare())
@@ -69,6 +79,15 @@ def test_a_scratch_folder_on_a_local_disk(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(job_checks, "file_system", lambda path: "ext4")
     partitions = [Partition("main")]
     assert [found.level for found in check_folder(plan, partitions) if found.about == "run folder"] == [WARNING]
+    conf = tmp_path / "slurm.conf"
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(conf))
+        for text, level in (
+            ("ClusterName=sandbox\nSlurmctldHost=localhost(::1)\n", GOOD),
+            ("ClusterName=big\n", WARNING),
+        ):
+            conf.write_text(text)  # the nodes of the sandbox are on this machine
+            assert [found.level for found in check_folder(plan, partitions) if found.about == "run folder"] == [level]
     plan.run_path.scratch.mkdir(parents=True, exist_ok=True)
     (plan.run_path.scratch / USED_BY_JOBS).touch()
     assert [found.level for found in check_folder(plan, partitions) if found.about == "run folder"] == [GOOD]

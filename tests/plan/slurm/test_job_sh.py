@@ -388,6 +388,21 @@ def test_no_requeue_is_respected(bench: Bench) -> None:
     assert bench.calls_of("scontrol") == [], "not even the question whether one is possible"
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("   SubmitTime=2026-11-17T12:00:10 EligibleTime=Unknown", "1794916810\n"),
+        ("   SubmitTime=Unknown", None),
+        ("", None),
+    ],
+)
+def test_the_agents_learn_since_when_the_job_was_queued(bench: Bench, line: str, expected: str | None) -> None:
+    (bench.calls / "shown").write_text(f"JobId=7 JobName=SubmitTime=1\n{line}\n   Requeue=1 Restarts=0\n")
+    assert bench.carry_out(DONE, TZ="UTC")[0] == 0
+    told = bench.run / "job-starts" / "7-0" / "queued-at"
+    assert (told.read_text() if told.exists() else None) == expected
+
+
 def test_an_unreachable_controller_is_retried(bench: Bench) -> None:
     (bench.calls / "refusals").write_text("no\nno\n")
     bench.carry_out(STOPPED)

@@ -109,8 +109,7 @@ def train(folder: Path, kind: str, stop_at: int | None) -> dict[str, Any]:
     "kind",
     [
         "map-style",
-        "iterable",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tensors", "stateful iterable")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("iterable", "tensors", "stateful iterable")),
     ],
 )
 def test_stopped_and_resumed_equals_uninterrupted(ranks: Ranks, tmp_path: Path, kind: str) -> None:

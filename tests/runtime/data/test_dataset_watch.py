@@ -6,6 +6,7 @@ import os
 from functools import partial
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import Subset
@@ -27,6 +28,10 @@ class Settable(Numbers):
         self.names = {"a": [1, 2]}
         self.closure: Any = closure_over([0])
         self.large = list(range(5000))
+        self.mean = numpy.zeros(3)
+        self.pixels = numpy.ones((100, 300))
+        self.objects = numpy.array([None, "a"], dtype=object)
+        self.none = numpy.zeros((0, 3))
 
     def __getitem__(self, index: int) -> Any:
         value = index
@@ -69,6 +74,9 @@ CHANGES: dict[str, Any] = {
     "nested": lambda data: data.names["a"].append(3),
     "closure": lambda data: data.closure().append(1),
     "length of a large list": lambda data: data.large.append(1),
+    "order of a large list": lambda data: data.large.reverse(),
+    "values of an array": lambda data: data.mean.__iadd__(1),
+    "values of a large array": lambda data: data.pixels.__imul__(2),
 }
 
 

@@ -103,6 +103,36 @@ def test_a_report_opens_offline_and_shows_everything(
 
 
 @pytest.mark.parametrize("light", [False, True])
+def test_paper_shows_all_parts_in_light_colours(
+    scratch: Path, paceline: Callable[..., Completed], offline: Offline, tmp_path: Path, light: bool
+) -> None:
+    make_run(scratch, log={0: [f"line {n} " for n in range(300)]})
+    paceline("report", "-o", "run.html", *(["--light"] if light else []), check=True)
+    tab = offline.tab
+    tab.emulate_media(color_scheme="dark")
+    tab.goto(f"file://{tmp_path}/run.html")
+    chart = tab.locator("[data-metric=loss] .chart svg").first
+    chart.wait_for()
+    screen = chart.bounding_box()["width"]
+    tab.emulate_media(media="print", color_scheme="dark")
+    parts = ["Metrics", "Log", "Nodes", "Time", "Settings and code"]
+    tab.get_by_role("heading", name=parts[-1], exact=True).wait_for()
+    assert tab.locator(".part > h2").all_inner_texts() == parts
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.evaluate("getComputedStyle(document.querySelector('.bar')).printColorAdjust") == "exact"
+    assert tab.locator(".log div:visible").count() == 200  # the last ones
+    assert tab.get_by_text("line 299 ", exact=True).is_visible()
+    tab.wait_for_function("() => !document.querySelector('.chart:empty')")
+    card = tab.locator("[data-metric=loss]").bounding_box()["width"]
+    assert 0.8 * card < chart.bounding_box()["width"] < card < screen
+    assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    tab.emulate_media(media="screen", color_scheme="dark")
+    tab.wait_for_function("() => !document.querySelector('.part')")
+    tab.get_by_role("tab", name="Metrics", selected=True).wait_for()
+    assert not offline.problems
+
+
+@pytest.mark.parametrize("light", [False, True])
 def test_a_sweep_with_the_pages_of_its_best_trials(
     scratch: Path, paceline: Callable[..., Completed], offline: Offline, tmp_path: Path, light: bool
 ) -> None:

@@ -24,6 +24,34 @@ def test_a_falling_line_goes_from_the_upper_left_to_the_lower_right() -> None:
     ]
 
 
+def test_values_over_decades_have_a_log_scale_that_is_named() -> None:
+    falls = [(0, 100.0), (50, 0.1), (100, 0.0001)]
+    assert line_plot(falls, width=36, height=5, unicode=False) == [
+        "   100 +''....",
+        "       |      '''....",
+        "   0.1 +             '''..",
+        "       |                  '''...",
+        "0.0001 +                        ''..",
+        "       +----------------------------",
+        "        0  step (y: log scale)   100",
+    ]
+    narrow = line_plot(falls, width=20, height=5, unicode=False)
+    assert narrow[2].startswith("    50 +"), "a scale that cannot be named is not used"
+
+
+@pytest.mark.parametrize("values", [[100.0, 1.0], [100.0, 0.0], [1000.0, -1.0], [5.0], [math.inf, 2.0, 1.0]])
+def test_other_values_have_a_linear_scale(values: list[float]) -> None:
+    plot = line_plot([(float(step), value) for step, value in enumerate(values)], width=60, height=5, unicode=False)
+    assert plot
+    assert "log" not in plot[-1]
+
+
+@pytest.mark.parametrize("values", [[5e-324, 1.0], [1e-300, 1.7976931348623157e308], [1e-5, 1e5]])
+def test_a_log_scale_takes_any_numbers_above_zero(values: list[float]) -> None:
+    plot = line_plot([(float(step), value) for step, value in enumerate(values)], width=60, height=5)
+    assert "log" in plot[-1]
+
+
 def test_a_line_has_a_dot_in_every_column() -> None:
     plot = line_plot([(0, 0.0), (50, 1.0), (100, 0.0)], width=40, height=6)
     body = [row.partition("┤")[2] or row.partition("│")[2] for row in plot[:6]]
@@ -84,3 +112,11 @@ def test_unicode_needs_an_encoding_that_has_it() -> None:
     assert [supports_unicode(each) for each in ("utf-8", "ascii", "iso-8859-1", None, "no-such")] == [
         True, False, False, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("locale", "unicode"), [("C", False), ("POSIX", False), ("C.UTF-8", True), ("", True)])
+def test_a_plain_locale_gets_plain_characters(monkeypatch: pytest.MonkeyPatch, locale: str, *, unicode: bool) -> None:
+    """Python itself prints UTF-8 in any case."""
+    with monkeypatch.context() as patch:
+        patch.setenv("LC_ALL", locale)
+        assert supports_unicode("utf-8") == unicode

@@ -70,7 +70,7 @@ def test_runs_of_others_are_only_shown(acting: Served, scratch: Path, monkeypatc
     monkeypatch.setattr(ownership, "_owner", lambda path: os.geteuid() + 1)
     monkeypatch.setattr(ownership, "_gives_all_to", lambda owner, folder: False)
     assert httpx.get(f"{acting.base}api/runs/{RUN}", cookies=acting.cookies, trust_env=False).json()["actions"] == []
-    monkeypatch.setattr("paceline.watch.records.OVER", set())
+    monkeypatch.setattr("paceline.watch.records.record.OVER", set())
     refused = post(acting, f"api/runs/{RUN}/stop", origin=origin(acting))
     assert (refused.status_code, "not yours" in refused.json()["error"]) == (400, True)
     assert not folder.cancelled.exists()

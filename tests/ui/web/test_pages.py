@@ -219,7 +219,7 @@ def test_ten_thousand_runs_are_a_page_of_fifty(shared: Shared) -> None:
     assert page.locator(".runs .name").first.inner_text() == "run 0"
     page.get_by_role("button", name=re.compile("^Run")).click()
     page.get_by_role("link", name="run 9999").wait_for()
-    page.get_by_role("button", name=re.compile("^Started")).click()  # as it was
+    page.get_by_role("button", name=re.compile("^Created")).click()  # as it was
 
 
 def test_sweeps_show_trials_and_the_figures_of_optuna(shared: Shared) -> None:
@@ -367,6 +367,7 @@ def test_actions_ask_first_and_only_where_they_are_allowed(shared: Shared) -> No
     shared.open("sweeps").get_by_role("heading", name="Sweeps").wait_for()
     shared.open(f"run/{folder.path.name}")
     page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_text("Its job leaves the queue").wait_for()
     page.get_by_role("button", name="Leave it").click()
     assert not asked
     page.get_by_role("button", name="Cancel").click()
@@ -374,3 +375,66 @@ def test_actions_ask_first_and_only_where_they_are_allowed(shared: Shared) -> No
     page.get_by_text("gone").wait_for()
     assert asked == ["POST"]
     shared.console.problems.clear()  # of the events that were cut off
+
+
+@pytest.mark.parametrize(
+    ("status", "checkpoints", "button", "text"),
+    [
+        ("running", [], "Cancel", "It has no checkpoint: all of its steps are lost, and it is not requeued. To keep"),
+        ("running", [{"step": 1200}], "Cancel", "Steps since its last checkpoint (step 1,200) are lost"),
+        ("failed", [], "Submit again", "It has no checkpoint: the script starts again, as a new job"),
+        ("failed", [{"step": 7}], "Submit again", "The run continues from its newest checkpoint (step 7)"),
+    ],
+)
+def test_a_question_says_what_is_lost_and_where_the_run_continues(
+    shared: Shared, status: str, checkpoints: list[dict[str, int]], button: str, text: str
+) -> None:
+    key = f"20260101-120000-{status[0]}{len(checkpoints)}ca"
+    folder = make_run(shared.scratch, key, name="asked")
+    path = f"{shared.served.base}api/runs/{folder.path.name}"
+    details = shared.page.request.get(path).json()
+    overview = {**details["overview"], "status": status, "is_over": status == "failed", "job": "17"}
+    changed = {"actions": ["stop", "cancel"] if status == "running" else ["requeue"], "checkpoints": checkpoints}
+    shared.page.route(path, lambda route: route.fulfill(json={**details, **changed, "overview": overview}))
+    shared.page.route("**/api/events?**", lambda route: route.abort())
+    page = shared.open(f"run/{key}")
+    page.get_by_text("job 17 · submitted 20").wait_for()
+    page.get_by_role("button", name=button, exact=True).click()
+    page.get_by_role("dialog").get_by_text(text).wait_for()
+    page.get_by_role("button", name="Leave it").click()
+    shared.console.problems.clear()  # of the events that were cut off
+
+
+def test_a_line_in_the_log_tells_where_the_next_attempt_begins(shared: Shared) -> None:
+    folder = make_run(shared.scratch, "20260101-120000-a22e", log={0: ["one", "two"]})
+    attempt = folder.attempt(2)
+    attempt.path.mkdir()
+    attempt.log(0).write_text("three\nfour\n")
+    page = shared.open(f"run/{folder.path.name}/log")
+    page.get_by_text("four", exact=True).wait_for()
+    lines = page.locator(".log > div")
+    assert [text.split()[-1] for text in lines.all_inner_texts()] == ["one", "two", "2", "three", "four"]
+    assert lines.nth(2).inner_text() == "Attempt 2"
+    page.get_by_label("Attempt").select_option("2")
+    page.get_by_text("2 lines", exact=True).wait_for()
+    assert not page.locator(".log .attempt").count()
+
+
+def test_a_constant_metric_and_the_best_of_a_sweep(shared: Shared) -> None:
+    folder = make_run(shared.scratch, "20260101-120000-c057", steps=0)
+    with open(folder.metrics, "a", encoding="utf-8") as file:
+        file.writelines(json.dumps({"step": n, "time": NOW + n, "loss": 0.05}) + "\n" for n in range(5))
+    page = shared.open(f"run/{folder.path.name}")
+    drawn_until(page, 4)
+    assert page.locator("[data-metric=loss] .chart").evaluate("el => el.layout.yaxis.range") == [0, 0.1]
+    sweep = make_sweep(shared.scratch / "digits" / "first" / "best-of", grid([{"lr": 0.1}]))
+    end(sweep, 0, value=0.0087654)
+    page = shared.open()
+    page.get_by_label("Filter runs").fill("best-of")
+    row = page.locator("tr", has=page.get_by_role("link", name="best-of"))
+    cell = row.locator(".w-loss")
+    cell.get_by_text("best loss").wait_for()
+    assert cell.locator("span").first.inner_text() == "0.008765"
+    assert cell.evaluate("el => el.scrollWidth <= el.clientWidth")
+    assert re.search(r"sweeps?$", page.locator(".head .quiet").inner_text())
+    page.get_by_label("Filter runs").fill("")

@@ -70,6 +70,13 @@ def died(run: RecordedRun) -> None:
     run.fails(cause="lost", rank=None, code=None, message="its agent is gone: the node died, or was cut off")
 
 
+def given_up(run: RecordedRun) -> None:
+    run.fails(cause="killed", rank=None, code=None, message="its agent was killed")
+    run.folder.slurm_log.write_text(
+        "paceline: node node2 failed: its agent was killed\nsrun: error: Node failure on node2\n"
+    )
+
+
 def wrong_interface(name: str) -> Plant:
     def plant(run: RecordedRun) -> None:
         for node in run.nodes.values():
@@ -200,6 +207,7 @@ FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
     ),
     "a cut cable": (cut, "network", PROBLEM, "The network to node2 was cut", "lost node1 in turn"),
     "a cable that was cut early": (cut_early, "network", PROBLEM, "to node2 was cut", "lost node1 in turn"),
+    "a node that Slurm has given up": (given_up, "node", PROBLEM, "node2 was lost", "Slurm has marked it as failed"),
     "a dead node": (died, "node", PROBLEM, "node2 was lost", "wrote nothing more"),
     "the wrong interface": (wrong_interface("mgmt0"), "interface", PROBLEM, "is mgmt0", "the way to"),
     "an unknown interface": (wrong_interface("ib9"), "interface", PROBLEM, "is ib9", "has no interface ib9"),
@@ -410,6 +418,10 @@ def test_words_of_the_script_are_no_evidence(tmp_path: Path) -> None:
         "oom-killer guard enabled: will retry on Out Of Memory\ndatabase or disk is full?\n"
     )
     assert run.problems() == []
+    run.folder.slurm_log.write_text(
+        "paceline: node node2 failed: its agent was killed, perhaps because the node is out of memory\n"
+    )
+    assert run.problems() == [], "nor is a guess"
     run.folder.slurm_log.write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0\n")
     assert [each.about for each in run.problems()] == ["memory"]
 

@@ -24,6 +24,19 @@ def test_a_long_curve_keeps_its_spikes() -> None:
     assert min(curve.values) == curves.curve("loss").values[-1] == 1 / 100_000
 
 
+def test_a_long_curve_ends_with_the_newest_value() -> None:
+    curves, first = Curves(), 0
+    for newest in (2001, 2002, 5003, 20_001):
+        curves.add(lines(range(first, newest), value=-1.0 if newest % 2 else 1.0))
+        curves.add([{"step": newest, "time": float(newest), "loss": 0.0}])  # neither the lowest nor the highest
+        first = newest + 1
+        curve = curves.curve("loss")
+        assert (curve.steps[-1], curve.values[-1]) == (newest, 0.0)
+        assert curve.steps == sorted(set(curve.steps))
+    curves.add([{"step": 100, "time": 1e6, "loss": 3.0}])  # a restart
+    assert curves.curve("loss").values[-1] == 3.0
+
+
 def test_a_restart_replaces_the_steps_that_it_repeats() -> None:
     curves = Curves()
     curves.add(lines(range(10)))

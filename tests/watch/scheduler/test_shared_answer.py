@@ -149,6 +149,62 @@ def test_a_controller_that_fails_is_asked_less_and_less_and_all_share_the_failur
     assert len(fake.calls) == len(asked) + 2, "it answers again, so it is asked every minute again"
 
 
+def test_nobody_waits_for_a_controller_that_hangs_at_every_look(
+    fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a sandbox, whose interval is shorter than the time until squeue gives up."""
+    fake.problem, fake.seconds = "squeue failed: Socket timed out on send/recv operation.", 17.0
+    began = fake.now
+    with monkeypatch.context() as patch:
+        patch.setenv("PACELINE_POLL_INTERVAL", "2")
+        while fake.now < began + 200:
+            with pytest.raises(ClusterError, match="timed out"):
+                query_states(["7"])
+            fake.now += 1
+    assert 4 <= len(fake.calls) <= 5
+
+
+def test_a_controller_that_hangs_is_not_asked_about_runs_that_are_over(tmp_path: Path, fake: FakeSlurm) -> None:
+    """Not even if they have just ended, unless Slurm has not said so yet."""
+    done, failed = submitted(tmp_path, fake, ago=300), submitted(tmp_path, fake, ago=300, job="8")
+    fake.jobs = {"7": "COMPLETED", "8": "RUNNING"}
+    done.job_start("7-0").verdict.write_text("done\n")
+    put_time(done.job_start("7-0").verdict, fake.now - 10)
+    assert [each.status for each in read_records([done, failed])] == ["done", "running"]
+    fake.now, fake.problem, fake.calls = fake.now + 100, "It hangs.", []
+    for _ in range(2):
+        assert read_record(done).status == "done"
+    assert fake.calls == []
+    assert [each.status for each in read_records([done, failed])] == ["done", "unknown"]
+    assert fake.calls == ["squeue"]
+    assert read_record(done).status == "done"
+    assert fake.calls == ["squeue"]
+
+
+def test_a_job_that_is_over_is_asked_for_again_after_a_command_that_changes_the_queue(
+    tmp_path: Path, fake: FakeSlurm
+) -> None:
+    """It may have requeued the job. A controller that hangs is asked once for that."""
+    folder = submitted(tmp_path, fake, ago=300)
+    fake.jobs = {"7": "COMPLETED"}
+    folder.job_start("7-0").verdict.write_text("done\n")
+    put_time(folder.job_start("7-0").verdict, fake.now - 10)
+    assert (read_record(folder).status, fake.calls) == ("done", ["squeue"])
+    fake.now += 1
+    slurm.forget_answer()
+    fake.now += 1
+    fake.jobs = {"7": "PENDING"}
+    assert (read_record(folder).status, fake.calls) == ("queued", ["squeue"] * 2)
+    fake.jobs, fake.now = {"7": "COMPLETED"}, fake.now + 100
+    assert (read_record(folder).status, fake.calls) == ("done", ["squeue"] * 3)
+    fake.now, fake.problem = fake.now + 1, "It hangs."
+    slurm.forget_answer()
+    for _ in range(3):
+        fake.now += 1
+        assert read_record(folder).status == "done"
+    assert fake.calls == ["squeue"] * 4
+
+
 def test_a_slow_controller_is_asked_less_often(fake: FakeSlurm) -> None:
     fake.jobs, fake.seconds = {"7": "RUNNING"}, 20.0
     while fake.now < 1_000_000 + 3600:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.agent.failures import FENCED_OFF
 from paceline.agent.notify.delivery import NotDelivered, post, run_command
 from paceline.agent.stop.request import FILE, TERM, describe_cause
+from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import JobStartFolder, RunFolder
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 REQUEUED, STALLED, GPU_IDLE = "requeued", "stalled", "gpu_idle"
 FLUSH_TIMEOUT = 12.0  # seconds at the end of the agent for what is still to be sent
-MAX_MESSAGE = 1000  # characters
+MAX_MESSAGE, MAX_NAME = 1000, 100  # characters
+CANCELLED, TIMED_OUT = "cancelled", "timed out"
 
 
 class Notifier:
@@ -79,23 +81,23 @@ class Notifier:
         message = "" if failure is None else failure.headline(self._launch_spec.world_size)
         verdict = read_verdict(self._job_start.verdict) or outcome.verdict
         may_requeue = from_queue and self._job_start.requeue.exists() and self.settings.get("requeues", True)
+        at_limit = False
         if verdict in (DONE, FAILED) and not (verdict == FAILED and may_requeue):
-            event = verdict
+            event = status = verdict
         elif self._run.cancelled.exists():
-            event = STOPPED
+            event, status = STOPPED, CANCELLED
         elif (by_term or not may_requeue) and from_queue and self._is_time_limit(by_term):
-            event, message = FAILED, "time limit reached"  # nobody requeues it
+            # Nobody requeues it. Slurm calls it timed out unless it has stopped before the limit.
+            event, status = (FAILED, TIMED_OUT) if by_term else (STOPPED, STOPPED)
+            at_limit, message = True, "time limit reached"
         elif not may_requeue:
-            event = STOPPED
+            event = status = STOPPED
         elif by_term:
             return  # somebody cancels the job, or Slurm requeues it: then the next job start tells
         else:
-            event, message = REQUEUED, message or "it has saved and goes back into the queue"
+            event, status, message = REQUEUED, "queued", message or "it has saved and goes back into the queue"
         _write(self._job_start, event)
-        status = "queued" if event == REQUEUED else event
-        if self._run.cancelled.exists() and event == STOPPED:
-            status = "cancelled"
-        self.send(event, status, message, attempt=attempt, step=step)
+        self.send(event, status, message, attempt=attempt, step=step, unasked=at_limit)
 
     def _is_time_limit(self, by_term: bool) -> bool:
         """Whether the job was stopped because of its time limit."""
@@ -111,19 +113,29 @@ class Notifier:
 
     # -- sending ---------------------------------------------------------------------------------------
 
-    def send(self, event: str, status: str, message: str, *, attempt: int, step: int | None = None) -> None:
-        """Send a notification in the background, if the user wants this kind, and once for each attempt."""
-        if event not in self.settings.get("on", ()) or (event, attempt) in self._sent:
+    def send(
+        self, event: str, status: str, message: str, *, attempt: int, step: int | None = None, unasked: bool = False
+    ) -> None:
+        """Send a notification in the background, if the user wants this kind, and once for each attempt.
+
+        A run that ended although nobody asked for it is news also for those who want to hear of failures only.
+        """
+        kinds = {event, FAILED} if unasked else {event}
+        if not kinds & set(self.settings.get("on", ())) or (event, attempt) in self._sent:
             return
         self._sent.add((event, attempt))
         spec, message = self._launch_spec, redact_text(message)[:MAX_MESSAGE]
-        name = "/".join(part for part in (spec.project, spec.experiment, spec.run_id) if part)
+        path = "/".join(part for part in (spec.project, spec.experiment, spec.run_id) if part)
+        name, job = self._name(), self._job()
+        known = ", ".join(part for part in (name, f"job {job}" if job else "") if part)
         step = step if step is not None and step > 0 else None  # scripts without the runtime have no steps
         at = f" at step {step}" if step is not None else ""
-        text = f"{name}: {event.replace('_', ' ')}{at}{f': {message}' if message else ''}"
+        what = status if status in (CANCELLED, TIMED_OUT) else event.replace("_", " ")
+        text = f"{path}{f' ({known})' if known else ''}: {what}{at}{f': {message}' if message else ''}"
         payload = {
-            "text": text, "event": event, "run_id": spec.run_id, "project": spec.project, "experiment": spec.experiment,
-            "status": status, "message": message, "step": step, "attempt": attempt or None, "time": time.time(),
+            "text": text, "event": event, "run_id": spec.run_id, "name": name, "job": job, "project": spec.project,
+            "experiment": spec.experiment, "status": status, "message": message, "step": step,
+            "attempt": attempt or None, "time": time.time(),
         }  # fmt: skip
         with self._lock:
             self._undelivered += 1
@@ -131,6 +143,17 @@ class Notifier:
         if self._thread is None:
             self._thread = threading.Thread(target=self._deliver_all, name="notify", daemon=True)
             self._thread.start()
+
+    def _name(self) -> str:
+        """Return what the user calls the run; empty without a name of its own."""
+        try:
+            return str(read_object(self._run.run_json).get("name") or "")[:MAX_NAME]
+        except (OSError, ValueError):
+            return ""
+
+    def _job(self) -> str:
+        array = self._environ.get("SLURM_ARRAY_JOB_ID"), self._environ.get("SLURM_ARRAY_TASK_ID")
+        return "_".join(map(str, array)) if all(array) else self._environ.get("SLURM_JOB_ID", "")
 
     def flush(self, timeout: float = FLUSH_TIMEOUT) -> None:
         """Wait until everything is sent, for a limited time."""

@@ -38,8 +38,8 @@ def describe_cause(way: int, *, cancelled: bool, environ: Mapping[str, str], gra
     left = int(end) - time.time() if end.isdigit() else None
     if way == TERM:
         return "the time limit is reached" if left is not None and left < 1 else "SIGTERM: preemption or scancel"
-    if left is None:
-        return f"time limit in about {grace:.0f} s"
+    if left is None:  # an older Slurm does not say when the job ends
+        return "SIGUSR1 to the batch script, by Slurm near the limit or by hand"
     return f"time limit in {max(0.0, left):.0f} s" if left <= grace + LIMIT_SLACK else "SIGUSR1 to the batch script"
 
 

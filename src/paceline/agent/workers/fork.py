@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.agent.workers import fork_safety, processes
 from paceline.agent.workers.variables.early_variables import early_variables
+from paceline.agent.workers.variables.import_reads import find_difference
 from paceline.agent.workers.variables.rank_variables import REMOVED, thread_count, thread_variables
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import THREADS, ZygoteOptions, cannot_start, start_zygote
@@ -39,9 +40,12 @@ class Interrupted(Exception):
 class ForkedWorkers:
     """The agent's side of a zygote and the ranks that it forks."""
 
-    def __init__(self, zygote: MessageSocket, pid: int) -> None:
+    def __init__(self, zygote: MessageSocket, pid: int, *, launch_spec: LaunchSpec, environ: Mapping[str, str]) -> None:
         self._zygote = zygote
         self._pid = pid
+        self._launch_spec, self._environ = launch_spec, environ
+        self._is_adopted = False  # and may lack variables of this run
+        self._note = ""  # for the user, why this zygote imports torch although another one has it
         self._ready = False
         self._gone = False
         self._running: dict[int, int] = {}  # local rank -> pid, 0 until the zygote has sent it
@@ -49,38 +53,27 @@ class ForkedWorkers:
     @classmethod
     def prepare(cls, launch_spec: LaunchSpec, environ: Mapping[str, str]) -> ForkedWorkers:
         """Adopt the prestarted zygote if it fits, else start one. Does not wait for it."""
-        adopted = cls._adopt(launch_spec, environ)
-        if adopted is not None:
-            return adopted
-        variables = {name: value for name, value in environ.items() if name not in REMOVED}
-        variables.update(launch_spec.variables)
-        options = zygote_options(launch_spec, environ)
-        try:
-            ours, pid = start_zygote(launch_spec.python, options, variables)
-        except OSError as error:
-            raise cannot_start(launch_spec.python, error) from error
-        return cls(MessageSocket(ours), pid)
-
-    @classmethod
-    def _adopt(cls, launch_spec: LaunchSpec, environ: Mapping[str, str]) -> ForkedWorkers | None:
         prestarted = _connect_to_prestarted(environ)
         if prestarted is None:
-            return None
+            return cls(*_start(launch_spec, environ), launch_spec=launch_spec, environ=environ)
         zygote, hello = prestarted
-        options = zygote_options(launch_spec, environ)
-        # A `.env` file or --env may have added variables.
-        variables = early_variables({**environ, **launch_spec.variables})
-        expected = (launch_spec.python, options.threads, options.preload, variables)
-        if (hello["python"], hello["threads"], hello["preload"], hello["environ"]) == expected:
-            return cls(zygote, hello["pid"])
+        changed = find_difference(launch_spec.variables, hello["reads"])
+        if changed is None and _fits(hello, launch_spec, environ):
+            adopted = cls(zygote, hello["pid"], launch_spec=launch_spec, environ=environ)
+            adopted._is_adopted = True
+            return adopted
         _discard(zygote, hello)
-        return None
+        started = cls(*_start(launch_spec, environ), launch_spec=launch_spec, environ=environ)
+        started._note = _describe_difference(changed) if changed else ""
+        return started
 
     def wait_until_ready(self, is_interrupted: Callable[[], bool], say: Callable[[str], None]) -> None:
         """Wait until torch is imported. Raises `UnsafeToFork` if the ranks must start in another way.
 
         `say` is called with notes for the user.
         """
+        if self._note:
+            say(self._note)
         while not self._ready:
             if is_interrupted():
                 raise Interrupted
@@ -103,7 +96,19 @@ class ForkedWorkers:
                         f"Cannot preload {message['module']}.\n{message['why'].rstrip()}",
                         hint="Install the module, or remove it from --preload.",
                     )
-                self._ready |= message["kind"] == "ready"
+                if message["kind"] == "ready":
+                    self._ready = not (self._is_adopted and self._replace_if_different(message["reads"], say))
+
+    def _replace_if_different(self, read: Mapping[str, str | None], say: Callable[[str], None]) -> bool:
+        """Start another zygote if imports in this one have read variables that the ranks have with other values."""
+        changed = find_difference(self._launch_spec.variables, read)
+        if changed is None:
+            return False
+        say(_describe_difference(changed))
+        _discard(self._zygote, {"pid": self._pid})
+        self._zygote, self._pid = _start(self._launch_spec, self._environ)
+        self._is_adopted = False
+        return True
 
     def start(self, launch: Launch, output: OutputCapture) -> list[int]:
         from paceline.agent.workers.bootstrap import make_rank_spec
@@ -184,6 +189,30 @@ class ForkedWorkers:
         if not self._ready:
             processes.send_signal(self._pid, signal.SIGKILL)  # it may still be importing, and has no ranks yet
         processes.await_end(self._pid, KILL_TIMEOUT)
+
+
+def _start(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> tuple[MessageSocket, int]:
+    """Start a zygote with all variables of the run."""
+    variables = {name: value for name, value in environ.items() if name not in REMOVED}
+    variables.update(launch_spec.variables)
+    try:
+        ours, pid = start_zygote(launch_spec.python, zygote_options(launch_spec, environ), variables)
+    except OSError as error:
+        raise cannot_start(launch_spec.python, error) from error
+    return MessageSocket(ours), pid
+
+
+def _fits(hello: Mapping[str, Any], launch_spec: LaunchSpec, environ: Mapping[str, str]) -> bool:
+    """Whether a zygote is what this run would start."""
+    options = zygote_options(launch_spec, environ)
+    # A `.env` file or --env may have added variables.
+    variables = early_variables({**environ, **launch_spec.variables})
+    expected = (launch_spec.python, options.threads, options.preload, variables)
+    return (hello["python"], hello["threads"], hello["preload"], hello["environ"]) == expected
+
+
+def _describe_difference(name: str) -> str:
+    return f"importing torch again, because imports read {name}, and it had another value"
 
 
 def _describe_warm(seconds: int, why_not: str) -> str:

@@ -62,7 +62,7 @@ def _command(name: str, command: Any) -> Section:
     intro = inspect.cleandoc(command.help or "")
     if groups:
         links = ", ".join(f"[{group}](#{anchor(group)})" for group in groups)
-        intro += f"\n\nIt also takes settings, if they list it: {links}."
+        intro += f"\n\nIt also takes the options in these groups that name it: {links}."
     example = "\n".join([f"$ {' '.join(usage)}", *(["", epilog] if epilog else [])])
     title = f"paceline {name}"
     return Section(title, (name, title), intro, example, language="text", entries=tuple(entries))

@@ -45,7 +45,8 @@ def to_roff(page: Page) -> str:
 
 def _section(section: Section) -> Iterator[str]:
     yield f".SS {escape(section.title)}"
-    yield from _text(re.sub(r"It also takes settings, if they list it: .*", "See also OPTIONS.", section.intro))
+    intro = re.sub(r"It also takes the options in these groups that name it: .*", "See also OPTIONS.", section.intro)
+    yield from _text(intro)
     if section.example:
         yield from (".PP", ".nf", *(escape(line) or "\\&" for line in section.example.splitlines()), ".fi")
     yield from _list((entry.names[0], entry.text) for entry in section.entries)

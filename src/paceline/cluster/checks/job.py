@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.cluster.checks.data import check_data
@@ -50,7 +50,7 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     found = []
     kind = file_system(existing)
     host = socket.gethostname().split(".")[0]
-    if kind in _LOCAL and partitions and not (scratch / USED_BY_JOBS).exists():
+    if kind in _LOCAL and partitions and not (scratch / USED_BY_JOBS).exists() and not _is_sandbox(os.environ):
         found.append(
             Finding(
                 "run folder", WARNING, f"{scratch} is on a local disk of {host} ({kind}), which the nodes may not see.",
@@ -64,6 +64,15 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
     hint = "" if level == GOOD else "Remove old runs, or choose another scratch folder."
     return [*found, Finding("free space", level, text, hint), *check_quota(existing)]
+
+
+def _is_sandbox(environ: Mapping[str, str]) -> bool:
+    """Return whether the cluster is the sandbox, whose nodes are on this machine."""
+    try:
+        settings = Path(environ["SLURM_CONF"]).read_text(encoding="utf-8").splitlines()
+    except (KeyError, OSError, ValueError):
+        return False
+    return "ClusterName=sandbox" in settings and any(line.startswith("SlurmctldHost=localhost") for line in settings)
 
 
 def check_requeue(job: Job, plan: SlurmPlan) -> list[Finding]:

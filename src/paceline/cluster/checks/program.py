@@ -6,11 +6,13 @@ The check probes the job's own Python, after the modules, the environment and th
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from paceline.cluster.checks.container import can_probe, check_image, explain_container
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.environment.probe import MODULE_COMMAND, ProbeResult, module_hint, probe_python
+from paceline.contract.env import ON_CLUSTER
 from paceline.plan.slurm.plan import SlurmPlan
 from paceline.spec import Job
 
@@ -46,6 +48,7 @@ if path and path.endswith(".py"):
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 imports.append(node.module.split(".")[0])
         known = {"paceline", *sys.modules}
+        imports += ["torch"] if "paceline" in imports else []
         answer["missing"] = sorted({each for each in imports if each not in known and spec(each) is None})
         named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "path"]
         answer["own_path"] = any(getattr(node.value, "id", "") == "sys" for node in named)
@@ -70,7 +73,7 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
     if answer.get("missing_module"):
         return [
             *found,
-            Finding("module", PROBLEM, f"{python} does not find the module {job.program.name!r}.", _INSTALL),
+            Finding("module", PROBLEM, f"{python} does not find the module {job.program.name!r}.", _install()),
         ]
     if "syntax" in answer:
         return [*found, _syntax(job, *answer["syntax"])]
@@ -83,7 +86,7 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
                 Finding("imports", WARNING, text, "The script changes sys.path; check that it finds them there."),
             ]
         modules = [job.program.module_with(each, job.cwd) for each in missing]
-        hint = _INSTALL if None in modules else f"Use -m {modules[0]}, so that it finds what is in {job.cwd}."
+        hint = _install() if None in modules else f"Use -m {modules[0]}, so that it finds what is in {job.cwd}."
         return [*found, Finding("imports", PROBLEM, text, hint)]
     return [*found, Finding("imports", GOOD, "all found")]
 
@@ -92,7 +95,11 @@ _FIX = {
     "venv": "Correct the path, or build a venv: paceline env build",
     "conda": "Correct the path; `conda env list` shows the folders.",
 }
-_INSTALL = "Install it there, or set kind and path in [environment]."
+
+
+def _install() -> str:
+    table = f"profiles.{name}.environment" if (name := os.environ.get(ON_CLUSTER)) else "environment"
+    return f"Install it there, or set kind and path in [{table}]."
 
 
 def _probe(job: Job, plan: SlurmPlan) -> dict[str, Any] | Finding:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.claims import claim_run, require_not_running
+from paceline.cluster.runs.claims import claim_run, require_not_running, require_permission
 from paceline.cluster.runs.prepare import prepare, read_launch_spec, repair_code
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.contract.files.foreign_records import read_object
@@ -136,6 +136,7 @@ def find_resumed_run(name: str, program: Program | None, *, load: Callable[[Prog
     folder = folders.find_own_run(name, folders.resolve_scratch(job, os.environ))
     spec = read_launch_spec(folder)
     require_not_running(folder)
+    require_permission(folder)
     if program is None:
         job = load(Program(spec.program, tuple(spec.args), is_module=spec.is_module))
         return ResumedRun(job, folder, spec)

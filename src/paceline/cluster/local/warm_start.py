@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 from paceline.agent.workers.warm.conditions import reason_to_start_cold
@@ -18,9 +19,8 @@ def find_zygote(plan: LocalPlan, *, warm: int) -> tuple[prestart.Prestarted | No
     `warm` is for how many seconds a warm process stays; 0 for none.
     """
     spec = plan.launch_spec
-    cold = _why_cold(spec) if warm else None
-    notes = [f"starting cold, because {cold}: --warm has no effect"] if cold else []
-    warm = 0 if cold else warm
+    notes = describe_cold(spec, warm=warm)
+    warm = 0 if notes else warm
     started = prestart.prestarted
     if started is not None and (started.options.warm != warm or (warm and not _fits(started, spec))):
         started.discard()
@@ -30,6 +30,12 @@ def find_zygote(plan: LocalPlan, *, warm: int) -> tuple[prestart.Prestarted | No
     if started is not None and started.replaced:
         notes.append(f"starting cold, because {started.replaced}")
     return started, notes
+
+
+def describe_cold(spec: LaunchSpec, *, warm: int) -> list[str]:
+    """Return a note for the user if a run cannot have the warm process that it asks for."""
+    cold = _why_cold(spec) if warm else None
+    return [f"starting cold, because {cold}: --warm has no effect"] if cold else []
 
 
 def _why_cold(spec: LaunchSpec) -> str | None:
@@ -76,8 +82,8 @@ def read_status() -> list[dict[str, Any]]:
     return ask_all("status")
 
 
-def stop() -> list[dict[str, Any]]:
-    """End all warm processes of this user, and return their last status. Running runs go on."""
+def stop(pids: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """End these warm processes of this user, or all, and return their last status. Running runs go on."""
     from paceline.agent.workers.warm.client import ask_all
 
-    return ask_all("stop")
+    return ask_all("stop", pids)

@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.files.foreign_records import read_object
+from paceline.contract.files.grant_file import explain_refusal, needs_grant, read_winner
 from paceline.contract.process import pid_namespace, process_start
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, UsageError
+from paceline.plan.quote import quote
+from paceline.plan.typed_command import to_type
 
 _NAME = re.compile(r"[\w-]+")  # of a job start
 HERE, ELSEWHERE, OVER = "here", "elsewhere", "over"  # where the processes of a local job start are
@@ -145,6 +148,17 @@ def require_not_running(run: RunFolder) -> None:
     _require_over(run, find_holder(run))
 
 
+def require_permission(run: RunFolder) -> None:
+    """Raise an error for a run that was submitted to several clusters and is not the one that trains."""
+    if not needs_grant(run):
+        return
+    why, winner = explain_refusal(run) or "it never got permission to start", read_winner(run)
+    raise UsageError(
+        f"Run {run.path.name} was submitted with --first and never trains: {why}.",
+        hint=f"See `paceline ps --on {quote(winner)}`, or start a new run." if winner else "Start a new run.",
+    )
+
+
 def _require_over(run: RunFolder, holder: Holder | None) -> None:
     _require_no_job(run, holder)
     if holder is None or holder.job is not None or holder.name == local_job_start_name():
@@ -154,12 +168,13 @@ def _require_over(run: RunFolder, holder: Holder | None) -> None:
         pid = holder.pids()[0]
         raise UsageError(
             f"Run {run.path.name} is still running as process {pid}.",
-            hint=f"Wait for it, or stop it with `paceline cancel {run.path.name}`.",
+            hint=f"Wait for it, or stop it with `{to_type(f'cancel {run.path.name}')}`.",
         )
     if where == ELSEWHERE:
         raise UsageError(
             f"Run {run.path.name} was started on {holder.host}, and has not ended there as far as this host can see.",
-            hint=f"Wait for it, or stop it there. If it is gone, remove {holder.job_start.process} and try again.",
+            hint="Wait for it, or stop it there. Only if you are sure that it no longer runs, remove"
+            f" {holder.job_start.process} and try again.",
         )
 
 
@@ -177,13 +192,15 @@ def _require_no_job(run: RunFolder, holder: Holder | None) -> None:
             return
         raise ClusterError(
             f"Cannot find out whether job {jobs[0]} still has run {run.path.name}: {problem.message}",
-            hint=f"Try again where Slurm answers. If the job is gone, remove {run.job} and {run.claims}.",
+            hint="Try again where that Slurm answers: on a login node, or, if the job is in a sandbox, after"
+            ' `eval "$(paceline sandbox env)"` in this terminal. Without that Slurm, start a new run from its newest'
+            f" checkpoint: `--start-from {run.path.name} --continue`.",
         ) from None
     for state in states.values():
         if state.phase in (LIVE, WAITING):
             raise UsageError(
                 f"Run {run.path.name} is {state.label} as job {state.id}.",
-                hint=f"Wait for it, or end it with `paceline cancel {run.path.name}`.",
+                hint=f"Wait for it, or end it with `{to_type(f'cancel {run.path.name}')}`.",
             )
 
 

@@ -18,7 +18,9 @@ from paceline.contract.files.foreign_records import parse_object, read_bounded
 from paceline.contract.files.ownership import is_own_folder, require_own_folder
 from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.plan.quote import quote
 from paceline.plan.run_path import STORE, RunPath, is_run_id, new_run_id
+from paceline.plan.typed_command import cluster, to_type
 from paceline.spec import Job
 
 SCRATCH = "PACELINE_SCRATCH"
@@ -137,12 +139,21 @@ def find_run(name: str, scratch: Path) -> RunFolder:
             f"{name!r} matches {len(matches)} runs: {newest}{more}.", hint="Give the run's id, or more of it."
         )
     if name == "last":
-        raise UsageError(f"You have no runs in {scratch}.", hint="Give a run's folder, or set PACELINE_SCRATCH.")
+        raise UsageError(f"You have no runs in {scratch}.", hint=_where_runs_are())
     raise UsageError(
         f"There is no run {name!r} in {scratch}.",
         hint=f"{_suggestion(name, known)}Give a run's id, the start or end of it, its name or the start of that, its"
-        " job id, or its folder. Of another user's run, give the whole id or the folder. `paceline ps` lists runs.",
+        " job id, or its folder. Of another user's run, give the whole id or the folder. "
+        f"`{to_type('ps')}` lists runs.",
     )
+
+
+def _where_runs_are() -> str:
+    """Return what to do if there are none: a variable that is set on a laptop says nothing about a cluster."""
+    if not (name := cluster()):
+        return "Give a run's folder, or set PACELINE_SCRATCH."
+    first = f"Submit one with `paceline submit --on {quote(name)} SCRIPT`."
+    return f"{first} If you have runs in another folder there, set scratch in [profiles.{name}.project]."
 
 
 def _suggestion(wanted: str, paths: Iterable[Path]) -> str:
@@ -174,24 +185,31 @@ def _own(paths: Iterable[Path]) -> list[Path]:
 
 
 def _other_names(folder: RunFolder, wanted: str) -> tuple[str, ...]:
-    """Return what else a run is known by: the name that `--name` gave it, and its jobs if a job may be wanted.
+    """Return what else a run is known by: the name that `--name` gave it, its program if it has none, and its jobs if
+    a job may be wanted.
 
     The name may be missing if the wanted one is no part of it.
     """
     from paceline.cluster.slurm.sbatch import known_jobs
 
-    return _read_name(folder.path, wanted), *(known_jobs(folder) if JOB_ID.fullmatch(wanted) else ())
+    name, program = _read_names(folder.path, wanted)
+    return name, "" if name else program, *(known_jobs(folder) if JOB_ID.fullmatch(wanted) else ())
 
 
-def _read_name(path: Path, part: str = "") -> str:
-    """Return a run's name. One without `part` may be left out: only files that contain it are parsed."""
+def _read_name(path: Path) -> str:
+    return _read_names(path)[0]
+
+
+def _read_names(path: Path, part: str = "") -> tuple[str, str]:
+    """Return a run's name and its program. Those without `part` may be left out: only files with it are parsed."""
     try:
         text = read_bounded(f"{path}/run.json")
         if any(json.dumps(part, ensure_ascii=ascii)[1:-1].encode() in text for ascii in (True, False)):
-            return str(parse_object(text).get("name") or "")
+            details = parse_object(text)
+            return str(details.get("name") or ""), str(details.get("program") or "")
     except (OSError, ValueError):
         pass
-    return ""
+    return "", ""
 
 
 def _is_part(part: str, run_id: str, name: str) -> bool:

@@ -21,6 +21,7 @@ from paceline.cluster.runs.run_half_zip import write_run_half
 from paceline.cluster.runs.snapshot import CodeList, Snapshot, list_code
 from paceline.cluster.secrets.secrets import secret_files
 from paceline.contract.files.foreign_records import read_bounded, read_object
+from paceline.contract.files.sent_code import keep_sent
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
@@ -86,6 +87,8 @@ def prepare(
         links = find_links(job.folder.absolute(), snapshot.names, run_folders=run_folders_inside(job.folder, run_path))
         notes += links.notes
         launch_spec = _with_work_folder(launch_spec, job, snapshot, links, run_path)
+    if not launch_spec.work:
+        keep_sent(job.folder)
     folder.run_half.unlink(missing_ok=True)  # it may be a link to the store's, which must not be overwritten
     if not code_later or launch_spec.python != sys.executable:  # another interpreter runs the agent from it
         write_run_half(folder.run_half, store=run_path.store, compiled=compiled)

@@ -50,7 +50,7 @@ class CodeList:
         A file that takes the output of this command (`paceline run ... > log.txt`) is not code, and is left out.
         """
         changed = [name for name in self.sizes if not _is_older(self.folder / name, self.listed)]
-        return [name for name in changed if not _takes_output(self.folder / name)]
+        return [name for name in changed if not takes_output(self.folder / name)]
 
     def store(self, store: Path) -> Snapshot:
         """Copy the files into `store`, unless an equal copy is already there."""
@@ -66,7 +66,7 @@ def _is_older(path: Path, moment: float) -> bool:
         return False
 
 
-def _takes_output(path: Path) -> bool:
+def takes_output(path: Path) -> bool:
     """Return whether stdout or stderr of this process is that file."""
     for descriptor in (1, 2):
         try:

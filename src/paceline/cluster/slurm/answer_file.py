@@ -35,20 +35,27 @@ MAX_BYTES = 100_000_000
 class Answer:
     """What Slurm has answered last. Times are in seconds since 1970, by this machine's clock."""
 
-    asked: float = 0.0  # when squeue was called; 0 if it never was
+    asked: float = 0.0  # when squeue was called, or when it failed; 0 if it never was called
     jobs: dict[str, JobState] = field(default_factory=dict)  # the user's jobs that the controller remembers
     confirmed: frozenset[str] = frozenset()  # jobs that had ended in the answer before this one, too
     accounting: dict[str, tuple[float, JobState | None]] = field(default_factory=dict)  # jobs that had left the queue
     strikes: int = 0  # questions in a row that failed or took long
     problem: str = ""  # why there is no answer
     hint: str = ""
+    took: float = 0.0  # seconds until it failed
 
     def to_json(self) -> str:
         jobs = [_to_row(state) for state in self.jobs.values()]
         accounting = [
             [job, asked, _to_row(state) if state else None] for job, (asked, state) in self.accounting.items()
         ]
-        rest = {"asked": self.asked, "strikes": self.strikes, "problem": self.problem, "hint": self.hint}
+        rest = {
+            "asked": self.asked,
+            "strikes": self.strikes,
+            "problem": self.problem,
+            "hint": self.hint,
+            "took": self.took,
+        }
         return json.dumps({**rest, "jobs": jobs, "confirmed": sorted(self.confirmed), "accounting": accounting})
 
     @classmethod
@@ -58,7 +65,7 @@ class Answer:
         accounting = {job: (asked, JobState(*row) if row else None) for job, asked, row in table["accounting"]}
         return cls(
             float(table["asked"]), {state.id: state for state in jobs}, frozenset(table["confirmed"]), accounting,
-            int(table["strikes"]), str(table["problem"]), str(table["hint"]),
+            int(table["strikes"]), str(table["problem"]), str(table["hint"]), float(table["took"]),
         )  # fmt: skip
 
 

@@ -26,11 +26,25 @@ SEPARATOR = "\x1f"  # never part of a name, a reason or a node list
 
 Completed = subprocess.CompletedProcess[str]
 NOT_CONFIGURED = "Slurm is installed here, but not configured."
-_CHECK_CONTROLLER = "Check the controller with `scontrol ping`."
+_CHECK_CONTROLLER = "Check the controller with `scontrol ping`; if it is a sandbox, with `paceline sandbox status`."
+
+CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 
 
 def available() -> bool:
     return shutil.which("sbatch") is not None
+
+
+def configured() -> bool:
+    """Return whether this machine belongs to a Slurm: its programs alone may be installed anywhere."""
+    if not available():
+        return False
+    if any(path and os.path.isfile(path) for path in (os.environ.get("SLURM_CONF"), *CONFIGURATION_FILES)):
+        return True
+    try:  # its configuration may lie elsewhere, or come from the controller
+        return "slurmctld" in call(["scontrol", "ping"], check=False).stdout.lower()
+    except ClusterError:
+        return False
 
 
 def cluster_name() -> str | None:
@@ -70,8 +84,8 @@ def call(
     if done.returncode and "configuration source" in done.stderr:
         raise NoSlurm(
             NOT_CONFIGURED,
-            hint="Set SLURM_CONF, run this on a login node of your cluster, or start a local Slurm with"
-            " `paceline sandbox up`.",
+            hint='If you have started a sandbox, type `eval "$(paceline sandbox env)"` in this terminal. Otherwise set'
+            " SLURM_CONF, or run this on a login node of your cluster.",
         )
     if check and done.returncode:
         raise ClusterError(f"{argv[0]} failed: {error_text(done)}.", hint=_CHECK_CONTROLLER)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.cluster.checks.findings import PROBLEM, WARNING, Finding
@@ -19,6 +19,7 @@ from paceline.cluster.runs.prepare import path_in_run, prepare, read_launch_spec
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm import sbatch
+from paceline.cluster.slurm.confirmation import note_attempt, note_job
 from paceline.cluster.slurm.limits import explain_rejection
 from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
 from paceline.cluster.slurm.states import ENDED
@@ -28,6 +29,7 @@ from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, NoAns
 from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.array_script import Trials
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
+from paceline.plan.typed_command import to_type
 from paceline.spec import Job
 
 
@@ -48,9 +50,10 @@ class Draft:
     """A job on its way to the queue. With `trials` it is the array of a sweep."""
 
     def __init__(
-        self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None, run_path: RunPath | None = None
-    ) -> None:
-        self.trials = trials
+        self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None, run_path: RunPath | None = None,
+        grant_timeout: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.trials, self.grant_timeout = trials, grant_timeout
         job = resolve_environment(job, os.environ)
         if run_path is None or job.is_typed("runtime.start_from"):  # otherwise the run has begun
             job = resolve_start(job, os.environ, after=after)
@@ -73,10 +76,11 @@ class Draft:
         def path_in_job(path: Path) -> Path:
             return path_in_run(path, job=job, run_path=run_path)
 
-        return plan_slurm(
+        plan = plan_slurm(
             job, run_path=run_path, environ=os.environ, python=sys.executable, fair_cpus=fair,
             after=self.after, file_secrets=self.secrets, path_in_job=path_in_job, trials=self.trials,
         )  # fmt: skip
+        return replace(plan, launch_spec=replace(plan.launch_spec, grant_timeout=self.grant_timeout))
 
     def findings(self) -> list[Finding]:
         return check_job(self.job, self.plan(self.run_path), self.partitions)
@@ -122,8 +126,12 @@ class Draft:
         return Submitted(plan, job_id, (*self.notes, *plan.notes, *prepared.notes))
 
     def _sbatch(self, plan: SlurmPlan, *, known: Sequence[str] = ()) -> str:
+        folder = plan.run_path.folder
         try:
-            return sbatch.submit(plan, known=known)
+            note_attempt(folder, known=known)
+            job = sbatch.submit(plan, known=known)
+            note_job(folder, job)
+            return job
         except NoAnswer as problem:
             raise ClusterError(
                 problem.message,
@@ -154,7 +162,7 @@ class Draft:
                 hint="Name a run that was started by `paceline submit`, or a job id.",
             )
         elif outcome is not None:
-            again = f"go on with it (`paceline submit --resume {folder.path.name}`)" if folder else "run it again"
+            again = f"go on with it (`{to_type(f'submit --resume {folder.path.name}')}`)" if folder else "run it again"
             raise UsageError(
                 f"Invalid --after {name}: {f'job {found}' if folder is None else 'that run'} has ended: {outcome}.",
                 hint=f"First {again}, or leave --after out.",

@@ -15,7 +15,7 @@ from typing import Any
 from paceline.cluster.checks.findings import Finding
 from paceline.cluster.checks.job import check_job
 from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.claims import require_not_running
+from paceline.cluster.runs.claims import require_not_running, require_permission
 from paceline.cluster.runs.prepare import EarlierStart, prepare, read_launch_spec
 from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.draft import Draft, Submitted
@@ -24,6 +24,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import REDACTED, redact_text
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.plan.typed_command import to_type
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import reload_job
 
@@ -124,6 +125,7 @@ def find_resumed_draft(
             hint="Run the trials that failed again: paceline sweep --resubmit failed SWEEP",
         )
     require_not_running(folder)
+    require_permission(folder)
     record = _read_record(folder)
     was_submitted = record.get("backend") == "slurm"
     if was_submitted and (typed.config or typed.profile):
@@ -228,7 +230,7 @@ def _restore_setup(setup: Iterable[str], script: Path) -> list[str]:
         if found is None or redact_text(found[0]) != shown:
             raise UsageError(
                 f"{script} has no line {shown}, so the secret in this line of `setup` is not known any more.",
-                hint="Start a new run, and keep the secret in a secrets file (docs/secrets.md).",
+                hint="Start a new run, and keep the secret in a file that you pass with `--secret-file`.",
             )
         lines.append(found[0])
         position = found.end()
@@ -253,7 +255,7 @@ def _locked(folder: RunFolder) -> Iterator[None]:
         except BlockingIOError:
             raise UsageError(
                 f"Another command is submitting run {folder.path.name} now.",
-                hint=f"See what became of it: paceline show {folder.path.name}",
+                hint=f"See what became of it: {to_type(f'show {folder.path.name}')}",
             ) from None
         except OSError:  # a file system without locks
             pass

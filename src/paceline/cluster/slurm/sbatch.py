@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.cluster.slurm.answer_file import forget_answer
@@ -62,7 +62,10 @@ def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path,
         raise JobRejected(reason=reason)
     # Take the last line that is an id: a site's wrapper around sbatch may print more.
     ids = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE) if done is not None and not reason else []
-    job = ids[-1] if ids else find_job(folder, environ, known=known)
+    job = ids[-1] if ids else None
+    if job is None:
+        with suppress(NoAnswer):
+            job = find_job(folder, environ, known=known)
     if job is None:
         printed = done.stdout.strip() if done is not None else ""
         raise NoAnswer(
@@ -77,19 +80,30 @@ def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path,
 def find_job(
     folder: Path, environ: Mapping[str, str], *, known: Sequence[str] = (), pauses: Sequence[float] | None = None
 ) -> str | None:
-    """Ask Slurm, more than once, for a job of yours that works in a folder."""
+    """Ask Slurm, more than once, for a job of yours that works in a folder.
+
+    Raises NoAnswer if it finds none and Slurm did not answer at last: there may be a job all the same.
+    """
+    problem: ClusterError | None = None
     form = f"--format=%F{SEPARATOR}%Z"
     argv = ["squeue", "--all", "--noheader", "--states=all", f"--user={os.getuid()}", form]
     for pause in QUERY_PAUSES if pauses is None else pauses:
         time.sleep(pause)
+        problem = None
         try:
-            done = call(argv, environ=environ, check=False)
-        except ClusterError:
+            done = call(argv, environ=environ)
+        except ClusterError as error:
+            problem = error
             continue
         rows = [line.split(SEPARATOR) for line in done.stdout.splitlines()]
         found = {row[0].strip() for row in rows if len(row) == 2 and row[1].strip() == str(folder)} - set(known)
         if found:
             return max(found, key=int)
+    if problem is not None:
+        raise NoAnswer(
+            f"Slurm does not say whether there is a job: {problem.message}",
+            hint=f"Repeat your command once Slurm answers: nothing was submitted or cancelled. {problem.hint}".strip(),
+        )
     return None
 
 
@@ -109,9 +123,9 @@ def withdrawn_on_failure(plan: SlurmPlan, cancelled: Path, *, known: Sequence[st
         write_atomically(cancelled, f"{time.time():.0f}\n")
         if not isinstance(problem, NoAnswer):
             folder, environ = plan.run_path.folder.path, plan.submitter
-            job = find_job(folder, environ, known=known, pauses=INTERRUPTED_PAUSES)
-            if job is not None:
-                call(["scancel", job], environ=environ, check=False)
+            with suppress(ClusterError):  # the file alone will do
+                if job := find_job(folder, environ, known=known, pauses=INTERRUPTED_PAUSES):
+                    call(["scancel", job], environ=environ, check=False)
         raise
 
 

@@ -18,25 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paceline
+from paceline.cluster.ssh.remote import start
 from paceline.errors import EnvironmentProblem
 
 FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # equal content gives an equal archive
 REQUIREMENTS = ("pydantic>=2.5", "typer>=0.12", "rich>=13", "psutil>=5.9", "typing_extensions")
-MAIN = b"""\
-import sys
-
-try:
-    from paceline.cluster.ssh.remote.entry import main
-
-    code = main()
-    if code is None:  # the command of the request, as if it had been typed here
-        from paceline.__main__ import main as paceline
-
-        paceline()
-except KeyboardInterrupt:
-    code = 130
-sys.exit(code)
-"""
+MAIN = Path(start.__file__).read_bytes()
 _SKIPPED = {"__pycache__", "tests", "test"}
 
 

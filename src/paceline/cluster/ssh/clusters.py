@@ -14,6 +14,7 @@ from paceline.spec.load import find_file, read_file, repository_root, take_acces
 from paceline.spec.validation_errors import nearest, show
 
 ON = "PACELINE_ON"  # the default of --on
+_EXAMPLE = 'host = "login.example.org"'
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]*")
 
 
@@ -72,14 +73,20 @@ def find_cluster(name: str, project: ProjectFile) -> Cluster:
     known = project.clusters()
     if name in known:
         return known[name]
-    close = nearest(name, list(known))
-    if close:
-        hint = f"Did you mean {close!r}?"
-    elif known:
-        hint = f"The clusters are {', '.join(sorted(known))}."
-    else:
-        hint = f'Name its login node in {project.file or "paceline.toml"}: [profiles.{name}] host = "login.example.org"'
-    raise UsageError(f"There is no cluster {name!r} with a host.", hint=hint)
+    if close := nearest(name, list(known)):
+        raise UsageError(f"There is no cluster {name!r}.", hint=f"Did you mean {close!r}?")
+    profiles = project.values.get("profiles")
+    if isinstance(profiles, dict) and name in profiles:
+        raise UsageError(
+            f"[profiles.{name}] of {project.file} has no host.", hint=f"Add its login node there, such as {_EXAMPLE}."
+        )
+    table = "tool.paceline.profiles" if project.file and project.file.name == "pyproject.toml" else "profiles"
+    others = f" You have {', '.join(sorted(known))}." if known else ""
+    raise UsageError(
+        f"There is no cluster {name!r}.{others}",
+        hint=f"Write its login node into {project.file or 'paceline.toml of your project'}:"
+        f"\n    [{table}.{name}]\n    {_EXAMPLE}\n  For all projects, write it into {user_file()}, below [{name}].",
+    )
 
 
 def _tables(values: Any, file: Path | None) -> dict[str, dict[str, Any]]:

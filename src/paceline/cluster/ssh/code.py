@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from paceline.cluster.runs.code_identity import identify_code
 from paceline.cluster.runs.folder import resolve_scratch
-from paceline.cluster.runs.snapshot import list_code
+from paceline.cluster.runs.snapshot import list_code, takes_output
 from paceline.cluster.runs.snapshot_store import LINK, read_files
 from paceline.cluster.secrets.secrets import secret_files
 from paceline.contract.files.sent_code import SentCode
@@ -29,17 +30,21 @@ class Parcel:
     skipped_secrets: tuple[str, ...] = ()
 
 
-def pack_code(job: Job, environ: Mapping[str, str]) -> Parcel:
-    """Return the code of a project: what git tracks and what has changed, within the limits of a snapshot."""
+def pack_code(job: Job, environ: Mapping[str, str], *, runs: Iterable[Path]) -> Parcel:
+    """Return the code of a project: what git tracks and what has changed, within the limits of a snapshot.
+
+    `runs` are scratch folders of this machine, where fetched runs are; the job may have the one of the cluster.
+    """
     limit = job.project.snapshot_limit * 2**20
     listed = list_code(
         job.folder,
         limit=limit,
         exclude=job.project.exclude,
-        exclude_paths=[*_runs(job, environ), *secret_files(job, environ)],
+        exclude_paths=[*_runs(job, environ, runs), *secret_files(job, environ)],
     )
     identity = identify_code(job.folder)
-    files = describe_files(listed.folder, listed.sizes)
+    names = [name for name in listed.sizes if not takes_output(listed.folder / name)]  # it changes on the way
+    files = describe_files(listed.folder, names)
     if sum(size for _, size, _ in files.values()) > limit:  # holes count on the way
         name = max(files, key=lambda each: files[each][1])
         raise EnvironmentProblem(
@@ -100,10 +105,9 @@ def describe_size(parcel: Parcel, wanted: Mapping[str, str]) -> tuple[int, str]:
     return sum(size for size, _ in sizes), largest
 
 
-def _runs(job: Job, environ: Mapping[str, str]) -> list[Path]:
-    """Return the folder of this machine's runs, if it is known here: a profile may use variables of the cluster."""
-    try:
-        scratch = resolve_scratch(job, environ)
-    except SpecError:
-        return []
-    return [] if job.folder.resolve().is_relative_to(scratch.resolve()) else [scratch]
+def _runs(job: Job, environ: Mapping[str, str], runs: Iterable[Path]) -> list[Path]:
+    """Return the folders of runs, as far as they are known here: a profile may use variables of the cluster."""
+    folders = [*runs]
+    with suppress(SpecError):
+        folders.append(resolve_scratch(job, environ))
+    return [folder for folder in folders if not job.folder.resolve().is_relative_to(folder.resolve())]

@@ -8,22 +8,35 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from socket import SHUT_RDWR
+from socket import socket as Socket
 
 from paceline.cluster.ssh.clusters import Cluster
-from paceline.cluster.ssh.control_socket import ControlSocket, Login, forget_login, own_socket, record_login
+from paceline.cluster.ssh.control_socket import (
+    ControlSocket,
+    Login,
+    forget_login,
+    own_socket,
+    record_login,
+    require_multiplexing,
+)
 from paceline.cluster.ssh.remote_command import shell_command
-from paceline.cluster.ssh.ssh_errors import explain
+from paceline.cluster.ssh.ssh_process import as_text, explain, run, run_in_terminal
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
 IDLE = "12h"  # an unused connection closes after this long
 SSH_FAILED = 255  # ssh's own exit code if the connection fails
-CALL_TIMEOUT = 120.0
+CALL_TIMEOUT = 120.0  # seconds
+CONTROL_TIMEOUT = 20.0  # for an answer of the process that keeps the connection open
+PROBE_PAUSE = 30.0  # between two questions whether the other side is still there, if ssh itself asks none
+MAX_NOISE = 4 << 20  # bytes that start-up files may print before a command begins
 # Nothing of the user's configuration may ask, forward a port or start a command in the background.
 QUIET = (
     "BatchMode=yes", "ControlMaster=no", "ClearAllForwardings=yes", "RemoteCommand=none", "PermitLocalCommand=no",
@@ -44,6 +57,7 @@ class Connection:
     """The connection to a cluster's login node, whether it is open or not."""
 
     def __init__(self, cluster: Cluster) -> None:
+        require_multiplexing()
         self.cluster = cluster
 
     @cached_property
@@ -58,46 +72,72 @@ class Connection:
     @cached_property
     def _settings(self) -> dict[str, str]:
         """What ssh's configuration says about the host."""
-        done = _run(["ssh", "-G", "--", self.cluster.host], timeout=30)
+        try:
+            done = run(["ssh", "-G", "--", self.cluster.host], timeout=30)
+        except subprocess.TimeoutExpired:
+            raise EnvironmentProblem(
+                "ssh does not finish reading its configuration.", hint=f"Try `ssh -G {self.cluster.host}`."
+            ) from None
         if done.returncode != 0:
-            raise explain(_text(done.stderr), name=self.cluster.name, host=self.cluster.host)
-        pairs = (line.partition(" ") for line in _text(done.stdout).splitlines())
+            raise explain(as_text(done.stderr), name=self.cluster.name, host=self.cluster.host)
+        pairs = (line.partition(" ") for line in as_text(done.stdout).splitlines())
         return {key: value for key, _, value in pairs}
 
     # -- opening and closing --------------------------------------------------------------------------------
 
     def is_open(self) -> bool:
-        return not multiplexes() or self._answers()
+        try:
+            return self._answers()
+        except subprocess.TimeoutExpired:  # the process that keeps the connection open is stopped, or hangs
+            return False
 
     def _answers(self) -> bool:
         return os.path.exists(self.socket.path) and self._control("check").returncode == 0
 
     def open(self) -> None:
         """Open the connection. ssh asks for passwords and codes in this terminal."""
-        _require_multiplexing()
+        self._remove_stale_socket()
         argv = ["ssh", "-M", "-S", self.socket.option, "-f", "-N", "-T", "-o", "RemoteCommand=none"]
         if not self.socket.is_users:
             argv += ["-o", f"ControlPersist={IDLE}", "-o", "ClearAllForwardings=yes"]
         if self._settings.get("connecttimeout", "none") in ("none", "0"):
             argv += ["-o", "ConnectTimeout=30"]
-        if self._settings.get("serveraliveinterval", "0") == "0":
+        if not self._notices_silence:
             argv += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
-        code, errors = _run_in_terminal([*argv, "--", self.cluster.host])
+        code, errors = run_in_terminal([*argv, "--", self.cluster.host])
         if code != 0 or not self.is_open():
             raise explain(errors, name=self.cluster.name, host=self.cluster.host)
         record_login(Login(self.cluster.name, self.cluster.host, self.socket.path, self.socket.is_users))
 
     def close(self) -> None:
         """Close the connection, and with it everything that runs through it."""
-        self._control("exit")
+        try:
+            self._control("exit")
+        except subprocess.TimeoutExpired:
+            raise self._stuck() from None
         deadline = time.monotonic() + 10
         while os.path.exists(self.socket.path) and time.monotonic() < deadline:
+            self._remove_stale_socket()
             time.sleep(0.02)
         forget_login(self.cluster.host)
 
+    def _remove_stale_socket(self) -> None:
+        """Remove the socket of a process that was killed: with it, ssh would open a connection that nobody can use."""
+        try:
+            if os.path.exists(self.socket.path) and self._control("check").returncode != 0:
+                Path(self.socket.path).unlink(missing_ok=True)
+        except subprocess.TimeoutExpired:
+            raise self._stuck() from None
+
+    def _stuck(self) -> ConnectionProblem:
+        return ConnectionProblem(
+            f"The ssh process of your connection to {self.cluster.name} did not answer within {CONTROL_TIMEOUT:.0f} s.",
+            hint=f"Try again. If it stays like this, end that process: its command line has {self.socket.path}",
+        )
+
     def _control(self, what: str) -> subprocess.CompletedProcess[bytes]:
         argv = ["ssh", "-S", self.socket.option, "-O", what, *_options(QUIET), "--", self.cluster.host]
-        return _run(argv, timeout=20)
+        return run(argv, timeout=CONTROL_TIMEOUT)
 
     # -- use ------------------------------------------------------------------------------------------------
 
@@ -106,15 +146,21 @@ class Connection:
 
         Without a connection it fails at once: with a `ProxyCommand` that does nothing, ssh cannot open one.
         """
-        argv = ["ssh", "-tt" if terminal else "-T", *_options(QUIET)]
-        if multiplexes():
-            argv += ["-S", self.socket.option, "-o", "ProxyCommand=false"]
-        return [*argv, "--", self.cluster.host, shell_command(script)]
+        return [*self.shell(terminal=terminal), "--", self.cluster.host, shell_command(script)]
+
+    def shell(self, *, terminal: bool = False) -> list[str]:
+        """Return `ssh` with all that lets it use this connection, and only this one; a host and a command follow."""
+        argv = ["ssh", "-tt" if terminal else "-T", *_options(QUIET), "-S", self.socket.option]
+        return [*argv, "-o", "ProxyCommand=false"]
 
     def require(self) -> None:
         """Raise an error unless the connection is open."""
-        if not self.is_open():
-            raise self.not_open()
+        try:
+            if self._answers():
+                return
+        except subprocess.TimeoutExpired:
+            raise self._stuck() from None
+        raise self.not_open()
 
     def not_open(self) -> ConnectionProblem:
         return ConnectionProblem(
@@ -125,18 +171,75 @@ class Connection:
         """Run a script of `sh` on the login node and return its answer, without what start-up files print."""
         mark = new_mark()
         try:
-            done = _run(self.command(f"{print_mark(mark)}{script}"), content=content, timeout=timeout)
+            done = run(self.command(f"{print_mark(mark)}{script}"), content=content, timeout=timeout)
         except subprocess.TimeoutExpired:
-            raise ConnectionProblem(
-                f"{self.cluster.host} did not answer within {timeout:.0f} s.",
-                hint=f"Is your network up? Open a new connection: paceline logout {self.cluster.name};"
-                f" paceline login {self.cluster.name}",
-            ) from None
+            raise self.silent(timeout) from None
         _, begun, output = done.stdout.partition(f"{mark}\n".encode())
         _, _, errors = done.stderr.partition(f"{mark}\n".encode())
         if not begun:
-            raise self.failure(done.returncode, _text(done.stderr))
-        return Answer(done.returncode, output, _text(errors))
+            raise self.failure(done.returncode, as_text(done.stderr))
+        if done.returncode == SSH_FAILED and not self.is_open():
+            raise self.lost()
+        return Answer(done.returncode, output, as_text(errors))
+
+    def silent(self, seconds: float) -> ConnectionProblem:
+        """Return the error for a login node that no longer answers, although nothing says that it is gone."""
+        name = self.cluster.name
+        return ConnectionProblem(
+            f"{self.cluster.host} did not answer within {seconds:.0f} s.",
+            hint=f"Is your network up? Open a new connection: paceline logout {name}; paceline login {name}",
+        )
+
+    def lost(self, known: str = "") -> ConnectionProblem:
+        """Return the error for a connection that has ended; `known` says what that means for the command."""
+        return ConnectionProblem(
+            f"The connection to {self.cluster.name} was lost{f': {known}' if known else ''}.",
+            hint=f"Type: paceline login {self.cluster.name}; then repeat the command.",
+        )
+
+    @contextmanager
+    def watched(self, process: subprocess.Popen[bytes], *streams: Socket) -> Iterator[None]:
+        """End a process of ssh and its streams if the login node no longer answers, and raise an error then.
+
+        ssh itself does so within a minute, except over a connection of the user's own without `ServerAliveInterval`.
+        """
+        if not self.socket.is_users or self._notices_silence:
+            yield
+            return
+        over, found = threading.Event(), list[ConnectionProblem]()
+
+        def probe() -> None:
+            while not over.wait(PROBE_PAUSE):
+                try:
+                    self.call("exit 0\n", timeout=PROBE_PAUSE)
+                except ConnectionProblem as problem:
+                    if not over.is_set():
+                        found.append(problem)
+                        process.terminate()
+                        for stream in streams:  # the end of the process does not end them
+                            stream.shutdown(SHUT_RDWR)
+                    return
+
+        prober = threading.Thread(target=probe, daemon=True)
+        prober.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if found:
+                raise found[0]
+
+    @property
+    def _notices_silence(self) -> bool:
+        """Whether ssh's configuration asks a silent login node for a sign of life."""
+        return self._settings.get("serveraliveinterval", "0") != "0"
+
+    def noisy(self) -> ConnectionProblem:
+        """Return the error for start-up files that print and print, so that no command begins."""
+        return ConnectionProblem(
+            f"The login shell of {self.cluster.host} printed more than {MAX_NOISE >> 20} MB before it ran a command.",
+            hint=f"Try `ssh {self.cluster.host} true`. A start-up file there, such as ~/.bashrc, may print endlessly.",
+        )
 
     def failure(self, code: int, errors: str) -> ConnectionProblem:
         """Return the error for a command that did not even start."""
@@ -161,63 +264,5 @@ def print_mark(mark: str) -> str:
     return f"echo {mark}\necho {mark} >&2\n"
 
 
-def multiplexes() -> bool:
-    """Return whether ssh can share one connection; OpenSSH for Windows cannot."""
-    return os.name == "posix"
-
-
-def _require_multiplexing() -> None:
-    if not multiplexes():
-        raise EnvironmentProblem(
-            "OpenSSH for Windows cannot keep a connection open for other commands.",
-            hint="Use Paceline inside WSL. With a key or an agent and no second factor, commands work without a login.",
-        )
-
-
 def _options(settings: Sequence[str]) -> list[str]:
     return [part for setting in settings for part in ("-o", setting)]
-
-
-def _run(argv: Sequence[str], *, content: bytes = b"", timeout: float) -> subprocess.CompletedProcess[bytes]:
-    try:
-        return subprocess.run(argv, input=content, capture_output=True, timeout=timeout, check=False)
-    except FileNotFoundError:
-        raise _no_ssh() from None
-
-
-def _run_in_terminal(argv: Sequence[str]) -> tuple[int, str]:
-    """Run ssh with this terminal; return its exit code and what it wrote to stderr, which is also shown.
-
-    ssh goes on in the background with the same stderr, so the end of the command counts, not the end of its output.
-    """
-    try:
-        process = subprocess.Popen(argv, stderr=subprocess.PIPE)
-    except FileNotFoundError:
-        raise _no_ssh() from None
-    assert process.stderr is not None
-    descriptor, seen = process.stderr.fileno(), bytearray()
-
-    def copy() -> None:
-        while part := os.read(descriptor, 65536):
-            seen.extend(part)
-            sys.stderr.write(part.decode(errors="replace"))
-            sys.stderr.flush()
-
-    reader = threading.Thread(target=copy, daemon=True)
-    reader.start()
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        raise
-    reader.join(0.3)
-    return code, _text(bytes(seen))
-
-
-def _no_ssh() -> EnvironmentProblem:
-    return EnvironmentProblem("There is no `ssh` command here.", hint="Install OpenSSH's client.")
-
-
-def _text(content: bytes) -> str:
-    return content.decode(errors="replace")

@@ -40,12 +40,22 @@ class Login:
     is_users: bool
 
 
+def require_multiplexing() -> None:
+    """Raise an error where ssh cannot share one connection: OpenSSH for Windows cannot."""
+    if not hasattr(os, "getuid"):
+        raise EnvironmentProblem(
+            "OpenSSH for Windows cannot keep a connection open for other commands.",
+            hint="Use Paceline inside WSL (`wsl --install`), where --on works as on Linux.",
+        )
+
+
 def own_socket(host: str) -> ControlSocket:
     return ControlSocket(str(socket_folder() / _key(host)))
 
 
 def socket_folder() -> Path:
     """Return the folder of sockets, and create it: only this user can open what is in it."""
+    require_multiplexing()
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = Path(runtime) / "paceline"
     if not (runtime and os.path.isdir(runtime) and len(os.fsencode(folder)) + 17 <= MAX_PATH):

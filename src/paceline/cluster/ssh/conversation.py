@@ -2,74 +2,85 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import tempfile
-from typing import IO, Any
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
 
-from paceline.cluster.ssh.connection import Connection, new_mark, print_mark
+from paceline.cluster.ssh.connection import MAX_NOISE, Connection, new_mark, print_mark
 
 
 class Conversation:
-    """Runs a script of `sh` on the login node: `send` and `read_line` until `close`, which returns its exit code."""
+    """Runs a script of `sh` on the login node: `send` and `read_line` until `close`, which returns its exit code.
 
-    def __init__(self, connection: Connection, script: str) -> None:
-        self.connection, self._mark = connection, new_mark()
+    `input` is what the program there reads, `output` what it writes. If it does not start, `undo` is called.
+    """
+
+    def __init__(self, connection: Connection, script: str, undo: Callable[[], None] = lambda: None) -> None:
+        self.connection, self._mark, self._undo = connection, new_mark(), undo
         self._script = f"{print_mark(self._mark)}{script}"
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
 
     def __enter__(self) -> Conversation:
-        self._process = subprocess.Popen(
-            self.connection.command(self._script),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-        )  # fmt: skip
-        mark = self._mark.encode()
-        while line := self._output.readline():
+        # Sockets rather than pipes: what waits for them can be ended from this side, too.
+        (mine, theirs), (output, its_output) = socket.socketpair(), socket.socketpair()
+        with theirs, its_output:
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                self.connection.command(self._script), stdin=theirs.fileno(), stdout=its_output.fileno(),
+                stderr=self._errors,
+            )  # fmt: skip
+        self.input, self.output, self._sockets = mine.makefile("wb"), output.makefile("rb"), (mine, output)
+        self._guard = ExitStack()
+        self._guard.enter_context(self.connection.watched(self._process, *self._sockets))
+        mark, noise = self._mark.encode(), 0
+        while noise < MAX_NOISE and (line := self.output.readline(MAX_NOISE)):
             if line.rstrip(b"\n").endswith(mark):  # start-up files may print before it
                 return self
-        code = self.close()
-        raise self.connection.failure(code, self.errors)
+            noise += len(line)
+        if noise >= MAX_NOISE:
+            self.end()
+        with self._guard:
+            code = self.close()
+            self._undo()
+            raise self.connection.failure(code, self.errors) if noise < MAX_NOISE else self.connection.noisy()
 
     def __exit__(self, *_: Any) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-        self.close()
-        self._errors.close()
-
-    @property
-    def _output(self) -> IO[bytes]:
-        assert self._process.stdout is not None
-        return self._process.stdout
-
-    @property
-    def input(self) -> IO[bytes]:
-        """What the program reads."""
-        assert self._process.stdin is not None
-        return self._process.stdin
+        self.end()
+        with self._guard:
+            self.close()
+            self._errors.close()
 
     @property
     def errors(self) -> str:
         """What the program wrote to stderr."""
         self._errors.seek(0)
-        text = self._errors.read().decode(errors="replace")
-        return text.partition(f"{self._mark}\n")[2] or text
+        before, mark, after = self._errors.read().decode(errors="replace").partition(f"{self._mark}\n")
+        return after if mark else before
 
     def send(self, content: bytes) -> None:
         try:
             self.input.write(content)
             self.input.flush()
-        except BrokenPipeError:
+        except ConnectionError:
             pass  # the program has ended; its answer says why
 
     def read_line(self) -> bytes:
         """Return the next line; empty if the program has ended."""
-        return self._output.readline()
+        return self.output.readline()
+
+    def end(self) -> None:
+        """End the conversation at once; another thread may be reading."""
+        if self._process.poll() is None:
+            self._process.terminate()
 
     def close(self) -> int:
         """End what is sent, and wait for the program."""
-        try:
+        with suppress(OSError):  # it may have ended already
             self.input.close()
-        except BrokenPipeError:
-            pass
+        self._sockets[0].close()
         code = self._process.wait()
-        self._output.close()
+        self.output.close()
+        self._sockets[1].close()
         return code

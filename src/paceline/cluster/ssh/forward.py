@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from paceline.cluster.ssh.code import Parcel, describe_size, write_contents
-from paceline.cluster.ssh.connection import SSH_FAILED, Connection, new_mark, print_mark
+from paceline.cluster.ssh.connection import MAX_NOISE, SSH_FAILED, Connection, new_mark, print_mark
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.installation import ABSENT, Installation, install, recorded_installation
-from paceline.cluster.ssh.request import Request
+from paceline.cluster.ssh.remote_command import SETUP_FAILED, explain_setup, word
+from paceline.cluster.ssh.request import UNSETTLED, Request, end_mark
+from paceline.cluster.ssh.unconfirmed import open_submission
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
+WITHDRAW_TIMEOUT = 20.0  # seconds
 NOTED_SIZE = 5 << 20  # bytes: more than this is named before it is sent
 
 Note = Callable[[str], None]
@@ -26,6 +31,99 @@ Note = Callable[[str], None]
 
 def forward(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> int:
     """Send a request and what it needs, carry it out, and return its exit code."""
+    if request.args[:1] == ["submit"]:
+        return _submit(connection, request, parcel, note=note)
+    installation, name = deliver(connection, request, parcel, note=note)
+    code = _carry_out(connection, installation, name)
+    if code == SSH_FAILED and not _has_ended(connection, installation, name):
+        raise _unanswered(connection)
+    return code
+
+
+def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> int:
+    """Carry out `submit`. If its answer is lost, the same command asks for the job before it submits one."""
+    submission = open_submission(connection.cluster.host, request.args)
+    name = connection.cluster.name
+    if submission.is_repeat:
+        note(f"the answer to this command was lost earlier: {name} looks for its job before it submits another one")
+    try:
+        installation, waiting = deliver(connection, replace(request, submission=submission.id), parcel, note=note)
+    except BaseException:
+        submission.close() if submission.is_repeat else submission.confirm()
+        raise
+    try:
+        code = _carry_out(connection, installation, waiting)
+        is_answer = code == 0 or _has_ended(connection, installation, waiting)
+        if not is_answer and code not in (ABSENT, SETUP_FAILED, UNSETTLED):
+            raise _unanswered(connection)
+    except ConnectionProblem as problem:
+        submission.close()
+        repeat = "Repeat" if connection.is_open() else f"Type: paceline login {name}; then repeat"
+        raise ConnectionProblem(
+            f"{problem.message} The answer has not arrived, so the job may be in the queue or not.",
+            hint=f"{repeat} the command: a job that is there is reported, and not submitted again.",
+        ) from None
+    if is_answer or (code != UNSETTLED and not submission.is_repeat):
+        submission.confirm()
+        return code
+    submission.close()  # an earlier job may be there, and nobody has looked for it
+    return 1 if code == UNSETTLED else code
+
+
+def _carry_out(connection: Connection, installation: Installation, name: str) -> int:
+    code = ABSENT
+    try:
+        if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+            code = _run_in_terminal(connection, installation.command("run", name, "terminal"))
+        else:
+            code = _run_in_pipes(connection, installation.command("run", name, "pipes"))
+    finally:
+        if code in (ABSENT, SETUP_FAILED):
+            _withdraw(connection, installation, name)
+    return code
+
+
+def _has_ended(connection: Connection, installation: Installation, name: str) -> bool:
+    """Return whether a command that failed has ended by itself. If it was killed, its exit code is no answer."""
+    path = word(f"{installation.cache}/{end_mark(name)}")
+    try:
+        return connection.call(f"[ -e {path} ] && rm -f {path}\n", timeout=WITHDRAW_TIMEOUT).code == 0
+    except ConnectionProblem:
+        return False
+
+
+def _unanswered(connection: Connection) -> ConnectionProblem:
+    """Return the error for a command that did not end by itself."""
+    name = connection.cluster.name
+    if not connection.is_open():
+        return ConnectionProblem(
+            f"The connection to {name} was lost, and the command there has ended with it.",
+            hint=f"Jobs go on. Type: paceline login {name}",
+        )
+    return ConnectionProblem(
+        f"The command on {name} broke off: it crashed, or something there killed it, such as a limit on memory.",
+        hint=f"Try again. If it happens again, ask the administrators of {name} whether they limit memory.",
+    )
+
+
+def converse(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> Conversation:
+    """Send a request and what it needs, and return the conversation with the command that carries it out."""
+    installation, name = deliver(connection, request, parcel, note=note)
+    return Conversation(
+        connection, installation.command("run", name, "pipes"),
+        undo=lambda: _withdraw(connection, installation, name),
+    )  # fmt: skip
+
+
+def _withdraw(connection: Connection, installation: Installation, name: str) -> None:
+    """Remove a request that perhaps nobody has taken: there may be secrets in it."""
+    with suppress(ConnectionProblem):
+        if connection.is_open():
+            connection.call(f"rm -f {word(f'{installation.cache}/{name}')}\n", timeout=WITHDRAW_TIMEOUT)
+
+
+def deliver(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> tuple[Installation, str]:
+    """Hand a request over, and install Paceline if it is not there; return the name under which the request waits."""
     installation = recorded_installation(connection)
     name = _deliver(connection, installation, request, parcel, note) if installation is not None else None
     if installation is None or name is None:
@@ -36,16 +134,7 @@ def forward(connection: Connection, request: Request, parcel: Parcel, *, note: N
             f"Paceline disappears from {connection.cluster.name} as soon as it is installed.",
             hint=f"Is {installation.cache} the same folder for every login?",
         )
-    if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        code = _run_in_terminal(connection, installation.command("run", name, "terminal"))
-    else:
-        code = _run_in_pipes(connection, installation.command("run", name, "pipes"))
-    if code == SSH_FAILED and not connection.is_open():
-        raise ConnectionProblem(
-            f"The connection to {connection.cluster.name} was lost, and the command there has ended with it.",
-            hint=f"Jobs go on. Type: paceline login {connection.cluster.name}",
-        )
-    return code
+    return installation, name
 
 
 def _deliver(
@@ -63,13 +152,17 @@ def _deliver(
             if wanted:
                 try:
                     write_contents(parcel, wanted, talk.input)
-                except BrokenPipeError:
+                except ConnectionError:
                     pass  # the answer says why
             answer = _read_answer(talk)
         if answer is None:
             code = talk.close()
             if code == ABSENT:
                 return None
+            if code == SETUP_FAILED:
+                raise explain_setup(talk.errors, name=connection.cluster.name)
+            if code == SSH_FAILED and not connection.is_open():
+                raise connection.lost("your command has not begun there")
             raise connection.failure(code, talk.errors)
     if "error" in answer:
         raise EnvironmentProblem(
@@ -93,33 +186,35 @@ def _read_answer(talk: Conversation) -> dict[str, Any] | None:
 def _run_in_terminal(connection: Connection, script: str) -> int:
     """The command has a terminal there too: its width, its colours and Ctrl-C are this one's."""
     process = subprocess.Popen(connection.command(script, terminal=True))
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:  # ssh passes it on
-            continue
+    with connection.watched(process):
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # ssh passes it on
+                continue
 
 
 def _run_in_pipes(connection: Connection, script: str) -> int:
     """Copy the output as it comes, without what start-up files print before it."""
     mark = new_mark()
     has_input = sys.stdin is not None and not sys.stdin.isatty()
-    process = subprocess.Popen(
-        connection.command(f"{print_mark(mark)}{script}"),
-        stdin=None if has_input else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
-    streams = [_Copy(process.stdout, sys.stdout, mark), _Copy(process.stderr, sys.stderr, mark)]
+    (output, its_output), (errors, its_errors) = socket.socketpair(), socket.socketpair()
+    with its_output, its_errors:
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            connection.command(f"{print_mark(mark)}{script}"), stdin=None if has_input else subprocess.DEVNULL,
+            stdout=its_output.fileno(), stderr=its_errors.fileno(),
+        )  # fmt: skip
+    streams = [_Copy(output, sys.stdout, mark), _Copy(errors, sys.stderr, mark)]
     before = signal.signal(signal.SIGTERM, _end)
     try:
-        for stream in streams:
-            stream.start()
-        for stream in streams:
-            stream.join()
-            if stream.is_broken:  # nobody reads this any more, so the command is of no use
-                process.terminate()
-        code = process.wait()
+        with connection.watched(process, output, errors):
+            for stream in streams:
+                stream.start()
+            for stream in streams:
+                stream.join()
+                if stream.is_broken or stream.is_noisy:  # nobody reads this any more, so the command is of no use
+                    process.terminate()
+            code = process.wait()
     finally:
         signal.signal(signal.SIGTERM, before)
         if process.poll() is None:
@@ -127,6 +222,8 @@ def _run_in_pipes(connection: Connection, script: str) -> int:
             process.wait()
     if any(stream.is_broken for stream in streams):
         raise BrokenPipeError
+    if any(stream.is_noisy for stream in streams):
+        raise connection.noisy()
     if not streams[0].has_begun:
         raise connection.failure(code, streams[1].before.decode(errors="replace"))
     return code
@@ -139,17 +236,21 @@ def _end(number: int, frame: FrameType | None) -> None:
 class _Copy(threading.Thread):
     """Copies a stream of ssh's to one of ours, from the mark on."""
 
-    def __init__(self, source: IO[bytes], sink: Any, mark: str) -> None:
+    def __init__(self, source: socket.socket, sink: Any, mark: str) -> None:
         super().__init__(daemon=True)
         self.source, self.sink, self.mark = source, sink, f"{mark}\n".encode()
-        self.before, self.has_begun, self.is_broken = b"", False, False
+        self.before, self.has_begun, self.is_broken, self.is_noisy = b"", False, False, False
 
     def run(self) -> None:
         try:
-            while part := os.read(self.source.fileno(), 1 << 16):
+            while part := self.source.recv(1 << 16):
                 if not self.has_begun:
                     self.before, begun, part = (self.before + part).partition(self.mark)
                     self.has_begun = bool(begun)
+                    if not begun and len(self.before) > MAX_NOISE:
+                        self.is_noisy = True
+                        self.source.shutdown(socket.SHUT_RDWR)
+                        return
                 if part and self.sink is not None:
                     self.sink.buffer.write(part)
                     self.sink.buffer.flush()

@@ -16,7 +16,7 @@ import paceline
 from paceline.cluster.ssh.bundle import Target, bundle_name, cache_folder, make_bundle
 from paceline.cluster.ssh.connection import Answer, Connection
 from paceline.cluster.ssh.remote import unpack
-from paceline.cluster.ssh.remote_command import word, words
+from paceline.cluster.ssh.remote_command import SETUP_FAILED, explain_setup, setup_text, word, words
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
@@ -95,17 +95,6 @@ def install(connection: Connection, note: Callable[[str], None]) -> Installation
     return made
 
 
-def setup_text(setup: str | None) -> str:
-    """Return shell text that makes Slurm and modules known, as a login shell would, and runs the user's commands.
-
-    ssh starts no login shell, and many sites set the PATH in /etc/profile. What it prints is not part of any answer.
-    """
-    text = (
-        "command -v sbatch >/dev/null 2>&1 || { [ -r /etc/profile ] && . /etc/profile; } </dev/null >/dev/null 2>&1\n"
-    )
-    return text + (f"{{ {setup}\n}} </dev/null >&2\n" if setup else "")
-
-
 def _probe(connection: Connection, setup: str) -> tuple[Target, str]:
     """Ask the login node for its Pythons and the user's cache."""
     wanted = [connection.cluster.python] if connection.cluster.python else list(PYTHONS)
@@ -115,6 +104,8 @@ def _probe(connection: Connection, setup: str) -> tuple[Target, str]:
         f'  case "$each" in "~/"*) each="$HOME/${{each#??}}";; esac\n'
         f'  "$each" -c {word(DESCRIBE)} </dev/null 2>/dev/null && echo\ndone\nexit 0\n'
     )
+    if answer.code == SETUP_FAILED:
+        raise explain_setup(answer.errors, name=connection.cluster.name)
     lines = answer.output.decode(errors="surrogateescape").splitlines()
     if not lines or not lines[0].startswith("/"):
         raise ConnectionProblem(

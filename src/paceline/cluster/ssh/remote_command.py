@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import shlex
 from collections.abc import Iterable
 
-from paceline.errors import UsageError
+from paceline.errors import EnvironmentProblem, UsageError
 
 MAX_BYTES = 120_000  # of a command: Linux passes at most 128 KiB to the login shell
+
+SETUP_FAILED = 96  # exit code on the login node if commands of the user's `setup` have failed
 
 
 def word(text: str) -> str:
@@ -40,4 +43,43 @@ def shell_command(script: str) -> str:
             f"This command has {len(script):,} characters, too many for one command on another machine.",
             hint="Put long arguments into a file of your project.",
         )
-    return f"""exec sh -c 'eval "$(echo "$0" | base64 -d)"' {encoded}"""
+    return f"""exec sh -c 'script=$(echo "$1" | base64 -d); shift; eval "$script"' sh {encoded}"""
+
+
+# -- what comes first --------------------------------------------------------------------------------------------
+
+# ssh starts no login shell, and many sites set the PATH in /etc/profile. What it prints is no part of any answer.
+_PROFILE = "{ [ -r /etc/profile ] && . /etc/profile; PATH=$PATH:$before; } </dev/null >/dev/null 2>&1"
+_MODULES = """\
+command -v module >/dev/null 2>&1 || for init in "${LMOD_PKG:-}/init/sh" "${MODULESHOME:-}/init/sh" \
+    /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /etc/profile.d/modules.sh /usr/share/lmod/lmod/init/sh \
+    /usr/share/modules/init/sh /usr/share/Modules/init/sh; do
+    if [ -r "$init" ]; then . "$init" </dev/null >/dev/null 2>&1; break; fi
+done
+"""
+
+
+def setup_text(setup: str | None) -> str:
+    """Return shell text that makes Slurm and modules known, as a login shell would, and runs the user's commands.
+
+    If they fail, the shell ends with `SETUP_FAILED`, and its last message is how they ended.
+    """
+    if not setup:
+        return f"before=$PATH; command -v sbatch >/dev/null 2>&1 || {_PROFILE}\n"
+    uses_modules = re.search(r"\b(?:module|ml)\b", setup) is not None
+    missing = "command -v sbatch && command -v module" if uses_modules else "command -v sbatch"
+    return (
+        f"before=$PATH; {{ {missing}; }} >/dev/null 2>&1 || {_PROFILE}\n{_MODULES if uses_modules else ''}"
+        f"trap 'echo \"exit code $?\" >&2; exit {SETUP_FAILED}' EXIT\n"
+        f"eval {word(setup)} </dev/null >&2 || exit\ntrap - EXIT\n"
+    )
+
+
+def explain_setup(errors: str, *, name: str) -> EnvironmentProblem:
+    """Return the error for commands of `setup` that have failed, with what they wrote."""
+    *said, code = [line for line in errors.splitlines() if line.strip()] or [""]
+    return EnvironmentProblem(
+        f"`setup` of {name} failed with {code or 'an error'}{':' if said else '.'}"
+        + "".join(f"\n  {each}" for each in said),
+        hint=f"Fix `setup` in [profiles.{name}], or in clusters.toml.",
+    )

@@ -12,6 +12,20 @@ from dataclasses import asdict, dataclass, field
 
 from paceline.contract.files.sent_code import SentCode
 
+REQUEST = "request-"  # beginning of the name of a file in which a request waits
+ENDED = "ended-"  # the same of an empty file that says that the command of a request has failed by itself
+UNSETTLED = 98  # exit code if the job of the same submission, sent earlier, could not be looked for
+OUTCOME = ("submit", "--outcome")  # the command that asks what a submission has led to, and withdraws it if nothing
+
+
+def end_mark(name: str) -> str:
+    """Return the name of the file that says that the command of a request has failed by itself.
+
+    A command that is killed does not write it. Its exit code alone says nothing: if ssh or a wrapper around Python
+    makes one up, it looks like any other.
+    """
+    return f"{ENDED}{name.removeprefix(REQUEST)}"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -21,6 +35,8 @@ class Request:
     variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     secret_sources: Mapping[str, str] = field(default_factory=dict)
+    submission: str = ""  # its id, if the command submits a job
+    own_folder: bool = False  # whether the code gets a folder that no other command uses: a job works in it
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -40,6 +56,7 @@ class Accepted:
     variables: Mapping[str, str]
     secrets: Mapping[str, str] = field(repr=False)
     secret_sources: Mapping[str, str]
+    submission: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

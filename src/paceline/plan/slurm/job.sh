@@ -49,13 +49,18 @@ paceline_identify_job() {
     # Some clusters do not let jobs be requeued, whatever the script asks for, and some have no scontrol on their nodes:
     # a new job continues there.
     paceline_resubmit=''
-    if [ -n "$paceline_requeue" ]; then
-        if ! command -v scontrol >/dev/null; then
-            paceline_resubmit=no-scontrol
-        elif scontrol --all show job "$paceline_job_number" 2>/dev/null | grep '^ *Requeue=0 Restarts=' >/dev/null; then
-            paceline_resubmit=no-requeue
-        fi
+    paceline_queued_at=''
+    [ -n "$paceline_requeue" ] || return 0
+    if ! command -v scontrol >/dev/null; then
+        paceline_resubmit=no-scontrol
+        return 0
     fi
+    local shown submitted
+    shown=$(scontrol --all show job "$paceline_job_number" 2>/dev/null) || :
+    if grep '^ *Requeue=0 Restarts=' <<<"$shown" >/dev/null; then paceline_resubmit=no-requeue; fi
+    # Slurm renews this time when it requeues a job: after a node died, nobody else knows when that was.
+    submitted=$(grep -m 1 -o '^ *SubmitTime=[^ ]*' <<<"$shown") || return 0
+    paceline_queued_at=$(date -d "${submitted#*=}" +%s 2>/dev/null) || :
 }
 
 # Find this script's own commands, and read words, even if the user's lines have changed PATH or IFS. Commands of theirs
@@ -84,7 +89,9 @@ paceline_name_job_start() { # FOLDER
 paceline_make_job_start_folder() {
     mkdir -p "$paceline_run/job-starts/$paceline_job_start" ||
         paceline_fail "Cannot write to $paceline_run from $paceline_host. It must be on a shared file system."
-    # For the head agent, which remembers it for the checks before the next submission.
+    # For the head agent, which remembers them: for the time line, and for the checks before the next submission.
+    [ -z "$paceline_queued_at" ] ||
+        echo "$paceline_queued_at" >"$paceline_run/job-starts/$paceline_job_start/queued-at" || :
     [ "$paceline_resubmit" != no-scontrol ] || : >"$paceline_run/job-starts/$paceline_job_start/no-scontrol" || :
 }
 

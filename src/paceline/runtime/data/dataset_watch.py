@@ -6,15 +6,19 @@ would not reach them.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections import deque
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 
 MAX_VISITED = 10_000  # objects; what a data set refers to beyond these is not watched
-MAX_ITEMS = 1_000  # of a container; larger ones are compared by identity and length
+MAX_ITEMS = 1_000  # of a container; larger ones are compared by identity, length and some of their items
+SAMPLED_ITEMS = 64  # of a larger one
+SAMPLED_VALUES = 4_096  # of a NumPy array
 
 
 class _Reference:
@@ -35,7 +39,8 @@ class DatasetWatch:
     """Compares the attributes of a data set, and of what it refers to, with those at the last `record`.
 
     Numbers, text and small containers are compared by value, tensors by identity and version, and everything else by
-    identity. Changes inside NumPy arrays and large containers go unnoticed.
+    identity. Of large containers and NumPy arrays, it compares a sample, so a change of a few values may go unnoticed.
+    Arrays in files are not read.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -53,6 +58,7 @@ def _describe(dataset: Any) -> list[Any]:
     described: list[Any] = []
     waiting: deque[Any] = deque([dataset])
     seen: set[int] = set()
+    numpy = sys.modules.get("numpy")
     while waiting and len(seen) < MAX_VISITED:
         thing = waiting.popleft()
         if isinstance(thing, (bool, int, float, complex, str, bytes, type(None))):
@@ -65,10 +71,15 @@ def _describe(dataset: Any) -> list[Any]:
             described += [_Reference(thing), -1 if thing.is_inference() else thing._version]
         elif isinstance(thing, (list, tuple, dict, set, frozenset)):
             described += [type(thing), len(thing)]
-            if len(thing) > MAX_ITEMS or isinstance(thing, (set, frozenset)):
+            if isinstance(thing, (set, frozenset)):
                 described.append(_Reference(thing))
+            elif len(thing) > MAX_ITEMS:
+                described.append(_Reference(thing))
+                waiting.extend(_some_items(thing))
             else:
                 waiting.extend(_items(thing))
+        elif numpy is not None and type(thing) is numpy.ndarray:
+            described += [_Reference(thing), thing.shape, _some_values(thing)]
         else:
             described.append(_Reference(thing))
             waiting.extend(_parts(thing))
@@ -79,6 +90,21 @@ def _items(container: Any) -> list[Any]:
     if isinstance(container, dict):
         return [each for pair in container.items() for each in pair]
     return list(container)
+
+
+def _some_items(container: Any) -> list[Any]:
+    """Return items from all parts of a list or a tuple, or the first ones of a dictionary."""
+    if isinstance(container, dict):
+        return [each for pair in islice(container.items(), SAMPLED_ITEMS) for each in pair]
+    return list(container[:: len(container) // SAMPLED_ITEMS])
+
+
+def _some_values(array: Any) -> bytes:
+    """Return the bytes of values from all parts of an array; none of one that holds objects."""
+    if array.dtype.hasobject or not array.size:
+        return b""
+    some: bytes = array.flat[:: max(1, array.size // SAMPLED_VALUES)].tobytes()
+    return some
 
 
 def _parts(thing: Any) -> list[Any]:

@@ -105,7 +105,7 @@ class ItemSource:
 
     def _start_pass(self) -> Iterator[Any]:
         """Return the iterator of a new pass, by workers that know the data set as it is now."""
-        if self._workers.iterator is not None and self._watch.has_changed():
+        if self.is_running and self._watch.has_changed():
             self.close()
         running = self._workers.iterator
         iterator: Iterator[Any] = iter(self.loader)
@@ -113,6 +113,11 @@ class ItemSource:
         if self.loader.persistent_workers and iterator is not running:
             self._watch.record()
         return iterator
+
+    @property
+    def is_running(self) -> bool:
+        """Whether workers are on a pass, or wait for the next one."""
+        return self._workers.iterator is not None
 
     def reseed(self, seed: int) -> None:
         if seed != self.seed:

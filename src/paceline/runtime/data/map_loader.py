@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.errors import CheckpointError, UsageError
+from paceline.runtime.data.early_pass import EarlyPass
 from paceline.runtime.data.item_source import ItemOptions, ItemSource, Source
 from paceline.runtime.data.resident.tensor_source import TensorSource, count_samples, find_tensors, materialize
 from paceline.runtime.data.sample_assignment import EpochPlan, MicroBatch, check_not_in_steps
@@ -82,6 +83,7 @@ class MapLoader:
         self._digest: str | None = None  # of the sampler's order in this epoch
         self._resumed: tuple[int, int] | None = None  # the position that was loaded, until `run.steps` uses it
         self._in_steps = False
+        self.early = EarlyPass(dataset)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -125,7 +127,9 @@ class MapLoader:
             if first_step >= self.steps_per_epoch:
                 return
             world_size = self.plan.identity.world_size
-            batches = self.source.batches(order, self.plan.slices(first_step), epoch)
+            batches = self.early.take((epoch, first_step, self.seed), self.source.close)
+            if batches is None:
+                batches = self.source.batches(order, self.plan.slices(first_step), epoch)
             for part, data in zip(self.plan.slices(first_step), batches, strict=True):
                 if part.last:
                     self.step = part.step + 1
@@ -133,6 +137,24 @@ class MapLoader:
         finally:
             if in_steps:
                 self._in_steps = False
+
+    def begin_early(self, epoch: int) -> None:
+        """Let the workers begin with what the next loop of `run.steps` will ask for, if it is this epoch.
+
+        A sampler is not asked before the loop: its order may depend on what the script does until then.
+        """
+        source, order, first = self.source, self.order, self.first_step(epoch)
+        if not isinstance(source, ItemSource) or not isinstance(order, Permutation) or not source.num_workers:
+            return
+        position = (epoch, first, self.seed)
+        if self.early.has_begun(position):
+            return
+        if self.early.discard():
+            source.close()
+        if first < self.steps_per_epoch and not source.is_running:
+            self.early.begin(
+                position, lambda: source.batches(order.draw(self.seed, epoch), self.plan.slices(first), epoch)
+            )
 
     def _draw_order(self, epoch: int, first_step: int) -> EpochOrder:
         if isinstance(self.source, ItemSource) and self.shuffle is not None:
@@ -201,4 +223,5 @@ class MapLoader:
         self._resumed = (self.epoch, self.step)
 
     def close(self) -> None:
+        self.early.discard()
         self.source.close()

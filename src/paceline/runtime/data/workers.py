@@ -21,6 +21,7 @@ from torch.utils.data._utils import signal_handling
 from paceline.contract.process import die_with_parent
 
 SHUTDOWN_TIMEOUT = 3.0  # seconds for all workers together to exit on their own
+UNUSED_TIMEOUT = 0.3  # and before their first batch: spawned ones import torch for seconds before they listen
 _IGNORED_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
@@ -77,7 +78,7 @@ class WorkerPool:
         iterator._workers_done_event.set()
         for queue in iterator._index_queues:
             queue.put(None)
-        _wait_for_all(workers)
+        _wait_for_all(workers, SHUTDOWN_TIMEOUT if getattr(iterator, "_rcvd_idx", 1) else UNUSED_TIMEOUT)
         alive = [worker for worker in workers if worker.is_alive()]
         if alive and getattr(iterator, "_worker_pids_set", False):
             # Otherwise torch treats the death of a worker as a failure and raises wherever we are.
@@ -89,7 +90,7 @@ class WorkerPool:
         iterator._shutdown_workers()
 
 
-def _wait_for_all(workers: list[BaseProcess]) -> None:
-    deadline = time.monotonic() + SHUTDOWN_TIMEOUT
+def _wait_for_all(workers: list[BaseProcess], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
     for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import json
 
+from paceline.contract.run_folder import ALONE
 from paceline.runtime.metrics.reduction import Batch, Row
 from paceline.runtime.metrics.throughput import Rates
+
+MARK = f', "{ALONE}": "rank 0"'
 
 
 class LineFormatter:
@@ -16,7 +19,10 @@ class LineFormatter:
         self.rates: dict[str, float] = {}  # of the newest lines that have any
         self._throughput = throughput
 
-    def lines(self, batch: Batch, means: dict[int, dict[str, float]]) -> str:
+    def lines(self, batch: Batch, means: dict[int, dict[str, float]], *, is_alone: bool = False) -> str:
+        """Return the lines of a batch. With `is_alone`, they are rank 0's share, say so, and have no rates."""
+        if is_alone:
+            return "".join([_line(step, row, means[step], {ALONE: MARK}) for step, row in batch.rows.items()])
         rates = self._throughput.of(batch.amounts, batch.ranks) if batch.amounts is not None else {}
         if rates:
             self.rates = rates = rates | self._throughput.memory()

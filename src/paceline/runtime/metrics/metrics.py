@@ -24,13 +24,16 @@ import torch
 import torch.distributed as dist
 
 from paceline.contract.jsonl import LineWriter
+from paceline.contract.run_folder import ALONE
 from paceline.errors import UsageError
 from paceline.runtime.console import format_ranks, note
 from paceline.runtime.metrics.line_format import LineFormatter
 from paceline.runtime.metrics.reduction import Batch, Entry
 from paceline.runtime.metrics.throughput import Rates, ThroughputCounter
 
-RESERVED = frozenset(("step", "epoch", "time", "seconds", "samples_per_second", "stragglers"))  # what lines have anyway
+RESERVED = frozenset(
+    ("step", "epoch", "time", "seconds", "samples_per_second", "stragglers", ALONE)
+)  # what lines have anyway
 DEVICE_TIMEOUT = 2.0  # seconds that a failed rank waits for numbers from its device
 KILLED_TIMEOUT = 0.5  # and one that is ended: it is killed after a second
 
@@ -64,6 +67,7 @@ class Metrics:
         self._entries: list[Entry] = []
         self._has_text = False
         self._offered: Batch | None = None  # its schema is being compared
+        self._arriving: Batch | None = None  # without other ranks: its numbers are on their way from the device
         self._reducing: Batch | None = None
         self._warned_mismatch = False
         self._empty_steps: set[int] = set()  # whose evaluation gave this rank an empty batch
@@ -123,6 +127,10 @@ class Metrics:
 
         Raises UsageError if a name has text on one rank and a number on another.
         """
+        if self._arriving is not None:
+            arrived, self._arriving = self._arriving, None
+            self._fold(arrived)
+            self._write(arrived)
         if self._reducing is not None:
             self._write(self._reducing)
             self._reducing = None
@@ -133,15 +141,21 @@ class Metrics:
             return
         if batch.processed is None:  # other ranks have logged: the rates are those of all ranks
             batch.processed = self.throughput.take()
-        batch.fold()
-        if self._empty_steps:
-            batch.ranks_without_samples = int(batch.find_nan(self._empty_steps) is not None)
-        self._write_own(batch)
+        if self._group is None and batch.is_on_its_way:  # waiting would leave the device without work
+            self._arriving = batch
+            return
+        self._fold(batch)
         if self._group is None:
             self._write(batch)
         else:
             batch.reduce(self._group, same_names=same)
             self._reducing = batch
+
+    def _fold(self, batch: Batch) -> None:
+        batch.fold()
+        if self._empty_steps:
+            batch.ranks_without_samples = int(batch.find_nan(self._empty_steps) is not None)
+        self._write_own(batch)
 
     def _compare_names(self, batch: Batch) -> None:
         """Find out what differs. Waits for all ranks: they all know that something does."""
@@ -163,23 +177,23 @@ class Metrics:
 
     def finish_alone(self, *, within: float = DEVICE_TIMEOUT) -> None:
         """After an error, write the numbers that this rank has, without the others."""
-        reducing, offered, entries = self._reducing, self._offered, self._entries
-        self._reducing, self._offered, self._entries = None, None, []
+        reducing, arriving, offered, entries = self._reducing, self._arriving, self._offered, self._entries
+        self._reducing, self._arriving, self._offered, self._entries = None, None, None, []
         if not self.writes:
             return
         try:
             if reducing is not None:
                 reducing.work, reducing.ranks = None, 1
-                self._write(reducing)
-            for batch in (offered, Batch(entries, alone=True)):
+                self._write(reducing, is_alone=True)
+            for batch in (arriving, offered, Batch(entries, alone=True)):
                 if batch is not None and batch.entries and batch.arrives(within=within):
                     batch.fold()
                     self._write_own(batch)
-                    self._write(batch)
+                    self._write(batch, is_alone=True)
         except RuntimeError:
             pass  # the device itself has failed: its numbers are lost, but the first error must stay visible
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: Batch, *, is_alone: bool = False) -> None:
         batch.store_reduced()
         means = batch.means()
         for step, values in means.items():
@@ -187,7 +201,7 @@ class Metrics:
             if self.watched in values:
                 self.on_watched(step, values[self.watched])
         if self._rank == 0 and means:
-            self._lines.append(self._format.lines(batch, means))
+            self._lines.append(self._format.lines(batch, means, is_alone=is_alone and self._group is not None))
             if batch.ranks_without_samples and not self._explained_nan:
                 self._explain_nan(batch)
 

@@ -26,7 +26,10 @@ class PendingScalars:
 
     def __init__(self, tensors: list[torch.Tensor], dtype: torch.dtype = torch.float32) -> None:
         self._event: Any = None
-        stacked = torch.stack([tensor.reshape(()).to(dtype) for tensor in tensors])
+        # The test is far cheaper than what it saves, and a small step is logged thousands of times a second.
+        stacked = torch.stack(
+            [each if each.dtype is dtype and not each.dim() else each.reshape(()).to(dtype) for each in tensors]
+        )
         if stacked.device.type == "cuda":
             self._host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
             self._host.copy_(stacked, non_blocking=True)
@@ -41,6 +44,10 @@ class PendingScalars:
             self._event = None
         found: list[float] = self._host.tolist()
         return found
+
+    @property
+    def is_on_its_way(self) -> bool:
+        return self._event is not None and not self._event.query()
 
     def arrives(self, *, within: float) -> bool:
         """Return whether the values arrive in time. A device may hang in a collective that peers never answer."""
@@ -109,6 +116,11 @@ class Batch:
             for name, value in entry[4].items():
                 found.setdefault(name, set()).add("text" if type(value) is str else "a number")
         return found
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether there are numbers that the device has yet to compute, or to copy."""
+        return self._pending is not None and self._pending.is_on_its_way
 
     def arrives(self, *, within: float) -> bool:
         return self._pending is None or self._pending.arrives(within=within)

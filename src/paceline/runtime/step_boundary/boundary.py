@@ -84,6 +84,7 @@ class Boundary:
         self.before_save: Callable[[], None] = lambda: None
         self._sync_buffers = sync_buffers
         self._phases: StartPhases | None = phases  # None after the first step
+        self.awaits_batch = True  # the first one of this process
         self._evaluated = False  # within the current step
         self._save_requested = False  # agreed; waits for a training boundary
         self._stop_deferred = False  # agreed during an evaluation; waits for a training boundary
@@ -100,8 +101,10 @@ class Boundary:
             or self.progress.is_shown
         )
 
-    def begin_loop(self, *, epoch: int, done: int, total: int | None) -> None:
+    def begin_loop(self, *, epoch: int, done: int, total: int | None, loader: Any = None) -> None:
         """Begin a loop of `total` steps, of which `done` are already done."""
+        if self._phases is not None:
+            self._phases.early = getattr(loader, "early", None)
         self.epoch, self.epoch_step = epoch, done
         self.checkpoint_schedule.drop_snapshot()
         self.saved_after_loop = self._evaluated = False
@@ -160,6 +163,11 @@ class Boundary:
         self._run_consensus()
         if self.stopping:
             self._stop(step)
+
+    def note_first_batch(self, step: int) -> None:
+        """The first step begins, in which models compile."""
+        self.awaits_batch = False
+        self.events.write("first_batch", step=step)
 
     def after_step(self, step: int) -> None:
         """Run the boundary after a training step. Raises Stopped if the ranks have agreed to stop."""

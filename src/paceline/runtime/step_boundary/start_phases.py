@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from paceline.runtime.data.early_pass import EarlyPass
 from paceline.runtime.distributed.device_context import DeviceContext
 
 
@@ -13,6 +14,7 @@ class StartPhases:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.context: DeviceContext | None = None  # of the GPU, which is created during other phases
+        self.early: EarlyPass | None = None  # of the loader, whose workers may begin during other phases
         self._last = time.perf_counter()
 
     def mark(self, name: str) -> None:
@@ -30,6 +32,8 @@ class StartPhases:
         took = time.perf_counter() - self._last
         self.seconds["first_batch"] = round(waited, 3)
         self.seconds["first_step"] = round(max(0.0, took - waited), 3)
+        if self.early is not None and self.early.seconds:
+            self.seconds["first_batch_early"] = round(self.early.seconds, 3)  # by so much earlier it was asked for
         if self.context is not None and self.context.seconds:
             self.seconds["context_in_all"] = round(self.context.seconds, 3)
         return self.seconds

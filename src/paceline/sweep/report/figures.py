@@ -14,7 +14,7 @@ from typing import Any
 from paceline.errors import EnvironmentProblem
 from paceline.sweep.report.importance import importances
 from paceline.sweep.report.study import import_optuna, make_study, sample
-from paceline.sweep.results import Sweep, finished
+from paceline.sweep.results import Sweep, Trial, finished
 
 MAX_POINTS = 500  # trials in a figure with one dot for each and parameter
 MAX_HISTORY = 4000  # trials in the history
@@ -36,17 +36,21 @@ def make_figures(sweep: Sweep) -> list[dict[str, Any]]:
     everywhere = [key for key in varying if all(key in trial.point for trial in done)]
     draw = optuna.visualization
     few = make_study(optuna, sweep, sample(done, sweep.maximizes, MAX_LINES), varying)
-    some = make_study(optuna, sweep, sample(done, sweep.maximizes, MAX_POINTS), varying)
-    whole = make_study(optuna, sweep, sweep.trials[:: 1 + len(sweep.trials) // MAX_HISTORY], [])
+    dots = sample(done, sweep.maximizes, MAX_POINTS)
+    some = make_study(optuna, sweep, dots, varying)
+    history = sweep.trials[:: 1 + len(sweep.trials) // MAX_HISTORY]
+    whole = make_study(optuna, sweep, history, [])
     known = _KnownImportance(optuna, shares) if shares else None
-    drawn = [_figure("History", lambda: draw.plot_optimization_history(whole, target_name=sweep.metric))]
+    drawn = [_figure("History", lambda: _number_axis(
+        draw.plot_optimization_history(whole, target_name=sweep.metric), history))]  # fmt: skip
     if known is not None:
         drawn.append(_figure("Importance", lambda: draw.plot_param_importances(some, evaluator=known.evaluator)))
     if len(everywhere) > 0:
         drawn.append(_figure("Parallel coordinates", lambda: draw.plot_parallel_coordinate(
             few, params=everywhere, target_name=sweep.metric)))  # fmt: skip
     if varying:
-        drawn.append(_figure("Slices", lambda: draw.plot_slice(some, params=varying, target_name=sweep.metric)))
+        drawn.append(_figure("Slices", lambda: _number_colours(
+            draw.plot_slice(some, params=varying, target_name=sweep.metric), dots)))  # fmt: skip
     return [figure for figure in drawn if figure]
 
 
@@ -59,6 +63,21 @@ class _KnownImportance:
                 return dict(shares)
 
         self.evaluator = Evaluator()
+
+
+def _number_colours(figure: Any, trials: Sequence[Trial]) -> Any:
+    """Colour dots by the numbers of their trials: Optuna numbers those of a study anew."""
+    for trace in figure.data:
+        trace.marker.color = [trials[int(number)].number for number in trace.marker.color]
+    return figure
+
+
+def _number_axis(figure: Any, trials: Sequence[Trial]) -> Any:
+    """Put dots above the numbers of their trials."""
+    for trace in figure.data:
+        if trace.x is not None:
+            trace.x = [trials[int(number)].number for number in trace.x]
+    return figure
 
 
 def _figure(title: str, draw: Callable[[], Any]) -> dict[str, Any]:

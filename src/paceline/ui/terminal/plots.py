@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -11,13 +12,18 @@ ASCII_BLOCKS = " .:-=+*#@"
 BRAILLE = 0x2800
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a character: rows from the top, two columns
 ASCII_DOTS = {0: " ", 1: "'", 2: ".", 3: ":"}  # two rows, one column
+LARGEST = 1e300  # so that differences are finite
+LOG_SPAN = 100.0  # the largest value over the smallest, above which a curve needs a log scale
+LOG_NAME = " (y: log scale)"
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 Point = tuple[float, float]
 
 
 def supports_unicode(encoding: str | None) -> bool:
-    """Return whether a stream can print these characters."""
+    """Return whether a stream can print these characters. Python prints UTF-8 also if the user asks for plain C."""
+    if os.environ.get("LC_ALL") in ("C", "POSIX"):
+        return False
     try:
         (BLOCKS + chr(BRAILLE)).encode(encoding or "ascii")
     except (LookupError, UnicodeError):
@@ -57,34 +63,19 @@ def line_plot(
 ) -> list[str]:
     """Return a curve with axes in `height` lines and two more; no line is wider than `width`.
 
-    Empty without points, or if the width is too small to show any.
+    Values above 0 that span decades are drawn on a log scale, if there is room to say so. Empty without points, or if
+    the width is too small to show any.
     """
     known = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
     if not known or height < 1:
         return []
-    low, high = _range([y for _, y in known])
-    ticks = {0: high, height - 1: low}
-    if height >= 5:
-        ticks[height // 2] = high - (high - low) * (height // 2) / (height - 1)
-    # Beside the others, a tiny number is 0.
-    labels = {row: short_number(tick if abs(tick) > (high - low) * 1e-6 else 0.0) for row, tick in ticks.items()}
-    margin = max(map(len, labels.values()))
-    columns = width - margin - 2
-    if columns < 2:
-        return []
-    left, right = min(x for x, _ in known), max(x for x, _ in known)
-    canvas = _Canvas(columns, height, unicode=unicode)
-    canvas.draw([(_share(x, left, right), _share(y, low, high)) for x, y in known])
-    axis, tick, corner, line = ("│", "┤", "└", "─") if unicode else ("|", "+", "+", "-")
-    rows = [
-        f"{labels.get(row, ''):>{margin}} {tick if row in labels else axis}{text}"
-        for row, text in enumerate(canvas.rows())
-    ]
-    first, last = short_number(left), short_number(right)
-    between = columns - len(first) - len(last)
-    named = f"{x_name:^{between}}" if between >= len(x_name) + 2 else " " * max(1, between)
-    below = f"{first}{named}{last}"[:columns]
-    return [row.rstrip() for row in [*rows, f"{'':>{margin}} {corner}{line * columns}", f"{'':>{margin}}  {below}"]]
+    values = [y for _, y in known]
+    if min(values) > 0 and max(values) / LOG_SPAN > min(values):
+        logs = [(x, math.log10(min(y, LARGEST))) for x, y in known]
+        plot = _plot(logs, width=width, height=height, unicode=unicode, x_name=x_name + LOG_NAME, log=True)
+        if plot and LOG_NAME in plot[-1]:
+            return plot
+    return _plot(known, width=width, height=height, unicode=unicode, x_name=x_name)
 
 
 def bar(share: float, width: int, *, unicode: bool = True) -> str:
@@ -106,10 +97,44 @@ def divide_width(amounts: Mapping[str, float], width: int) -> dict[str, int]:
     return columns
 
 
+def _plot(
+    points: Sequence[Point], *, width: int, height: int, unicode: bool, x_name: str, log: bool = False
+) -> list[str]:
+    low, high = _range([y for _, y in points])
+    labels = _tick_labels(low, high, height, log=log)
+    margin = max(map(len, labels.values()))
+    columns = width - margin - 2
+    if columns < 2:
+        return []
+    left, right = min(x for x, _ in points), max(x for x, _ in points)
+    canvas = _Canvas(columns, height, unicode=unicode)
+    canvas.draw([(_share(x, left, right), _share(y, low, high)) for x, y in points])
+    axis, tick, corner, line = ("│", "┤", "└", "─") if unicode else ("|", "+", "+", "-")
+    rows = [
+        f"{labels.get(row, ''):>{margin}} {tick if row in labels else axis}{text}"
+        for row, text in enumerate(canvas.rows())
+    ]
+    first, last = short_number(left), short_number(right)
+    between = columns - len(first) - len(last)
+    named = f"{x_name:^{between}}" if between >= len(x_name) + 2 else " " * max(1, between)
+    below = f"{first}{named}{last}"[:columns]
+    return [row.rstrip() for row in [*rows, f"{'':>{margin}} {corner}{line * columns}", f"{'':>{margin}}  {below}"]]
+
+
+def _tick_labels(low: float, high: float, height: int, *, log: bool) -> dict[int, str]:
+    """Return what to write beside rows. On a log scale, `low` and `high` are exponents of 10."""
+    ticks = {0: high, height - 1: low}
+    if height >= 5:
+        ticks[height // 2] = high - (high - low) * (height // 2) / (height - 1)
+    if log:
+        return {row: short_number(10.0**tick) for row, tick in ticks.items()}
+    # Beside the others, a tiny number is 0.
+    return {row: short_number(tick if abs(tick) > (high - low) * 1e-6 else 0.0) for row, tick in ticks.items()}
+
+
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    limit = 1e300  # so that differences are finite
-    low, high = max(low, -limit), min(high, limit)
+    low, high = max(low, -LARGEST), min(high, LARGEST)
     if low >= high:
         away = abs(low) * 0.1 or 1.0
         return low - away, low + away

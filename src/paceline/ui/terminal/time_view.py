@@ -11,7 +11,7 @@ from paceline.spec.quantities import show_seconds
 from paceline.ui.terminal.plots import divide_width
 from paceline.ui.terminal.text import printable
 from paceline.watch.details import AttemptDetails, GoodputDetails, RunDetails, Span
-from paceline.watch.goodput import SHARES
+from paceline.watch.goodput import SHARES, UNMEASURED
 
 Line = tuple[str, Text]  # a label and what stands beside it
 
@@ -60,8 +60,7 @@ def _legend(goodput: GoodputDetails, *, unicode: bool) -> Iterable[Text]:
             for part, seconds in goodput.parts.get(name, {}).items()
             if seconds >= MIN_PART * goodput.total and seconds < goodput.seconds[name]
         }
-        if name == "training":
-            parts.pop("compute", None)
+        parts.pop("compute" if name == "training" else UNMEASURED, None)
         if parts:
             named = ", ".join(f"{part} {_share(seconds, goodput.total)}" for part, seconds in parts.items())
             text.append(f" ({named})", "dim")
@@ -146,10 +145,11 @@ def describe_attempt(attempt: AttemptDetails) -> str:
         took = f" after {show_seconds(attempt.ended - attempt.began)}"
     failure = attempt.failure
     if failure is None:
-        return f"{verdict}{took}"
-    who = f"rank {failure.rank}" if failure.rank is not None else "launch"
+        return printable(f"{verdict}{took}{f': {attempt.reason}' if attempt.reason else ''}")
+    host = failure.host or "?"
+    who = f"rank {failure.rank} on {host}" if failure.rank is not None else host
     where = f"\nat {failure.where}" if failure.where else ""
-    return printable(f"{verdict}{took}: {who} on {failure.host or '?'}: {failure.text}{where}")
+    return printable(f"{verdict}{took}: {who}: {failure.text}{where}")
 
 
 def glyph(kind: str, *, unicode: bool = True) -> str:

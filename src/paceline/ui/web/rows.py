@@ -15,6 +15,7 @@ from paceline.contract.sweep.folder import SweepFolder
 from paceline.sweep.overview import SweepOverview, SweepOverviews
 from paceline.ui.web.json_text import encode
 from paceline.ui.web.lookup import find_sweeps, find_trials
+from paceline.watch import viewpoint
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview
 from paceline.watch.records import LOST, QueryStates, find_runs
@@ -62,13 +63,14 @@ class Rows:
         self._stamps: dict[Path, Stamp] = {}  # of all runs
         self._marks: dict[Path, int] = {}  # when the folders that contain runs have changed
         self._next = self._next_listing = self._restless_until = 0.0
+        self._place = ""  # where the runs are, and why nothing new comes from there
         self._lock = Lock()
 
     def read(self) -> bytes:
         """Return all rows as JSON: runs and started trials of sweeps, newest first; and the sweeps."""
         with self._lock:
             self._refresh()
-            about = {"scratch": str(self.scratch), "time": time.time(), "position": self.position}
+            about = {"scratch": self._place, "time": time.time(), "position": self.position}
             return _join(about, sweeps=self._sweeps.values(), runs=self._rows.values())
 
     def read_new(self, since: int) -> tuple[int, bytes]:
@@ -81,7 +83,7 @@ class Rows:
             if self.position <= since:
                 return self.position, b""
             gone = [path for position, path in self._gone if position > since]
-            about = {"time": time.time(), "position": self.position, "gone": gone}
+            about = {"scratch": self._place, "time": time.time(), "position": self.position, "gone": gone}
             sweeps = [row for row in self._sweeps.values() if row.position > since]
             runs = [row for row in self._rows.values() if row.position > since]
             return self.position, _join(about, sweeps=sweeps, runs=runs)
@@ -101,6 +103,10 @@ class Rows:
         began = time.monotonic()
         if began < self._next:
             return
+        place = " · ".join(filter(None, (viewpoint.origin(self.scratch), viewpoint.status())))
+        if place != self._place:
+            self.position += bool(self._place)
+            self._place = place
         marks = {path: _changed(path) for path in self._marks}
         if marks != self._marks:
             self._restless_until = began + RESTLESS

@@ -11,6 +11,7 @@ from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
+from paceline.watch import viewpoint
 from paceline.watch.records import read_record
 
 CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"
@@ -31,6 +32,8 @@ def allowed_verbs(folder: RunFolder, row: Mapping[str, Any]) -> list[str]:
 
 def act(folder: RunFolder, verb: str) -> str:
     """Do it, and return what was done. Raises UsageError if the run is another user's, or if it cannot be done."""
+    if (view := viewpoint.current()) is not None:  # it happens where the run is
+        return view.act(verb, folder.key)
     record = read_record(folder, slurm.states)  # as it is now: a job of a minute ago may have ended
     run, running = folder.key, record.status == "running"
     if verb == REQUEUE:

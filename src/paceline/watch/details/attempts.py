@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ class AttemptDetails:
     ended: float | None  # None while it runs
     verdict: str  # done, stopped, cancelled or failed; empty while it runs, or if it was killed
     failure: Failure | None
+    reason: str = ""  # why it was asked to stop, such as its time limit
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,34 @@ class JobStartDetails:
     verdict: str
 
 
-def read_attempts(folder: RunFolder, goodput: Goodput, *, is_over: bool, status: str) -> list[AttemptDetails]:
+def read_attempts(
+    folder: RunFolder, goodput: Goodput, *, is_over: bool, status: str, events: Iterable[dict[str, Any]] = ()
+) -> list[AttemptDetails]:
     """Return all attempts, oldest first. The last one of a run that was cancelled was cancelled, too."""
     attempts = folder.attempts()
     newest = attempts[-1].number if attempts else 0
+    reasons = _stop_reasons(events)
     found = []
     for attempt in attempts:
-        spans = [span for span in goodput.timeline if span.attempt == attempt.number and span.kind != "idle"]
+        spans = [span for span in goodput.timeline if span.attempt == attempt.number]
         runs = not is_over and attempt.number == newest and not read_verdict(attempt.verdict)
-        found.append(_read_attempt(attempt, spans, runs=runs))
+        each = _read_attempt(attempt, spans, runs=runs)
+        stopped = each.failure is None and each.verdict in ("", STOPPED)
+        found.append(replace(each, reason=reasons.get(each.number, "")) if stopped else each)
     if status == CANCELLED and found and found[-1].verdict in ("", STOPPED):
         found[-1] = replace(found[-1], verdict=CANCELLED)
+    return found
+
+
+def _stop_reasons(events: Iterable[dict[str, Any]]) -> dict[int, str]:
+    """Return why attempts were asked to stop, as their head agents said: the first request counts."""
+    found: dict[int, str] = {}
+    current = 0
+    for event in events:
+        if event["event"] in ("launch", "ranks"):
+            current = max(current, event.get("attempt", 0))
+        elif event["event"] == "stop_requested" and isinstance(event.get("by"), str):
+            found.setdefault(current, event["by"])
     return found
 
 

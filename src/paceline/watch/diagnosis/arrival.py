@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.probes.live_probe import NodeAnswer
 from paceline.contract.verdict import DONE, FAILED
+from paceline.plan.typed_command import to_type
 from paceline.spec.quantities import show_seconds
 from paceline.watch.diagnosis.evidence import AgentEvidence, Evidence
 from paceline.watch.records import newest_verdict
@@ -144,7 +145,7 @@ def check_silence(evidence: Evidence) -> list[Finding]:
         ]  # fmt: skip
     facts += [f"{each.host}: {each.problem[:200] or 'no rank of the run is there'}" for each in evidence.answers]
     requeues = "requeue" in record.restart_command
-    otherwise = f" If Slurm refuses: `scancel {record.job}`, then `paceline submit --resume {record.run_id}`."
+    otherwise = f" If Slurm refuses: `scancel {record.job}`, then `{to_type(f'submit --resume {record.run_id}')}`."
     what = "Restart it from its newest checkpoint" if newest_verdict(record.folder) not in (DONE, FAILED) else "End it"
     return [
         Finding(

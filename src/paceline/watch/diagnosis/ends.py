@@ -8,6 +8,7 @@ from dataclasses import replace
 from paceline import errors
 from paceline.cluster.checks.findings import PROBLEM, Finding
 from paceline.contract.verdict import DONE, STOPPED
+from paceline.plan.typed_command import to_type
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.failures import describe_failure, failure_text, name_failure
 
@@ -46,7 +47,7 @@ def _hint(evidence: Evidence, text: str, advice: str) -> str:
     if _LEFT.search(text):
         return "Give all ranks the same number of batches and steps, or leave the loop on all of them at once."
     run = evidence.record.run_id
-    log = f"Read the log of rank {rank}: paceline logs --rank {rank} {run}." if rank is not None else ""
+    log = f"Read the log of rank {rank}: {to_type(f'logs --rank {rank} {run}')}." if rank is not None else ""
     if code == SIGKILL:
         return (
             "Often the kernel does this when memory runs out: compare the memory of the node (paceline show, dmesg). "
@@ -54,7 +55,7 @@ def _hint(evidence: Evidence, text: str, advice: str) -> str:
         )
     if evidence.failure.get("cause") == "crash" and evidence.failure.get("where"):
         return f"Compiled code crashed at that line: look at the library that it calls, and its version. {log}"
-    return " ".join(filter(None, [advice, log])) or f"Read the logs: paceline logs {run}."
+    return " ".join(filter(None, [advice, log])) or f"Read the logs: {to_type(f'logs {run}')}."
 
 
 def _split_advice(text: str, kind: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.cluster.probes.live_probe import NodeAnswer
 from paceline.cluster.probes.rank_motion import Motion, read_motion
 from paceline.cluster.runs.claims import find_holder
-from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_object, read_objects
+from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_objects
 from paceline.contract.files.foreign_records import read_tail as read_end
 from paceline.contract.files.stacks import Stack, read_stack
 from paceline.contract.hostlist import expand
@@ -19,7 +19,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
-from paceline.watch.failures import FAILURE_FIELDS
+from paceline.watch.failures import read_failure
 from paceline.watch.node_usage import NodeUsage, read_node_usage
 from paceline.watch.rank_samples import RankSample, clean_sample, newest_samples, read_ranks
 from paceline.watch.records import Record
@@ -222,11 +222,7 @@ def _expand(text: str) -> list[str]:
 
 
 def _read_failure(attempt: AttemptFolder) -> dict[str, Any]:
-    fields: Fields = {**FAILURE_FIELDS, "traceback": str, "step": int, "time": NUMBER, "log": str}
-    try:
-        return keep_valid(read_object(attempt.failure), fields)
-    except (OSError, ValueError):
-        return {}
+    return keep_valid(read_failure(attempt), {"traceback": str, "step": int, "time": NUMBER, "log": str})
 
 
 def _read_stacks(attempt: AttemptFolder) -> dict[int, Stack]:

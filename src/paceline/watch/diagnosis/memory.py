@@ -17,6 +17,7 @@ _GPU_MEMORY = re.compile(
     r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
 )
 _HOST_MEMORY = re.compile(r"out-of-memory killer|oom[-_ ]kill|Out Of Memory", re.I)
+_GUESS = re.compile(r"perhaps because|may have ended|may be out of memory")  # no evidence
 _REFUSED = re.compile(r"DefaultCPUAllocator: can't allocate memory(?:: you tried to allocate (?P<bytes>\d+) bytes)?")
 _EXCEPTION = re.compile(r"(?:[\w.]+\.)?(?P<type>\w+(?:Error|Exception)): (?P<message>.*)", re.DOTALL)
 _KILLED = re.compile(r"killed by signal|exited unexpectedly")  # what torch says about a data-loader worker
@@ -73,7 +74,8 @@ def _kills(evidence: Evidence) -> list[str]:
         facts.append(f"{name_failure(failure)}: {failure_text(failure)}")
     if evidence.record.status == "out of memory":
         facts.append(f"Slurm: job {evidence.record.job} is OUT_OF_MEMORY")
-    facts += [f"slurm.log: {line.strip()[:200]}" for line in evidence.own_lines() if _HOST_MEMORY.search(line)][-1:]
+    told = [line for line in evidence.own_lines() if _HOST_MEMORY.search(line) and not _GUESS.search(line)]
+    facts += [f"slurm.log: {line.strip()[:200]}" for line in told[-1:]]
     facts += [
         f"{use.host}: the kernel killed {use.peak('oom_kills'):.0f} processes of the job"
         for use in evidence.usage if use.peak("oom_kills")

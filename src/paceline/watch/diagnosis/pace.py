@@ -13,6 +13,7 @@ from paceline.watch.throughput import read_data_wait
 
 DOCS = "docs/troubleshooting.md"
 WAITS = 0.3  # of the time, for data
+REST = "the rest of a step is not measured"
 FASTER_DATA = "Raise num_workers, stage the data to the nodes (--data), or keep small sets on the device (resident)."
 
 
@@ -85,7 +86,11 @@ def check_stragglers(evidence: Evidence) -> list[Finding]:
     newest = {rank: samples[-1] for rank, samples in evidence.ranks.items()}
     if not slow:
         trained = [each for each in newest.values() if each.own > 0]
-        return [Finding("ranks", GOOD, f"{len(trained)} take equally long for a step")] if len(trained) > 1 else []
+        return (
+            [Finding("ranks", GOOD, f"{len(trained)} take equally long until they exchange gradients; {REST}")]
+            if len(trained) > 1
+            else []
+        )
     found = []
     for rank, ratio in sorted(slow.items(), key=lambda item: -item[1])[:4]:
         host = evidence.host_of_rank(rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.cluster.checks.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.fitness.judgement import Judgement, expected_between, expected_within, judge
 from paceline.contract.fitness.measurement import Measurement
@@ -43,7 +43,8 @@ def describe(measured: Sequence[Measurement], found: Sequence[Judgement]) -> lis
                 evidence=facts, docs=f"{DOCS}#the-wrong-interface-or-address",
             )
         )  # fmt: skip
-    return findings or [Finding("fitness", GOOD, summarize(measured))]
+    speeds = summarize(measured)  # also beside what is slow: a reader wants to compare
+    return [*findings, Finding("fitness", NOTE if findings else GOOD, speeds)] if speeds or not findings else findings
 
 
 def _finding(each: Judgement) -> Finding:

@@ -14,17 +14,19 @@ the time in which the run was over before somebody resumed it.
 
 from paceline.watch.goodput.events import find_end, had_nothing_left, read_events
 from paceline.watch.goodput.goodput import Goodput, compute_goodput
-from paceline.watch.goodput.parts import PARTS, SHARES, Span
-from paceline.watch.goodput.run_goodput import read_goodput
+from paceline.watch.goodput.parts import PARTS, SHARES, UNMEASURED, Span
+from paceline.watch.goodput.run_goodput import last_output, read_goodput
 
 __all__ = [
     "PARTS",
     "SHARES",
+    "UNMEASURED",
     "Goodput",
     "Span",
     "compute_goodput",
     "find_end",
     "had_nothing_left",
+    "last_output",
     "read_events",
     "read_goodput",
 ]

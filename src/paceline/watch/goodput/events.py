@@ -14,7 +14,7 @@ from paceline.contract.run_folder import RunFolder
 EVENT_FIELDS: Fields = {
     "time": NUMBER, "event": str, "step": int, "steps": int, "blocked": NUMBER, "job_start": str, "attempt": int,
     "processes": int, "names": list, "waited": NUMBER, "seconds": (dict, int, float), "index": int, "ranks": list,
-    "nodelist": str, "host": str,
+    "nodelist": str, "host": str, "queued_at": NUMBER,
 }  # fmt: skip
 QUEUED = frozenset({"queued", "submitted"})
 PHASES = QUEUED | {"node", "started", "launch", "ranks", "training", "saving"}

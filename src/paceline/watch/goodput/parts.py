@@ -8,14 +8,17 @@ from itertools import pairwise
 
 from paceline.watch.goodput.periods import Period, TrainingLog
 
+UNMEASURED = "unmeasured"  # the part of a start that has not been divided
 SHARES = ("queued", "starting", "running", "training", "saving", "lost", "idle")
 PARTS = {
     # Agents meet and check their nodes; data is copied to the nodes; ranks start and import; they find each other; a
     # checkpoint is loaded; the script sets up the rest; its first batch; its first step, as far as it is longer than
-    # others.
-    "starting": ("agents", "staging", "import", "rendezvous", "restore", "setup", "first_batch", "compile"),
+    # others. Rank 0 says how long these took at its first step boundary; until then, nobody knows.
+    "starting": (
+        "agents", "staging", "import", "rendezvous", "restore", "setup", "first_batch", "compile", UNMEASURED,
+    ),
     "training": ("compute", "data"),  # waiting for data is the other one
-}
+}  # fmt: skip
 RENDEZVOUS = ("device", "rendezvous", "context", "process_group")  # phases of a start
 
 
@@ -64,7 +67,7 @@ def _divide_start(period: Period, log: TrainingLog | None) -> Piece:
     if period.part != "ranks":
         return Piece([span], {"starting": {period.part: span.seconds}})
     if log is None or not log.phases:
-        return Piece([span], {"starting": {"setup": span.seconds}})
+        return Piece([span], {"starting": {UNMEASURED: span.seconds}})
     measured = {
         "rendezvous": sum(log.phases.get(name, 0.0) for name in RENDEZVOUS),
         "restore": log.phases.get("restore", 0.0),
@@ -76,10 +79,14 @@ def _divide_start(period: Period, log: TrainingLog | None) -> Piece:
 
 
 def _divide_training(period: Period, log: TrainingLog, resumed_at: int | None) -> Piece:
-    first_batch = min(log.phases.get("first_batch", 0.0), period.ended - period.began)
-    compiled = min(_compilation(log), period.ended - period.began - first_batch)
-    began = min(period.ended, period.began + first_batch + compiled)
-    useful_until = min(max(_useful_until(period, log, resumed_at), began), period.ended)
+    has_left_loop = log.left is not None or (log.is_finished and not log.is_live)  # without the end of a step
+    if log.is_in_first_step and not has_left_loop:
+        return _divide_first_step(period, log)
+    ended = period.ended if log.left is None else min(max(log.left, period.began), period.ended)
+    first_batch = min(log.phases.get("first_batch", 0.0), ended - period.began)
+    compiled = min(_compilation(period, log), ended - period.began - first_batch)
+    began = min(ended, period.began + first_batch + compiled)
+    useful_until = min(max(_useful_until(period, log, resumed_at), began), ended)
     spans = [_span(period, "starting", period.began, began)]
     at = began
     for time, _, blocked in log.saves:
@@ -89,7 +96,9 @@ def _divide_training(period: Period, log: TrainingLog, resumed_at: int | None) -
         if begins < time:
             spans += [_span(period, "training", at, begins), _span(period, "saving", begins, time)]
             at = time
-    spans += [_span(period, "training", at, useful_until), _span(period, "lost", useful_until, period.ended)]
+    rest = "idle" if _was_saved(log, resumed_at) else "lost"
+    spans += [_span(period, "training", at, useful_until), _span(period, rest, useful_until, ended)]
+    spans.append(_span(period, "idle", ended, period.ended))
     spans = [span for span in spans if span.ended > span.began]
     training = sum(span.seconds for span in spans if span.kind == "training")
     waited = min(training, max(0.0, _waited(log, useful_until) - _waited(log, began)))
@@ -99,6 +108,13 @@ def _divide_training(period: Period, log: TrainingLog, resumed_at: int | None) -
         "training": {"compute": training - waited, "data": waited},
     }
     return Piece(spans, parts)
+
+
+def _divide_first_step(period: Period, log: TrainingLog) -> Piece:
+    """Divide a period that has not reached the end of its first step: it waits for the batch, or compiles."""
+    span = _span(period, "starting", period.began, period.ended)
+    came = period.ended if log.first_batch is None else min(max(log.first_batch, period.began), period.ended)
+    return Piece([span], {"starting": {"first_batch": came - period.began, "compile": period.ended - came}})
 
 
 def _useful_until(period: Period, log: TrainingLog, resumed_at: int | None) -> float:
@@ -111,16 +127,24 @@ def _useful_until(period: Period, log: TrainingLog, resumed_at: int | None) -> f
     return min(saves, default=period.ended if log.is_finished else period.began)
 
 
-def _compilation(log: TrainingLog) -> float:
-    """Return by how much the first step was longer than a normal one; 0 if no other is known."""
+def _was_saved(log: TrainingLog, resumed_at: int | None) -> bool:
+    """Return whether all steps of an attempt that stopped were saved: after that, it shut down."""
+    return resumed_at is not None and log.is_finished and all(step <= resumed_at for _, step in log.steps)
+
+
+def _compilation(period: Period, log: TrainingLog) -> float:
+    """Return by how much the first step was longer than a normal one; 0 if the run had no other.
+
+    While the second one runs, it is as long as it is by now.
+    """
     first = log.first_step
     if first is None:
         return 0.0
     done = next((step for time, step in log.steps if time >= first), log.step + 1)
     later = [(time, step) for time, step in log.steps if step > done and time > first]
-    if not later:
+    if not later and not log.is_live:
         return 0.0
-    time, step = later[-1]
+    time, step = later[-1] if later else (period.ended, done + 1)
     blocked = sum(each for saved, _, each in log.saves if first < saved <= time)
     normal = max(0.0, time - first - blocked) / (step - done)
     return max(0.0, log.phases.get("first_step", 0.0) - normal)

@@ -2,12 +2,14 @@
 
 The events used are `queued` (or `submitted`), `node` and `started` (an agent arrives, and has met the others),
 `staging` and `staged`, `launch` and `ranks` (ranks start, and have started, with `uses_runtime`), `training` (the first
-step boundary of an attempt, with its first step and the seconds of its start), `first_step`, `saving` (with `step`,
-`blocked` seconds and `waited`, the seconds for which rank 0 has waited for data so far), `progress` (how far a live run
-is), `failed`, `stopped` and `done`.
+step boundary of an attempt, with its first step and the seconds of its start), `first_batch`, `first_step`, `saving`
+(with `step`, `blocked` seconds and `waited`, the seconds for which rank 0 has waited for data so far), `progress` (how
+far a live run is), `session_end` (rank 0 has left the session; its processes still have to end), `failed`, `stopped`
+and `done`.
 
-When a requeued job starts again, the time since the last event of the previous job start counts as queued; while it
-waits, the event `requeued` says so. Nobody counts the time in which a run was over, until somebody resumed it.
+When a requeued job starts again, the time since the last event of the previous job start counts as queued, or only that
+since `queued_at`, if Slurm has said when it requeued the job; while it waits, the event `requeued` says so. Nobody
+counts the time in which a run was over, until somebody resumed it.
 """
 
 from __future__ import annotations
@@ -29,18 +31,26 @@ class TrainingLog:
 
     step: int  # the first one
     phases: dict[str, float]  # seconds of the start, by name
+    first_batch: float | None = None  # when it came
     first_step: float | None = None  # when it ended
     saves: list[tuple[float, int, float]] = field(default_factory=list)  # time, step, seconds blocked
     steps: list[tuple[float, int]] = field(default_factory=list)  # times at which so many steps were done
     waits: list[tuple[float, float]] = field(default_factory=list)  # times, and the seconds waited for data until then
+    left: float | None = None  # when rank 0 left the session
     is_finished: bool = False  # ended by `done` or `stopped`, so nothing after the last save is lost
+    is_live: bool = False  # as far as anybody knows
+
+    @property
+    def is_in_first_step(self) -> bool:
+        """Whether its first step has not ended. A script that calls `run.should_stop` does not tell."""
+        return bool(self.phases) and self.first_step is None and all(step <= self.step for _, step in self.steps)
 
 
 @dataclass
 class Period:
     """A time in which a run did one thing."""
 
-    kind: str  # queued, starting, running, training or idle
+    kind: str  # queued, starting, running, training, lost or idle
     began: float
     ended: float
     attempt: int = 0
@@ -77,7 +87,7 @@ class PeriodReader:
                 self._last = max(before, time)
             self._take(event, event["event"], time, before)
         if self._current is not None and self._current.log is not None:
-            self._current.log.is_finished = True  # as far as anybody knows
+            self._current.log.is_finished = self._current.log.is_live = True  # as far as anybody knows
         self._close(max(self._last, now) if now is not None else self._last)
         if self.job_starts and self.periods and self.periods[-1].kind != "queued":
             self.job_starts[-1].ended = max(self.job_starts[-1].ended, self.periods[-1].ended)
@@ -110,7 +120,7 @@ class PeriodReader:
                 self._start_ranks(event, name, time)
         elif name == "training" and phase != "training":
             self._start_training(event, time)
-        elif name in ("first_step", "saving", "progress") and phase == "training":
+        elif name in ("first_batch", "first_step", "saving", "progress", "session_end") and phase == "training":
             self._advance(event, name, time)
         elif name in ENDS:
             self._end(event, name, time)
@@ -129,7 +139,9 @@ class PeriodReader:
             self.failures += phase in ACTIVE
             self._close(before)
             if not name.startswith("pid-"):  # a local run is started by the user
-                self._enter("queued", before)
+                # Until Slurm requeued the job, it had its nodes: one may have died without anybody noticing.
+                self._enter("lost" if phase in ACTIVE else "idle", before)
+                self._enter("queued", min(max(before, float(event.get("queued_at", before))), time))
         else:
             self.failures += phase in ACTIVE and name == known
         self._enter("starting", time, part="agents")
@@ -177,6 +189,10 @@ class PeriodReader:
             log.first_step = time
             log.phases |= _seconds(event.get("seconds"))
             log.waits.append((time, log.phases.get("first_batch", 0.0)))
+        elif name == "first_batch" and log.first_batch is None:
+            log.first_batch = time
+        elif name == "session_end":
+            log.left = time
         elif name == "saving":
             log.saves.append((time, int(event.get("step", 0)), max(0.0, float(event.get("blocked", 0.0)))))
         if isinstance(event.get("step"), int):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.contract.files.foreign_records import read_tail
 from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.watch import viewpoint
 from paceline.watch.goodput.events import ENDS, QUEUED, find_end
 from paceline.watch.goodput.goodput import Goodput, compute_goodput
 from paceline.watch.rank_samples import read_first_rank
@@ -25,7 +25,7 @@ def read_goodput(folder: RunFolder, events: Sequence[Event], *, is_over: bool, i
     known = sorted([*events, *more], key=lambda event: float(event["time"]))
     if is_waiting and _newest_start(known):  # nothing that its last start did is later
         known.append({"time": known[-1]["time"], "event": "requeued"})
-    return compute_goodput(known, find_end(folder, events) if is_over else time.time())
+    return compute_goodput(known, find_end(folder, events) if is_over else viewpoint.now(folder.path))
 
 
 def _newest_start(events: Sequence[Event]) -> Event:
@@ -62,6 +62,11 @@ def _signs_of_life(folder: RunFolder, events: Sequence[Event], *, is_waiting: bo
     for number in sorted(started - ended):
         if times := _log_times(folder.attempt(number)):
             yield {"time": max(times), "event": "alive", "attempt": number}
+
+
+def last_output(folder: RunFolder) -> float:
+    """Return when a rank of the newest attempt last printed something; 0 if none has."""
+    return max((time for attempt in folder.attempts()[-1:] for time in _log_times(attempt)), default=0.0)
 
 
 def _log_times(attempt: AttemptFolder) -> list[float]:

@@ -39,6 +39,7 @@ def _begin(make_record: MakeRecord) -> None:
     global _make_record
     _make_record = make_record
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which then ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever a handler of the command would do
 
 
 def _read_here(folder: RunFolder) -> Row:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.files.shared_places import open_without_waiting
 
 CHUNK = 1 << 17  # bytes
 # A longer line comes in pieces. One of a node's log never does: agents cut what several ranks write into lines of half
 # of that, each of which begins with its rank.
 MAX_LINE = 1 << 18
+LAST = 64  # bytes that tell whether a file begins with what was read
 
 Piece = tuple[int, bytes]  # the offset at which a line ends, and its bytes
 
@@ -37,6 +39,8 @@ class LineSplitter:
     def __init__(self, offset: int, lookup: Lookup) -> None:
         self.begun = b""
         self.offset = offset  # of the end of what was read
+        self.last = b""  # bytes before it
+        self.inode = 0
         self.lookup = lookup
 
     @property
@@ -48,6 +52,7 @@ class LineSplitter:
         block, end, rest = (self.begun + data).rpartition(b"\n")
         start = self.position
         self.offset += len(data)
+        self.last = (self.last + data)[-LAST:]
         self.begun = self._shorten(rest)
         if end and self.lookup.may_match(block):
             for line in block.split(b"\n"):
@@ -71,6 +76,20 @@ class LineSplitter:
         return rest if redrawn < 0 else rest[redrawn:]
 
 
+def skipped_path(log: Path) -> Path:
+    """Return the file that says how much of a mirrored log is not here. Only the mirror of a cluster has it."""
+    return log.with_name(f".{log.name}.skipped")
+
+
+def skipped_bytes(log: Path) -> int:
+    """Return how many bytes at the beginning of a log are not here, but a hole of that size."""
+    try:
+        text = read_bounded(skipped_path(log), 100)
+    except (OSError, ValueError):
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
 class LogFile:
     """One log of an attempt."""
 
@@ -80,6 +99,24 @@ class LogFile:
     def size(self) -> int:
         try:
             return self.path.lstat().st_size
+        except OSError:
+            return 0
+
+    def is_another(self, splitter: LineSplitter) -> bool:
+        """Whether this is not the file that a splitter has read: it has become shorter, or another one has its name.
+
+        The mirror of a cluster puts a new file in place of one that was cut off there, but also of one of which it had
+        only the end.
+        """
+        before, splitter.inode = splitter.inode, self._inode()
+        if self.size() < splitter.offset:
+            return True
+        start = splitter.offset - len(splitter.last)
+        return before not in (0, splitter.inode) and b"".join(self.chunks(start, splitter.offset)) != splitter.last
+
+    def _inode(self) -> int:
+        try:
+            return self.path.lstat().st_ino
         except OSError:
             return 0
 
@@ -98,12 +135,16 @@ class LogFile:
 
     def lines(self, splitter: LineSplitter, end: int) -> Iterator[Piece]:
         """Yield the lines up to an offset, from where the splitter is. It keeps the last one if that has no end yet."""
+        if splitter.offset == 0:
+            splitter.offset = min(skipped_bytes(self.path), end)
+        splitter.inode = splitter.inode or self._inode()
         for data in self.chunks(splitter.offset, end):
             yield from splitter.feed(data)
 
     def lines_backwards(self, end: int, lookup: Lookup, first: int = 0) -> Iterator[Piece]:
         """Yield the lines before an offset, the last one first; none that begin before the offset `first`."""
         rest, rest_end = b"", end  # the end of a line, of which the beginning is to come
+        is_begin, first = first == 0, max(first, skipped_bytes(self.path))
         is_whole = False  # whether that line has an end of its own; otherwise there is none if it is empty
         while end > first:
             start = max(first, end - CHUNK)
@@ -122,12 +163,14 @@ class LogFile:
             elif len(rest) > MAX_LINE:
                 yield rest_end, rest
                 rest, rest_end, is_whole = b"", start, False
-        if first == 0 and (rest or is_whole):
+        if is_begin and (rest or is_whole):
             yield rest_end, lookup.state(rest)
 
     def line_start(self, offset: int) -> int:
         """Return where the line with a byte begins; a long one, a part of it."""
-        start = max(0, offset - MAX_LINE)
+        start = max(skipped_bytes(self.path), offset - MAX_LINE)
+        if start >= offset:
+            return start
         before = b"".join(self.chunks(start, offset))
         return start + before.rfind(b"\n") + 1 if b"\n" in before else start
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
+from paceline.watch import viewpoint
 from paceline.watch.logs.run_log import LogLine, RunLog
 from paceline.watch.records import Record, newest_verdict, read_record
 
@@ -46,25 +47,32 @@ class RunMonitor:
         self.next = time.monotonic() + self.interval
 
 
-def wait_until_over(folder: RunFolder) -> Record:
-    """Wait until the run is over, and return its record."""
+def wait_until_over(folder: RunFolder, tell: Callable[[Record], None] = lambda record: None) -> Record:
+    """Wait until the run is over, and return its record. `tell` gets it meanwhile, again and again."""
     monitor = RunMonitor(folder)
     while not monitor.is_over():
+        tell(monitor.record)
         time.sleep(POLL_INTERVAL)
     return monitor.record
 
 
 def follow(run_log: RunLog, monitor: RunMonitor, *, rank: int | None = None, grep: str = "") -> Iterator[list[LogLine]]:
-    """Yield what the run prints, attempt after attempt, until it is over. An empty list means: nothing new for now."""
+    """Yield what the run prints, attempt after attempt, until it is over. An empty list means: nothing new for now.
+
+    Raises an error if nothing will come any more from the cluster whose run it is.
+    """
     pause = PAUSES[0]
     while True:
-        over = monitor.is_over()  # checked before reading, so that the last lines are still read
-        new = run_log.read_new(rank=rank, grep=grep, finish=over)
+        end = viewpoint.end()
+        over = monitor.is_over()  # both checked before reading, so that the last lines are still read
+        new = run_log.read_new(rank=rank, grep=grep, finish=over or end is not None)
         yield new
         if new:
             pause = PAUSES[0]
         elif over:
             return
+        elif end is not None:
+            raise end
         else:
             time.sleep(pause)
             pause = min(pause * 1.1, PAUSES[1])

@@ -166,7 +166,7 @@ class RunLog:
         for log in logs:
             path, size = log.file.path, log.file.size()
             splitter = self._splitters.get(path)
-            if splitter is None or size < splitter.offset:  # a file that has become shorter is another one
+            if splitter is None or log.file.is_another(splitter):
                 splitter = self._splitters[path] = LineSplitter(0, chosen.lookup)
             splitter.lookup = chosen.lookup
             if size > splitter.offset:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.contract.run_folder import ALONE
+
 LIMIT = 1000  # buckets of a curve; each has at most two points
 MAX_CURVES = 500
 NOT_CURVES = frozenset({"step", "epoch", "time"})
@@ -27,23 +29,29 @@ Point = tuple[int, float, float]  # step, time, value
 
 @dataclass
 class _Bucket:
-    """Neighbouring points, of which only the lowest and the highest are drawn: no spike disappears."""
+    """Neighbouring points, of which only the lowest and the highest are drawn: no spike disappears.
+
+    The last point of a curve is drawn as well: it is the newest value.
+    """
 
     first: Point
     count: int
     low: Point
     high: Point
+    last: Point
 
     def merge(self, other: _Bucket) -> None:
         self.count += other.count
         self.low = min(self.low, other.low, key=lambda point: point[2])
         self.high = max(self.high, other.high, key=lambda point: point[2])
+        self.last = other.last
 
     def forget(self, step: int) -> None:
         """Forget the points from a step on, which comes after the first one. What they have hidden is not known."""
-        if max(self.low[0], self.high[0]) >= step:
+        if max(self.low[0], self.high[0], self.last[0]) >= step:
             left = [point for point in (self.first, self.low, self.high) if point[0] < step]
             self.low, self.high = min(left, key=lambda point: point[2]), max(left, key=lambda point: point[2])
+            self.last = max(left)
             self.count = 1
 
 
@@ -55,7 +63,7 @@ class _Line:
     def add(self, step: int, time: float, value: float) -> None:
         self.forget(step)
         point = (step, time, value)
-        new = _Bucket(point, 1, point, point)
+        new = _Bucket(point, 1, point, point, point)
         if self.buckets and self.buckets[-1].count < self.size:
             self.buckets[-1].merge(new)
             return
@@ -74,7 +82,9 @@ class _Line:
             self.buckets[-1].forget(step)
 
     def points(self) -> list[Point]:
-        return [point for bucket in self.buckets for point in sorted({bucket.low, bucket.high})]
+        found = [point for bucket in self.buckets for point in sorted({bucket.low, bucket.high})]
+        last = self.buckets[-1].last if self.buckets else None
+        return found if last is None or found[-1] == last else [*found, last]
 
 
 class Curves:
@@ -96,6 +106,8 @@ class Curves:
                 for line in self._lines.values():
                     line.forget(step)
             self._step = step
+            if ALONE in record:
+                continue
             for name, value in record.items():
                 if name in NOT_CURVES or isinstance(value, bool) or not isinstance(value, (int, float)):
                     continue

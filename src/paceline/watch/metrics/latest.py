@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.files.foreign_records import parse_object, read_tail
+from paceline.contract.run_folder import ALONE
 
 TAIL = 16384  # bytes
 FEW_LINES, FEW_BYTES = 2, 2048  # enough for the newest values of a run that is over
@@ -19,6 +20,8 @@ RATES = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
 LOSSES = ("loss", "train_loss", "train/loss")  # the first that a run logs; else any name with "loss" in it
 PAUSE = 10.0  # times the usual pace: the run waited in the queue, or started again
 MIN_PAUSE = 60.0  # seconds; an evaluation between two steps is no pause
+
+Point = tuple[float, float, float | None]  # time, step, seconds per step
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,61 @@ class Latest:
     loss_name: str = ""
     rate: float | None = None
     rate_unit: str = ""
-    seconds_per_step: float | None = None
+    points: tuple[Point, ...] = ()  # its last lines, for the pace
+
+    def since(self, began: float) -> Logged:
+        """Return what was logged since then, such as by the newest attempt."""
+        return Logged([point for point in self.points if point[0] >= began])
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Some of the last lines."""
+
+    points: Sequence[Point]
+
+    @property
+    def step(self) -> int | None:
+        return int(self.points[-1][1]) if self.points else None
+
+    @property
+    def pace(self) -> float | None:
+        """The seconds per step, with evaluations and saves, but without the time between two job starts."""
+        spans = self._spans()
+        if not spans:
+            return self.points[-1][2] if self.points else None
+        usual = statistics.median(seconds / steps for seconds, steps in spans)
+        counted = [each for each in spans if each[0] < MIN_PAUSE or each[0] / each[1] < PAUSE * usual]
+        steps = sum(steps for _, steps in counted)
+        return sum(seconds for seconds, _ in counted) / steps if steps else usual
+
+    @property
+    def interval(self) -> float:
+        """The usual seconds between two lines; 0 if they are not known."""
+        spans = self._spans()
+        return statistics.median(seconds for seconds, _ in spans) if spans else 0.0
+
+    def _spans(self) -> list[tuple[float, float]]:
+        """Return the seconds and steps from line to line, without those that are repeated after a restart."""
+        return [
+            (after[0] - before[0], after[1] - before[1])
+            for before, after in pairwise(self.points)
+            if after[0] > before[0] and after[1] > before[1]
+        ]
 
 
 def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
-    """Read the end of a metrics file. Without the pace, that is a few lines."""
+    """Read the end of a metrics file. Without the pace, that is a few lines.
+
+    After a failure, rank 0 has written its own numbers of the last steps: these are not the run's.
+    """
     try:
         end = b"" if with_pace else read_tail(metrics, FEW_BYTES).rstrip()
         records = _parse(end.rsplit(b"\n", FEW_LINES)[-FEW_LINES:])
-        if not any(_loss_name(record) for record in records):  # an evaluation may have logged last
+        if not any(map(_loss_name, records)):  # an evaluation may have logged last, or rank 0 alone
             records = _parse(read_tail(metrics, TAIL).rstrip().splitlines())
+        elif not any(_rate(record)[1] for record in records):
+            records = _parse(end.splitlines())
     except OSError:
         return Latest()
     last: dict[str, Any] = {}
@@ -55,7 +103,7 @@ def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
         loss_name=loss_name,
         rate=rate,
         rate_unit=unit,
-        seconds_per_step=(_pace(records) or as_number(last.get("seconds"))) if with_pace else None,
+        points=tuple(_points(records)) if with_pace else (),
     )
 
 
@@ -63,7 +111,8 @@ def _parse(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     records = []
     for line in lines:
         with suppress(ValueError):
-            records.append(parse_object(line))
+            record = parse_object(line)
+            records.append({"step": record.get("step"), "time": record.get("time")} if ALONE in record else record)
     return records
 
 
@@ -93,18 +142,8 @@ def _rate(last: Mapping[str, Any]) -> tuple[float | None, str]:
     return (1 / seconds, "steps/s") if seconds else (None, "")
 
 
-def _pace(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the seconds per step, with evaluations and saves, but without the time between two job starts."""
-    points = [(as_number(record.get("time")), as_number(record.get("step"))) for record in records]
-    known = [(time, step) for time, step in points if time is not None and step is not None]
-    spans = [
-        (after[0] - before[0], after[1] - before[1])
-        for before, after in pairwise(known)
-        if after[0] > before[0] and after[1] > before[1]
-    ]
-    if not spans:
-        return None
-    usual = statistics.median(seconds / steps for seconds, steps in spans)
-    counted = [each for each in spans if each[0] < MIN_PAUSE or each[0] / each[1] < PAUSE * usual]
-    steps = sum(steps for _, steps in counted)
-    return sum(seconds for seconds, _ in counted) / steps if steps else usual
+def _points(records: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
+    for record in records:
+        time, step = as_number(record.get("time")), as_number(record.get("step"))
+        if time is not None and step is not None:
+            yield time, step, as_number(record.get("seconds"))

@@ -13,7 +13,7 @@ TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 REASONS = {
     "Priority": "waits for {what}: other jobs come first",
     "Resources": "waits for {what} to become free",
-    "BeginTime": "waits for its begin time (Slurm delays a requeued job)",
+    "BeginTime": "waits for its begin time",
     "Cleaning": "Slurm cleans up after its last start",
     "Prolog": "Slurm prepares its nodes",
     "Dependency": "waits for another job",

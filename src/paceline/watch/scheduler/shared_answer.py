@@ -4,7 +4,8 @@ One `squeue` for all of the user's jobs counts for the poll interval (60 s), who
 for a reason: a command has changed the queue; a run folder contradicts the answer; a job has ended without a verdict,
 which a job that is being requeued seems to do for a moment; or a job is missing. `sacct` is asked only for jobs that
 are missing and have no verdict, and what it says of ended jobs is kept. A controller that fails or is slow is asked
-less and less often, up to every fifth interval, and all processes share that failure too.
+less and less often, up to every fifth interval, and all processes share that failure too, for at least twice the time
+that it took: nobody waits for a controller that hangs at every look, however short the interval is.
 
 Commands that act on an answer (claims, `--resume`, `--after`, `sweep --resubmit`, `clean`, `cancel`, `shell`) do not
 use this: they ask Slurm directly, because a state of a minute ago could start a run twice, or delete what it needs.
@@ -20,6 +21,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.answer_file import Answer, AnswerFile
 from paceline.cluster.slurm.states import ENDED, LIVE, JobState
 from paceline.errors import ClusterError, NoSlurm
+from paceline.watch import viewpoint
 from paceline.watch.scheduler.evidence import Evidence, gather_evidence
 from paceline.watch.scheduler.poll_interval import poll_interval
 
@@ -38,12 +40,16 @@ def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
     seen = gather_evidence(jobs)
     if not seen:
         return {}
+    if (view := viewpoint.current()) is not None:
+        return view.states(seen)
     file = AnswerFile.here()
     return slurm.states(seen) if file is None else SharedAnswer(file, poll_interval()).states(seen)
 
 
 def query_queue() -> list[JobState]:
     """Return the user's jobs that wait or run, at most a poll interval old."""
+    if (view := viewpoint.current()) is not None:
+        raise view.not_here("queue")
     file = AnswerFile.here()
     known = slurm.queue() if file is None else SharedAnswer(file, poll_interval()).queue()
     return [state for state in known.values() if state.phase != ENDED]
@@ -62,9 +68,12 @@ class SharedAnswer:
         return min(DOUBT, self.interval)
 
     def states(self, seen: Seen) -> dict[str, JobState]:
-        if all(each.is_closed for each in seen.values()):
-            answer = self.file.read()
-            return {} if answer.problem or self._is_expired(answer) else self._select(answer, seen)
+        answer = self.file.read()
+        counts = answer.asked > self.file.changed()
+        if all(each.is_closed or (counts and _is_settled(answer, job, each)) for job, each in seen.items()):
+            if answer.problem or self._is_expired(answer):
+                seen = {job: each for job, each in seen.items() if not each.is_closed}
+            return self._select(answer, seen)
         answer = self._update(seen)
         self._check(answer)
         if self._vanished(answer, seen):
@@ -106,7 +115,10 @@ class SharedAnswer:
         except NoSlurm:
             raise  # nobody was asked
         except ClusterError as error:
-            return replace(before, asked=asked, strikes=before.strikes + 1, problem=error.message, hint=error.hint)
+            now = time.time()
+            return replace(
+                before, asked=now, took=now - asked, strikes=before.strikes + 1, problem=error.message, hint=error.hint
+            )
         ended = {job for job, state in jobs.items() if state.phase == ENDED}
         earlier = {job for job, state in before.jobs.items() if state.phase == ENDED}
         known = before.confirmed if asked - before.asked < self._doubt(before) else earlier
@@ -128,7 +140,8 @@ class SharedAnswer:
         return not 0 <= age < self._lifetime(answer) or answer.asked <= self.file.changed()
 
     def _lifetime(self, answer: Answer) -> float:
-        return self.interval * min(1 << max(answer.strikes - 1, 0), MAX_BACKOFF)
+        lifetime = self.interval * min(1 << max(answer.strikes - 1, 0), MAX_BACKOFF)
+        return max(lifetime, 2 * answer.took) if answer.problem else lifetime
 
     def _doubt(self, answer: Answer) -> float:
         return self._grace * min(1 << answer.strikes, 8)
@@ -193,6 +206,15 @@ class SharedAnswer:
         if state is None and not seen.started and seen.submitted >= asked - self._grace:
             return JobState(job, "PENDING")
         return state
+
+
+def _is_settled(answer: Answer, job: str, seen: Evidence) -> bool:
+    """Whether a job is over, as the run folder and Slurm have both said.
+
+    Nobody needs to ask for it again, until a command changes the queue: it may have requeued the job.
+    """
+    state = answer.jobs.get(job)
+    return seen.is_final and state is not None and state.phase == ENDED
 
 
 def _has_news(before: Answer, answer: Answer, seen: Seen) -> bool:

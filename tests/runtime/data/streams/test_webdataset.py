@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import tarfile
 from collections import Counter
 from collections.abc import Callable
@@ -62,7 +61,6 @@ def read(loader: StreamLoader, epoch: int | None = None) -> list[list[int]]:
 
 def rank_reads(urls: list[str], workers: int, make: Callable[[list[str]], Any], drop_last: bool) -> Any:
     """Read three epochs, then interrupt and resume the second after several steps."""
-    multiprocessing.set_start_method("fork", force=True)  # the default on Linux; the test harness uses another
     identity = read_identity()
     if identity.world_size > 1:
         dist.init_process_group("gloo")
@@ -163,7 +161,6 @@ def test_a_resume_with_another_number_of_ranks_prints_a_note(shards: list[str]) 
 
 
 def evaluates(urls: list[str]) -> list[int]:
-    multiprocessing.set_start_method("fork", force=True)
     dist.init_process_group("gloo")
     seen = [n for batch in make_evaluation_loader(pipeline(urls), batch_size=8, num_workers=1) for n in batch.tolist()]
     dist.destroy_process_group()

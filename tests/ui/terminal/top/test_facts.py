@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
+from paceline.ui.terminal.top.screens import help_text
 from paceline.ui.terminal.top.text.curve import plot
-from paceline.ui.terminal.top.text.facts import facts, heading
+from paceline.ui.terminal.top.text.facts import attempts, facts, heading
 from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, NodeDetails, RankDetails, RunDetails
 from paceline.watch.metrics.curves import Curve
 from tests.ui.terminal.top.test_rows import RUN
@@ -20,7 +22,7 @@ def node(host: str, *, gpus: int) -> NodeDetails:
 
 
 DETAILS = RunDetails(
-    overview=RUN, command="paceline submit train.py", config={"lr": 0.1}, settings={}, code={},
+    overview=RUN, place="/scratch/1a2b", command="paceline submit train.py", config={"lr": 0.1}, settings={}, code={},
     attempts=[AttemptDetails(1, "4711-1", 1.0, None, "", None)], job_starts=[], failure=None, timeline=[],
     goodput=GoodputDetails(
         {"queued": 10.0, "training": 80.0, "lost": 10.0, "saving": 0.0}, 100.0, {"training": {"data": 5.0}}, 1, None
@@ -66,6 +68,16 @@ def test_the_slow_rank_has_a_mark_and_is_named_in_words() -> None:
     assert "lr = 0.1" in whole
 
 
+def test_a_rank_says_when_its_step_was_seen() -> None:
+    """The step of the run is newer."""
+    ranks = [replace(rank, seen=time.time() - 14.0) for rank in DETAILS.ranks[:2]]
+    ended = [replace(rank, state="ended") for rank in ranks]
+    shown = facts(replace(DETAILS, ranks=[ranks[0], ended[1]]), 60, whole=True).plain
+    assert shown.count("node1  step 250 14 s ago") == 1
+    assert "ranks    ■□" in shown
+    assert "1 running, 1 ended" in shown
+
+
 def test_a_failure_shows_its_rank_and_the_end_of_its_traceback() -> None:
     trace = "Traceback:\n" + "\n".join(f"  frame {number}" for number in range(40)) + "\nValueError: \x1b[2Jbad [/x]"
     failed = Failure(2, 3, "node2", "ValueError: bad [/x]", "train.py:9", trace)
@@ -99,3 +111,15 @@ def test_a_curve_fills_its_pane() -> None:
     assert len(plot(replace(curve, values=[1.0] * 3), 40, 8).plain.splitlines()) == 8
     assert plot(curve, 5, 2).plain == "[b]l…"
     assert plot(Curve("none", [], [], []), 40, 8).plain == "none"
+
+
+def test_the_help_fits_24_rows_of_80_columns() -> None:
+    lines = help_text().plain.splitlines()
+    assert len(lines) <= 22  # and a border
+    assert max(map(len, lines)) <= 72
+
+
+def test_attempts_say_how_they_ended() -> None:
+    made = [AttemptDetails(number, "6-0", None, None, verdict, None) for number, verdict in ((1, "stopped"), (2, ""))]
+    assert attempts(made, is_over=False).plain.split() == ["attempts", "1", "stopped", "2", "under", "way"]
+    assert attempts(made, is_over=True).plain.endswith("2 no verdict")

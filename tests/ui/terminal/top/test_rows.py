@@ -46,6 +46,12 @@ def test_the_trials_of_a_sweep_are_one_row_that_unfolds() -> None:
     assert [each.name for each in unfolded] == ["lr", "trial 2", "trial 1", "trial 0", "trial 3"]
 
 
+def test_a_trial_shows_its_parameters() -> None:
+    trial = run("", trial=0)
+    rows = arrange([trial], unfolded={"/scratch/p/e/lr"}, points={trial.path: "lr=0.1 \x1b[2Jw=64"})
+    assert "lr=0.1 w=64 · node1" in row_line(rows[1], fit(100)).plain
+
+
 def test_a_sweep_counts_trials_that_have_not_started() -> None:
     sweep = SweepOverview(
         name="lr", project="p", experiment="e", path="/scratch/p/e/lr", is_over=False, metric="acc",
@@ -81,6 +87,11 @@ def test_columns_that_matter_less_are_left_out_of_a_narrow_terminal() -> None:
         assert row_line(row, chosen).cell_len <= max(width, 40)
     assert [column.title for column in fit(80).columns] == ["STATUS", "PROGRESS", "LOSS", "LEFT"]
     assert len(fit(200).columns) == 9
+    assert [column.title for column in fit(59).columns] == ["STATUS", "PROGRESS", "LOSS", "LEFT"]
+    assert "WHERE" not in title_line(fit(59)).plain
+    narrow = row_line(row, fit(59))
+    assert narrow.cell_len == 59
+    assert all(text in narrow.plain for text in ("resnet", "1a2b", "running", "25%", "0.1235", "5m"))
     line = row_line(row, fit(80)).plain
     assert all(text in line for text in ("resnet", "1a2b", "running", "██", "25%", "0.1235", "5m", "node1"))
 

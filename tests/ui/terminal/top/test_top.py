@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +17,14 @@ import pytest
 
 from paceline import cli
 from paceline.cluster import actions
+from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.ui.terminal.top import app as top
 from paceline.ui.terminal.top.data import reader
 from paceline.watch.overview import Overview
 from paceline.watch.records import Record, find_runs
-from tests.ui.terminal.top.screen import Screen, drive
+from tests.ui.terminal.top.screen import TIMEOUT, Screen, drive
 
 # Trains until a file says how to go on: quickly, but never faster than the test.
 SCRIPT = """\
@@ -150,7 +154,9 @@ def test_keys_select_filter_and_help_and_a_resize_changes_the_columns(scratch: P
         await screen.until("20260101-120000-0000 · local")
         await screen.press("g", "question_mark")
         await screen.until("you are asked before anything happens")
-        await screen.press("escape", "f")
+        await screen.press("escape", "f", "0", "0", "0", "8")
+        await screen.until("filter: 0008", gone="0029")  # while it is typed
+        await screen.press("enter", "escape", "f")
         await screen.type("0007 lost")
         await screen.until("20260101-120007-0007 · local", "filter: 0007 lost", gone="0029")
         await screen.press("escape")
@@ -164,6 +170,43 @@ def test_keys_select_filter_and_help_and_a_resize_changes_the_columns(scratch: P
         assert screen.app.focused.id == "log"
 
     drive(scratch, work)
+
+
+def test_all_panes_show_the_same_numbers(scratch: Path) -> None:
+    """The newest ones, whoever reads them first, also of a run with so many that its curve is thinned out."""
+    run = write_run(scratch, "20260101-120000-0000")
+    run.events.mkdir()
+    began = [("node", 0.0), ("launch", 1.0), ("training", 1000.0), ("failed", 5000.0)]
+    write_lines(run.events / "agent-0.jsonl", [{"event": name, "time": moment, "attempt": 1} for name, moment in began])
+    write_lines(run.metrics, [{"step": n, "time": 1000.0 + n, "loss": 2 + (-1) ** n} for n in range(1, 4000)])
+
+    def shown(text: str) -> tuple[list[str], list[str]]:
+        """Return each loss and each share of goodput: of the list, the plot and the facts."""
+        row = next(line for line in text.splitlines() if "train.py 0000" in line)
+        rest = text.replace(row, "")
+        losses = re.findall(r"(\d\.\d+)", row) + re.findall(r"loss (\S+)", rest)
+        return losses, re.findall(r"(\d+)% ", row) + re.findall(r"(\d+)% of", rest)
+
+    async def work(screen: Screen) -> None:
+        screen.app._pollers[0]._interval = 3600.0  # after the first time, the list is read only if it must hurry
+        for step, loss, hurry in ((4000, "1.234", False), (4001, "1.567", False), (4002, "1.789", True)):
+            write_lines(run.metrics, [{"step": step, "time": 1000.0 + step, "loss": float(loss)}])
+            if hurry:
+                screen.app._pollers[0].hurry()
+            deadline = time.monotonic() + TIMEOUT
+            while "train.py 0000" not in screen.text or shown(screen.text)[0] != [loss] * 3:
+                assert time.monotonic() < deadline, screen.text
+                await screen.pilot.pause(0.05)
+            shares = shown(screen.text)[1]
+            assert len(shares) == 2
+            assert len(set(shares)) == 1
+
+    drive(scratch, work, size=(120, 40))
+
+
+def write_lines(path: Path, lines: list[dict[str, object]]) -> None:
+    with open(path, "a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def test_the_screen_answers_while_the_file_system_does_not(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +267,24 @@ def test_the_run_of_another_user_is_only_looked_at(scratch: Path, monkeypatch: p
     drive(scratch, work, query=lambda jobs: {})
 
 
+def test_a_key_that_comes_before_the_run_is_read_acts_once_it_is(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(scratch, "20260101-120000-0000", job="7")
+    read = threading.Event()
+    monkeypatch.setattr(top, "is_own_folder", lambda _: read.wait(60))
+
+    async def work(screen: Screen) -> None:
+        await screen.until("1 running")
+        await screen.press("c")
+        assert "another user's" not in screen.text
+        assert "Cancel" not in screen.text
+        read.set()
+        await screen.until("Cancel the run")
+
+    drive(scratch, work, query=lambda jobs: {"7": JobState("7", "RUNNING")})
+
+
 def test_without_a_terminal_or_textual_the_command_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="needs a terminal"):
         cli.dispatch(["top"])
@@ -233,11 +294,10 @@ def test_without_a_terminal_or_textual_the_command_says_what_to_do(monkeypatch: 
     assert "pip install 'paceline[ui]'" in problem.value.hint
 
 
-@pytest.mark.parametrize("colours", [{}, {"NO_COLOR": "1"}])
+@pytest.mark.parametrize("colours", [{}, {"NO_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor"}])
 def test_the_command_draws_on_a_terminal_and_quits(scratch: Path, tmp_path: Path, colours: dict[str, str]) -> None:
     write_run(scratch, "20260101-120000-\u00e9\u202e")
-    environ = {**os.environ, "PACELINE_SCRATCH": str(scratch), "TERM": "xterm", **colours}
-    environ.pop("COLORTERM", None)
+    environ = {**os.environ, "PACELINE_SCRATCH": str(scratch), "TERM": "xterm", "COLORTERM": "", **colours}
     parent, child = pty.openpty()
     os.set_blocking(parent, True)
     command = [sys.executable, "-m", "paceline", "top"]
@@ -257,3 +317,6 @@ def test_the_command_draws_on_a_terminal_and_quits(scratch: Path, tmp_path: Path
     assert "\u202e".encode() not in printed
     assert b"38;2;" not in printed, "colours are the terminal's own"
     assert (b"\x1b[36m" in printed or b";36" in printed) == (not colours)
+    assert re.search(rb"\x1b\[(\d+;)*7[;m]", printed), "the selected run is marked without a colour"
+    if colours:
+        assert not re.search(rb"\x1b\[(\d+;)*[34][0-8][;m]", printed), "not even black on black"

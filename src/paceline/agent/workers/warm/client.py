@@ -15,7 +15,7 @@ from paceline.contract.process import is_open
 TYPE_CHECKING = False  # `paceline run` asks before it has imported anything
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import Any
 
 CONNECT_TIMEOUT = 1.0
@@ -95,8 +95,8 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def ask_all(kind: str) -> list[dict[str, Any]]:
-    """Ask all warm processes of this user for their status; with "stop", they end.
+def ask_all(kind: str, pids: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """Ask all warm processes of this user, or some, for their status; with "stop", they end.
 
     Of one that does not answer, only the process is known.
     """
@@ -109,6 +109,9 @@ def ask_all(kind: str) -> list[dict[str, Any]]:
         if connection is None:
             continue
         pid = process_of(connection)
+        if pids is not None and pid not in pids:
+            connection.close()
+            continue
         answer = _ask(connection, {"kind": kind})
         connection.close()
         if answer is None and (kill(pid) if kind == "stop" else _is_warm(pid)):

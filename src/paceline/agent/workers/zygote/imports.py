@@ -9,6 +9,7 @@ import traceback
 from typing import Any
 
 from paceline.agent.workers import fork_safety
+from paceline.agent.workers.variables.import_reads import record_reads
 from paceline.agent.workers.variables.rank_variables import thread_variables
 from paceline.agent.workers.zygote.start import ZygoteOptions
 from paceline.contract.stop import sources
@@ -31,7 +32,8 @@ def import_modules(names: list[str], *, threads: int, required: bool = False) ->
     gc.disable()
     for name in names:
         try:
-            importlib.import_module(name)
+            with record_reads():
+                importlib.import_module(name)
         except BaseException:
             if required:
                 return {"kind": "preload_failed", "module": name, "why": traceback.format_exc()}

@@ -18,6 +18,7 @@ from typing import Any
 
 from paceline.agent.workers import processes
 from paceline.agent.workers.variables.early_variables import early_variables
+from paceline.agent.workers.variables.import_reads import reads
 from paceline.agent.workers.warm.conditions import read_conditions
 from paceline.agent.workers.warm.server import stay_warm
 from paceline.agent.workers.zygote.imports import import_modules, shared_modules
@@ -48,7 +49,7 @@ def main(args: list[str]) -> None:
                 problem = _greet_and_import(agent, options)
         if problem is None:
             problem = import_modules(options.preload, threads=options.threads, required=True)
-        agent.send(problem or {"kind": "ready"})
+        agent.send(problem or {"kind": "ready", "reads": reads})
         if problem:
             return
     except ConnectionClosed:
@@ -66,7 +67,7 @@ def _greet_and_import(agent: MessageSocket, options: ZygoteOptions) -> dict[str,
         signal.signal(each, signal.SIG_IGN)
     agent.send({
         "kind": "hello", "pid": os.getpid(), "python": sys.executable, "threads": options.threads,
-        "preload": options.preload, "environ": early_variables(os.environ),
+        "preload": options.preload, "environ": early_variables(os.environ), "reads": reads,
     })  # fmt: skip
     return import_modules(shared_modules(options, os.getcwd()), threads=options.threads)
 

@@ -1,40 +1,43 @@
 """Code on the login node: files by their content, and a folder for each state of a project that was sent.
 
-Files that several states have in common are sent and stored once. A folder is complete or absent; one that has lost
-files, as caches may, is made anew.
+Files that several states have in common are sent and stored once. A folder is complete or absent. One that has lost
+files, as caches may, that somebody has changed, or in which a job works, stays as it is: the next command gets another
+folder with the same code. Contents are read before they are used: sizes alone don't tell whether one was changed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from paceline.cluster.runs.snapshot_store import LINK, PROGRAM, CodeFile, read_file
-from paceline.contract.files.sent_code import FILE, SentCode
+from paceline.contract.files.sent_code import FILE, KEPT, SentCode
 from paceline.errors import EnvironmentProblem
 
 PARTIAL = ".partial-"
+OBJECTS, CODE = "objects", "code"  # folders in the cache
 
 
 class CodeStore:
     def __init__(self, cache: Path) -> None:
-        self.objects, self.projects = cache / "objects", cache / "code"
+        self.objects, self.projects = cache / OBJECTS, cache / CODE
 
     def find(self, code: SentCode) -> Path | None:
-        """Return the folder of this code, if it is there with all its files."""
-        folder = self._folder(code)
-        return folder if (folder.parent / FILE).is_file() and _is_whole(folder, code) else None
+        """Return a folder with exactly this code in which no job works, if there is one."""
+        there = itertools.takewhile(lambda folder: folder.parent.exists(), self._folders(code))
+        return next((folder for folder in there if _is_usable(folder, code)), None)
 
     def missing(self, code: SentCode) -> dict[str, str]:
         """Return the contents that are not here: their keys, and for each one name of a file that has it."""
-        keys = {key_of(each): name for name, each in code.files.items() if each[0] != LINK}
-        sizes = {key_of(each): each[1] for each in code.files.values()}
-        return {key: name for key, name in keys.items() if not _has_size(self._object(key), sizes[key])}
+        found = {key_of(each): (name, each) for name, each in code.files.items() if each[0] != LINK}
+        return {key: name for key, (name, each) in found.items() if not _holds(self._object(key), each)}
 
     def receive(self, stream: IO[bytes], wanted: dict[str, str]) -> None:
         """Store the wanted contents from a stream in tar format, each only if it is what its key says."""
@@ -63,9 +66,8 @@ class CodeStore:
         finally:
             partial.unlink(missing_ok=True)
 
-    def build(self, code: SentCode) -> Path:
-        """Make the folder of a project, from contents that are all here."""
-        folder = self._folder(code)
+    def build(self, code: SentCode, *, own: bool = False) -> Path:
+        """Make a folder of a project, from contents that are all here. No other command gets one of its `own`."""
         partial = self.projects / f"{PARTIAL}{secrets.token_hex(6)}"
         root = partial / code.project
         try:
@@ -77,26 +79,37 @@ class CodeStore:
             for name, target in links:  # last, so that no file is written through one
                 _inside(root, name).symlink_to(target)
             (partial / FILE).write_text(code.to_json(), encoding="utf-8")
-            if folder.parent.exists():  # it has lost files
-                os.rename(folder.parent, self.projects / f"{PARTIAL}{secrets.token_hex(6)}")
-            try:
-                os.rename(partial, folder.parent)
-            except OSError:
-                if self.find(code) is None:  # somebody else may have made it meanwhile
-                    raise
-            return folder
+            return self._name(partial, code, own=own)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _name(self, partial: Path, code: SentCode, *, own: bool) -> Path:
+        """Give a complete folder the first name that is free. What has a name is never moved: a job may work in it."""
+        folders = iter([self.projects / secrets.token_hex(10) / code.project]) if own else self._folders(code)
+        for folder in folders:
+            try:
+                os.rename(partial, folder.parent)
+                return folder
+            except OSError:
+                if own or not folder.parent.exists():
+                    raise
+            if _is_usable(folder, code):  # somebody else has made it meanwhile
+                return folder
+        raise AssertionError("names do not end")
 
     def _place(self, source: Path, copy: Path) -> None:
         try:
             os.link(source, copy)
+        except FileNotFoundError:
+            raise EnvironmentProblem(f"{copy.name} was removed from the cache meanwhile.", hint="Try again.") from None
         except OSError:  # no hard links here
             shutil.copy(source, copy)
 
-    def _folder(self, code: SentCode) -> Path:
-        total = hashlib.sha256(code.to_json().encode(errors="surrogateescape"))
-        return self.projects / total.hexdigest()[:20] / code.project
+    def _folders(self, code: SentCode) -> Iterator[Path]:
+        """Yield where this code may lie, without end."""
+        digest = hashlib.sha256(code.to_json().encode(errors="surrogateescape")).hexdigest()[:20]
+        for number in itertools.count():
+            yield self.projects / (f"{digest}-{number}" if number else digest) / code.project
 
     def _object(self, key: str) -> Path:
         return self.objects / key[:2] / key
@@ -117,15 +130,25 @@ def _inside(root: Path, name: str) -> Path:
     return path
 
 
-def _is_whole(folder: Path, code: SentCode) -> bool:
-    return folder.is_dir() and all(
-        os.path.islink(folder / name) if each[0] == LINK else _has_size(folder / name, each[1])
-        for name, each in code.files.items()
+def _is_usable(folder: Path, code: SentCode) -> bool:
+    try:
+        is_this = (folder.parent / FILE).read_text(encoding="utf-8") == code.to_json()
+    except (OSError, ValueError):
+        return False
+    return (
+        is_this
+        and not (folder.parent / KEPT).exists()
+        and folder.is_dir()
+        and all(_holds(folder / name, each) for name, each in code.files.items())
     )
 
 
-def _has_size(path: Path, size: int) -> bool:
+def _holds(path: Path, file: tuple[str, int, str]) -> bool:
+    """Whether a path is a file with this very content, or this very link."""
+    kind, size, content = file
     try:
-        return os.lstat(path).st_size == size
-    except OSError:
+        if kind == LINK:
+            return os.readlink(path) == content
+        return os.lstat(path).st_size == size and read_file(path) == CodeFile(kind, content)
+    except (OSError, EnvironmentProblem):
         return False

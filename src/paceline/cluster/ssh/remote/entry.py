@@ -18,20 +18,29 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS, clean_cache, note_use
+from paceline.cluster.ssh.request import ENDED, OUTCOME, REQUEST, UNSETTLED, Accepted, Request, end_mark
+from paceline.contract.env import ON_CLUSTER
+from paceline.contract.files.sent_code import KEPT
 from paceline.errors import PacelineError
 
+SSH_FAILED = 255  # ssh's own exit code, also if a signal has killed the command
 GRACE = 5.0  # seconds between an interrupt and the end of a command that nobody reads any more
-EXPIRY = 3600.0  # seconds after which a request that nobody took is removed
-REQUEST = "request-"
+EXPIRY = 3600.0  # seconds after which what a command has left behind is removed
+REQUEST_EXPIRY = 300.0  # the same for a request, which is taken within seconds
+OUTPUT = "output-"  # folders of files that a command writes for the laptop
+_taken: list[tuple[Path, bool]] = []  # the request that this process carries out, and whether it is a submission
 
 
 def main() -> int | None:
     """Return an exit code, or None if this process is to go on as the command of the request."""
-    cache = Path(__file__).resolve().parents[5]  # <cache>/<version>/paceline/cluster/ssh/remote
+    installation = Path(__file__).resolve().parents[4]  # <cache>/<version>/paceline/cluster/ssh/remote
+    cache = installation.parent
     if sys.argv[1] == "receive":
         return receive(cache)
-    take_over(cache / sys.argv[2], terminal=sys.argv[3] == "terminal")
-    return None
+    note_use(installation)
+    threading.Thread(target=clean_cache, args=(cache, installation), daemon=True).start()
+    return take_over(cache / sys.argv[2], terminal=sys.argv[3] == "terminal")
 
 
 # -- taking a request ------------------------------------------------------------------------------------------
@@ -40,7 +49,12 @@ def main() -> int | None:
 def receive(cache: Path) -> int:
     """Read a request, then the contents that are missing here; answer with the name under which it waits."""
     try:
-        print(json.dumps({"request": _receive(cache)}), flush=True)
+        name = _receive(cache)
+        try:
+            print(json.dumps({"request": name}), flush=True)
+        except BrokenPipeError:  # nobody will take it
+            (cache / name).unlink(missing_ok=True)
+            os._exit(1)
     except PacelineError as problem:
         print(json.dumps({"error": problem.message, "hint": problem.hint}), flush=True)
     except OSError as problem:
@@ -53,23 +67,24 @@ def receive(cache: Path) -> int:
 
 def _receive(cache: Path) -> str:
     from paceline.cluster.ssh.remote.code_store import CodeStore
-    from paceline.cluster.ssh.request import Accepted, Request
 
     os.umask(0o077)
     _remove_old(cache)
     request = Request.from_json(sys.stdin.buffer.readline().decode("utf-8"))
     store = CodeStore(cache)
-    project = store.find(request.code)
+    project = None if request.own_folder else store.find(request.code)
     if project is None:
         missing = store.missing(request.code)
         print(json.dumps({"missing": missing}), flush=True)
         if missing:
             store.receive(sys.stdin.buffer, missing)
-        project = store.build(request.code)
+        project = store.build(request.code, own=request.own_folder)
     os.utime(project.parent)
     cwd = project / request.folder
     cwd.mkdir(parents=True, exist_ok=True)
-    accepted = Accepted(request.args, str(cwd), request.variables, request.secrets, request.secret_sources)
+    accepted = Accepted(
+        request.args, str(cwd), request.variables, request.secrets, request.secret_sources, request.submission
+    )
     name = f"{REQUEST}{secrets.token_hex(12)}"
     descriptor = os.open(cache / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
@@ -79,24 +94,29 @@ def _receive(cache: Path) -> str:
 
 def _remove_old(cache: Path) -> None:
     """Remove what interrupted commands have left behind."""
-    for path in (*cache.glob(f"{REQUEST}*"), *(cache / "code").glob(".partial-*")):
+    patterns = (f"{REQUEST}*", f"{ENDED}*", f"{OUTPUT}*", "code/.partial-*")
+    for path in [path for pattern in patterns for path in cache.glob(pattern)]:
         with suppress(OSError):
-            if time.time() - path.lstat().st_mtime > EXPIRY:
+            limit = REQUEST_EXPIRY if path.name.startswith((REQUEST, ENDED)) else EXPIRY
+            if time.time() - path.lstat().st_mtime > limit and not (path / KEPT).exists():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 # -- carrying it out -------------------------------------------------------------------------------------------
 
 
-def take_over(path: Path, *, terminal: bool) -> None:
-    """Make this process what it would be if the command of a request had been typed here."""
+def take_over(path: Path, *, terminal: bool) -> int | None:
+    """Make this process what it would be if the command of a request had been typed here.
+
+    Return an exit code if the command has done its work already: a submission whose answer was lost.
+    """
     from paceline.cluster.secrets import received
-    from paceline.cluster.ssh.request import Accepted
 
     if not re.fullmatch(rf"{REQUEST}[0-9a-f]+", path.name):
         sys.exit(f"paceline: error: {path} is no request.")
-    request = Accepted.from_json(path.read_text(encoding="utf-8"))
-    path.unlink()
+    text = path.read_text(encoding="utf-8")
+    path.unlink()  # at once: there may be secrets in it
+    request = Accepted.from_json(text)
     os.chdir(request.cwd)
     os.environ.update(request.variables)
     os.environ["PWD"] = request.cwd
@@ -106,6 +126,49 @@ def take_over(path: Path, *, terminal: bool) -> None:
             os.setpgid(0, 0)
         threading.Thread(target=_watch, daemon=True).start()
     sys.argv = ["paceline", *request.args]
+    _taken[:] = [(path, bool(request.submission))]
+    if not request.submission:
+        return None
+    is_question = tuple(request.args) == OUTCOME
+    return _answer_again(path.parent / SUBMISSIONS, request.submission, is_question=is_question)
+
+
+def _answer_again(folder: Path, identity: str, *, is_question: bool) -> int | None:
+    """Report the job that this very submission has led to earlier. None if there is none: it is yet to be submitted."""
+    from paceline.cluster.slurm.confirmation import begin_submission, settle_submission
+
+    if not re.fullmatch(r"[0-9a-f]+", identity):
+        sys.exit(f"paceline: error: {identity!r} is no submission.")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        found = settle_submission(folder / identity) if is_question else begin_submission(folder / identity)
+    except PacelineError as problem:
+        print(f"paceline: error: {problem.message}\n  {problem.hint}", file=sys.stderr, flush=True)
+        return UNSETTLED
+    if is_question:
+        print(json.dumps({"run": found[0].key, "job": found[1]} if found else {"run": None}), flush=True)
+        return 0
+    if found is None:
+        return None
+    run, job = found
+    on = os.environ.get(ON_CLUSTER, "")
+    print(f"submitted {run.path.name} as job {job}, when you typed this command earlier; not submitted again")
+    print(f"  folder  {run.path}")
+    print(f"  logs    paceline logs -f {run.path.name} --on {on}")
+    print("To submit one more job, repeat the command.", flush=True)
+    return 0
+
+
+def note_end(code: object) -> None:
+    """Note that the command has ended by itself, if its exit code leaves that open. All its output is written then."""
+    if not _taken or code in (None, 0):
+        return
+    path, is_submission = _taken[0]
+    if is_submission or code == SSH_FAILED:
+        with suppress(OSError, ValueError):
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()
+            path.with_name(end_mark(path.name)).touch(mode=0o600)
 
 
 def _watch() -> None:

@@ -63,7 +63,7 @@ def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    folder, name, output, names = argv
+    folder, name, output, names, *called = argv
     try:
         step = read_marker(Path(folder)).step
         tensors = gather(Path(folder), name, json.loads(names))
@@ -72,7 +72,10 @@ def main(argv: list[str]) -> int:
         return error.exit_code
     write_tensors(Path(output), tensors)
     size = os.stat(output).st_size
-    print(f"paceline: {output}: {len(tensors)} tensors, {size / 1e6:.1f} MB, step {step}", file=sys.stderr)
+    print(
+        f"paceline: {called[0] if called else output}: {len(tensors)} tensors, {size / 1e6:.1f} MB, step {step}",
+        file=sys.stderr,
+    )
     return 0
 
 

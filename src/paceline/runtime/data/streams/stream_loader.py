@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, default_collate
 
 from paceline.errors import CheckpointError, UsageError
+from paceline.runtime.data.early_pass import EarlyPass
 from paceline.runtime.data.randomness import preserve_host_rng
 from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size, check_not_in_steps
 from paceline.runtime.data.streams.sharded_iterable import (
@@ -104,7 +105,9 @@ class StreamLoader:
         self._leftovers_used = 0  # leftover items that were already yielded
         self._resumed: Mapping[str, Any] | None = None  # the position that was loaded, until `run.steps` uses it
         self._has_moved = False  # since then
+        self._loaded = 0  # how often a position was loaded
         self._in_steps = False
+        self.early = EarlyPass(inner)
         self._before_pass: Any = None  # the state of the data set before a pass that has not ended
 
     def first_step(self, epoch: int) -> int:
@@ -130,10 +133,34 @@ class StreamLoader:
         finally:
             self._in_steps = False
 
+    def begin_early(self, epoch: int) -> None:
+        """Let the workers begin with what the next loop of `run.steps` will ask for, if it is this epoch."""
+        resumed = self._resumed or {}
+        # A loader that is elsewhere would have to move, and a checkpoint that is saved before the loop would show it.
+        is_there = epoch == self.epoch and self.step == resumed.get("step", 0)
+        position = self._early_key(resumed)
+        if not self.num_workers or not is_there or self.early.has_begun(position):
+            return
+        if self.early.discard():
+            self.close()
+
+        def start() -> Iterator[Any]:
+            self._restore_positions(resumed)
+            return self._start_pass()
+
+        if self._workers.iterator is None:
+            self.early.begin(position, start)
+
+    def _early_key(self, resumed: Mapping[str, Any]) -> tuple[Any, ...]:
+        return self.epoch, self.step, self.seed, self._loaded if resumed else 0
+
     def _read(self, epoch: int, first_step: int, position: Mapping[str, Any]) -> Iterator[MicroBatch]:
         self.epoch, self.step, self._has_moved = epoch, first_step, True
-        self._restore_positions(position)
-        batches = self._append_leftovers(self._start_pass())
+        begun = self.early.take(self._early_key(position), self._workers.shutdown)
+        if begun is None:
+            self._restore_positions(position)
+            begun = self._start_pass()
+        batches = self._append_leftovers(begun)
         step = self._fetch_step(batches)
         total = self._count_samples(step)
         while (count := total()) > 0:
@@ -329,6 +356,7 @@ class StreamLoader:
         self.seed = self._batches.source.seed = int(state["seed"])
         self.epoch, self.step = int(state["epoch"]), int(state["step"])
         self._resumed, self._has_moved = dict(state), False
+        self._loaded += 1
 
     @property
     def saves_positions(self) -> bool:
@@ -336,6 +364,7 @@ class StreamLoader:
         return self.sharded or is_stateful(self._batches.source.dataset)
 
     def close(self) -> None:
+        self.early.discard()
         self._workers.shutdown()
 
 

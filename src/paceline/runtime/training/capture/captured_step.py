@@ -52,7 +52,7 @@ class CapturedStep:
         self._eager = False
         self._others = others  # of the same session
         self.gave_up = ""  # why it always runs eagerly
-        self._optimizers = GraphOptimizers(self._device)
+        self._optimizers = GraphOptimizers(self._device, compiles=lambda: self._wrapper.compiles)
         self._version = 0  # of the optimizers, when the graphs were captured
         self._warm: dict[Key, int] = {}  # eager steps so far
         self._graphs: dict[Key, StepGraph] = {}

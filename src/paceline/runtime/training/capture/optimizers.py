@@ -7,12 +7,14 @@ learning rate is the plain number that schedulers and checkpoints expect.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.runtime.lr_scale import effective_rate
+from paceline.runtime.training.capture.fused_update import CompiledUpdate, has_fused_kernel
 
 Swapped = list[tuple[dict[str, Any], dict[str, Any]]]  # groups of parameters, and the values to give back
 
@@ -20,9 +22,10 @@ Swapped = list[tuple[dict[str, Any], dict[str, Any]]]  # groups of parameters, a
 class GraphOptimizers:
     """The optimizers that a captured step updates. A context: while it is open, their steps can be captured."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, compiles: Callable[[], bool] = lambda: False) -> None:
         self.version = 0  # changes when a graph that was captured before is no longer right
         self._device = device
+        self._compiles = compiles  # whether the script has its models compiled
         self._known: dict[int, _GraphOptimizer] = {}
         self._hooks: list[Any] = []
 
@@ -38,7 +41,9 @@ class GraphOptimizers:
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         known = self._known.get(id(optimizer))
         if known is None:
-            known = self._known[id(optimizer)] = _GraphOptimizer(optimizer, self._device, self._invalidate)
+            known = self._known[id(optimizer)] = _GraphOptimizer(
+                optimizer, self._device, self._invalidate, compiles=self._compiles()
+            )
         known.take()
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -64,8 +69,11 @@ class GraphOptimizers:
 
 
 class _GraphOptimizer:
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, invalidate: Any) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, device: torch.device, invalidate: Any, *, compiles: bool
+    ) -> None:
         self.optimizer = optimizer
+        self._compiled = CompiledUpdate.of(optimizer) if compiles else None
         self._device = device
         self._invalidate = invalidate
         self._rates: list[torch.Tensor | None] = []  # by group; None if the script's own learning rate is a tensor
@@ -102,11 +110,20 @@ class _GraphOptimizer:
         self.refresh()
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             settings: dict[str, Any] = {} if rate is None else {"lr": rate}
-            settings |= {"capturable": True} if "capturable" in group else {"fused": True, "foreach": False}
+            if "capturable" in group:
+                settings["capturable"] = True
+            if "capturable" not in group or has_fused_kernel(self.optimizer, group):
+                settings |= {"fused": True, "foreach": False}
+            elif self._compiled is not None:
+                settings["foreach"] = True
             self._swapped.append((group, {name: group[name] for name in settings}))
             group.update(settings)
+        if self._compiled is not None:
+            self._compiled.install()
 
     def give_back(self) -> None:
+        if self._compiled is not None and self._swapped:
+            self._compiled.remove()
         for group, values in self._swapped:
             group.update(values)
         self._swapped.clear()

@@ -1,4 +1,4 @@
-"""A training loop to start from: replace the data, the network and the loss by yours.
+"""A training loop to start from: replace the data, the network and the loss with yours.
 
 python train.py                                 one process
 paceline run                                    one rank per GPU, or two on the CPU

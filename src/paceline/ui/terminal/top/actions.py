@@ -10,6 +10,7 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.contract.run_folder import RunFolder
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.text.words import plain
+from paceline.watch import viewpoint
 from paceline.watch.overview import Overview
 from paceline.watch.records import read_record
 from paceline.watch.resume_hint import resume_command
@@ -29,6 +30,8 @@ class Action:
 
     def act(self) -> str:
         """Do it, and return what was done. Raises PacelineError if it is not possible."""
+        if (view := viewpoint.current()) is not None:  # it happens where the run is
+            return plain(view.act(self.kind, self.run.key))
         folder, name = RunFolder(Path(self.run.path)), plain(self.run.key)
         record = read_record(folder, slurm.states)  # as it is now: what the table shows may be a minute old
         running = record.status == "running"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,6 +31,7 @@ from paceline.ui.terminal.top.style import CSS
 from paceline.ui.terminal.top.text.facts import heading
 from paceline.ui.terminal.top.text.titles import list_title, log_title
 from paceline.ui.terminal.top.text.words import plain
+from paceline.watch import viewpoint
 from paceline.watch.details import RunDetails
 from paceline.watch.records import QueryStates
 from paceline.watch.scheduler.shared_answer import query_states
@@ -57,13 +57,14 @@ class TopApp(App[None]):
     ]
 
     def __init__(self, scratch: Path, *, wanted: str = "", query: QueryStates = query_states) -> None:
-        super().__init__()
+        super().__init__(ansi_color=True)  # or Textual makes everything black with NO_COLOR
         self.scratch, self._query_states = scratch, query
         self._first_filter = wanted
         self._list = RunList(scratch, query)
         self._wanted: tuple[str, str] | None = None  # the path of the selected run, and what to search for
         self._selected: SelectedRun | None = None
-        self._is_own = False
+        self._is_own: bool | None = None  # None until the selected run has been read
+        self._asked = ""  # the action to ask about once it has been
         self._searched = ""
         self._is_filter = False  # what is typed; or else a search
         # Kept, since a query finds only what is on the topmost screen.
@@ -143,14 +144,18 @@ class TopApp(App[None]):
         self._table.show(message.found)
         self._show_title()
         if not message.found.runs and not message.found.sweeps:
-            self._facts.show_text(Text(NO_RUNS.format(plain(self.scratch))))
+            self._facts.show_text(Text(NO_RUNS.format(plain(viewpoint.origin(self.scratch)))))
 
     def on_run_read(self, message: RunRead) -> None:
         news = message.news
         if (news.path, news.searched) != self._wanted:
             return  # the user has gone on meanwhile
         self._is_own = message.is_own
+        if self._asked:
+            self.action_ask(self._asked)
         if news.details is not None:
+            self._table.update_run(news.details.overview)
+            self._show_title()
             self._show_details(news.details)
         if news.curves is not None:
             self._curves.show(news.curves)
@@ -174,8 +179,9 @@ class TopApp(App[None]):
             self._show_sweep(row)
         elif self._wanted is None or self._wanted[0] != row.run.path:
             self._want(row.run.path, "")
-        elif self._facts.details is not None:  # the list has newer numbers
-            self._show_details(replace(self._facts.details, overview=row.run))
+        elif self._selected is not None:  # the list has newer numbers: all panes show the same ones
+            self._selected.catch_up()
+            self._pollers[1].hurry()
 
     def _show_sweep(self, row: Row | None) -> None:
         self._clear()
@@ -192,7 +198,7 @@ class TopApp(App[None]):
         self._pollers[1].hurry()
 
     def _clear(self) -> None:
-        self._searched, self._is_own = "", False
+        self._searched, self._is_own, self._asked = "", None, ""
         self._heading.show(Text())
         self._curves.show([])
         self._facts.show(None)
@@ -249,6 +255,11 @@ class TopApp(App[None]):
         self._main.add_class("-typing")
         field.focus()
 
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self._is_filter and self._main.has_class("-typing"):
+            self._table.filter(event.value.strip())
+            self._show_title()
+
     def on_input_submitted(self, event: Input.Submitted) -> None:
         table, text = self._table, event.value.strip()
         self._stop_typing()
@@ -267,7 +278,12 @@ class TopApp(App[None]):
         self._main.remove_class("-typing")
 
     def action_ask(self, kind: str) -> None:
-        found = find_action(kind, self._table.row, is_own=self._is_own)
+        row = self._table.row
+        self._asked = kind if self._is_own is None and row is not None and row.run is not None else ""
+        if self._asked:
+            self.say("…")
+            return
+        found = find_action(kind, row, is_own=bool(self._is_own))
         if isinstance(found, str):
             self.say(found)
             return

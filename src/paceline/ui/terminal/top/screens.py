@@ -22,33 +22,24 @@ Start one, and it appears here:
   paceline run train.py
   paceline submit --gpus 8 train.py"""
 HELP = """\
-[paceline top] shows your runs while they train. It only reads files, and
-asks Slurm no more often than `paceline ps` does.
-
 [Runs]  running ones first, then queued ones, then those that are over
-  up, down, j, k   select a run       g, G     first, last
-  enter            see all of a run   escape   back to the list
-  space, l, h      unfold a sweep to see its trials, or fold it
-  f                filter: all words must be in a run's name, project,
-                   sweep, status or job. Try: running resnet
-
+  up, down, j, k  select a run       g, G    first, last
+  enter           see all of a run   escape  back to the list
+  space, l, h     unfold a sweep to see its trials, or fold it
+  f               filter by words of name, project, sweep, status, job
 [The selected run]
-  tab              go from the list to the facts and to the log
-  m                draw the next metric
-  /                search the whole log; escape shows all lines again
-
+  tab             go from the list to the facts and to the log
+  m               draw the next metric
+  /               search the log; escape shows all lines again
 [Do something]  you are asked before anything happens
-  s                save a checkpoint and stop
-  c                cancel: a job loses the steps since its last checkpoint
-  r                requeue: a running job saves and goes back into the
-                   queue, and a run that is over continues as a new job
-
+  s               save a checkpoint and stop
+  c               cancel: steps since the last checkpoint are lost
+  r               requeue: save and go back into the queue; a run
+                  that is over continues as a new job
 [What the words mean]
-  LEFT      time until the last step, or when a queued job should start
-  GOODPUT   share of the time since submission that went into steps that
-            count. The bar shows where the rest went.
-  slow      a rank whose own part of a step takes long: all others wait
-            for it. `paceline doctor RUN` says why.
+  LEFT            until the last step; ~ when a queued job may start
+  GOODPUT         share of the time that went into steps that count
+  slow            a rank that others wait for: paceline doctor RUN
 
 Escape or ? closes this, q leaves. Your runs go on.
 """

@@ -4,6 +4,7 @@
 // allows `eval`, and take many seconds where the browser has no GPU.
 
 import { h, put } from "./dom.js";
+import { onPaper, onPrint } from "./print.js";
 import { stillPicture } from "./still.js";
 import { colour, onTheme } from "./theme.js";
 
@@ -16,26 +17,29 @@ const observer = new IntersectionObserver(
   },
   { rootMargin: "200px" },
 );
-// On paper, everything is in view.
-window.addEventListener("beforeprint", () => {
-  for (const chart of charts.values()) chart.show(true);
-});
 const resized = new ResizeObserver((entries) => {
   for (const entry of entries) charts.get(entry.target)?.resize();
 });
-onTheme(() => {
+onTheme(redraw);
+// On paper, everything is in view, and has other colours and another size.
+onPrint((isPaper) => {
+  for (const chart of charts.values()) chart.isShown ||= isPaper;
+  redraw();
+});
+
+function redraw() {
   for (const chart of charts.values()) {
     chart.isStale = true;
     chart.draw();
   }
-});
+}
 
 /** A chart that is drawn while it is in view. `set` takes a function that returns `{data, layout}`. */
 export class Chart {
   constructor(kind = "") {
     this.host = h("div", { class: `chart ${kind}` });
     this.make = null;
-    this.isShown = false;
+    this.isShown = onPaper();
     this.isStale = true;
     charts.set(this.host, this);
     observer.observe(this.host);
@@ -64,11 +68,12 @@ export class Chart {
       return;
     }
     const figure = this.make();
-    await plotly.react(this.host, figure.data, styled(figure.layout), CONFIG);
+    const size = onPaper() ? { width: this.host.clientWidth, height: this.host.clientHeight } : {}; // it can't be measured later
+    await plotly.react(this.host, figure.data, { ...styled(figure.layout), ...size }, CONFIG);
   }
 
   resize() {
-    if (!this.isShown || !this.make || !this.host.clientWidth) return;
+    if (!this.isShown || !this.make || !this.host.clientWidth || onPaper()) return;
     if (window.Plotly && this.host.classList.contains("js-plotly-plot")) window.Plotly.Plots.resize(this.host);
     else this.draw();
   }

@@ -89,6 +89,6 @@ function differences(runs, isAll) {
   return h("table", null,
     h("thead", null, h("tr", null, h("th", { scope: "col" }, "Setting"), runs.map((run) => h("th", { scope: "col" }, h("span", { class: "swatch", style: { background: run.colour } }), ` ${titleOf(run.details.overview)}`)))),
     h("tbody", null, rows.map((row) => h("tr", { class: row.differs && isAll ? "differs" : null },
-      h("td", { class: "quiet" }, plain(row.name)), row.texts.map((text) => h("td", { class: "clip mono", title: text }, text))))),
+      h("td", { class: "quiet" }, plain(row.name)), row.texts.map((text) => h("td", { class: "value mono" }, h("div", null, text)))))),
   );
 }

@@ -43,11 +43,14 @@ export function curveFigure(lines, options) {
       { ...shown, y: smooth(curve.values, options.weight), line },
     ];
   });
+  const values = lines.flatMap(({ curve }) => curve.values).filter(Number.isFinite);
+  const [low, high] = values.reduce(([least, most], each) => [Math.min(least, each), Math.max(most, each)], [Infinity, -Infinity]);
+  const flat = !options.log && low === high && low !== 0 ? { range: [Math.min(0, 2 * low), Math.max(0, 2 * low)] } : {}; // or it is drawn from -1 to 1
   const layout = {
     margin: { l: 52, r: 10, t: 6, b: 30 },
     hovermode: lines.length > 1 ? "x" : "closest",
     xaxis: { ticksuffix: isTime ? ` ${unit}` : "", nticks: 7, tickformat: isTime ? "" : "~s", rangemode: "nonnegative", showgrid: false },
-    yaxis: { type: options.log ? "log" : "linear", nticks: 6, tickformat: options.log ? ".1~e" : "", exponentformat: "power" },
+    yaxis: { type: options.log ? "log" : "linear", nticks: 6, tickformat: options.log ? ".1~e" : "", exponentformat: "power", ...flat },
     uirevision: `${options.axis} ${options.log}`, // zoom stays while points arrive
   };
   return { data, layout };

@@ -8,6 +8,7 @@ import { get, isReport } from "./source.js";
 
 const MAX_LINES = 3000; // on the page
 const TAIL = 1000; // fetched at first
+const PAPER = 200; // printed, by style.css
 
 export class LogView {
   constructor(key, path, details) {
@@ -20,7 +21,8 @@ export class LogView {
     this.rank = h("select", { "aria-label": "Rank", on: { change: () => this.choose() } });
     this.attempt = h("select", { "aria-label": "Attempt", on: { change: () => this.choose() } });
     this.search = h("input", { type: "search", placeholder: "Search the log", "aria-label": "Search the log", on: { input: later(() => this.choose(), 250) } });
-    this.host = h("div", null, h("div", { class: "toolbar" }, this.search, this.rank, this.attempt, this.said), h("div", { class: "card flush" }, this.box));
+    this.cut = h("p", { class: "paper-only quiet small" });
+    this.host = h("div", null, this.cut, h("div", { class: "toolbar" }, this.search, this.rank, this.attempt, this.said), h("div", { class: "card flush" }, this.box));
     this.update(details);
     this.read();
   }
@@ -52,7 +54,7 @@ export class LogView {
     this.position = answer.position ?? 0;
     this.lines = isReport ? answer.lines.filter((line) => this.matches(line)) : [...answer.lines];
     this.isCut = this.lines.length >= TAIL;
-    put(this.box, this.lines.map((line) => this.element(line)));
+    put(this.box, this.elements(this.lines));
     this.tell(problem);
     this.opened();
   }
@@ -68,10 +70,11 @@ export class LogView {
     if (!fresh.length) return;
     const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 40;
     if (!this.lines.length) put(this.box);
+    this.box.append(...this.elements(fresh, this.lines.at(-1)));
     this.lines.push(...fresh);
-    this.box.append(...fresh.map((line) => this.element(line)));
     while (this.lines.length > MAX_LINES) {
       this.lines.shift();
+      if (this.box.firstChild.matches(".attempt")) this.box.firstChild.remove();
       this.box.firstChild.remove();
     }
     this.tell("");
@@ -90,6 +93,16 @@ export class LogView {
     return (rank === "" || line.rank === Number(rank)) && (attempt === "" || line.attempt === Number(attempt)) && plain(line.text).includes(grep);
   }
 
+  /** Lines, and a line above each attempt but the first. */
+  elements(lines, before) {
+    let last = before?.attempt ?? 1;
+    return lines.flatMap((line) => {
+      const isNext = line.attempt > last && this.wanted.attempt === "";
+      last = Math.max(last, line.attempt ?? last);
+      return isNext ? [h("div", { class: "attempt" }, `Attempt ${line.attempt}`), this.element(line)] : [this.element(line)];
+    });
+  }
+
   element(line) {
     const rank = line.rank === null ? "" : String(line.rank);
     return h("div", { title: line.time ? date(line.time) : null },
@@ -103,6 +116,7 @@ export class LogView {
     const { grep } = this.wanted;
     const length = this.lines.length;
     this.said.textContent = grep ? `${count(length, "line")} ${length === 1 ? "matches" : "match"}` : `${this.isCut ? "the last " : ""}${count(length, "line")}`;
+    this.cut.textContent = length > PAPER ? `The last ${PAPER} lines; the page has ${length.toLocaleString("en")}.` : "";
     if (this.lines.length) return;
     put(this.box, problem ? empty("The log can't be read", problem) : grep ? empty("No line matches", "Search for something else, or choose all ranks.") : empty("No output yet", this.isOver ? "The run has written nothing." : "Lines appear here as ranks write them."));
   }

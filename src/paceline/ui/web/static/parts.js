@@ -48,8 +48,11 @@ function steps(value) {
   return value >= 1e6 ? `${Number((value / 1e6).toPrecision(4))}M` : value.toLocaleString("en");
 }
 
+/** 2 h 10 min, but 11 min for 10 min 55 s: in a narrow column. */
 function rough(seconds) {
-  return duration(seconds).split(" ").slice(0, 2).join(" ");
+  const [amount, unit, ...rest] = duration(seconds).split(" ");
+  const size = { d: 86400, h: 3600, min: 60 }[unit];
+  return rest.length && Number(amount) >= 3 ? `${Math.round(seconds / size)} ${unit}` : [amount, unit, ...rest].join(" ");
 }
 
 /** A small curve without axes. */

@@ -6,17 +6,19 @@ import { LogView } from "./log.js";
 import { MetricsView } from "./metrics.js";
 import { NodesView } from "./nodes.js";
 import { bar, pill, stateColour, tabs, tile } from "./parts.js";
+import { onPrint } from "./print.js";
 import { SettingsView } from "./settings.js";
-import { act, follow, get } from "./source.js";
+import { act, follow, get, isReport } from "./source.js";
 import { TimeView } from "./times.js";
 
 const TABS = { metrics: ["Metrics", MetricsView], log: ["Log", LogView], nodes: ["Nodes", NodesView], time: ["Time", TimeView], settings: ["Settings and code", SettingsView] };
 const ACTIONS = {
   stop: ["Save and stop", "All ranks save a checkpoint at the same step, then the run ends. You can resume it."],
   requeue: ["Requeue", "The run saves a checkpoint and goes back into the queue."],
-  cancel: ["Cancel", "The run ends for good, without a last checkpoint."],
+  cancel: ["Cancel", lossOf, "Cancel the run"],
 };
-const AGAIN = ["Submit again", "The run continues from its newest checkpoint, as a new job with the same code and settings."];
+const LEAVE_QUEUE = ["Cancel", "Its job leaves the queue. You can submit the run again.", "Cancel the run"];
+const WAITING = ["queued", "pending", "held", "submitted", "prepared"];
 
 export async function runPage(host, place, argument, [tab]) {
   const key = decodeURIComponent(argument), path = `api/runs/${argument}`;
@@ -25,16 +27,21 @@ export async function runPage(host, place, argument, [tab]) {
   const views = new Map([["metrics", metrics]]); // by tab; the others are made when first opened
   const head = h("div", { class: "head" }), tiles = h("div", { class: "tiles" }), banner = h("div"), panel = h("div", { role: "tabpanel" });
   const update = () => {
-    place(details.overview.path);
+    place(details.place);
     drawHead(head, key, details);
     drawTiles(tiles, details);
     drawBanner(banner, details);
     for (const view of views.values()) view.update(details);
   };
-  const open = (name) => {
+  let opened = "metrics";
+  const viewOf = (name) => {
     if (!views.has(name)) views.set(name, new TABS[name][1](key, path, details));
-    put(panel, views.get(name).host);
-    views.get(name).opened?.();
+    return views.get(name);
+  };
+  const open = (name) => {
+    opened = name;
+    put(panel, viewOf(name).host);
+    viewOf(name).opened?.();
     history.replaceState(null, "", `#/run/${argument}${name === "metrics" ? "" : `/${name}`}`);
   };
   const first = tab || (details.overview.step === null && details.overview.is_over ? "log" : "metrics");
@@ -42,6 +49,10 @@ export async function runPage(host, place, argument, [tab]) {
   update();
 
   const redraw = seldom(update, 300);
+  const endPrint = onPrint((isPaper) => {
+    if (isPaper) put(panel, Object.entries(TABS).filter(([name]) => isReport || views.has(name) || name !== "log").map(([name, [text]]) => h("section", { class: "part" }, h("h2", null, text), viewOf(name).host)));
+    else open(opened);
+  });
   let end = () => {};
   let isClosed = false;
   get(`${path}/curves`).catch(() => ({ curves: [], position: 0 })).then((answer) => {
@@ -58,6 +69,7 @@ export async function runPage(host, place, argument, [tab]) {
   });
   return () => {
     isClosed = true;
+    endPrint();
     end();
     for (const view of views.values()) view.close?.();
   };
@@ -65,7 +77,8 @@ export async function runPage(host, place, argument, [tab]) {
 
 function drawHead(host, key, details) {
   const run = details.overview;
-  const second = [titleOf(run) === plain(key) ? "" : plain(key), plain(run.program), plain(run.project), plain(run.experiment), run.job && `job ${run.job}`, `started ${date(run.created)}`, isPlace(run) && `on ${plain(run.detail)}`];
+  host.newest = details; // what a question tells is as new as the page
+  const second = [titleOf(run) === plain(key) ? "" : plain(key), plain(run.program), plain(run.project), plain(run.experiment), run.job && `job ${run.job}`, `${run.job || WAITING.includes(run.status) ? "submitted" : "started"} ${date(run.created)}`, isPlace(run) && `on ${plain(run.detail)}`];
   const crumb = run.sweep
     ? h("p", { class: "crumb" }, "Trial of ", h("a", { href: `#/sweep/${encodeURIComponent(run.sweep)}` }, plain(run.sweep)))
     : null;
@@ -73,7 +86,7 @@ function drawHead(host, key, details) {
   put(
     host,
     crumb,
-    h("div", { class: "row" }, h("h1", null, titleOf(run)), pill(run.status), h("span", { class: "spacer" }), actions(key, details)),
+    h("div", { class: "row" }, h("h1", null, titleOf(run)), pill(run.status), h("span", { class: "spacer" }), actions(key, details, () => host.newest)),
     h("p", { class: "quiet small" }, second.filter(Boolean).join(" · ")),
   );
 }
@@ -91,11 +104,12 @@ function same(host, facts) {
 }
 
 /** What the server lets readers do with a run now. */
-function actions(key, details) {
+function actions(key, details, newest) {
   return (details.actions || []).filter((verb) => ACTIONS[verb]).map((verb) => {
-    const [text, meaning] = details.overview.is_over ? AGAIN : ACTIONS[verb];
+    const waits = verb === "cancel" && details.overview.status !== "running";
+    const [text, meaning, button = text] = details.overview.is_over ? ["Submit again", nextStart] : waits ? LEAVE_QUEUE : ACTIONS[verb];
     const ask = async () => {
-      if (!(await confirmed(`${text}: ${titleOf(details.overview)}?`, meaning, text))) return;
+      if (!(await confirmed(`${text}: ${titleOf(details.overview)}?`, typeof meaning === "function" ? meaning(newest()) : meaning, button))) return;
       try {
         const answer = await act(key, verb);
         notify(answer.message || `${text}: asked`);
@@ -107,13 +121,26 @@ function actions(key, details) {
   });
 }
 
+/** What cancelling a run costs. */
+function lossOf({ checkpoints, overview, actions: allowed }) {
+  const lost = checkpoints.length
+    ? `Steps since its last checkpoint (step ${whole(checkpoints.at(-1).step)}) are lost`
+    : overview.step === null ? "What the script has not saved itself is lost" : "It has no checkpoint: all of its steps are lost";
+  return `${lost}, and it is not requeued.${(allowed || []).includes("stop") ? " To keep them, use “Save and stop”." : ""}`;
+}
+
+function nextStart({ checkpoints }) {
+  const begin = checkpoints.length ? `The run continues from its newest checkpoint (step ${whole(checkpoints.at(-1).step)})` : "It has no checkpoint: the script starts again";
+  return `${begin}, as a new job with the same code and settings.`;
+}
+
 function drawTiles(host, details) {
   const run = details.overview;
   const goodput = details.goodput;
   const failed = details.attempts.filter((attempt) => attempt.verdict === "failed").length;
   put(
     host,
-    barred(tile("Step", whole(run.step), run.total_steps ? `of ${whole(run.total_steps)}` : run.updated ? `logged ${ago(run.updated)}` : "none yet"), run.total_steps ? run.step / run.total_steps : 0, stateColour(run.status)),
+    barred(tile("Step", whole(run.step), run.total_steps ? `of ${whole(run.total_steps)}` : run.updated ? `logged ${ago(run.updated)}` : run.is_over ? "none logged" : "none yet"), run.total_steps ? run.step / run.total_steps : 0, stateColour(run.status)),
     tile(run.is_over ? "Took" : "Time left", run.is_over ? duration(goodput.total) : duration(run.seconds_left), run.is_over ? "from start to end" : `after ${duration(goodput.total)}`),
     tile(run.loss_name ? plain(run.loss_name) : "Loss", number(run.loss), run.loss_name ? "newest" : "none is logged"),
     tile("Speed", compact(run.rate), run.rate_unit || "not measured"),

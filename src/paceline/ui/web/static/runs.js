@@ -35,7 +35,8 @@ export async function runsPage(host, place) {
     const listed = view.trials ? all : bundle(all, sweeps);
     const matching = listed.filter((row) => matches(row, view.text.toLowerCase()));
     drawChips(chips, matching, draw);
-    total.textContent = count(all.length, "run");
+    const bundles = listed.filter((row) => row.bundle).length;
+    total.textContent = [listed.length > bundles || !bundles ? count(listed.length - bundles, "run") : "", bundles ? count(bundles, "sweep") : ""].filter(Boolean).join(", ");
     table.set(view.state ? matching.filter((row) => row.status === view.state) : matching);
     trialsLabel.hidden = !all.some((run) => run.sweep);
     put(content, listed.length ? [toolbar, table.shown.length ? table.host : nothing] : teach());
@@ -64,6 +65,7 @@ export async function runsPage(host, place) {
   const redraw = seldom(draw, 300);
   const end = follow(`api/events?since=${answer.position ?? 0}`, {
     runs: (news) => {
+      place(news.scratch);
       take(news);
       redraw();
     },
@@ -128,12 +130,12 @@ function columns(showSelected) {
     { name: "name", title: "Run", kind: "w-name", order: titleOf, cell: nameCell },
     { name: "status", title: "State", kind: "w-state", order: (run) => run.status, cell: stateCell },
     { name: "progress", title: "Progress", kind: "progress", order: (run) => (run.total_steps ? run.step / run.total_steps : run.step), downFirst: true, cell: (run) => (run.bundle ? bundleBar(run) : progress(run)) },
-    { name: "loss", title: "Loss", kind: "num hide w-loss", order: (run) => run.loss, cell: (run) => h("span", { title: plain(run.loss_name || "") }, number(run.loss)) },
+    { name: "loss", title: "Loss", kind: "num hide w-loss", order: (run) => run.loss, cell: lossCell },
     { name: "curve", title: "", kind: "hide w-curve drop-second", cell: (run) => (run.bundle ? "" : h("span", { class: "sparkhost" }, sparkOf(run))) },
     { name: "rate", title: "Speed", kind: "num hide w-speed", order: (run) => run.rate, downFirst: true, cell: (run) => (run.rate ? [compact(run.rate), h("span", { class: "quiet small" }, ` ${run.rate_unit}`)] : NOTHING) },
     { name: "goodput", title: "Goodput", help: "The share of its time that went into steps that count", kind: "num hide w-short drop-second", order: (run) => run.goodput, downFirst: true, cell: (run) => percent(run.goodput) },
     { name: "ranks", title: "Ranks", kind: "num hide w-short drop-first", order: (run) => run.nodes * run.nproc, downFirst: true, cell: (run) => (run.nodes ? `${run.nodes} × ${run.nproc}` : NOTHING) },
-    { name: "created", title: "Started", kind: "num hide w-started", order: (run) => run.created, downFirst: true, cell: (run) => h("time", { title: date(run.created) }, ago(run.created)) },
+    { name: "created", title: "Created", help: "When it was started, or submitted to Slurm", kind: "num hide w-started", order: (run) => run.created, downFirst: true, cell: (run) => h("time", { title: date(run.created) }, ago(run.created)) },
   ];
 }
 
@@ -152,6 +154,12 @@ function nameCell(run) {
   const link = run.bundle ? `#/sweep/${encodeURIComponent(run.bundle)}` : `#/run/${encodeURIComponent(keyOf(run))}`;
   const second = [run.bundle ? count(run.size, "trial") : run.name && titleOf(run) !== keyOf(run) ? keyOf(run) : "", plain(run.program).split("/").pop(), plain(run.project)];
   return [h("a", { class: "name", href: link, title: titleOf(run) }, titleOf(run)), h("span", { class: "sub" }, second.filter(Boolean).join(" · "))];
+}
+
+function lossCell(run) {
+  const name = plain(run.loss_name || "");
+  const isBest = run.bundle && run.loss !== null && run.loss !== undefined;
+  return [h("span", { title: name }, number(run.loss)), isBest && h("span", { class: "sub", title: `best ${name}` }, `best ${name}`)];
 }
 
 function stateCell(run) {

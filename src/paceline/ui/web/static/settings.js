@@ -23,7 +23,7 @@ export class SettingsView {
       this.host,
       details.command ? h("section", { class: "card stack" }, h("h2", null, "Command"), command(details.command)) : null,
       h("div", { class: "columns" },
-        h("div", { class: "stack" }, section("Configuration", Object.entries(config), "Pass it to run.config, and it appears here."), section("Code", [["commit", code.commit ? `${code.commit}${code.changed ? " + changes" : ""}` : ""], ["folder", code.folder], ["checkpoints", details.checkpoints.map((each) => `step ${each.step}${each.is_best ? " (best)" : ""}`).join(", ")], ["run folder", details.overview.path]].filter(([, text]) => text), "It is not known.")),
+        h("div", { class: "stack" }, section("Configuration", Object.entries(config), "Pass it to run.config, and it appears here."), section("Code", [["commit", code.commit ? `${code.commit}${code.changed ? " + changes" : ""}` : ""], ["folder", code.folder], ["checkpoints", details.checkpoints.map((each) => `step ${each.step}${each.is_best ? " (best)" : ""}`).join(", ")], ["run folder", details.place]].filter(([, text]) => text), "It is not known.")),
         section("Settings of the job", settings, "None were given."),
       ),
       this.diff,

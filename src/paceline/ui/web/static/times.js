@@ -24,8 +24,8 @@ export class TimeView {
 
 /** What starting and training consist of, and how often something failed. */
 function parts(goodput) {
-  const found = Object.entries(goodput.parts || {}).filter(([, seconds]) => Object.values(seconds).some((each) => each > 0)).map(([name, seconds]) =>
-    [name, Object.entries(seconds).filter(([, each]) => each > 0).map(([part, each]) => `${part.replaceAll("_", " ")} ${duration(each)}`).join(" · ")]);
+  const found = Object.entries(goodput.parts || {}).filter(([, seconds]) => Object.entries(seconds).some(([part, each]) => each > 0 && part !== "unmeasured")).map(([name, seconds]) =>
+    [name, Object.entries(seconds).filter(([part, each]) => each > 0 && part !== "unmeasured").map(([part, each]) => `${part.replaceAll("_", " ")} ${duration(each)}`).join(" · ")]);
   if (goodput.failures) {
     const between = goodput.seconds_between_failures ? `, one every ${duration(goodput.seconds_between_failures)} on average` : "";
     found.push(["failures", `${goodput.failures}${between}`]);
@@ -67,7 +67,7 @@ function list(attempts, timeline, run) {
         h("td", null, attempt.verdict ? pill(attempt.verdict) : !run.is_over && attempt === attempts.at(-1) ? pill("running") : h("span", { class: "quiet" }, "no verdict")),
         h("td", { class: "num" }, attempt.began && (attempt.ended || own.length) ? duration(attempt.ended ? attempt.ended - attempt.began : seconds) : "–"),
         h("td", { class: "mono wide-only" }, plain(attempt.job_start)),
-        h("td", null, failure ? `${failure.rank === null ? "launch" : `rank ${failure.rank}`} on ${plain(failure.host)}: ${plain(failure.text)}` : ""),
+        h("td", null, failure ? `${failure.rank === null ? "" : `rank ${failure.rank} on `}${plain(failure.host)}: ${plain(failure.text)}` : plain(attempt.reason)),
       );
     })),
   ));

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
 from paceline.sweep.overview import SweepOverview, SweepOverviews, find_sweeps, started_trials
+from paceline.sweep.report.numbers import to_label
+from paceline.ui.terminal.top.data.points import read_point
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview, make_overview
 from paceline.watch.records import QueryStates, find_runs, read_records
@@ -56,6 +58,7 @@ class Found:
 
     runs: list[Overview] = field(default_factory=list)
     sweeps: list[SweepOverview] = field(default_factory=list)
+    points: dict[str, str] = field(default_factory=dict)  # the path of a trial -> its parameters, `lr=0.1 width=64`
 
 
 class RunList:
@@ -65,13 +68,16 @@ class RunList:
         self.scratch, self._query = scratch, query
         self._runs: dict[Path, tuple[int, Overview]] = {}
         self._sweeps = SweepOverviews(query)
+        self._points: dict[str, str] = {}
 
     def read(self) -> Found:
         sweeps = list(find_sweeps(self.scratch))
         folders = find_runs(self.scratch)
         if not self._runs:
             self._read_first(folders)
-        folders += [trial for sweep in sweeps for trial in started_trials(sweep)]
+        trials = [trial for sweep in sweeps for trial in started_trials(sweep)]
+        self._read_points(trials)
+        folders += trials
         changed = {folder.path: _changed(folder.path) for folder in folders}
         stale = [folder for folder in folders if self._is_stale(folder.path, changed[folder.path])]
         for record in read_records(stale, self._query):
@@ -79,7 +85,17 @@ class RunList:
             with suppress(Exception):  # a folder that nobody has foreseen must not hide all others
                 self._runs[path] = (changed[path], make_overview(record))
         self._runs = {path: self._runs[path] for path in changed if path in self._runs}
-        return Found([overview for _, overview in self._runs.values()], self._sweeps.read(sweeps))
+        return Found([overview for _, overview in self._runs.values()], self._sweeps.read(sweeps), dict(self._points))
+
+    def _read_points(self, trials: Iterable[RunFolder]) -> None:
+        """Read the parameters of new trials; they never change."""
+        known = self._points
+        self._points = {}
+        for trial in trials:
+            path = str(trial.path)
+            text = known.get(path) or _parameters(trial)
+            if text:
+                self._points[path] = text
 
     def _read_first(self, folders: list[RunFolder]) -> None:
         """Read all runs from the index, which knows those that are over."""
@@ -91,6 +107,10 @@ class RunList:
     def _is_stale(self, path: Path, changed: int) -> bool:
         known = self._runs.get(path)
         return known is None or not known[1].is_over or known[0] != changed
+
+
+def _parameters(trial: RunFolder) -> str:
+    return " ".join(f"{name}={to_label(value)}" for name, value in read_point(trial).items())
 
 
 def _changed(path: Path) -> int:

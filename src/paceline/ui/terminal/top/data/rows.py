@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from paceline.sweep.overview import SweepOverview
 from paceline.watch.overview import Overview
 
 WAITING = frozenset({"queued", "held", "starting", "prepared"})
 MAX_ROWS = 2000
+NO_POINTS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Row:
     trials: tuple[Overview, ...] = field(default=(), repr=False)  # those that have started
     is_trial: bool = False
     is_open: bool = False  # the trials follow
+    point: str = ""  # the parameters of a trial
 
     @property
     def name(self) -> str:
@@ -85,8 +88,9 @@ def liveliness(run: Overview) -> int:
 
 
 def arrange(
-    runs: Iterable[Overview], sweeps: Iterable[SweepOverview] = (), *, unfolded: Collection[str] = (), wanted: str = ""
-) -> list[Row]:
+    runs: Iterable[Overview], sweeps: Iterable[SweepOverview] = (), *, unfolded: Collection[str] = (), wanted: str = "",
+    points: Mapping[str, str] = NO_POINTS,
+) -> list[Row]:  # fmt: skip
     """Return the rows of what matches the filter: running runs, queued ones, then all others, newest first."""
     trials: dict[str, list[Overview]] = {
         sweep.path: [] for sweep in sweeps if _has_words(wanted, (sweep.name, sweep.project, sweep.status, "sweep"))
@@ -103,14 +107,14 @@ def arrange(
         ordered = tuple(sorted(found, key=lambda run: run.trial or 0))
         rows.append(Row(key, None, known.get(key), ordered, is_open=key in unfolded))
     rows.sort(key=lambda row: (row.liveliness, -row.created))
-    return [each for row in rows[:MAX_ROWS] for each in _with_trials(row)]
+    return [each for row in rows[:MAX_ROWS] for each in _with_trials(row, points)]
 
 
-def _with_trials(row: Row) -> list[Row]:
+def _with_trials(row: Row, points: Mapping[str, str]) -> list[Row]:
     if not row.is_open:
         return [row]
     ordered = sorted(row.trials, key=liveliness)
-    return [row, *(Row(run.path, run, is_trial=True) for run in ordered)]
+    return [row, *(Row(run.path, run, is_trial=True, point=points.get(run.path, "")) for run in ordered)]
 
 
 def matches(run: Overview, wanted: str) -> bool:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
+from paceline.ui.terminal.top.data.points import read_point
 from paceline.ui.terminal.top.data.reader import newest_change
-from paceline.watch.details import RunDetails, read_details
+from paceline.watch.details import RunDetails, read_details, renew_numbers
 from paceline.watch.logs.run_log import LogLine, RunLog
 from paceline.watch.metrics.curves import Curve, Curves
 from paceline.watch.metrics.metrics_file import MetricsFile
-from paceline.watch.overview import make_overview
-from paceline.watch.records import QueryStates, read_record
+from paceline.watch.overview import Overview
+from paceline.watch.records import QueryStates, Record, read_record
 
 NUMBERS_INTERVAL = 2.0  # seconds between new numbers, and between drawings of the curves
 DETAILS_INTERVAL = 8.0  # seconds between reads of what nodes and events say
@@ -61,6 +62,11 @@ class SelectedRun:
         self._read_details_at = self._read_numbers_at = 0.0
         self._drawn: list[str] = []
         self._has_lines = self._has_new_numbers = False
+        self._is_behind = False
+
+    def catch_up(self) -> None:
+        """Read all numbers again with the next call: somebody has seen newer ones. May be called by any thread."""
+        self._is_behind = True
 
     def read(self, choice: Choice) -> News:
         """Return what is new."""
@@ -68,12 +74,21 @@ class SelectedRun:
         self._curves.add(self._metrics.read_new())
         self._has_new_numbers = self._has_new_numbers or self._metrics.position != position
         is_due = self._has_new_numbers and time.monotonic() - self._read_numbers_at >= NUMBERS_INTERVAL
-        if is_due:
+        if is_due or self._is_behind:
+            is_due, self._is_behind = True, False
             self._has_new_numbers, self._read_numbers_at = False, time.monotonic()
         names = choice.names(self._curves.names)
         curves = [self._curves.curve(name) for name in names] if is_due or names != self._drawn else None
         self._drawn = names
-        return News(self.path, self._read_details(numbers=is_due), curves, *self._read_lines(), self.searched)
+        details = self._read_details(numbers=is_due)
+        if details is not None:  # as the curves have it, although the run may have written more meanwhile
+            details = self._details = replace(details, overview=self._with_newest_loss(details.overview))
+        return News(self.path, details, curves, *self._read_lines(), self.searched)
+
+    def _with_newest_loss(self, run: Overview) -> Overview:
+        if run.loss is None or run.loss_name not in self._curves.names:
+            return run
+        return replace(run, loss=self._curves.curve(run.loss_name).values[-1])
 
     def _read_lines(self) -> tuple[list[LogLine], bool]:
         if self._has_lines:
@@ -88,12 +103,19 @@ class SelectedRun:
             changes = self._look()
             if changes != self._changes or now - self._read_details_at >= STATE_INTERVAL:
                 self._changes, self._read_details_at = changes, now
-                self._details = read_details(read_record(folder, self._query))
+                self._details = self._read_all(read_record(folder, self._query))
                 return self._details
         if numbers and self._details is not None:
-            self._details = replace(self._details, overview=make_overview(read_record(folder, self._query)))
+            before = self._details.overview
+            record = read_record(folder, self._query)
+            is_same = (record.status, record.attempts) == (before.status, before.attempts)
+            self._details = renew_numbers(self._details, record) if is_same else self._read_all(record)
             return self._details
         return None
+
+    def _read_all(self, record: Record) -> RunDetails:
+        details = read_details(record)
+        return replace(details, config={**read_point(self._folder), **details.config})
 
     def _look(self) -> tuple[int, ...]:
         folder = self._folder

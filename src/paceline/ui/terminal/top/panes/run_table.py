@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from rich.text import Text
@@ -13,6 +14,7 @@ from paceline.ui.terminal.top.data.reader import Found
 from paceline.ui.terminal.top.data.rows import Row, arrange
 from paceline.ui.terminal.top.panes.lines import Lines
 from paceline.ui.terminal.top.text.columns import fit, row_line, title_line
+from paceline.watch.overview import Overview
 
 SCROLLBAR = 1  # a column that is left free, also without one: titles and rows have the same columns
 
@@ -58,6 +60,15 @@ class RunTable(Lines):
         """Show these runs. The selection stays on its run, wherever that is now."""
         self.found = found
         self._arrange()
+
+    def update_run(self, run: Overview) -> None:
+        """Show newer numbers of a run that is in the list, without selecting anything."""
+        known = [run if each.path == run.path else each for each in self.found.runs]
+        self.found = replace(self.found, runs=known)
+        for number, row in enumerate(self.rows):
+            if row.run is not None and row.run.path == run.path and row.run != run:
+                self.rows[number] = replace(row, run=run)
+                self.refresh_index(number)
 
     def filter(self, wanted: str) -> None:
         self.wanted = wanted
@@ -117,7 +128,9 @@ class RunTable(Lines):
     def _arrange(self, key: str = "") -> None:
         before, old = self.rows, self.row
         key = key or (old.key if old is not None else "")
-        self.rows = arrange(self.found.runs, self.found.sweeps, unfolded=self._unfolded, wanted=self.wanted)
+        self.rows = arrange(
+            self.found.runs, self.found.sweeps, unfolded=self._unfolded, wanted=self.wanted, points=self.found.points
+        )
         found = (number for number, row in enumerate(self.rows) if row.key == key)
         self.cursor = next(found, min(self.cursor, max(0, len(self.rows) - 1)))
         if len(before) != len(self.rows):

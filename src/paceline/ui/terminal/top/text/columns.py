@@ -11,10 +11,13 @@ from rich.text import Text
 from paceline.ui.terminal.plots import bar, short_number
 from paceline.ui.terminal.top.data.rows import WAITING, Row
 from paceline.ui.terminal.top.text.words import duration, plain
+from paceline.watch import viewpoint
 from paceline.watch.overview import Overview
 
 GAP = 1
-MIN_WHY = 14
+MIN_WHY = 14  # for which columns that matter less are left out
+LEAST_WHY = 8  # what is narrower tells nothing
+MATTERS = 3  # the last rank that matters more than where and why
 STATUS_WIDTH, LOSS_WIDTH = 9, 8
 COLOURS = {"running": "green", "done": "blue", "failed": "red", "lost": "red", "cancelled": "dim", "stopped": "yellow"}
 
@@ -66,7 +69,7 @@ def _goodput(run: Overview) -> str:
 
 
 def _age(run: Overview) -> str:
-    return "" if run.created is None else duration(time.time() - run.created).partition(" ")[0]
+    return "" if run.created is None else duration(viewpoint.now() - run.created).partition(" ")[0]
 
 
 COLUMNS = (
@@ -94,10 +97,14 @@ class Fit:
 def fit(width: int) -> Fit:
     """Choose the columns for a terminal this wide."""
     chosen = list(COLUMNS)
-    name = 20 if width < 100 else 26
-    while chosen and _rest(chosen, width, name) < MIN_WHY:
-        chosen.remove(max(chosen, key=lambda column: column.rank))
-    return Fit(tuple(chosen), name, max(0, _rest(chosen, width, name)))
+    name = 26 if width >= 100 else 20 if width >= 64 else 16
+    while chosen:
+        last = max(chosen, key=lambda column: column.rank)
+        if _rest(chosen, width, name) >= (MIN_WHY if last.rank > MATTERS else 0):
+            break
+        chosen.remove(last)
+    rest = max(0, _rest(chosen, width, name))
+    return Fit(tuple(chosen), name, rest) if rest >= LEAST_WHY else Fit(tuple(chosen), name + rest, 0)
 
 
 def _rest(chosen: list[Column], width: int, name: int) -> int:
@@ -110,7 +117,7 @@ def title_line(chosen: Fit) -> Text:
     for column in chosen.columns:
         title = column.title.rjust(column.width) if column.right else column.title
         _add(line, Text(title), column.width)
-    return line.append("WHERE / WHY")
+    return line.append("WHERE / WHY"[: chosen.why])
 
 
 def row_line(row: Row, chosen: Fit) -> Text:
@@ -127,7 +134,8 @@ def row_line(row: Row, chosen: Fit) -> Text:
             cell.truncate(column.width)
             cell.pad_left(column.width - cell.cell_len)
         _add(line, cell, column.width)
-    why = Text(plain(row.run.detail), "dim")
+    detail = " · ".join(part for part in (plain(row.point), plain(row.run.detail)) if part)
+    why = Text(detail if chosen.why else "", "dim")
     why.truncate(chosen.why, overflow="ellipsis")
     return line.append_text(why)
 

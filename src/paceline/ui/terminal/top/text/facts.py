@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
@@ -29,14 +29,16 @@ SHARE_COLOURS = {
 def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
     """Return the facts of a run. `whole` leaves nothing out."""
     run = details.overview
-    parts = [progress(run, width), goodput(details.goodput, width)]
+    parts = [progress(run, width), goodput(details.goodput, run.goodput, width)]
+    if run.trial is not None and not whole:  # its settings include them
+        parts.insert(0, parameters(details.config))
     parts.append(nodes(details.nodes, width, whole=whole))
     if whole or not run.is_over:  # of a run that is over, they are as its agents saw them last
         parts.append(ranks(details.ranks, width, whole=whole))
     failed = failure(details.failure, whole=whole)
     parts = [failed, *parts] if run.is_over and run.status != DONE else [*parts, failed]
     if whole:
-        parts += [attempts(details.attempts, width), settings(details, width)]
+        parts += [attempts(details.attempts, is_over=run.is_over), settings(details, width)]
     lines = [line for part in parts if part.plain for line in part.split("\n")]
     return Text("\n").join(folded for line in lines for folded in fold(line, width))
 
@@ -55,7 +57,7 @@ def heading(run: Overview) -> Text:
 def progress(run: Overview, width: int) -> Text:
     lines = []
     if run.detail:
-        lines.append(label("where" if run.status in ("running", "done") else "why", plain(run.detail)))
+        lines.append(label("where" if run.status in ("running", "ending", "done") else "why", plain(run.detail)))
     if run.hint:
         lines.append(label("hint", plain(run.hint)))
     if run.starts is not None:
@@ -84,14 +86,13 @@ def _step(run: Overview, width: int) -> Text:
     return line.append(bar(share, max(MIN_BAR, min(30, width - line.cell_len - len(text)))), "cyan").append(text)
 
 
-def goodput(found: GoodputDetails, width: int) -> Text:
-    """Return a bar of where the time went, and the largest parts in words."""
+def goodput(found: GoodputDetails, share: float | None, width: int) -> Text:
+    """Return a bar of where the time went, and the largest parts in words. `share` is that of steps that count."""
     known = {name: value for name, value in found.seconds.items() if value > 0}
     total = sum(known.values())
     if total <= 0:
         return Text()
-    counts = (known.get("training", 0.0) + known.get("running", 0.0)) / total
-    text = f" {counts:.0%} of {duration(total)}"
+    text = f" {f'{share:.0%} of ' if share is not None else ''}{duration(total)}"
     room = max(10, width - LABEL - len(text))
     line = label("goodput", "")
     for name, columns in divide_width(known, room).items():
@@ -108,6 +109,12 @@ def goodput(found: GoodputDetails, width: int) -> Text:
     return Text("\n").join([line, legend])
 
 
+def parameters(config: Mapping[str, object]) -> Text:
+    """Return what the trial was given, in one line."""
+    text = "  ".join(f"{plain(name)} = {plain(value)}" for name, value in config.items())
+    return label("params", text) if text else Text()
+
+
 def failure(failed: Failure | None, *, whole: bool) -> Text:
     """Return the newest failure, with the end of its traceback."""
     if failed is None:
@@ -120,11 +127,13 @@ def failure(failed: Failure | None, *, whole: bool) -> Text:
     return Text("\n").join(lines)
 
 
-def attempts(found: Sequence[AttemptDetails], width: int) -> Text:
+def attempts(found: Sequence[AttemptDetails], *, is_over: bool) -> Text:
     lines: list[Text] = []
     for each in found:
-        why = f": {plain(each.failure.text)}" if each.failure is not None else ""
-        text = f"{each.number} {plain(each.job_start)} {plain(each.verdict) or 'no verdict yet'}{why}"
+        reason = each.reason if each.failure is None else each.failure.text
+        why = f": {plain(reason)}" if reason else ""
+        now = "no verdict" if is_over or each is not found[-1] else "under way"
+        text = f"{each.number} {plain(each.verdict) or now}{why}"
         lines.append(label("attempts" if not lines else "", text))
     return Text("\n").join(lines)
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from paceline.ui.terminal.plots import bar, short_number
 from paceline.ui.terminal.top.text.labels import LABEL, label
 from paceline.ui.terminal.top.text.words import duration, gigabytes, level, plain
+from paceline.watch import viewpoint
 from paceline.watch.details import NodeDetails, RankDetails
 
 MAX_NODES = 16  # shown unless the user wants all
@@ -18,7 +19,11 @@ MAX_NAMED = 4  # ranks that are named because something is wrong with them
 SILENT = 60.0  # seconds without a heartbeat
 # A mark and a colour for each state of a rank: nothing depends on the colour alone.
 SLOW, QUIET = ("▲", "bold red"), ("!", "bold yellow")
-MARKS = {"running": ("■", "green"), "starting": ("·", "yellow"), "finished": ("□", "blue"), "stopped": ("□", "yellow")}
+MARKS = {
+    "running": ("■", "green"), "starting": ("·", "yellow"), "finished": ("□", "blue"), "stopped": ("□", "yellow"),
+    "ended": ("□", "dim"),
+}  # fmt: skip
+OLD = 2.0  # seconds after which a sample says when it was taken
 
 
 def nodes(found: Sequence[NodeDetails], width: int, *, whole: bool) -> Text:
@@ -109,7 +114,9 @@ def _problem(rank: RankDetails) -> Text:
 def _rank(rank: RankDetails) -> Text:
     waited = f"  waited {duration(rank.waited)} for data" if rank.waited >= 1 else ""
     host = plain(rank.host).partition(".")[0]
-    return label("", "").append(*_mark(rank)).append(f" {rank.rank:>4} {host}  step {rank.step:,}{waited}")
+    age = viewpoint.now() - rank.seen if rank.seen is not None and rank.state == "running" else 0.0
+    seen = f" {duration(age)} ago" if age > OLD else ""  # agents look at intervals
+    return label("", "").append(*_mark(rank)).append(f" {rank.rank:>4} {host}  step {rank.step:,}{seen}{waited}")
 
 
 def _number(value: object) -> float | None:

@@ -7,14 +7,22 @@ from pathlib import Path
 
 from rich.text import Text
 
+from paceline.plan.quote import quote
 from paceline.ui.terminal.top.data.rows import summary
 from paceline.ui.terminal.top.text.words import plain
+from paceline.watch import viewpoint
 from paceline.watch.overview import Overview
 
 
 def list_title(runs: Iterable[Overview], wanted: str, scratch: Path) -> Text:
     filtered = (f"  filter: {plain(wanted)}" if wanted else "", "yellow")
-    return Text.assemble(("paceline top", "bold"), f"  {summary(runs)}", filtered, (f"  {plain(scratch)}", "dim"))
+    status, view = viewpoint.status(), viewpoint.current()
+    if status and view is not None and viewpoint.end() is None:
+        # One line has to say what to do, also in a narrow terminal.
+        status = f"{status.partition(';')[0]}: paceline login {quote(view.cluster)}"
+    problem = (f"  {plain(status)}" if status else "", "bold red")
+    place = (f"  {plain(viewpoint.origin(scratch))}", "dim")
+    return Text.assemble(("paceline top", "bold"), f"  {summary(runs)}", filtered, problem, place)
 
 
 def log_title(count: int, searched: str) -> Text:

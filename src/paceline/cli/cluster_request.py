@@ -1,0 +1,158 @@
+"""What a command sends to a cluster: its line, the project's code, and secrets. Questions about them come first."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli import console, runs
+from paceline.contract.env import ON_CLUSTER
+from paceline.errors import SpecError, UsageError
+from paceline.plan.quote import quote
+from paceline.spec.option_table import SWEEP, TABLE, options_of
+
+if TYPE_CHECKING:
+    from paceline.cli.on_cluster import Forwarded
+    from paceline.cluster.ssh.clusters import Cluster, ProjectFile
+    from paceline.cluster.ssh.code import Parcel
+    from paceline.cluster.ssh.connection import Connection
+    from paceline.cluster.ssh.request import Request
+    from paceline.spec import Job
+
+NEEDS_CODE = frozenset({"submit", "sweep", "doctor", "env", "shell"})
+TAKES_SECRETS = frozenset({"submit", "sweep", "doctor"})
+PASSED_ON = ("NO_COLOR", "COLORTERM", "COLUMNS")  # variables of this terminal
+
+
+def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Request, Parcel]:
+    """Return what to send to a cluster to carry out a command there. The connection is open."""
+    from paceline.cli.travel_question import ask_first
+    from paceline.cluster.ssh.clusters import find_cluster
+    from paceline.cluster.ssh.connection import Connection
+    from paceline.cluster.ssh.request import Request
+
+    cluster = find_cluster(asked.names[0], project)
+    connection = Connection(cluster)
+    connection.require()
+    job = _load(asked, cluster)
+    parcel = _pack(asked, job, project)
+    secrets = _secrets(job) if asked.module in TAKES_SECRETS else None
+    if secrets is not None and secrets.values:
+        console.say_note(f"secrets that go to {cluster.name}: {secrets.describe()}")
+    if asked.module in NEEDS_CODE and parcel.code.files:
+        ask_first(cluster, parcel, secrets.values if secrets is not None else (), yes=bool(asked.values.get("yes")))
+    request = Request(
+        asked.line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster),
+        secrets.values if secrets is not None else {}, secrets.sources if secrets is not None else {},
+        own_folder=_works_in_project(asked, job),
+    )  # fmt: skip
+    return connection, request, parcel
+
+
+def _works_in_project(asked: Forwarded, job: Job) -> bool:
+    """Whether the command starts a job in the project itself, rather than in a copy."""
+    submits = asked.module in ("submit", "sweep") and not asked.values.get("dry_run")
+    return submits and (job.project.workdir == "project" or not job.project.snapshot)
+
+
+def _load(asked: Forwarded, cluster: Cluster) -> Job:
+    """Load the job as far as this machine is concerned: which code and which secrets it has."""
+    from paceline.cli.options import Settings, find_program, this_cluster
+    from paceline.spec import Program
+    from paceline.spec.typed_flags import read_flags
+
+    values, cwd = asked.values, Path.cwd()
+    table = [option for _, option in options_of(asked.module) if option.key != "params"]
+    flags = read_flags([(option, values.get(option.parameter)) for option in table], os.environ)
+    profile = values.get("cluster_profile") or (cluster.name if cluster.has_profile else "none")
+    config = Path(values["config"]) if values.get("config") else None
+    program = Program("")
+    if asked.module == "submit" and values.get("args"):
+        program = find_program(values["args"], is_module=bool(values.get("module")), cwd=cwd, command="submit")
+    own = {option.key for option in TABLE[SWEEP]}
+    kept = [flag for flag in flags if flag.key not in own]
+    job = Settings(tuple(kept), (), config, profile).load(program, cwd=cwd, here=True)
+    file = values.get("file")
+    if asked.module != "sweep" or not (isinstance(file, str) and os.path.isfile(file)):
+        return job
+    from paceline.sweep.settings import read_settings
+
+    typed = [replace(flag, key=flag.key.split(".")[1]) for flag in flags if flag.key in own]
+    found = read_settings(
+        Path(file), typed=typed, flags=kept, config=config, profile=profile, cluster=this_cluster(here=True)
+    )
+    return replace(job, tables=found.job.tables, sources=found.job.sources)  # with the secrets that its file names
+
+
+def _pack(asked: Forwarded, job: Job, project: ProjectFile) -> Parcel:
+    from paceline.cluster.ssh.code import pack_code, pack_settings
+    from paceline.spec.load import repository_root
+
+    is_project = project.file is not None or repository_root(Path.cwd()) is not None
+    names_code = asked.module in ("submit", "sweep") or asked.values.get("args") or asked.values.get("files")
+    if asked.module not in NEEDS_CODE or not (is_project or names_code):
+        return pack_settings(job.folder, [project.file] if project.file is not None else [])
+    parcel = pack_code(job, os.environ, runs=_runs_here())
+    if parcel.skipped_secrets:
+        console.say_note(f"secrets left out of the code: {', '.join(parcel.skipped_secrets)}")
+    if asked.module == "submit" and not job.program.is_module and job.program.name:
+        _require_sent(job.program.name, job, parcel)
+    if asked.module == "sweep" and Path(asked.values["file"]).is_file():
+        _require_sent(asked.values["file"], job, parcel)
+    named = [each.partition("=")[2] if re.match(r"-[^=]*=", each) else each for each in job.program.args]
+    left = [each for each in named if _stays_here(each, job, parcel)]
+    if left:
+        send = f"paceline data push {quote(left[0])} --on {quote(asked.names[0])}"
+        console.say_note(
+            f"these stay here, since git ignores them or they lie outside the project: {', '.join(left)}."
+            f" If {asked.names[0]} has no such data yet, send it with `{send}` and use the path that it prints."
+        )
+    return parcel
+
+
+def _runs_here() -> list[Path]:
+    try:
+        return [runs.scratch_here()]
+    except SpecError:  # it is named by variables of the cluster
+        return []
+
+
+def _require_sent(name: str, job: Job, parcel: Parcel) -> None:
+    if _stays_here(name, job, parcel):
+        raise UsageError(
+            f"{name} would not be sent: git ignores it, or it lies outside the project {job.folder}.",
+            hint="Only the project's code goes to the cluster: what git tracks, and new files that it does not ignore.",
+        )
+
+
+def _stays_here(name: str, job: Job, parcel: Parcel) -> bool:
+    """Whether a name is a file or a folder here that is not sent."""
+    path = job.cwd / name
+    if not name or not os.path.lexists(path):
+        return False
+    inside = os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), parcel.folder).replace(os.sep, "/")
+    return inside != "." and inside not in parcel.code.files and not any(
+        each.startswith(f"{inside}/") for each in parcel.code.files
+    )  # fmt: skip
+
+
+def _secrets(job: Job) -> Any:
+    from paceline.cluster.secrets.secrets import read_secrets
+    from paceline.plan.secrets import choose_secrets
+
+    return choose_secrets(job, environ=os.environ, file_secrets=read_secrets(job, os.environ), in_a_job=False)
+
+
+def _variables(cluster: Cluster) -> dict[str, str]:
+    from paceline.spec.load import PROFILE
+
+    profile = {PROFILE: cluster.name} if cluster.has_profile else {}
+    return {ON_CLUSTER: cluster.name, **profile, **{name: os.environ[name] for name in PASSED_ON if name in os.environ}}
+
+
+def _relative(cwd: Path, folder: Path) -> str:
+    relative = os.path.relpath(cwd.resolve(), folder).replace(os.sep, "/")
+    return "." if relative.startswith("..") else relative

@@ -1,0 +1,140 @@
+"""`paceline data push`: send data to a cluster."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import console
+from paceline.cli.transfer_progress import show_size
+from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.cli.on_cluster import Forwarded
+    from paceline.cluster.ssh.push.sent_data import SentData
+
+
+def command(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="File or folder to send.")],
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="PLACE", help="Path there [default: its name, below <scratch>/<project>]."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Send without asking.")] = False,
+    serve: Annotated[str | None, typer.Option("--serve", hidden=True)] = None,
+) -> int:
+    """Send data to a cluster with rsync, over the connection of `paceline login`.
+
+    Prints what goes where, and asks. If it is interrupted, the same command continues. It leaves out files that look
+    like secrets, and links that lead out of the folder. Files that are newer on the cluster stay as they are there.
+
+    \b
+      paceline data push images --on alps                  to <scratch>/<project>/images, where `stage` finds it
+      paceline data push images --on alps --to /data/me/images
+    """
+    if serve is not None:
+        return _serve(path, serve)
+    raise UsageError(
+        "Data is sent to a cluster: which one?", hint=f"Name it, as in `paceline data push {path} --on alps`."
+    )
+
+
+def _serve(name: str, to: str) -> int:
+    """The side of the cluster: say where the data goes, and whether it can. The name of a folder ends with a slash."""
+    from paceline.cli import runs
+
+    is_folder, name = name.endswith("/"), name.rstrip("/")
+    try:
+        scratch, project = runs.project_here()
+        target = scratch / project / Path(to or name).expanduser()
+        if to.endswith("/") or (to and target.is_dir() and not is_folder):
+            target /= name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        answer = {
+            "target": str(target), "exists": target.exists(), "free": shutil.disk_usage(target.parent).free,
+            "rsync": shutil.which("rsync"),
+        }  # fmt: skip
+    except PacelineError as problem:
+        answer = {"error": problem.message, "hint": problem.hint}
+    except OSError as problem:
+        answer = {"error": f"{problem.filename}: {problem.strerror}.", "hint": "Choose another place with --to."}
+    print(json.dumps(answer), flush=True)
+    return 0
+
+
+# -- the side of the laptop --------------------------------------------------------------------------------------
+
+
+def forwarded(asked: Forwarded) -> int:
+    """Send data to the cluster that `--on` names."""
+    from paceline.cluster.ssh.push.rsync import find_newer, push, require_rsync
+    from paceline.cluster.ssh.push.sent_data import find_data
+
+    require_rsync()
+    data = find_data(Path(asked.values["path"]).expanduser())
+    connection, answer = _ask(asked, data)
+    name, target = connection.cluster.name, str(answer["target"])
+    if not answer["rsync"]:
+        raise EnvironmentProblem(
+            f"There is no rsync on {name}.", hint=f"Set `setup` in [profiles.{name}] to load it, e.g. a module."
+        )
+    if not answer["exists"] and data.size > answer["free"]:
+        free = show_size(answer["free"])
+        raise EnvironmentProblem(
+            f"{show_size(data.size)} do not fit into {target}: {free} are free.", hint="Choose another place with --to."
+        )
+    newer = find_newer(connection, data, to=target, rsync=str(answer["rsync"])) if answer["exists"] else []
+    _state(data, f"{name}:{target}", newer)
+    if not asked.values.get("yes"):
+        _confirm()
+    push(connection, data, to=target, rsync=str(answer["rsync"]), progress=sys.stderr.isatty() and sys.stdout.isatty())
+    print(f"sent {show_size(data.size)} to {console.printable(name)}:{console.printable(target)}")
+    return 0
+
+
+def _ask(asked: Forwarded, data: SentData) -> tuple[Any, dict[str, Any]]:
+    from paceline.cli.on_cluster import Forwarded, converse
+
+    to = asked.values.get("to")
+    name = data.path.resolve().name + "/" * data.is_folder
+    line = ["data", "push", "--serve", to if isinstance(to, str) else "", "--", name]
+    with converse(Forwarded(asked.names, asked.module, line, asked.values)) as talk:
+        try:
+            answer = json.loads(talk.read_line())
+        except ValueError:
+            talk.close()
+            raise ConnectionProblem(f"No usable answer from {asked.names[0]}: {talk.errors.strip()}") from None
+    if "error" in answer:
+        raise EnvironmentProblem(str(answer["error"]), hint=str(answer["hint"]))
+    return talk.connection, answer
+
+
+def _state(data: SentData, target: str, newer: list[str]) -> None:
+    from paceline.cluster.ssh.push.rsync import describe_left
+
+    for names, what in (
+        (data.secrets, "secrets that stay here"),
+        (data.outside, "links that lead elsewhere and stay here"),
+        (data.unreadable, "not readable"),
+    ):
+        if names:
+            console.say_note(f"{what}: {describe_left(names)}")
+    if newer:
+        count = f"{len(newer):,} newer file{'s' * (len(newer) != 1)}"
+        console.say_note(f"{count} on the cluster, kept there: {describe_left(newer)}")
+    files = f"{data.files:,} file{'s' * (data.files != 1)}"
+    console.say_note(f"{data.path}: {files}, {show_size(data.size)}, to {target}")
+
+
+def _confirm() -> None:
+    if not sys.stdin.isatty():
+        raise UsageError("Nobody can be asked whether to send this.", hint="Add --yes.")
+    print("Send it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("Nothing was sent.")

@@ -1,0 +1,34 @@
+"""What commands on a laptop start on the cluster to watch runs there, and to act on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.cli import runs
+from paceline.errors import UsageError
+
+STREAM, ACT = "stream", "act"
+
+
+def serve(args: Sequence[str]) -> int:
+    """Send what changes in runs, or do something to one: `stream`, or `act VERB RUN`."""
+    if args and args[0] == STREAM:
+        from paceline.watch.mirror.reader import serve as serve_changes
+
+        return serve_changes(runs.scratch_here(), _find)
+    if len(args) == 3 and args[0] == ACT:
+        from paceline.ui.web.run_actions import VERBS, act
+
+        if args[1] not in VERBS:
+            raise UsageError(f"Unknown action {args[1]!r}.")
+        print(act(runs.own(args[2]), args[1]))
+        return 0
+    raise UsageError("This is started by commands with --on.")
+
+
+def _find(name: str) -> Path:
+    with suppress(UsageError):
+        return runs.run_or_sweep(name).path
+    return runs.named(name).path  # says what is wrong

@@ -1,0 +1,195 @@
+"""Views of a cluster's runs with `--on`. They run here, on a mirror that is kept fresh while there is a connection."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli import console, mirror_server, on_cluster, run_command
+from paceline.cli.on_cluster import Forwarded
+from paceline.errors import ConnectionProblem, PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.cluster.ssh.clusters import Cluster, ProjectFile
+    from paceline.cluster.ssh.conversation import Conversation
+    from paceline.watch.mirror.mirror_folder import Mirror
+    from paceline.watch.mirror.reader import Scope
+    from paceline.watch.viewpoint import Viewpoint
+
+NEWEST = 100  # runs that a list mirrors
+LITTLE, SOME, ALL_OF_IT = 256 << 10, 4 << 20, 256 << 20  # bytes of each log, at first
+WHOLE_SCREEN = "top"
+PATIENCE = 1.5  # seconds without an answer after which a terminal gets a line
+SILENCE = "PACELINE_SILENCE"  # seconds after which a silent connection counts as lost
+
+
+def forwarded(asked: Forwarded) -> int:
+    """Show runs of the cluster that `--on` names."""
+    if len(asked.names) > 1 or asked.names[0] == on_cluster.ALL:
+        return on_cluster.forward_to_each(asked, forwarded)
+    from paceline.cluster.ssh.clusters import find_cluster
+    from paceline.cluster.ssh.connection import Connection
+    from paceline.watch.mirror.cleanup import clean_mirrors
+    from paceline.watch.mirror.mirror_folder import Mirror
+
+    project = on_cluster.find_project(asked)
+    cluster = find_cluster(asked.names[0], project)
+    scope = _scope(asked)
+    if scope is None and Connection(cluster).is_open():
+        return on_cluster.forward(asked)
+    mirror = Mirror(mirror_folder(cluster, project))
+    mirror.create()
+    threading.Thread(target=clean_mirrors, args=(mirror.base.parents[1],), daemon=True).start()
+    view = _Show(asked, cluster, mirror)
+    return view.show(scope) if scope is not None else view.show_old(Connection(cluster).not_open())
+
+
+@contextmanager
+def sign_of_life(cluster: str) -> Iterator[None]:
+    """Tell somebody at a terminal that this waits, if it takes long: a slow link, a busy login node, a large log."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(PATIENCE, console.say_for_now, [f"waiting for {cluster} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # its line comes before everything else
+        console.wipe()
+
+
+def mirror_folder(cluster: Cluster, project: ProjectFile) -> Path:
+    """Return where the mirror of a cluster is. Projects with scratch folders of their own have their own mirrors."""
+    from paceline.cluster.ssh.bundle import cache_folder
+
+    tables = [project.values.get("profiles", {}).get(cluster.name, {}), project.values]
+    settings = [table.get("project") for table in tables if isinstance(table, dict)]
+    scratch = next((each["scratch"] for each in settings if isinstance(each, dict) and each.get("scratch")), "")
+    key = hashlib.sha256(json.dumps([cluster.host, str(scratch)]).encode()).hexdigest()[:12]
+    name = cluster.name if re.fullmatch(r"\w[\w.-]{0,60}", cluster.name) else "cluster"
+    return cache_folder() / "mirror" / name / key
+
+
+def _scope(asked: Forwarded) -> Scope | None:
+    """Return what a command shows; None if it runs on the cluster."""
+    from paceline.watch.mirror.reader import Scope
+
+    values, module = asked.values, asked.module
+    if module in ("top", "ui") or (module == "metrics" and values.get("active")):
+        return Scope(newest=NEWEST, follow=module != "metrics" or bool(values.get("follow")), log_bytes=LITTLE)
+    name = values.get("run") or values.get("name") or "last"
+    names = list(values.get("names") or [str(name)])
+    if module in ("wait", "metrics"):
+        return Scope(names, follow=module == "wait" or bool(values.get("follow")), log_bytes=LITTLE)
+    if module == "logs" and values.get("follow"):
+        return Scope(names, follow=True, log_bytes=ALL_OF_IT if values.get("tail") is None else SOME)
+    if module == "report" or (module == "show" and not (values.get("diff") or values.get("stat"))):
+        return Scope(names, log_bytes=SOME if module == "report" else LITTLE)
+    return None
+
+
+class _Show:
+    """Shows the mirror of a cluster with the command that was typed."""
+
+    def __init__(self, asked: Forwarded, cluster: Cluster, mirror: Mirror) -> None:
+        self._asked, self._cluster, self._mirror = asked, cluster, mirror
+
+    def show(self, scope: Scope) -> int:
+        from paceline.watch.mirror.follower import Follower
+        from paceline.watch.mirror.session import update
+
+        if re.fullmatch(r"[1-9]\d{0,4}", seconds := os.environ.get(SILENCE, "")):
+            scope = replace(scope, silence=float(seconds))
+        if not scope.follow:
+            try:
+                with sign_of_life(self._cluster.name):
+                    name, warn = self._cluster.name, console.say_note
+                    found = update(self._mirror, scope, self._connect, cluster=name, warn=warn)
+            except ConnectionProblem as problem:
+                return self.show_old(problem)
+            return self._run(self._view(found))
+        say = (lambda text: None) if self._asked.module == WHOLE_SCREEN else console.say_note
+        follower = Follower(
+            self._mirror, scope, self._connect, cluster=self._cluster.name, say=say, warn=console.say_note
+        )
+        try:
+            try:
+                with sign_of_life(self._cluster.name):
+                    follower.begin()
+            except ConnectionProblem as problem:
+                return self.show_old(problem)
+            return self._run(self._view(follower.found, follower.status, follower.end))
+        finally:
+            follower.close()
+
+    def show_old(self, problem: ConnectionProblem) -> int:
+        """Show what the mirror has, without a connection. Raises the problem if it has nothing, or nothing can come."""
+        from paceline.cluster.ssh.connection import Connection
+        from paceline.watch.mirror.follower import show_moment
+
+        heard = self._mirror.heard()
+        if not heard.here or self._asked.module == "wait" or self._asked.values.get("follow"):
+            raise problem
+        is_slow = Connection(self._cluster).is_open()  # there is a connection, and still no answer
+        why = problem.message.rstrip(".") if is_slow else f"no connection to {self._cluster.name}"
+        said = f"{why}; showing what came until {show_moment(self._last_news())}"
+        console.say_note(f"{said}. {problem.hint if is_slow else f'To connect: paceline login {self._cluster.name}'}")
+        if self._asked.module == "ps":
+            console.say_note("only runs that you have watched from here are listed, each as it was when you last did")
+        return self._run(self._view({}, lambda: said))
+
+    def _last_news(self) -> float:
+        """Return when what is shown has come: the run that is named, if one is."""
+        from paceline.cluster.runs.folder import find_run
+
+        heard = self._mirror.heard().here
+        with suppress(PacelineError, OSError):
+            if self._asked.module != "ps":
+                values = self._asked.values
+                name = str(values.get("run") or values.get("name") or next(iter(values.get("names") or ()), "last"))
+                return min(heard, self._mirror.refreshed(find_run(name, self._mirror.folder).path) or heard)
+        return heard
+
+    def _run(self, view: Viewpoint) -> int:
+        from paceline.watch.viewpoint import look_at
+
+        with look_at(view):
+            return run_command(self._asked.line[0], self._asked.line[1:])
+
+    def _view(
+        self, found: Mapping[str, str], status: Callable[[], str] = str,
+        end: Callable[[], PacelineError | None] = lambda: None,
+    ) -> Viewpoint:  # fmt: skip
+        from paceline.watch.viewpoint import Viewpoint
+
+        return Viewpoint(self._cluster.name, self._mirror, self._act, found, status, end)
+
+    def _connect(self) -> Conversation:
+        return self._converse([mirror_server.STREAM])
+
+    def _converse(self, args: list[str]) -> Conversation:
+        line = ["mirror-server", *args]
+        config = {"config": self._asked.values.get("config")}
+        return on_cluster.converse(Forwarded(self._asked.names, "mirror_server", line, config))
+
+    def _act(self, verb: str, run: str) -> str:
+        """Do something to a run, on the cluster; return what was done there."""
+        with self._converse([mirror_server.ACT, verb, run]) as talk:
+            said = talk.output.read().decode(errors="replace").strip()
+            code, errors = talk.close(), talk.errors.strip()
+        if code != 0:
+            message = re.sub(r"^paceline: error: ", "", errors.splitlines()[0]) if errors else f"exit code {code}"
+            raise UsageError(f"{self._cluster.name}: {message}")
+        return said

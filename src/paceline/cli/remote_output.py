@@ -1,0 +1,120 @@
+"""Commands with `--on` that write files: they run on the cluster, and what they have written comes here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli import console, on_cluster
+from paceline.cli.on_cluster import Forwarded
+from paceline.cli.transfer_progress import TransferProgress, show_size
+from paceline.contract.env import ON_CLUSTER
+from paceline.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from paceline.cluster.ssh.connection import Connection
+
+CHUNK = 1 << 20
+# The options that name a file, by command and parameter, and the file that is written without one.
+OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "export": {"output": ("--output", "-o")}, "sweep_show": {"csv": ("--csv",), "report": ("--report",)},
+}  # fmt: skip
+DEFAULTS = {"output": "model.safetensors"}
+
+
+def forwarded(asked: Forwarded) -> int:
+    """Carry out a command on the cluster that `--on` names, and bring its files here."""
+    options = OPTIONS.get(asked.module, {})
+    wanted = {key: str(asked.values.get(key) or DEFAULTS.get(key, "")) for key in options}
+    files = {key: Path(path) for key, path in wanted.items() if path}
+    if not files or len(asked.names) > 1 or asked.names[0] == on_cluster.ALL:
+        return on_cluster.forward(asked)
+    for path in files.values():
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"The folder {path.parent} doesn't exist.", hint="Create it, or choose another file.")
+    return _carry_out(asked, files)
+
+
+def shown_output(path: Path) -> Path:
+    """Return what to call a file that a command writes: one for the laptop has the name that it gets there."""
+    from paceline.cluster.ssh.remote.entry import OUTPUT
+
+    is_for_laptop = os.environ.get(ON_CLUSTER) and path.parent.name.startswith(OUTPUT)
+    return Path(path.name) if is_for_laptop else path
+
+
+def _carry_out(asked: Forwarded, files: Mapping[str, Path]) -> int:
+    from paceline.cluster.ssh.clusters import find_cluster
+    from paceline.cluster.ssh.connection import Connection
+    from paceline.cluster.ssh.installation import install, recorded_installation
+    from paceline.cluster.ssh.remote.entry import OUTPUT
+    from paceline.cluster.ssh.remote_command import word
+
+    connection = Connection(find_cluster(asked.names[0], on_cluster.find_project(asked)))
+    connection.require()
+    installation = recorded_installation(connection) or install(connection, console.say_note)
+    folder = f"{installation.cache}/{OUTPUT}{secrets.token_hex(12)}"
+    line = list(asked.line)
+    for key, path in files.items():
+        flags = OPTIONS[asked.module][key]
+        line = [*_without(line, flags), flags[0], f"{folder}/{path.name}"]
+    made = connection.call(f"umask 077; mkdir -p {word(folder)}\n")
+    if made.code != 0:
+        raise EnvironmentProblem(f"Cannot write on {connection.cluster.name}: {made.errors.strip()}")
+    try:
+        code = on_cluster.forward(Forwarded(asked.names, asked.module, line, asked.values))
+        if code == 0:
+            for path in files.values():
+                size = _bring(connection, f"{folder}/{path.name}", path)
+                console.say_note(f"copied to {path}, {show_size(size)}")
+    finally:
+        if connection.is_open():
+            connection.call(f"rm -rf {word(folder)}\n")
+    return code
+
+
+def _without(line: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return a command line without an option that takes a value."""
+    kept: list[str] = []
+    words = iter(line)
+    for each in words:
+        if each in flags:
+            next(words, None)
+        elif not any(
+            each.startswith(f"{flag}=") or (not flag.startswith("--") and each.startswith(flag)) for flag in flags
+        ):
+            kept.append(each)
+    return kept
+
+
+def _bring(connection: Connection, remote: str, path: Path) -> int:
+    """Copy a file from the cluster, and put it in place once it is complete; return its size."""
+    from paceline.cluster.ssh.conversation import Conversation
+    from paceline.cluster.ssh.remote_command import word
+
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
+    script = f"wc -c <{word(remote)} && sha256sum <{word(remote)} && exec cat {word(remote)}\n"
+    try:
+        with Conversation(connection, script) as talk, partial.open("xb") as file, TransferProgress() as progress:
+            size, digest = talk.read_line().strip(), talk.read_line()[:64].decode(errors="replace")
+            if not size.isdigit():
+                raise EnvironmentProblem(f"{remote} cannot be read: {talk.errors.strip() or 'no answer'}.")
+            progress.begin(int(size))
+            found, arrived = hashlib.sha256(), 0
+            with suppress(ConnectionError):
+                while part := talk.output.read(CHUNK):
+                    file.write(part)
+                    found.update(part)
+                    arrived += len(part)
+                    progress.advance(len(part), path.name)
+        if found.hexdigest() != digest:
+            raise connection.lost(f"{arrived:,} of {int(size):,} bytes of {path.name} have arrived")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return arrived

@@ -1,0 +1,83 @@
+"""The question before code or secrets of a project go to a cluster for the first time, or much more than before.
+
+Without a terminal nobody is asked: what travels is stated, within the limits that snapshots have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli import console
+from paceline.cli.transfer_progress import show_size
+from paceline.contract.files.foreign_records import make, read_object
+from paceline.contract.run_folder import write_atomically
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.cluster.ssh.clusters import Cluster
+    from paceline.cluster.ssh.code import Parcel
+
+LARGE = 50 << 20  # bytes of code: so much is asked about again, unless as much was sent before
+SHOWN = 3  # of the largest files
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the user has agreed to send from a project to a cluster."""
+
+    folder: str
+    host: str
+    size: int
+    secrets: list[str]
+
+
+def ask_first(cluster: Cluster, parcel: Parcel, secrets: Iterable[str], *, yes: bool) -> None:
+    """Ask, if something goes to a cluster that has not gone there before. Raises UsageError for a no."""
+    path = _record(cluster.host, parcel.folder)
+    try:
+        before = make(Sent, read_object(path))
+    except (OSError, ValueError):
+        before = None
+    names, size = sorted(secrets), sum(file[1] for file in parcel.code.files.values())
+    reasons = []
+    if before is None:
+        reasons.append(f"{_describe_code(parcel, size)} of {parcel.folder} go to {cluster.name} for the first time")
+    elif size > max(LARGE, 2 * before.size):
+        reasons.append(f"{_describe_code(parcel, size)} go to {cluster.name}, {show_size(before.size)} before")
+    if before is not None and (new := sorted({*names} - {*before.secrets})):
+        reasons.append(f"secrets that have not gone to {cluster.name} before: {', '.join(new)}")
+    if not reasons:
+        return
+    for reason in reasons:
+        console.say_note(reason)
+    if not yes and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+        _confirm()
+    known = {*names, *(before.secrets if before is not None else ())}
+    largest = max(size, before.size if before is not None else 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(asdict(Sent(str(parcel.folder), cluster.host, largest, sorted(known)))))
+
+
+def _describe_code(parcel: Parcel, size: int) -> str:
+    files = sorted(((file[1], name) for name, file in parcel.code.files.items()), reverse=True)
+    largest = ", ".join(f"{name} {show_size(each)}" for each, name in files[:SHOWN])
+    return f"{len(files)} file{'s' * (len(files) != 1)}, {show_size(size)} ({largest})"
+
+
+def _confirm() -> None:
+    print("Send it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("Nothing was sent.", hint="Exclude files with .gitignore, or with exclude in [project].")
+
+
+def _record(host: str, folder: Path) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    key = hashlib.sha256(f"{host}\0{folder}".encode(errors="surrogateescape")).hexdigest()[:16]
+    return Path(state) / "paceline" / "sent" / f"{key}.json"

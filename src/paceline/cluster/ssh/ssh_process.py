@@ -1,0 +1,133 @@
+"""Processes of `ssh`: run one to its end, or with the user's terminal, and say what its messages mean."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from paceline.errors import ConnectionProblem, EnvironmentProblem
+
+
+def run(argv: Sequence[str], *, content: bytes = b"", timeout: float) -> subprocess.CompletedProcess[bytes]:
+    """Run ssh and return what it wrote. The process that shares its connection keeps its pipes open while the other
+    side is silent, so after a timeout nobody waits for their end.
+    """
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe)
+    except FileNotFoundError:
+        raise no_ssh() from None
+    try:
+        output, errors = process.communicate(content, timeout=timeout)
+    except BaseException:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            assert stream is not None
+            with suppress(BrokenPipeError):
+                stream.close()
+        raise
+    return subprocess.CompletedProcess(argv, process.returncode, output, errors)
+
+
+def run_in_terminal(argv: Sequence[str]) -> tuple[int, str]:
+    """Run ssh with this terminal; return its exit code and what it wrote to stderr, which is also shown.
+
+    ssh goes on in the background with the same stderr, so the end of the command counts, not the end of its output.
+    """
+    try:
+        process = subprocess.Popen(argv, stderr=subprocess.PIPE)
+    except FileNotFoundError:
+        raise no_ssh() from None
+    assert process.stderr is not None
+    descriptor, seen = process.stderr.fileno(), bytearray()
+
+    def copy() -> None:
+        while part := os.read(descriptor, 65536):
+            seen.extend(part)
+            sys.stderr.write(part.decode(errors="replace"))
+            sys.stderr.flush()
+
+    reader = threading.Thread(target=copy, daemon=True)
+    reader.start()
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+    reader.join(0.3)
+    return code, as_text(bytes(seen))
+
+
+def no_ssh() -> EnvironmentProblem:
+    return EnvironmentProblem("There is no `ssh` command here.", hint="Install OpenSSH's client.")
+
+
+def as_text(content: bytes) -> str:
+    return content.decode(errors="replace")
+
+
+# -- messages ----------------------------------------------------------------------------------------------------
+
+# Part of a message of ssh, what it means, and what to do. `{host}` and `{name}` are the cluster's.
+_MEANINGS = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "The host key of {host} has changed, so ssh does not connect.",
+        "Ask its administrators whether the key is new. If so: ssh-keygen -R {host}; then: paceline login {name}",
+    ),
+    (
+        "Host key verification failed",
+        "ssh does not know the host key of {host}.",
+        "Compare the key with what the site publishes and accept it: paceline login {name}",
+    ),
+    (
+        "Could not resolve hostname",
+        "There is no host {host}.",
+        "Check `host` of the cluster {name}, your network and your VPN.",
+    ),
+    ("Connection refused", "{host} refuses connections.", "Is it the right host and port? It may also be down."),
+    (
+        "timed out",
+        "{host} does not answer.",
+        "Check your network and your VPN; the login node may be down. Then: paceline login {name}",
+    ),
+    ("No route to host", "There is no route to {host}.", "Check your network and your VPN."),
+    ("Network is unreachable", "There is no network to reach {host}.", "Check your network and your VPN."),
+    ("Too many authentication failures", "{host} refused your keys.", "Set IdentityFile in ~/.ssh/config."),
+    ("Permission denied", "{host} did not accept your login.", "Try `ssh {host}`: the same keys and codes work here."),
+    ("Connection closed by", "{host} closed the connection.", "Try `ssh {host}` to see why."),
+    ("kex_exchange_identification", "{host} closed the connection.", "Try again in a minute, or `ssh {host}`."),
+    (
+        "too long for Unix domain socket",
+        "The ControlPath of {host} in ssh's configuration is too long for a socket.",
+        "Use a short one in ~/.ssh/config, such as ControlPath ~/.ssh/%C",
+    ),
+    (
+        "ControlPath too long",
+        "The ControlPath of {host} in ssh's configuration is too long for a socket.",
+        "Use a short one in ~/.ssh/config, such as ControlPath ~/.ssh/%C",
+    ),
+    (
+        "Bad configuration option",
+        "ssh cannot read its configuration.",
+        "Fix ~/.ssh/config; `ssh -G {host}` shows what is wrong.",
+    ),
+)  # fmt: skip
+
+
+def explain(stderr: str, *, name: str, host: str) -> ConnectionProblem:
+    """Return the error that ssh's messages stand for."""
+    for part, message, hint in _MEANINGS:
+        if part in stderr:
+            return ConnectionProblem(message.format(host=host, name=name), hint=hint.format(host=host, name=name))
+    lines = [line.strip() for line in re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", stderr).splitlines() if line.strip()]
+    said = f": {lines[-1].rstrip('.')}" if lines else ""
+    hint = f"Try `ssh {host}`, then: paceline login {name}"
+    return ConnectionProblem(f"ssh cannot connect to {host}{said}.", hint=hint)

@@ -1,0 +1,1 @@
+"""Runs of a cluster on this machine: a reader there sends what changes, and a folder here keeps it."""

@@ -1,0 +1,51 @@
+"""Runs that were fetched from a cluster: where they come from, and what to type there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
+from paceline.contract.files.shared_places import open_regular
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import ClusterError
+from paceline.plan.quote import quote
+from paceline.plan.typed_command import cluster, meant_for
+
+
+def is_fetched(folder: RunFolder) -> bool:
+    """Return whether a run was fetched from another cluster. A script may have written a file of that name, too."""
+    try:
+        descriptor, _ = open_regular(folder.fetched)
+    except OSError:
+        return False
+    with open(descriptor, "rb") as file:
+        return b'"cluster"' in file.read(100)
+
+
+@contextmanager
+def typed_there(folder: RunFolder) -> Iterator[None]:
+    """Let commands about a run that was fetched name the cluster that has it."""
+    name = "" if cluster() or not is_fetched(folder) else _read(folder).get("cluster", "")
+    with meant_for(name or cluster()):
+        yield
+
+
+def explain_status(folder: RunFolder) -> ClusterError:
+    """Return why the status of a run that was fetched while it was not over is not known."""
+    about = _read(folder)
+    name, status = about.get("cluster", "a cluster"), about.get("status", "unknown")
+    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(about.get("time", 0)))
+    return ClusterError(
+        f"fetched from {name} on {moment}, when it was {status}",
+        hint=f"Fetch it again for news: paceline fetch {quote(folder.key)} --on {quote(name)}",
+    )
+
+
+def _read(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return keep_valid(read_object(folder.fetched), {"cluster": str, "status": str, "time": NUMBER})
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,65 @@
+"""`--on` where it is mistyped: nothing runs in a place that nobody meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import dispatch
+from paceline.errors import ClusterError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def project(guard: None, tmp_path: Path) -> Iterator[None]:
+    """A project with two clusters, on a machine without ssh and Slurm."""
+    (tmp_path / "paceline.toml").write_text(
+        '[profiles.alps]\nhost = "alps"\n[profiles.cedar]\nhost = "cedar"\n[profiles.birch]\n'
+    )
+    (tmp_path / "train.py").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setenv("HOME", str(tmp_path))
+        patch.setenv("PATH", "/nowhere")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "hint"),
+    [
+        ("submit --on alps --on cedar train.py", "--on is given twice", "--on alps,cedar"),
+        ("ps --on=alps --on alps", "--on is given twice", "--on alps,cedar"),
+        ("submit --on alps,cedar train.py", "This takes one cluster", "Add --first"),
+        ("logs --on alps,cedar last", "This takes one cluster", "once for each of alps, cedar"),
+        ("ps --on alp", "There is no cluster 'alp'.", "Did you mean 'alps'?"),
+        ("ps --on elm", "There is no cluster 'elm'. You have alps, cedar.", '[profiles.elm]\n    host = "'),
+        ("ps --on birch", "[profiles.birch] of ", 'host = "login.example.org"'),
+        ("run --on alps train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
+        ("prove --on alps train.py", "--on does not apply to `paceline prove`", "--help"),
+    ],
+)
+def test_mistakes_are_errors(line: str, text: str, hint: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        dispatch(line.split())
+    assert text in problem.value.message
+    assert hint in problem.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("submit train.py --on alps", "paceline submit --on alps train.py"),
+        ("submit train.py 3 --on=alps,cedar", "paceline submit --on alps,cedar train.py"),
+        ("run --dry-run train.py --on alps", "paceline submit --on alps train.py"),
+        ("submit train.py --on", ""),
+        ("submit train.py --on gpu", ""),  # the script's own
+        ("submit train.py --only alps", ""),
+    ],
+)
+def test_an_option_after_the_script_is_pointed_out(line: str, typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(ClusterError):  # there is no Slurm
+        dispatch(line.split())
+    errors = capsys.readouterr().err
+    assert f"as in `{typed}`" in errors if typed else "goes to the script" not in errors

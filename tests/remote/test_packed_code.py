@@ -1,0 +1,46 @@
+"""Which files of a project go to a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import cluster_request
+from paceline.cluster.ssh.code import pack_code
+from paceline.spec import Program
+from paceline.spec.load import load_job
+
+
+def test_fetched_runs_stay_here_whatever_folder_the_cluster_uses(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    fetched = project / "runs" / "project" / "default" / "20260101-120000-aaaa"
+    fetched.mkdir(parents=True)
+    (fetched / "weights.safetensors").write_text("large")
+    (project / "train.py").write_text("print(1)\n")
+    (project / "paceline.toml").write_text('[profiles.alps.project]\nscratch = "/scratch/me/runs"\n')
+    job = load_job(Program("train.py"), cwd=project, profile="alps")
+    assert job.project.scratch == "/scratch/me/runs"
+    assert sorted(pack_code(job, {}, runs=[project / "runs"]).code.files) == ["paceline.toml", "train.py"]
+
+
+def test_what_takes_the_output_of_the_command_is_no_code(tmp_path: Path) -> None:
+    """As in `paceline submit --on alps train.py > out.txt`: the file would change on the way."""
+    (tmp_path / "train.py").write_text("print(1)\n")
+    program = (
+        "import sys; from pathlib import Path; from paceline.cluster.ssh.code import pack_code;"
+        "from paceline.spec import Program; from paceline.spec.load import load_job; here = Path.cwd();"
+        "job = load_job(Program('train.py'), cwd=here, default_folder=here);"
+        "print(*pack_code(job, {}, runs=[here / 'runs']).code.files)"
+    )
+    with open(tmp_path / "out.txt", "w") as output:
+        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, stdout=output, check=True)
+    assert (tmp_path / "out.txt").read_text() == "train.py\n"
+
+
+def test_a_scratch_folder_that_only_the_cluster_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "paceline.toml").write_text('[project]\nscratch = "$SCRATCH_THERE/runs"\n')
+    monkeypatch.chdir(tmp_path)
+    assert cluster_request._runs_here() == []

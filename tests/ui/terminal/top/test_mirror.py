@@ -1,0 +1,52 @@
+"""`paceline top` on the mirror of a cluster's runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from paceline.errors import ConnectionProblem
+from paceline.watch.mirror import frames
+from paceline.watch.mirror.frames import Frame
+from paceline.watch.mirror.mirror_folder import Mirror
+from paceline.watch.viewpoint import Viewpoint, look_at
+from tests.ui.terminal.top.screen import Screen, drive
+
+RUN = "project/default/20260101-120000-aaaa"
+
+
+def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) -> None:
+    mirror, asked, status = Mirror(tmp_path / "mirror"), [], [""]
+    mirror.create()
+    about = json.dumps({"name": "digits", "program": "train.py"}).encode()
+    for frame in (
+        Frame(frames.FOUND, {"scratch": "/scratch/ann", "names": {}, "runs": [RUN], "time": 1}),
+        Frame(frames.RECORD, {"run": RUN, "path": "run.json", "modified": 0}, about),
+        Frame(frames.RECORD, {"run": RUN, "path": "job", "modified": 0}, b"7"),
+        Frame(frames.JOBS, {"jobs": {"7": ["7", "RUNNING", "", "n1", "", "1:00", ""]}, "problem": "", "hint": ""}),
+        Frame(frames.PASS, {"time": 1.0}),
+    ):
+        mirror.apply(frame)
+
+    def act(verb: str, run: str) -> str:
+        asked.append((verb, run))
+        if verb == "stop":
+            raise ConnectionProblem("You are not logged in to alps.")
+        return f"{run} is cancelled."
+
+    async def work(screen: Screen) -> None:
+        await screen.until("digits", "running", "n1", "alps:/scratch/ann")
+        await screen.press("c")
+        await screen.until("Cancel the run")
+        await screen.press("y")
+        await screen.until("20260101-120000-aaaa is cancelled.")
+        status[0] = "no connection to alps since 14:03; showing what came until then"
+        await screen.press("s")
+        await screen.until("Save and stop")
+        await screen.press("y")
+        await screen.until("You are not logged in to alps.", "no connection to alps since 14:03: paceline login alps")
+
+    with look_at(Viewpoint("alps", mirror, act, status=lambda: status[0])):
+        drive(mirror.folder, work, size=(140, 30))
+    assert asked == [("cancel", "20260101-120000-aaaa"), ("stop", "20260101-120000-aaaa")]
+    assert not (mirror.folder / RUN / "cancelled").exists()
