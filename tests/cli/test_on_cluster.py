@@ -38,6 +38,8 @@ def project(guard: None, tmp_path: Path) -> Iterator[None]:
         ("ps --on birch", "[profiles.birch] of ", 'host = "login.example.org"'),
         ("run --on alps train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
         ("prove --on alps train.py", "--on does not apply to `paceline prove`", "--help"),
+        ("sandbox --on alps up", "--on does not apply to `paceline sandbox`", ""),
+        ("--on alps run train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
     ],
 )
 def test_mistakes_are_errors(line: str, text: str, hint: str) -> None:
@@ -45,6 +47,33 @@ def test_mistakes_are_errors(line: str, text: str, hint: str) -> None:
         dispatch(line.split())
     assert text in problem.value.message
     assert hint in problem.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "hint"),
+    [
+        ("--on alps ps", "command", "Type: paceline ps --on alps"),
+        ("--on=alps ps -n 3", "command", "Type: paceline ps --on alps -n 3"),
+        ("--on alps submit train.py --lr 3", "command", "Type: paceline submit --on alps train.py --lr 3"),
+        ("--on alps sweep sweep.toml", "command", "Type: paceline sweep --on alps sweep.toml"),
+        ("--on alps sweep show x", "subcommand", "Type: paceline sweep show --on alps x"),
+        ("--on alps env list", "subcommand", "Type: paceline env list --on alps"),
+        ("--on alps", "command", "Type, for example: paceline ps --on alps"),
+        ("--on", "command", "Type, for example: paceline ps --on CLUSTER"),
+        ("--on cancel", "command", "Type: paceline cancel --on CLUSTER"),
+        ("--on alps pss", "command", "Type, for example: paceline ps --on alps"),
+        ("env --on alps list", "subcommand", "Type: paceline env list --on alps"),
+        ("env --on=alps remove a", "subcommand", "Type: paceline env remove --on alps a"),
+        ("env --on alps", "subcommand", "Type, for example: paceline env build --on alps"),
+        ("env --on list", "subcommand", "Type: paceline env list --on CLUSTER"),
+        ("data --on alps push images", "subcommand", "Type: paceline data push --on alps images"),
+    ],
+)
+def test_an_option_before_the_command_is_an_error_that_says_where_it_goes(line: str, what: str, hint: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        dispatch(line.split())
+    assert problem.value.message == f"--on goes after the {what}."
+    assert problem.value.hint == hint
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def dispatch(args: list[str]) -> int:
     if name in SERVERS:
         return int(importlib.import_module(SERVERS[name]).serve(rest))
     if name not in COMMANDS:
-        raise _unknown_command(name)
+        raise _misplaced_on(args) or _unknown_command(name)
     return run_command(name, rest)
 
 
@@ -139,7 +139,7 @@ def run_command(name: str, args: list[str]) -> int:
             print(error)
             return USAGE_EXIT
         if hasattr(error, "format_message"):
-            raise _usage_error(error, name) from None
+            raise _usage_error(error, name, args) from None
         raise
     return result if isinstance(result, int) else 0
 
@@ -156,7 +156,15 @@ def single_command(function: Any) -> Any:
     return app
 
 
-def _usage_error(error: Any, name: str) -> UsageError:
+def _misplaced_on(args: list[str], group: str = "") -> UsageError | None:
+    """Return the error for `--on` before the command, or before the subcommand of a group."""
+    from paceline.cli.misplaced_on import explain_misplaced, is_on
+
+    modules = {name: module for name, (module, _) in COMMANDS.items()}
+    return explain_misplaced(args, modules, group) if args and is_on(args[0]) else None
+
+
+def _usage_error(error: Any, name: str, args: list[str]) -> UsageError:
     """Return a usage error of click's in our words."""
     from paceline.spec.option_table import options_of
 
@@ -167,8 +175,10 @@ def _usage_error(error: Any, name: str) -> UsageError:
         message = error.format_message().rstrip(".").replace("No such command", "Unknown command")
         return UsageError(f"{message}.", hint=hint)
     if option == "--on":
-        instead = "Use `paceline submit --on CLUSTER`." if name == "run" else hint
-        return UsageError(f"--on does not apply to `paceline {name}`, which works on this machine.", hint=instead)
+        from paceline.cli.misplaced_on import does_not_apply
+
+        is_group = error.ctx is not None and hasattr(error.ctx.command, "commands")
+        return (_misplaced_on(args, name) if is_group else None) or does_not_apply(name, hint)
     owners = [each for each in ("run", "submit") if any(option in known.all_flags for _, known in options_of(each))]
     if owners and name not in owners:
         commands = " and ".join(f"`paceline {each}`" for each in owners)
