@@ -51,7 +51,7 @@ from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, RESTART_EX
 from paceline.errors import LaunchError, PacelineError
 
 if TYPE_CHECKING:  # most runs stage nothing
-    from paceline.agent.staging.node_staging import NodeStaging
+    from paceline.agent.staging.node_data import NodeData
 
 MAX_FILES = 100  # names of written files that the events keep
 FILES_PER_RANK = 7  # that an agent opens: a log, its times, both ends of two pipes, one to spare
@@ -78,7 +78,7 @@ class Agent:
         self.placement: Placement | None = None
         self.rendezvous: Rendezvous | None = None
         self.heartbeats: Heartbeats | None = None
-        self.staging: NodeStaging | None = None
+        self.node_data: NodeData | None = None
         self.sampler: Sampler | None = None
         # Trials do not tell anybody: a sweep may have thousands of them.
         told = replace(launch_spec, notify={}) if launch_spec.trial else launch_spec
@@ -179,8 +179,8 @@ class Agent:
             self.verdicts.write_stopped(progress=False)
 
     def close(self) -> None:
-        if self.staging is not None:
-            self.verdicts.try_write(self.staging.stage_out)
+        if self.node_data is not None:
+            self.verdicts.try_write(self.node_data.stage_out)
         if self.sampler is not None:  # until now: copying files back may take long
             self.sampler.close()
         self.notifier.flush()  # its command is a child of this process, as the workers are
@@ -275,15 +275,15 @@ class Agent:
     def _stage_data(self) -> bool:
         """Stage data in while the zygote imports torch. Return False if a stop was requested meanwhile."""
         from paceline.agent.staging.coordination import StagingContext
-        from paceline.agent.staging.node_staging import NodeStaging
+        from paceline.agent.staging.node_data import NodeData
 
         assert self.placement is not None
         assert self.rendezvous is not None
-        self.staging = NodeStaging(StagingContext(
+        self.node_data = NodeData(StagingContext(
             self.run, self.launch_spec, self.placement, self.environ, self.rendezvous, self.requests,
             self.job_start, self.events, self.say,
         ))  # fmt: skip
-        if self.staging.stage_in():
+        if self.node_data.stage_in():
             return True
         if self.placement.is_head:
             self.say("stop requested during staging: no rank was started")
@@ -397,8 +397,8 @@ class Agent:
         is_shown = self.placement.is_head and folder.number and not self.requests.wants_stop
         if "NCCL_SOCKET_IFNAME" in variables and is_shown:  # so that the user can override a wrong choice with --env
             self.say(network.describe_network(variables))
-        if self.staging is not None:
-            variables |= self.staging.variables
+        if self.node_data is not None:
+            variables |= self.node_data.variables
         return Launch(
             self.launch_spec, self.placement, folder, heartbeat=str(self.heartbeats.path), address=master.address,
             port=master.port, environ=self.environ, extra=variables,

@@ -1,4 +1,4 @@
-"""Staging as one agent does it: data comes in before the ranks start, and results go out after they have ended."""
+"""The data of a node: an agent stages it in before the ranks start, and collects results after they have ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.contract import env
 from paceline.errors import LaunchError, PacelineError
 
 
-class NodeStaging:
+class NodeData:
     """The data folder of a node. All its agents know the path, but only one, the copier, makes and fills it."""
 
     def __init__(self, context: StagingContext) -> None:
