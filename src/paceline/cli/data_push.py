@@ -17,6 +17,7 @@ from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
     from paceline.cluster.ssh.push.sent_data import SentData
+    from paceline.cluster.ssh.push.survey import Survey
 
 
 def command(
@@ -73,8 +74,9 @@ def _serve(name: str, to: str) -> int:
 
 def forwarded(asked: Forwarded) -> int:
     """Send data to the cluster that `--on` names."""
-    from paceline.cluster.ssh.push.rsync import find_newer, push, require_rsync
+    from paceline.cluster.ssh.push.rsync import push, require_rsync
     from paceline.cluster.ssh.push.sent_data import find_data
+    from paceline.cluster.ssh.push.survey import survey
 
     require_rsync()
     data = find_data(Path(asked.values["path"]).expanduser())
@@ -89,13 +91,23 @@ def forwarded(asked: Forwarded) -> int:
         raise EnvironmentProblem(
             f"{show_size(data.size)} do not fit into {target}: {free} are free.", hint="Choose another place with --to."
         )
-    newer = find_newer(connection, data, to=target, rsync=str(answer["rsync"])) if answer["exists"] else []
-    _state(data, f"{name}:{target}", newer)
-    if not asked.values.get("yes"):
+    rsync, place = str(answer["rsync"]), f"{name}:{target}"
+    found = survey(connection, data, to=target, rsync=rsync) if answer["exists"] else None
+    _state(data, place, found)
+    is_current = found is not None and found.is_whole and found.files == 0
+    if not asked.values.get("yes") and not is_current:
         _confirm()
-    push(connection, data, to=target, rsync=str(answer["rsync"]), progress=sys.stderr.isatty() and sys.stdout.isatty())
-    print(f"sent {show_size(data.size)} to {console.printable(name)}:{console.printable(target)}")
+    progress = sys.stderr.isatty() and sys.stdout.isatty() and not is_current
+    parts = found.parts if found is not None else [(data, target)]
+    done = [push(connection, each, to=to, rsync=rsync, progress=progress) for each, to in parts]
+    print(console.printable(_describe_end(sum(each.files for each in done), sum(each.sent for each in done), place)))
     return 0
+
+
+def _describe_end(files: int, sent: int, place: str) -> str:
+    if files == 0:
+        return f"nothing to send: {place} is up to date"
+    return f"sent {_count(files)}, {show_size(sent)}, to {place}"
 
 
 def _ask(asked: Forwarded, data: SentData) -> tuple[Any, dict[str, Any]]:
@@ -115,21 +127,28 @@ def _ask(asked: Forwarded, data: SentData) -> tuple[Any, dict[str, Any]]:
     return talk.connection, answer
 
 
-def _state(data: SentData, target: str, newer: list[str]) -> None:
+def _state(data: SentData, place: str, found: Survey | None) -> None:
     from paceline.cluster.ssh.push.rsync import describe_left
 
     for names, what in (
         (data.secrets, "secrets that stay here"),
-        (data.outside, "links that lead elsewhere and stay here"),
+        (found.outside if found is not None else data.outside, "links that lead elsewhere and stay here"),
         (data.unreadable, "not readable"),
     ):
         if names:
             console.say_note(f"{what}: {describe_left(names)}")
-    if newer:
-        count = f"{len(newer):,} newer file{'s' * (len(newer) != 1)}"
-        console.say_note(f"{count} on the cluster, kept there: {describe_left(newer)}")
-    files = f"{data.files:,} file{'s' * (data.files != 1)}"
-    console.say_note(f"{data.path}: {files}, {show_size(data.size)}, to {target}")
+    if found is not None and found.newer:
+        newer = _count(len(found.newer)).replace(" ", " newer ")
+        console.say_note(f"{newer} on the cluster, kept there: {describe_left(found.newer)}")
+    if found is not None and found.through_links:
+        console.say_note(f"links to folders on the cluster, which are followed: {describe_left(found.through_links)}")
+    console.say_note(f"{data.path}: {_count(data.files)}, {show_size(data.size)}, to {place}")
+    if found is not None and found.files > 0:
+        console.say_note(f"new or changed: {_count(found.files)}, {show_size(found.size)}")
+
+
+def _count(files: int) -> str:
+    return f"{files:,} file{'s' * (files != 1)}"
 
 
 def _confirm() -> None:

@@ -2,21 +2,61 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.push.sent_data import PARTIAL, SentData
+from paceline.cluster.ssh.remote_command import word
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
 CHANGED = (23, 24)  # exit codes of rsync if single files could not be sent, or have disappeared
 _PROTOCOL = "is your shell clean"
-_NEWER = " is newer"  # how rsync ends the line about a file that it leaves as it is
-_REFUSED = "Too many levels of symbolic links"  # from rsync 3.5 on, for links to folders outside of the target
+_UNTRUSTED = "symlink owned by an untrusted user"  # from rsync 3.5 on, on the way to the target
+_REFUSED = ("Too many levels of symbolic links", "Invalid cross-device link")  # of a link that leads out of the target
+_SUMMARY = b"\nNumber of files: "  # how rsync's summary begins
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What rsync has done, or would do."""
+
+    code: int
+    output: bytes
+    errors: str
+
+    @property
+    def refused(self) -> list[str]:
+        """The paths there that a link to a folder outside of the target leads to: rsync 3.5 does not write there."""
+        lines = [line for line in _lines(self.errors) if any(each in line for each in _REFUSED)]
+        return [_unescape(match[1]) for line in lines if (match := re.search('"(.+)"', line))]
+
+    @property
+    def files(self) -> int:
+        """How many files and links are new there or have changed."""
+        return self._number("Number of (?:regular )?files transferred") + self._number("Number of created files.*link")
+
+    @property
+    def size(self) -> int:
+        """The bytes of these files."""
+        return self._number("Total transferred file size")
+
+    @property
+    def sent(self) -> int:
+        """The bytes of contents that went through the connection: of a file that has changed, only what is new."""
+        return self._number("Literal data")
+
+    def _number(self, what: str) -> int:
+        found = re.search(rb"^" + what.encode() + rb": ([\d,.]+)", self.output, re.MULTILINE)
+        return int(re.sub(rb"\D", b"", found[1])) if found else 0
 
 
 def require_rsync() -> tuple[int, int]:
@@ -36,48 +76,65 @@ def require_rsync() -> tuple[int, int]:
     return version
 
 
-def find_newer(connection: Connection, data: SentData, *, to: str, rsync: str) -> list[str]:
-    """Return the files that are newer on the cluster: `push` leaves them as they are. Nothing is sent yet."""
-    said = "--info=skip1" if require_rsync() >= (3, 1) else "-vv"
-    code, output, errors = _run(connection, data, ["--dry-run", said], to=to, rsync=rsync, output=subprocess.PIPE)
-    if code != 0 and (code not in CHANGED or _REFUSED in errors):
-        raise _problem(connection, code, errors)
-    lines = output.decode(errors="replace").splitlines()
-    return [line.removesuffix(_NEWER) for line in lines if line.endswith(_NEWER)]
-
-
-def push(connection: Connection, data: SentData, *, to: str, rsync: str, progress: bool) -> None:
+def push(connection: Connection, data: SentData, *, to: str, rsync: str, progress: bool) -> Transfer:
     """Send data. What has arrived stays if it is interrupted, and the next time goes on from there."""
     shown = ["--info=progress2" if require_rsync() >= (3, 1) else "--progress"] if progress else []
-    code, _, errors = _run(connection, data, shown, to=to, rsync=rsync)
-    if code != 0:
-        raise _problem(connection, code, errors)
+    done = run(connection, data, shown, to=to, rsync=rsync, is_shown=progress)
+    if done.code != 0:
+        raise problem(connection, done)
+    return done
 
 
-def _run(
-    connection: Connection, data: SentData, options: list[str], *, to: str, rsync: str, output: int | None = None
-) -> tuple[int, bytes, str]:
-    """Run rsync; return its exit code, its output if that goes to a pipe, and its messages."""
+def run(
+    connection: Connection, data: SentData, options: list[str], *, to: str, rsync: str, is_shown: bool = False
+) -> Transfer:
+    """Run rsync, with its output on the terminal if asked to."""
     source, target = f"{data.path.resolve()}", to
     if data.is_folder:
         source, target = f"{source}/", f"{to}/"
     argv = [
         "rsync", "--recursive", "--links", "--safe-links", "--perms", "--times", "--protect-args", "--from0",
-        "--update", "--keep-dirlinks", f"--partial-dir={PARTIAL}", "-e", shlex.join(connection.shell()),
+        "--update", "--keep-dirlinks", "--stats", f"--partial-dir={PARTIAL}", "-e", shlex.join(connection.shell()),
         f"--rsync-path={shlex.quote(rsync)}", *options,
     ]  # fmt: skip
     with tempfile.NamedTemporaryFile(prefix="paceline-excluded-") as excluded:
-        excluded.write(b"\0".join(_pattern(name) for name in (*data.secrets, *data.outside)))
+        excluded.write(b"\0".join(_pattern(name) for name in (*data.secrets, *data.outside, *data.elsewhere)))
         excluded.flush()
         argv += [f"--exclude-from={excluded.name}", "--", source, f"{_in_brackets(connection.cluster.host)}:{target}"]
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE)
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
-            content, errors = process.communicate()
-        except KeyboardInterrupt:
+            output, errors = _read(process, is_shown)
+            process.wait()
+        except BaseException:
             process.terminate()
             process.wait()
             raise
-    return process.returncode, content or b"", errors.decode(errors="replace")
+    return Transfer(process.returncode, output, errors.decode(errors="replace"))
+
+
+def _read(process: subprocess.Popen[bytes], is_shown: bool) -> tuple[bytes, bytes]:
+    """Return output and messages; show the output, but for the summary, if asked to.
+
+    Both end with rsync's ssh, which has the same stderr, so nothing of it is left on the cluster then.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    errors = list[bytes]()
+    reader = threading.Thread(target=lambda stream: errors.append(stream.read()), args=[process.stderr], daemon=True)
+    reader.start()
+    output, shown = bytearray(), 0
+    while part := os.read(process.stdout.fileno(), 1 << 16):
+        output += part
+        begun = output.find(_SUMMARY, max(0, shown - len(_SUMMARY)))
+        until = len(output) if begun < 0 else begun
+        if is_shown and until > shown:
+            sys.stdout.buffer.write(output[shown:until])
+            sys.stdout.buffer.flush()
+        shown = until
+    reader.join()
+    process.stdout.close()
+    process.stderr.close()
+    return bytes(output), errors[0]
 
 
 def _in_brackets(host: str) -> str:
@@ -92,8 +149,8 @@ def _pattern(name: str) -> bytes:
     return b"/" + escaped.encode(errors="surrogateescape")
 
 
-def _problem(connection: Connection, code: int, errors: str) -> EnvironmentProblem | ConnectionProblem:
-    name = connection.cluster.name
+def problem(connection: Connection, done: Transfer) -> EnvironmentProblem | ConnectionProblem:
+    name, code, errors = connection.cluster.name, done.code, done.errors
     again = "What has arrived is kept: the same command goes on from there."
     if "No space left" in errors or "quota" in errors.lower():
         return EnvironmentProblem(f"The disk on {name} is full, or your quota there.", hint=f"Make room there. {again}")
@@ -105,16 +162,31 @@ def _problem(connection: Connection, code: int, errors: str) -> EnvironmentProbl
             hint="Let ~/.bashrc there print only if the shell is interactive.",
         )
     said = _lines(errors)
-    if _REFUSED in errors:
-        place = next(
-            (match[1] for line in said if _REFUSED in line and (match := re.search('"(.+)"', line))), "the target"
-        )
+    if _UNTRUSTED in errors and done.refused:
+        return _untrusted(connection, done)
+    if done.refused:
         return EnvironmentProblem(
-            f"On {name}, a folder above {place} is a link, which rsync there does not follow.",
+            f"On {name}, a folder above {done.refused[0]} is a link, and rsync there does not follow it.",
             hint="Send that folder by itself, with --to and the place that the link leads to.",
         )
     what = "Some files were not sent" if code in CHANGED else f"rsync failed (exit code {code})"
     return EnvironmentProblem(f"{what}: {said[0] if said else 'it gave no reason'}.", hint=again)
+
+
+def _untrusted(connection: Connection, done: Transfer) -> EnvironmentProblem:
+    path = done.refused[0].rstrip("/")
+    answer = connection.call(f"readlink -f {word(path)}\n")
+    place = answer.output.decode(errors="replace").strip() or "the place that it leads to"
+    return EnvironmentProblem(
+        f"On {connection.cluster.name}, {path} leads through another user's link, which rsync there does not follow.",
+        hint=f"If you trust the link, name the place that it leads to, with --to or as `scratch`: {place}",
+    )
+
+
+def _unescape(name: str) -> str:
+    """Return a name without the escapes with which rsync prints characters that its locale lacks."""
+    escaped = re.sub(rb"\\#([0-7]{3})", lambda match: bytes([int(match[1], 8) & 255]), name.encode())
+    return escaped.decode(errors="surrogateescape")
 
 
 def _lines(errors: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.cluster.secrets.file_names import is_secret
@@ -22,6 +22,22 @@ class SentData:
     secrets: list[str] = field(default_factory=list)  # left out
     outside: list[str] = field(default_factory=list)  # links that lead out of the folder: left out, too
     unreadable: list[str] = field(default_factory=list)
+    links: dict[str, str] = field(default_factory=dict)  # those that are sent, and where they lead
+    elsewhere: list[str] = field(default_factory=list)  # folders that are sent by themselves
+
+    def part(self, name: str) -> SentData:
+        """Return one of its folders by itself. Links that lead out of that one stay here, too."""
+        start = f"{name}/"
+        part = SentData(self.path / name, is_folder=True)
+        part.links = {link.removeprefix(start): to for link, to in self.links.items() if link.startswith(start)}
+        part.secrets = [each.removeprefix(start) for each in self.secrets if each.startswith(start)]
+        part.outside = [each.removeprefix(start) for each in self.outside if each.startswith(start)]
+        part.outside += [link for link, to in part.links.items() if not _is_safe(link, to)]
+        return part
+
+    def without(self, names: list[str]) -> SentData:
+        """Return it without these folders."""
+        return replace(self, elsewhere=[*self.elsewhere, *names])
 
 
 def find_data(path: Path) -> SentData:
@@ -61,6 +77,8 @@ def _add(found: SentData, path: str, name: str) -> None:
         return
     if not target and not os.access(path, os.R_OK):
         found.unreadable.append(name)
+    if target:
+        found.links[name] = target
     found.files += 1
     found.size += 0 if target else status.st_size
 
