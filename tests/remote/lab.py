@@ -79,8 +79,8 @@ class LoginNode:
         set_env = " ".join(f'"{name}={value}"' for name, value in self.variables.items())
         config.write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.host_key}\nPidFile none\nStrictModes no\n"
-            f"AuthorizedKeysFile {self.folder}/authorized_keys\nPrintMotd no\nMaxStartups 100\n{self.rules}"
-            + (f"SetEnv {set_env}\n" if set_env else "")
+            f"AuthorizedKeysFile {self.folder}/authorized_keys\nPrintMotd no\nMaxStartups 100\n"
+            f"Subsystem sftp internal-sftp\n{self.rules}" + (f"SetEnv {set_env}\n" if set_env else "")
         )
         log = self.folder / f"{self.name}.log"
         self.process = subprocess.Popen(
