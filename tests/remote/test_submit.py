@@ -213,7 +213,7 @@ def test_it_asks_before_code_travels_for_the_first_time(lab: Lab, project: Path,
         child, terminal = pty.fork()
         if child == 0:
             os.chdir(project)
-            argv = [sys.executable, "-m", "paceline", "submit", *SMALL, "--dry-run", *more, "train.py"]
+            argv = [sys.executable, "-m", "paceline", "submit", *SMALL, *(more or ["--dry-run"]), "train.py"]
             os.execve(sys.executable, argv, {**os.environ, **lab.variables, "MY_TOKEN": "hush"})
         seen = b""
         with suppress(OSError):  # the terminal is gone once the command is
@@ -244,10 +244,11 @@ def test_it_asks_before_code_travels_for_the_first_time(lab: Lab, project: Path,
     code, seen = ask(None)
     assert code == 0, seen
     assert "Send it?" not in seen
-    code, seen = ask(b"n\n", "--secret", "MY_TOKEN")
+    sends_secrets = ("--script-only", f"{lab.home}/job.sbatch", "--secret", "MY_TOKEN")
+    code, seen = ask(b"n\n", *sends_secrets)
     assert code == 2
     assert "secrets that have not gone to slurm before: MY_TOKEN" in seen
-    code, seen = ask(None, "--secret", "MY_TOKEN", "--yes")
+    code, seen = ask(None, *sends_secrets, "--yes")
     assert code == 0, seen
     assert "Send it?" not in seen
 
@@ -256,6 +257,7 @@ def test_sweeps_shells_and_checks(lab: Lab, project: Path, slurm: Laptop) -> Non
     (project / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nname = "two"\n[space]\nx = [1, 2]\n')
     slurm("sweep", *SMALL, "sweep.toml", check=True)
     assert json.loads(slurm("sweep", "show", "two", "--json", "--on", "slurm", check=True).stdout)
+    assert json.loads(slurm("sweep", "--on", "slurm", "show", "two", "--json", check=True).stdout)
     assert "train.py compiles" in slurm("doctor", "--job", *SMALL, "train.py", check=True).stdout
     done = slurm("shell", "--on", "slurm", "--cpu", "-t", "5", input="echo $SLURM_JOB_ID $(id -u); exit 5\n")
     assert done.returncode == 5, done.stderr

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import console, runs
+from paceline.cli.cargo import Cargo, cargo_of
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import SpecError, UsageError
 from paceline.plan.quote import quote
+from paceline.plan.secrets import NO_SECRETS
 from paceline.spec.option_table import SWEEP, TABLE, options_of
 
 if TYPE_CHECKING:
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
     from paceline.cluster.ssh.request import Request
     from paceline.spec import Job
 
-NEEDS_CODE = frozenset({"submit", "sweep", "doctor", "env", "shell"})
-TAKES_SECRETS = frozenset({"submit", "sweep", "doctor"})
+OPTIONS = {"env_build": "env"}  # the name in the table of options, if it is not the key
 PASSED_ON = ("NO_COLOR", "COLORTERM", "COLUMNS")  # variables of this terminal
 
 
@@ -38,23 +39,24 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
     connection = Connection(cluster)
     connection.require()
     job = _load(asked, cluster)
-    parcel = _pack(asked, job, project)
-    secrets = _secrets(job) if asked.module in TAKES_SECRETS else None
-    if secrets is not None and secrets.values:
+    cargo = cargo_of(asked.key, asked.values)
+    parcel = _pack(asked, job, project, cargo)
+    secrets = _secrets(job) if cargo.secrets or cargo.secret_names else NO_SECRETS
+    values = secrets.values if cargo.secrets else dict.fromkeys(secrets.values, "")
+    if cargo.secrets and values:
         console.say_note(f"secrets that go to {cluster.name}: {secrets.describe()}")
-    if asked.module in NEEDS_CODE and parcel.code.files:
-        ask_first(cluster, parcel, secrets.values if secrets is not None else (), yes=bool(asked.values.get("yes")))
+    if (cargo.code and parcel.code.files) or (cargo.secrets and values):
+        ask_first(cluster, parcel, values if cargo.secrets else (), code=cargo.code, yes=bool(asked.values.get("yes")))
     request = Request(
-        asked.line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster),
-        secrets.values if secrets is not None else {}, secrets.sources if secrets is not None else {},
-        own_folder=_works_in_project(asked, job),
+        asked.line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster), values, secrets.sources,
+        own_folder=cargo.code and _works_in_project(asked, job),
     )  # fmt: skip
     return connection, request, parcel
 
 
 def _works_in_project(asked: Forwarded, job: Job) -> bool:
     """Whether the command starts a job in the project itself, rather than in a copy."""
-    submits = asked.module in ("submit", "sweep") and not asked.values.get("dry_run")
+    submits = asked.key in ("submit", "sweep") and not asked.values.get("dry_run")
     return submits and (job.project.workdir == "project" or not job.project.snapshot)
 
 
@@ -65,18 +67,18 @@ def _load(asked: Forwarded, cluster: Cluster) -> Job:
     from paceline.spec.typed_flags import read_flags
 
     values, cwd = asked.values, Path.cwd()
-    table = [option for _, option in options_of(asked.module) if option.key != "params"]
+    table = [option for _, option in options_of(OPTIONS.get(asked.key, asked.key)) if option.key != "params"]
     flags = read_flags([(option, values.get(option.parameter)) for option in table], os.environ)
     profile = values.get("cluster_profile") or (cluster.name if cluster.has_profile else "none")
     config = Path(values["config"]) if values.get("config") else None
     program = Program("")
-    if asked.module == "submit" and values.get("args"):
+    if asked.key == "submit" and values.get("args"):
         program = find_program(values["args"], is_module=bool(values.get("module")), cwd=cwd, command="submit")
     own = {option.key for option in TABLE[SWEEP]}
     kept = [flag for flag in flags if flag.key not in own]
     job = Settings(tuple(kept), (), config, profile).load(program, cwd=cwd, here=True)
     file = values.get("file")
-    if asked.module != "sweep" or not (isinstance(file, str) and os.path.isfile(file)):
+    if asked.key != "sweep" or not (isinstance(file, str) and os.path.isfile(file)):
         return job
     from paceline.sweep.settings import read_settings
 
@@ -87,20 +89,20 @@ def _load(asked: Forwarded, cluster: Cluster) -> Job:
     return replace(job, tables=found.job.tables, sources=found.job.sources)  # with the secrets that its file names
 
 
-def _pack(asked: Forwarded, job: Job, project: ProjectFile) -> Parcel:
+def _pack(asked: Forwarded, job: Job, project: ProjectFile, cargo: Cargo) -> Parcel:
     from paceline.cluster.ssh.code import pack_code, pack_settings
     from paceline.spec.load import repository_root
 
     is_project = project.file is not None or repository_root(Path.cwd()) is not None
-    names_code = asked.module in ("submit", "sweep") or asked.values.get("args") or asked.values.get("files")
-    if asked.module not in NEEDS_CODE or not (is_project or names_code):
+    names_code = asked.key in ("submit", "sweep") or asked.values.get("args") or asked.values.get("files")
+    if not (cargo.code and (is_project or names_code)):
         return pack_settings(job.folder, [project.file] if project.file is not None else [])
     parcel = pack_code(job, os.environ, runs=_runs_here())
     if parcel.skipped_secrets:
         console.say_note(f"secrets left out of the code: {', '.join(parcel.skipped_secrets)}")
-    if asked.module == "submit" and not job.program.is_module and job.program.name:
+    if asked.key == "submit" and not job.program.is_module and job.program.name:
         _require_sent(job.program.name, job, parcel)
-    if asked.module == "sweep" and Path(asked.values["file"]).is_file():
+    if asked.key == "sweep":
         _require_sent(asked.values["file"], job, parcel)
     named = [each.partition("=")[2] if re.match(r"-[^=]*=", each) else each for each in job.program.args]
     left = [each for each in named if _stays_here(each, job, parcel)]

@@ -69,4 +69,4 @@ def forwarded(asked: Forwarded) -> int:
     """Carry out a command for the cluster that `--on` names: `push` runs here, the others there."""
     from paceline.cli.on_cluster import forward
 
-    return data_push.forwarded(asked) if asked.module == "data_push" else forward(asked)
+    return data_push.forwarded(asked) if asked.key == "data_push" else forward(asked)

@@ -116,7 +116,7 @@ def _ask(asked: Forwarded, data: SentData) -> tuple[Any, dict[str, Any]]:
     to = asked.values.get("to")
     name = data.path.resolve().name + "/" * data.is_folder
     line = ["data", "push", "--serve", to if isinstance(to, str) else "", "--", name]
-    with converse(Forwarded(asked.names, asked.module, line, asked.values)) as talk:
+    with converse(Forwarded(asked.names, asked.key, line, asked.values)) as talk:
         try:
             answer = json.loads(talk.read_line())
         except ValueError:

@@ -34,6 +34,11 @@ def names_a_run(name: str) -> bool:
     return not name.endswith(".py") and not Path(name).is_file()
 
 
+def is_about_run(args: Sequence[str] | None, *, is_job: bool, is_module: bool) -> bool:
+    """Return whether the arguments name a run, rather than a script with its arguments."""
+    return args is not None and len(args) == 1 and not is_job and not is_module and names_a_run(args[0])
+
+
 @options.takes_settings("doctor", script=True, shown=(RESOURCES, LAUNCH, PROJECT), names_a_run=names_a_run)
 def command(
     args: Annotated[
@@ -59,7 +64,7 @@ def command(
       paceline doctor                            this machine and its Slurm; the nodes of an allocation
       paceline doctor --job --gpus 4 train.py    a job: its script, imports, limits and start time
     """
-    if args and not args[1:] and not is_job and not module and names_a_run(args[0]):
+    if args and is_about_run(args, is_job=is_job, is_module=module):
         job = settings.load(Program(""), here=True)
         folder = find_run(args[0], resolve_scratch(job, os.environ))
         return report(diagnose_run(folder, fitness=job.launch.fitness), as_json=as_json)

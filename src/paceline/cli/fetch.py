@@ -85,7 +85,7 @@ def forwarded(asked: Forwarded) -> int:
     values, what = asked.values, _what(asked.values)
     run = values.get("run")
     line = ["fetch", "--serve", "--", run if isinstance(run, str) else "last"]
-    with converse(Forwarded(asked.names, asked.module, line, values)) as talk, TransferProgress() as progress:
+    with converse(Forwarded(asked.names, asked.key, line, values)) as talk, TransferProgress() as progress:
         cluster = talk.connection.cluster.name
         download = Download(
             RemoteFiles(talk), what=what, overwrite=bool(values.get("overwrite")), cluster=cluster, progress=progress

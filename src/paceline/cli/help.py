@@ -33,13 +33,13 @@ class GroupedCommand(TyperCommand):
         settings = {"max_content_width": WIDTH, **(more.pop("context_settings", None) or {})}
         epilog = f"{mark}\nExamples:\n{examples.strip(chr(10))}" if examples else None
         super().__init__(*args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings})
-        if (module := on_cluster.module_of(self.callback)) in on_cluster.FORWARDED:
+        if (key := on_cluster.key_of(self)) in on_cluster.FORWARDED:
             known = {flag for each in self.params for flag in each.opts}
-            self.params += [each for each in on_cluster.options_for(module) if not known & {*each.opts}]
+            self.params += [each for each in on_cluster.options_for(key) if not known & {*each.opts}]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Options that nobody has typed get their default without typer, which takes 1 ms each."""
-        values, _, order = self.make_parser(ctx).parse_args(list(args))
+        values, excess, order = self.make_parser(ctx).parse_args(list(args))
         takes_a_script = getattr(self.callback, "takes_a_script", False)
         script = list(values.get("args") or ()) if takes_a_script else []
         typed = args[: len(args) - len(script)]
@@ -48,9 +48,10 @@ class GroupedCommand(TyperCommand):
         if any(param.is_eager for param in order):  # --help shows them all
             return super().parse_args(ctx, args)
         on_cluster.note_misplaced(ctx, script, values)
-        if on_cluster.module_of(self.callback) in on_cluster.FORWARDED:
+        if on_cluster.key_of(self) in on_cluster.FORWARDED:
             _reject_two_clusters(order)
-            on_cluster.forward_if_asked(self, ctx, typed, script, values)
+            if not excess and not self._lacks_argument(values):  # otherwise typer says what is wrong
+                on_cluster.forward_if_asked(self, ctx, typed, script, values)
         all_params, untyped = self.params, [each for each in self.params if each not in order and _has_default(each)]
         self.params = [each for each in all_params if each not in untyped]
         try:
@@ -61,6 +62,9 @@ class GroupedCommand(TyperCommand):
         ctx.params.update({str(each.name): each.get_default(ctx) for each in untyped})
         _reject_two_names(typed, order)
         return rest
+
+    def _lacks_argument(self, values: dict[str, Any]) -> bool:
+        return any(_is_argument(each) and each.required and not values.get(str(each.name)) for each in self.params)
 
     def _has_options_after_run(self, script: list[str]) -> bool:
         """Return whether what would be a script and its arguments is a run and options of this command."""

@@ -86,17 +86,17 @@ def _scope(asked: Forwarded) -> Scope | None:
     """Return what a command shows; None if it runs on the cluster."""
     from paceline.watch.mirror.reader import Scope
 
-    values, module = asked.values, asked.module
-    if module in ("top", "ui") or (module == "metrics" and values.get("active")):
-        return Scope(newest=NEWEST, follow=module != "metrics" or bool(values.get("follow")), log_bytes=LITTLE)
+    values, key = asked.values, asked.key
+    if key in ("top", "ui") or (key == "metrics" and values.get("active")):
+        return Scope(newest=NEWEST, follow=key != "metrics" or bool(values.get("follow")), log_bytes=LITTLE)
     name = values.get("run") or values.get("name") or "last"
     names = list(values.get("names") or [str(name)])
-    if module in ("wait", "metrics"):
-        return Scope(names, follow=module == "wait" or bool(values.get("follow")), log_bytes=LITTLE)
-    if module == "logs" and values.get("follow"):
+    if key in ("wait", "metrics"):
+        return Scope(names, follow=key == "wait" or bool(values.get("follow")), log_bytes=LITTLE)
+    if key == "logs" and values.get("follow"):
         return Scope(names, follow=True, log_bytes=ALL_OF_IT if values.get("tail") is None else SOME)
-    if module == "report" or (module == "show" and not (values.get("diff") or values.get("stat"))):
-        return Scope(names, log_bytes=SOME if module == "report" else LITTLE)
+    if key == "report" or (key == "show" and not (values.get("diff") or values.get("stat"))):
+        return Scope(names, log_bytes=SOME if key == "report" else LITTLE)
     return None
 
 
@@ -120,7 +120,7 @@ class _Show:
             except ConnectionProblem as problem:
                 return self.show_old(problem)
             return self._run(self._view(found))
-        say = (lambda text: None) if self._asked.module == WHOLE_SCREEN else console.say_note
+        say = (lambda text: None) if self._asked.key == WHOLE_SCREEN else console.say_note
         follower = Follower(
             self._mirror, scope, self._connect, cluster=self._cluster.name, say=say, warn=console.say_note
         )
@@ -140,13 +140,13 @@ class _Show:
         from paceline.watch.mirror.follower import show_moment
 
         heard = self._mirror.heard()
-        if not heard.here or self._asked.module == "wait" or self._asked.values.get("follow"):
+        if not heard.here or self._asked.key == "wait" or self._asked.values.get("follow"):
             raise problem
         is_slow = Connection(self._cluster).is_open()  # there is a connection, and still no answer
         why = problem.message.rstrip(".") if is_slow else f"no connection to {self._cluster.name}"
         said = f"{why}; showing what came until {show_moment(self._last_news())}"
         console.say_note(f"{said}. {problem.hint if is_slow else f'To connect: paceline login {self._cluster.name}'}")
-        if self._asked.module == "ps":
+        if self._asked.key == "ps":
             console.say_note("only runs that you have watched from here are listed, each as it was when you last did")
         return self._run(self._view({}, lambda: said))
 
@@ -156,7 +156,7 @@ class _Show:
 
         heard = self._mirror.heard().here
         with suppress(PacelineError, OSError):
-            if self._asked.module != "ps":
+            if self._asked.key != "ps":
                 values = self._asked.values
                 name = str(values.get("run") or values.get("name") or next(iter(values.get("names") or ()), "last"))
                 return min(heard, self._mirror.refreshed(find_run(name, self._mirror.folder).path) or heard)

@@ -34,7 +34,7 @@ def explain_misplaced(args: Sequence[str], modules: Mapping[str, str], group: st
         words = [group, *words]
     elif not words and cluster in modules:  # as in `paceline --on ps`
         cluster, words = PLACEHOLDER, [cluster]
-    if words and words[0] in modules and modules[words[0]].rpartition(".")[2] not in FORWARDED:
+    if words and words[0] in modules and not _takes_on(modules[words[0]]):
         return does_not_apply(words[0])
     is_example = not words or words[0] not in modules
     if is_example:
@@ -57,6 +57,11 @@ def _take_cluster(args: Sequence[str]) -> tuple[str, list[str]]:
     if equals:
         return value or PLACEHOLDER, list(args[1:])
     return next(iter(args[1:2]), PLACEHOLDER), list(args[2:])
+
+
+def _takes_on(module: str) -> bool:
+    name = module.rpartition(".")[2]
+    return any(key == name or key.startswith(f"{name}_") for key in FORWARDED)
 
 
 def _subcommands(module: Any) -> list[str]:

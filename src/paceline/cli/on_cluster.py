@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from paceline.cli import console
-from paceline.cli.cluster_request import NEEDS_CODE, make_request
+from paceline.cli.cargo import CARGO
+from paceline.cli.cluster_request import make_request
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import PacelineError, UsageError
 from paceline.plan.quote import quote
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 HERE = "here"  # as --on: this machine, whatever paceline.toml says
 ALL = "all"
-# Commands that have the option, by the name of their module.
+# Commands that have the option, by their key: the module, and the subcommand if a module has several.
 FORWARDED = frozenset({
     "submit", "sweep", "sweep_show", "sweep_cancel", "ps", "show", "logs", "wait", "metrics", "report", "cancel",
-    "export", "sync", "doctor", "shell", "env", "data", "data_push", "clean", "fetch", "top", "ui",
+    "export", "sync", "doctor", "shell", "env_build", "env_list", "env_remove", "data_stage", "data_push", "clean",
+    "fetch", "top", "ui",
 })  # fmt: skip
 # Commands that write files: the parameter, and the file that is written without it.
 OUTPUTS: dict[str, dict[str, str | None]] = {
@@ -35,16 +37,18 @@ OUTPUTS: dict[str, dict[str, str | None]] = {
 class Forwarded(Exception):
     """Raised in place of a command that is to run elsewhere. `names` are clusters, `line` what to run there."""
 
-    def __init__(self, names: Sequence[str], module: str, args: list[str], values: Mapping[str, Any]) -> None:
+    def __init__(self, names: Sequence[str], key: str, args: list[str], values: Mapping[str, Any]) -> None:
         super().__init__()
-        self.names, self.module, self.line, self.values = names, module, args, values
+        self.names, self.key, self.line, self.values = names, key, args, values
 
 
-def module_of(function: Any) -> str:
-    return str(getattr(function, "__module__", "")).rpartition(".")[2]
+def key_of(command: Any) -> str:
+    """Return the name of a command in tables: `ps`, `sweep_show`, `env_list`."""
+    module = str(getattr(command.callback, "__module__", "")).rpartition(".")[2]
+    return module if getattr(command.callback, "__name__", "") == "command" else f"{module}_{command.name}"
 
 
-def options_for(module: str) -> list[Any]:
+def options_for(key: str) -> list[Any]:
     """Return the options of a command for typer: the cluster, and whether to ask before code goes there."""
     import typer
 
@@ -59,7 +63,7 @@ def options_for(module: str) -> list[Any]:
     app = typer.Typer(add_completion=False)
     app.command()(carrier)
     made: dict[str, Any] = {str(each.name): each for each in typer.main.get_command(app).params}
-    names = ("on", "yes") if module in NEEDS_CODE else ("on",)
+    names = ("on", "yes") if key in CARGO else ("on",)
     for name in names:
         made[name].expose_value = False
     return [made[name] for name in names]
@@ -71,7 +75,7 @@ def forward_if_asked(command: Any, ctx: Any, typed: list[str], script: list[str]
     if names and (values.get("on") or not values.get("local")):  # --local, typed alone, means this machine
         path = ctx.command_path.split()[1:]
         args = [*path, *without_option(typed, command.params), *script]
-        raise Forwarded(names, module_of(command.callback), args, values)
+        raise Forwarded(names, key_of(command), args, values)
 
 
 def note_misplaced(ctx: Any, script: Sequence[str], values: Mapping[str, Any]) -> None:
@@ -153,7 +157,7 @@ def converse(asked: Forwarded, submission: str = "") -> Conversation:
     from paceline.cluster.ssh.forward import converse as converse_about
 
     if len(asked.names) > 1 or asked.names[0] == ALL:
-        raise _one_cluster(asked.names, asked.module)
+        raise _one_cluster(asked.names, asked.key)
     connection, request, parcel = make_request(asked, find_project(asked))
     return converse_about(connection, replace(request, submission=submission), parcel, note=console.say_note)
 
@@ -169,9 +173,9 @@ def find_project(asked: Forwarded) -> ProjectFile:
     return ProjectFile.find(Path.cwd(), Path(config) if config else None)
 
 
-def _one_cluster(names: Sequence[str], module: str) -> UsageError:
+def _one_cluster(names: Sequence[str], key: str) -> UsageError:
     hint = f"Run it once for each of {', '.join(names)}."
-    if module == "submit":
+    if key == "submit":
         hint = "Add --first to train on the cluster that starts first, or submit to each of them."
     return UsageError("This takes one cluster.", hint=hint)
 
@@ -179,13 +183,13 @@ def _one_cluster(names: Sequence[str], module: str) -> UsageError:
 def forward_to_each(asked: Forwarded, carry_out: Callable[[Forwarded], int]) -> int:
     """List the runs of several clusters, one after the other. One that cannot be reached does not hide the others."""
     names = cluster_names(asked)
-    if asked.module != "ps" or asked.values.get("json"):
-        raise _one_cluster(names, asked.module)
+    if asked.key != "ps" or asked.values.get("json"):
+        raise _one_cluster(names, asked.key)
     worst = 0
     for name in names:
         print(f"{console.printable(name)}:", flush=True)
         try:
-            code = carry_out(Forwarded([name], asked.module, asked.line, asked.values))
+            code = carry_out(Forwarded([name], asked.key, asked.line, asked.values))
         except PacelineError as problem:
             console.say_error(problem)
             code = problem.exit_code
@@ -195,7 +199,7 @@ def forward_to_each(asked: Forwarded, carry_out: Callable[[Forwarded], int]) -> 
 
 def _require_full_path(asked: Forwarded) -> None:
     """Raise an error for a file that would be written into the copy of the project over there, where nobody looks."""
-    for key, default in OUTPUTS.get(asked.module, {}).items():
+    for key, default in OUTPUTS.get(asked.key, {}).items():
         value = asked.values.get(key) or default
         if value and not str(value).startswith("/"):
             raise UsageError(

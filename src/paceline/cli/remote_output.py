@@ -29,7 +29,7 @@ DEFAULTS = {"output": "model.safetensors"}
 
 def forwarded(asked: Forwarded) -> int:
     """Carry out a command on the cluster that `--on` names, and bring its files here."""
-    options = OPTIONS.get(asked.module, {})
+    options = OPTIONS.get(asked.key, {})
     wanted = {key: str(asked.values.get(key) or DEFAULTS.get(key, "")) for key in options}
     files = {key: Path(path) for key, path in wanted.items() if path}
     if not files or len(asked.names) > 1 or asked.names[0] == on_cluster.ALL:
@@ -61,13 +61,13 @@ def _carry_out(asked: Forwarded, files: Mapping[str, Path]) -> int:
     folder = f"{installation.cache}/{OUTPUT}{secrets.token_hex(12)}"
     line = list(asked.line)
     for key, path in files.items():
-        flags = OPTIONS[asked.module][key]
+        flags = OPTIONS[asked.key][key]
         line = [*_without(line, flags), flags[0], f"{folder}/{path.name}"]
     made = connection.call(f"umask 077; mkdir -p {word(folder)}\n")
     if made.code != 0:
         raise EnvironmentProblem(f"Cannot write on {connection.cluster.name}: {made.errors.strip()}")
     try:
-        code = on_cluster.forward(Forwarded(asked.names, asked.module, line, asked.values))
+        code = on_cluster.forward(Forwarded(asked.names, asked.key, line, asked.values))
         if code == 0:
             for path in files.values():
                 size = _bring(connection, f"{folder}/{path.name}", path)

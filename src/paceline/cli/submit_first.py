@@ -172,7 +172,7 @@ def _prepare(asked: Forwarded, names: list[str]) -> dict[str, tuple[Connection, 
     from paceline.cluster.ssh.installation import install, recorded_installation
 
     project = find_project(asked)
-    made = {name: make_request(Forwarded([name], asked.module, asked.line, asked.values), project) for name in names}
+    made = {name: make_request(Forwarded([name], asked.key, asked.line, asked.values), project) for name in names}
     for connection, _, _ in made.values():
         if recorded_installation(connection) is None:
             install(connection, console.say_note)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from paceline.cli import options, remote_output, single_command
 from paceline.contract.sweep.folder import SweepFolder
@@ -29,12 +31,24 @@ OWN_KEYS = {option.key for option in TABLE[SWEEP]}
 
 def app(*, args: list[str], prog_name: str, standalone_mode: bool) -> Any:
     """Dispatch `paceline sweep show` and `cancel`, as a typer group with a default command would."""
-    if args and args[0] in SUBCOMMANDS:
-        function = importlib.import_module(SUBCOMMANDS[args[0]]).command
-        return single_command(function)(
-            args=args[1:], prog_name=f"{prog_name} {args[0]}", standalone_mode=standalone_mode
-        )
-    return single_command(command)(args=args, prog_name=prog_name, standalone_mode=standalone_mode)
+    position = find_subcommand(args)
+    if position is None:
+        return single_command(command)(args=args, prog_name=prog_name, standalone_mode=standalone_mode)
+    name = args[position]
+    return single_command(importlib.import_module(SUBCOMMANDS[name]).command)(
+        args=[*args[:position], *args[position + 1 :]], prog_name=f"{prog_name} {name}", standalone_mode=standalone_mode
+    )
+
+
+def find_subcommand(args: Sequence[str]) -> int | None:
+    """Return the position of a subcommand, which options may precede, as in `sweep --on alps show NAME`."""
+    if not SUBCOMMANDS.keys() & {*args} or args[0] in SUBCOMMANDS:
+        return 0 if args and args[0] in SUBCOMMANDS else None
+    made = get_command(single_command(command))
+    parser = made.make_parser(made.context_class(made, info_name="paceline sweep"))
+    parser.allow_interspersed_args = False
+    values, rest, _ = parser.parse_args(list(args))
+    return len(args) - len(rest) - 1 if values.get("file") in SUBCOMMANDS else None
 
 
 @options.takes_settings("sweep", shown=(SWEEP, RESOURCES, LAUNCH, PROJECT))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.cluster.ssh.code import Parcel
 
 LARGE = 50 << 20  # bytes of code: so much is asked about again, unless as much was sent before
+NO_CODE = -1  # as the size of what was sent: secrets alone
 SHOWN = 3  # of the largest files
 
 
@@ -38,20 +39,24 @@ class Sent:
     secrets: list[str]
 
 
-def ask_first(cluster: Cluster, parcel: Parcel, secrets: Iterable[str], *, yes: bool) -> None:
-    """Ask, if something goes to a cluster that has not gone there before. Raises UsageError for a no."""
+def ask_first(cluster: Cluster, parcel: Parcel, secrets: Iterable[str], *, code: bool, yes: bool) -> None:
+    """Ask, if something goes to a cluster that has not gone there before. Raises UsageError for a no.
+
+    Without `code`, only settings and secrets go.
+    """
     path = _record(cluster.host, parcel.folder)
     try:
         before = make(Sent, read_object(path))
     except (OSError, ValueError):
         before = None
-    names, size = sorted(secrets), sum(file[1] for file in parcel.code.files.values())
+    names = sorted(secrets)
+    size = sum(file[1] for file in parcel.code.files.values()) if code else NO_CODE
     reasons = []
-    if before is None:
+    if code and (before is None or before.size == NO_CODE):
         reasons.append(f"{_describe_code(parcel, size)} of {parcel.folder} go to {cluster.name} for the first time")
-    elif size > max(LARGE, 2 * before.size):
+    elif before is not None and size > max(LARGE, 2 * before.size):
         reasons.append(f"{_describe_code(parcel, size)} go to {cluster.name}, {show_size(before.size)} before")
-    if before is not None and (new := sorted({*names} - {*before.secrets})):
+    if new := sorted({*names} - {*(before.secrets if before is not None else ())}):
         reasons.append(f"secrets that have not gone to {cluster.name} before: {', '.join(new)}")
     if not reasons:
         return
@@ -60,7 +65,7 @@ def ask_first(cluster: Cluster, parcel: Parcel, secrets: Iterable[str], *, yes: 
     if not yes and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
         _confirm()
     known = {*names, *(before.secrets if before is not None else ())}
-    largest = max(size, before.size if before is not None else 0)
+    largest = max(size, before.size if before is not None else NO_CODE)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(asdict(Sent(str(parcel.folder), cluster.host, largest, sorted(known)))))
 
