@@ -105,6 +105,36 @@ def test_commands_fit_on_a_screen(module: Any) -> None:
             assert node.end_lineno - node.lineno < 60, node.name
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("shell --node n1", "--node chooses a node of a run"),
+        ("shell 1a2b --gpus 2", "--gpus applies to a new allocation, but 1a2b has one already"),
+        ("shell 1a2b --cluster-profile none", "--cluster-profile applies to a new allocation"),
+        ("shell --mail me", "--mail applies to `paceline submit`, not to `paceline shell`"),
+        ("env build --local --no-wait", "--no-wait applies to a build in a job"),
+        ("submit --first-timeout 5m train.py", "--first-timeout needs --first"),
+        ("run --here train.py", "--here needs --resume"),
+        ("sync 1a2b --all", "--all sends all runs of this project, but you have named 1a2b"),
+        ("logs --batch --timestamps", "no ranks, attempts or times"),
+        ("inspect data --warm train.py", "--warm applies to `paceline run`"),
+        ("inspect data --profile 1:2 train.py", "--profile applies to `paceline run` and `paceline submit`"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_an_error(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        dispatch(line.split())
+
+
+def test_a_shell_takes_any_time_limit_since_it_is_not_requeued(
+    guard: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "paceline.toml").write_text('[resume]\ngrace = "10m"\n')
+    monkeypatch.chdir(tmp_path)
+    dispatch(["shell", "--time", "15m", "--dry-run"])
+    assert "--time=00:15:00" in capsys.readouterr().out
+
+
 def test_missing_flags_set_nothing() -> None:
     assert read_flags(typed("submit", nodes=None, exclusive=None, data=[], env=None), {}) == []
 

@@ -70,6 +70,8 @@ def build(
       paceline env build --local               here: for nodes without internet
       paceline env build --dry-run             print the exact script
     """
+    if local and no_wait:
+        raise UsageError("--no-wait applies to a build in a job, not to one with --local.", hint="Use one of both.")
     flags = [flag for flag in settings.flags if flag.key not in SIZES]
     job = _load(settings, [Flag(FILES, "environment.requirements", files or None, PATH), *flags])
     builds.require_buildable(job)

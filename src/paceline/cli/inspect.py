@@ -31,6 +31,7 @@ app = typer.Typer(
 )  # fmt: skip
 PICTURE = "inspect-data.svg"
 SHOWN_KEYS = 8
+WITHOUT = ("launch.warm", "runtime.profile", "runtime.system_metrics")  # nothing of the run stays
 
 
 @app.callback()
@@ -39,7 +40,7 @@ def group() -> None:
 
 
 @app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
-@options.takes_settings("run", script=True, shown=(LAUNCH, TRAINING))
+@options.takes_settings("run", script=True, shown=(LAUNCH, TRAINING), without=WITHOUT)
 def data(
     args: options.ScriptArgs = None,
     *,

@@ -56,7 +56,12 @@ def command(
       paceline logs --batch 1a2b           the batch script and Slurm
     """
     chosen = Filter(_parse_rank(rank), grep, _parse_since(since), keeps_states=raw)
-    _check(chosen, attempt=attempt, tail=tail, follow=follow, batch=batch)
+    _check(chosen, attempt=attempt, tail=tail, follow=follow)
+    if batch and (chosen != Filter(keeps_states=raw) or attempt is not None or timestamps):
+        raise UsageError(
+            "--batch prints the output of the batch script, which has no ranks, attempts or times.",
+            hint="Combine it with -f, --tail or --raw alone.",
+        )
     folder = runs.named(run)
     if batch:
         _print_batch(folder, tail=tail, follow=follow, raw=raw)
@@ -149,18 +154,13 @@ def _parse_since(text: str) -> float | None:
         raise UsageError(f'Invalid --since "{text}": use {expected}.') from None
 
 
-def _check(chosen: Filter, *, attempt: int | None, tail: int | None, follow: bool, batch: bool) -> None:
+def _check(chosen: Filter, *, attempt: int | None, tail: int | None, follow: bool) -> None:
     if tail is not None and tail < 0:
         raise UsageError(f"Invalid --tail {tail}: use the number of lines to print, from 0.")
     if "\n" in chosen.grep:
         raise UsageError("Invalid --grep: use a text without line breaks.")
     if follow and attempt is not None:
         raise UsageError("-f follows the newest attempt.", hint="Omit --attempt, or omit -f.")
-    if batch and (chosen.rank is not None or attempt is not None or chosen.grep or chosen.since is not None):
-        raise UsageError(
-            "--batch prints the output of the batch script, which has no ranks, attempts or times.",
-            hint="Combine it with -f, --tail or --raw alone.",
-        )
 
 
 def _require_rank(record: Record, rank: int | None) -> None:

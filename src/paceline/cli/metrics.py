@@ -38,7 +38,7 @@ def command(
     ] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Rewrite the file until the runs are over.")] = False,
     interval: Annotated[
-        str, typer.Option("--interval", metavar="TIME", help="Time between two writes; at least 10s.")
+        str, typer.Option("--interval", metavar="TIME", help="With --follow: time between two writes; at least 10s.")
     ] = "60s",
 ) -> int:
     """Write the numbers of runs as OpenMetrics text: steps, metrics, goodput and its parts, attempts, failures.

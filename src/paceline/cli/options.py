@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -106,16 +106,21 @@ def this_cluster(*, here: bool = False) -> ClusterProfileChoice:
 
 
 def takes_settings(
-    name: str, *, script: bool = False, shown: Sequence[str] = (), names_a_run: Callable[[str], bool] | None = None
+    name: str,
+    *,
+    script: bool = False,
+    shown: Sequence[str] = (),
+    without: Collection[str] = (),
+    names_a_run: Callable[[str], bool] | None = None,
 ) -> Callable[[Command], Command]:
     """Add the options that `paceline NAME` takes from the table to a command; it gets them as `settings`.
 
     With `script`, options end where the user's script begins, unless `names_a_run` says that it is none.
-    `--help` shows only the groups in `shown`, if any.
+    `--help` shows only the groups in `shown`, if any. Keys in `without` would do nothing here, so they have no option.
     """
 
     def decorate(function: Command) -> Command:
-        table = {option.parameter: (group, option) for group, option in options_of(name)}
+        table = {option.parameter: (group, option) for group, option in options_of(name) if option.key not in without}
 
         def command(*, config: Path | None, cluster_profile: str | None, **given: Any) -> int:
             values = [(option, given.pop(parameter)) for parameter, (_, option) in table.items()]

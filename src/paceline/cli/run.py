@@ -66,6 +66,8 @@ def command(
       paceline run --max-restarts 3 train.py      restart after a failure
       paceline run --resume last                  resume the newest run
     """
+    if here and resume is None:
+        raise UsageError("--here needs --resume.", hint="A new run trains here anyway: omit --here.")
     run = _find_run(args, settings, is_module=module, resume=resume, max_restarts=max_restarts)
     if dry_run:
         from paceline.cluster.checks.stop_contract import describe_stop

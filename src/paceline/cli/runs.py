@@ -22,9 +22,8 @@ from paceline.watch import viewpoint
 
 LAST = "last"  # the newest
 
-Run = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run id, its start or end, name or its start, job id, folder, or `last`.")
-]
+RUN_HELP = "Run id, its start or end, name or its start, job id, folder, or `last`."
+Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 
 
 def scratch_here() -> Path:

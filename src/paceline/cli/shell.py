@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
 from paceline.plan.slurm.interactive_shell import SETUP, allocate_argv, join_argv, setup_from_plan, setup_from_script
-from paceline.spec import Program
+from paceline.spec import Flag, Program
 from paceline.spec.option_table import PROJECT, RESOURCES
 from paceline.watch.records import read_record
 
@@ -35,7 +35,7 @@ def command(
 ) -> int:
     """Open a shell on a node, with the exact environment of a job: modules, venv, variables.
 
-    A new allocation takes the same options as `paceline submit`.
+    A new allocation takes the options of `paceline submit` for resources and for the environment.
 
     \b
       paceline shell 1a2b          inside a run, next to its ranks
@@ -43,10 +43,12 @@ def command(
       echo nvidia-smi | paceline shell 1a2b     run commands from a pipe; exits with their code
     """
     terminal = sys.stdin is not None and sys.stdin.isatty()
+    _reject_unused(run, node, settings)
     if run is not None:
         argv, setup, environ = _inside(run, node, terminal=terminal)
     else:
-        job = settings.load(Program("shell"))
+        # An interactive job is not requeued, so any time limit fits.
+        job = settings.load(Program("shell"), flags=[*settings.flags, Flag("shell", "resume.requeue", False)])
         draft = Draft(job)
         plan = draft.plan(draft.run_path)
         half = "" if dry_run else stored_run_half(draft.run_path.store, compiled=job.environment.kind == "current")
@@ -57,6 +59,21 @@ def command(
         return 0
     terminal_variables = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
     return slurm.attach(argv, environ={**environ, **terminal_variables, SETUP: setup})
+
+
+def _reject_unused(run: str | None, node: str | None, settings: options.Settings) -> None:
+    """Raise an error for options of a new allocation with a run, and the other way round: they would do nothing."""
+    if run is None and node is not None:
+        raise UsageError(
+            "--node chooses a node of a run.", hint="Name the run, or use --nodelist for a new allocation."
+        )
+    typed = [flag.name for flag in settings.flags]
+    typed += [name for name, value in (("--config", settings.config), ("--cluster-profile", settings.profile)) if value]
+    if run is not None and typed:
+        raise UsageError(
+            f"{typed[0]} applies to a new allocation, but {run} has one already.",
+            hint="Omit the option, or omit the run.",
+        )
 
 
 def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], str, dict[str, str]]:

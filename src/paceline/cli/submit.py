@@ -87,6 +87,10 @@ def command(
         raise UsageError(
             "--script-only prepares a new run.", hint="Leave it out, or submit job.sbatch of the run folder yourself."
         )
+    if first_timeout is not None and not first:
+        raise UsageError(
+            "--first-timeout needs --first.", hint="Add it, as in `--on alps,cedar --first`, or omit both."
+        )
     patience = submit_first.read_patience(first_timeout) if first else 0.0
     draft = _draft(args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience)
     if dry_run:

@@ -14,12 +14,12 @@ from paceline.cluster.runs.wandb_sync import complete, find_python, is_empty, is
 from paceline.contract import wandb_server
 from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import EnvironmentProblem, PacelineError
+from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 from paceline.watch.records import find_runs
 
 
 def command(
-    run: runs.Run = "last",
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help=runs.RUN_HELP)] = None,
     *,
     all_runs: Annotated[bool, typer.Option("--all", help="Send all runs of this project.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be sent, and send nothing.")] = False,
@@ -35,9 +35,11 @@ def command(
     All parts of a run that was stopped and resumed go to one W&B run. Nothing is sent twice.
     TensorBoard needs no sync: tensorboard --logdir RUN-FOLDER/trackers/tensorboard
     """
+    if all_runs and run is not None:
+        raise UsageError(f"--all sends all runs of this project, but you have named {run}.", hint="Use one of both.")
     if all_runs:
         return _sync_all(dry_run=dry_run)
-    folder = runs.own(run)
+    folder = runs.own(run or "last")
     if not _unsent(folder):
         print(_nothing_to_send(folder, bool(offline_runs(folder))))
         return 0

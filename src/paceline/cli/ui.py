@@ -27,7 +27,9 @@ forwarded = mirrored.forwarded  # with --on
 
 def command(
     *,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="Listen on this port; default: a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", help="Listen on this port; default: a free one.", show_default=False)
+    ] = 0,
     tunnel: Annotated[bool, typer.Option("--tunnel", help="Print the ssh command for your own machine.")] = False,
     browser: Annotated[
         bool | None, typer.Option("--browser/--no-browser", help="Open a browser; default: on a desktop.")

@@ -20,6 +20,7 @@ PROJECT, OUTPUT = "Project", "Output"
 # Commands that take a group of options.
 QUEUE = frozenset({"submit", "sweep", "doctor", "shell"})
 RUNS = frozenset({"run", "submit", "sweep", "doctor"})
+BATCH = QUEUE - {"shell"}  # what an interactive job cannot do: requeue itself, send mail
 ANY = RUNS | QUEUE
 PROVABLE = RUNS | {"prove"}  # what also applies to all runs of a proof
 BUILD = ANY | {"env"}
@@ -148,7 +149,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         _queue("job.exclusive", "--exclusive", "Request exclusive nodes.", SWITCH),
         _queue("job.dependency", "--dependency SPEC", "Slurm dependency, e.g. afterok:1234."),
         _queue("job.comment", "--comment TEXT", "Comment for the accounting."),
-        _queue("job.mail", "--mail ADDRESS", "Email address to notify when the run ends or fails."),
+        Option("job.mail", "--mail ADDRESS", "Email address to notify when the run ends or fails.", commands=BATCH),
         _queue("job.extra", "--sbatch-arg ARG", "Extra sbatch argument, e.g. --switches=1; repeatable.", LIST),
     ),
     LAUNCH: (
@@ -236,12 +237,12 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
                "Interval of CPU, memory, GPU and network metrics (default: 15s; 0s turns them off)."),
     ),
     UNTIL_DONE: (
-        _queue("resume.requeue", "--requeue",
-               "Requeue at the time limit or after preemption, and resume (default).", SWITCH),
+        _switch("resume.requeue", "--requeue",
+                "Requeue at the time limit or after preemption, and resume (default).", commands=BATCH),
         Option("resume.requeue", "--requeue-always",
-               "The same for a script that resumes by itself, without paceline.session.", SWITCH, QUEUE, sets="always"),
+               "The same for a script that resumes by itself, without paceline.session.", SWITCH, BATCH, sets="always"),
         Option("resume.requeues_per_day", "--requeues-per-day N",
-               "Requeue at most N times within a day (default: 50).", NUMBER, QUEUE),
+               "Requeue at most N times within a day (default: 50).", NUMBER, BATCH),
         _number("resume.max_attempts", "--max-attempts N",
                 "Failed attempts before giving up (default: 1 here, 3 on a cluster)."),
         Option("resume.hang_timeout", "--hang-timeout TIME",
@@ -249,8 +250,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("resume.exit_timeout", "--exit-timeout TIME",
                "Once a rank has exited, end the others after this long without progress (default: 30s; 0s: never)."),
         Option("resume.grace", "--grace TIME",
-               "Time to save and stop, before the time limit or after SIGTERM (default: 2m, or a third of the limit).",
-               **_ANY),
+               "Time to save and stop, before the time limit or after SIGTERM (default: 2m, or a third of the limit)."),
         Option("resume.stop_signal", "--stop-signal SIGNAL",
                "Signal that asks a script without paceline.session to save and stop: SIGUSR1, SIGTERM, SIGINT or SIGHUP"
                " (default: its framework's, else SIGUSR1)."),
