@@ -97,7 +97,7 @@ def test_only_what_a_command_needs_is_sent(
     assert set(request.secret_sources) == set(request.secrets)
     errors = capsys.readouterr().err
     assert ("MY_KEY" in errors) == (VALUES in what)
-    assert ("for the first time" in errors) == (CODE in what)
+    assert ("for the first time" in errors) == bool(what - {NAMES})
 
 
 def test_a_subcommand_after_an_option_runs_as_such(sent: list[Request]) -> None:
@@ -114,9 +114,24 @@ def test_a_line_that_is_wrong_is_not_sent(line: str, text: str, sent: list[Reque
     assert not sent
 
 
+def test_one_line_says_which_secrets_go(project: Path, sent: list[Request], capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*more: str) -> list[str]:
+        assert dispatch(["submit", "--on", "alps", *more, "train.py"]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if "KEY" in line or "secret" in line]
+
+    assert said() == ["paceline: MY_KEY (.env) goes to alps for the first time"]
+    assert said() == ["paceline: MY_KEY (.env) goes to alps"]
+    (project / ".env").write_text("MY_KEY=hush\nNEW_KEY=quiet\n")
+    assert said() == ["paceline: MY_KEY (.env), NEW_KEY (.env) go to alps, NEW_KEY for the first time"]
+    assert said() == ["paceline: MY_KEY (.env), NEW_KEY (.env) go to alps"]
+    (project / "id_rsa").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    assert said()[0] == "paceline: secrets left out of the code: id_rsa"
+    assert sent[-1].secrets == {"MY_KEY": "hush", "NEW_KEY": "quiet"}
+
+
 def test_secrets_alone_are_not_taken_for_code(sent: list[Request], capsys: pytest.CaptureFixture[str]) -> None:
     dispatch(["submit", "--on", "alps", "--resume", "last"])
-    assert "MY_KEY" in capsys.readouterr().err
+    assert capsys.readouterr().err == "paceline: MY_KEY (.env) goes to alps for the first time\n"
     dispatch(["submit", "--on", "alps", "train.py"])
     assert "4 files" in capsys.readouterr().err
     dispatch(["submit", "--on", "alps", "train.py"])

@@ -138,7 +138,7 @@ def test_secrets_go_over_the_connection_and_nowhere_else(lab: Lab, project: Path
     (project / ".env").chmod(0o600)
     done = slurm("submit", *SMALL, "--follow", "train.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "secrets that go to slurm: MY_TOKEN (.env)" in done.stderr
+    assert "MY_TOKEN (.env) goes to slurm" in done.stderr
     assert outputs(done.stdout)[0]["token"] == hashlib.sha256(secret.encode()).hexdigest()
     assert not lab.on_node(f"grep -rl {secret} {lab.home} || true").stdout
     slurm("submit", *SMALL, "--script-only", str(lab.home / "job.sh"), "train.py", check=True)  # not started yet
@@ -247,7 +247,7 @@ def test_it_asks_before_code_travels_for_the_first_time(lab: Lab, project: Path,
     sends_secrets = ("--script-only", f"{lab.home}/job.sbatch", "--secret", "MY_TOKEN")
     code, seen = ask(b"n\n", *sends_secrets)
     assert code == 2
-    assert "secrets that have not gone to slurm before: MY_TOKEN" in seen
+    assert "MY_TOKEN (your environment) goes to slurm for the first time" in seen
     code, seen = ask(None, *sends_secrets, "--yes")
     assert code == 0, seen
     assert "Send it?" not in seen

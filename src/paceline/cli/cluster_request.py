@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import console, runs
-from paceline.cli.cargo import Cargo, cargo_of
+from paceline.cli.cargo import cargo_of
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import SpecError, UsageError
 from paceline.plan.quote import quote
@@ -40,16 +41,16 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
     connection.require()
     job = _load(asked, cluster)
     cargo = cargo_of(asked.key, asked.values)
-    parcel = _pack(asked, job, project, cargo)
-    secrets = _secrets(job) if cargo.secrets or cargo.secret_names else NO_SECRETS
-    values = secrets.values if cargo.secrets else dict.fromkeys(secrets.values, "")
-    if cargo.secrets and values:
-        console.say_note(f"secrets that go to {cluster.name}: {secrets.describe()}")
-    if (cargo.code and parcel.code.files) or (cargo.secrets and values):
-        ask_first(cluster, parcel, values if cargo.secrets else (), code=cargo.code, yes=bool(asked.values.get("yes")))
+    found = _secrets(job) if cargo.secrets or cargo.secret_names else NO_SECRETS
+    parcel = _pack(asked, job, project, code=cargo.code, secret_files={*found.sources.values()})
+    secrets = found if cargo.secrets else replace(found, values=dict.fromkeys(found.values, ""))
+    sends_code = cargo.code and bool(parcel.code.files)
+    if sends_code or (cargo.secrets and secrets.values):
+        sent = secrets if cargo.secrets else NO_SECRETS
+        ask_first(cluster, parcel, sent, code=sends_code, yes=bool(asked.values.get("yes")))
     request = Request(
-        asked.line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster), values, secrets.sources,
-        own_folder=cargo.code and _works_in_project(asked, job),
+        asked.line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster), secrets.values,
+        secrets.sources, own_folder=cargo.code and _works_in_project(asked, job),
     )  # fmt: skip
     return connection, request, parcel
 
@@ -89,17 +90,18 @@ def _load(asked: Forwarded, cluster: Cluster) -> Job:
     return replace(job, tables=found.job.tables, sources=found.job.sources)  # with the secrets that its file names
 
 
-def _pack(asked: Forwarded, job: Job, project: ProjectFile, cargo: Cargo) -> Parcel:
+def _pack(asked: Forwarded, job: Job, project: ProjectFile, *, code: bool, secret_files: Set[str]) -> Parcel:
+    """Return the project's code, or its settings alone. `secret_files` are those whose variables go another way."""
     from paceline.cluster.ssh.code import pack_code, pack_settings
     from paceline.spec.load import repository_root
 
     is_project = project.file is not None or repository_root(Path.cwd()) is not None
     names_code = asked.key in ("submit", "sweep") or asked.values.get("args") or asked.values.get("files")
-    if not (cargo.code and (is_project or names_code)):
+    if not (code and (is_project or names_code)):
         return pack_settings(job.folder, [project.file] if project.file is not None else [])
     parcel = pack_code(job, os.environ, runs=_runs_here())
-    if parcel.skipped_secrets:
-        console.say_note(f"secrets left out of the code: {', '.join(parcel.skipped_secrets)}")
+    if skipped := [each for each in parcel.skipped_secrets if each not in secret_files]:
+        console.say_note(f"secrets left out of the code: {', '.join(skipped)}")
     if asked.key == "submit" and not job.program.is_module and job.program.name:
         _require_sent(job.program.name, job, parcel)
     if asked.key == "sweep":

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from paceline.cli.transfer_progress import show_size
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
+from paceline.plan.secrets import Secrets
 
 if TYPE_CHECKING:
     from paceline.cluster.ssh.clusters import Cluster
@@ -39,41 +40,45 @@ class Sent:
     secrets: list[str]
 
 
-def ask_first(cluster: Cluster, parcel: Parcel, secrets: Iterable[str], *, code: bool, yes: bool) -> None:
-    """Ask, if something goes to a cluster that has not gone there before. Raises UsageError for a no.
+def ask_first(cluster: Cluster, parcel: Parcel, secrets: Secrets, *, code: bool, yes: bool) -> None:
+    """Say which secrets go to a cluster. Ask if they, or the code, have not gone there before.
 
-    Without `code`, only settings and secrets go.
+    Without `code`, only settings and secrets go. Raises UsageError for a no.
     """
     path = _record(cluster.host, parcel.folder)
     try:
         before = make(Sent, read_object(path))
     except (OSError, ValueError):
         before = None
-    names = sorted(secrets)
     size = sum(file[1] for file in parcel.code.files.values()) if code else NO_CODE
-    reasons = []
+    reasons, known = [], set(before.secrets if before is not None else ())
     if code and (before is None or before.size == NO_CODE):
         reasons.append(f"{_describe_code(parcel, size)} of {parcel.folder} go to {cluster.name} for the first time")
     elif before is not None and size > max(LARGE, 2 * before.size):
         reasons.append(f"{_describe_code(parcel, size)} go to {cluster.name}, {show_size(before.size)} before")
-    if new := sorted({*names} - {*(before.secrets if before is not None else ())}):
-        reasons.append(f"secrets that have not gone to {cluster.name} before: {', '.join(new)}")
-    if not reasons:
+    new = sorted({*secrets.values} - known)
+    for line in [*reasons, *([_describe_secrets(secrets, new, cluster)] if secrets.values else [])]:
+        console.say_note(line)
+    if not reasons and not new:
         return
-    for reason in reasons:
-        console.say_note(reason)
     if not yes and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
         _confirm()
-    known = {*names, *(before.secrets if before is not None else ())}
     largest = max(size, before.size if before is not None else NO_CODE)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(asdict(Sent(str(parcel.folder), cluster.host, largest, sorted(known)))))
+    write_atomically(path, json.dumps(asdict(Sent(str(parcel.folder), cluster.host, largest, sorted({*known, *new})))))
 
 
 def _describe_code(parcel: Parcel, size: int) -> str:
     files = sorted(((file[1], name) for name, file in parcel.code.files.items()), reverse=True)
     largest = ", ".join(f"{name} {show_size(each)}" for each, name in files[:SHOWN])
     return f"{len(files)} file{'s' * (len(files) != 1)}, {show_size(size)} ({largest})"
+
+
+def _describe_secrets(secrets: Secrets, new: Sequence[str], cluster: Cluster) -> str:
+    text = f"{secrets.describe()} {'goes' if len(secrets.values) == 1 else 'go'} to {cluster.name}"
+    if len(new) == len(secrets.values):
+        return f"{text} for the first time"
+    return f"{text}, {', '.join(new)} for the first time" if new else text
 
 
 def _confirm() -> None:
