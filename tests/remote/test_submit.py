@@ -171,6 +171,14 @@ def test_exit_codes_profiles_and_errors_are_those_of_the_other_side(project: Pat
     done = slurm("submit", *SMALL, "-p", "main", "--max-attempts", "1", "--wait", "train.py")
     assert done.returncode == 1
     assert "exit code 3" in done.stderr
+    done = slurm("env", "build", "--on", "slurm")
+    assert f"{project.resolve()} has nothing to build from" in done.stderr
+    with (project / "paceline.toml").open("a") as file:
+        file.write('[profiles.slurm.environment]\nkind = "venv"\npath = "/root/venv"\n')
+    done = slurm("submit", *SMALL, "-p", "main", "train.py")
+    closed = f"environment.path in profile slurm of {project.resolve()}/paceline.toml"
+    assert f"/root/venv cannot be used on slurm: you have no permission to read /root ({closed})" in done.stderr
+    assert "path in [profiles.slurm.environment]" in done.stderr
 
 
 def test_a_job_is_cancelled_from_the_laptop(slurm_node: Cluster, project: Path, slurm: Laptop) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import signal
 import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from paceline.cli import console
+from paceline.contract.env import ON_CLUSTER
 from paceline.contract.verdict import INTERRUPTED_EXIT, USAGE_EXIT
 from paceline.errors import PacelineError, UsageError
 
@@ -89,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = 141
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        console.say_problem(f"{error.strerror or error}{where}.")
+        on = f" on {cluster}" if (cluster := os.environ.get(ON_CLUSTER)) else ""
+        console.say_problem(f"{error.strerror or error}{on}{where}.")
         code = 1
     # While Python shuts down, another Ctrl-C would end the process by the signal and change its exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

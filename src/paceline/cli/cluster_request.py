@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import console, runs
 from paceline.cli.cargo import cargo_of
-from paceline.contract.env import ON_CLUSTER
+from paceline.contract.env import LAPTOP_FOLDER, ON_CLUSTER
 from paceline.errors import SpecError, UsageError
 from paceline.plan.quote import quote
 from paceline.plan.secrets import NO_SECRETS
@@ -49,8 +49,8 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
         sent = secrets if cargo.secrets else NO_SECRETS
         ask_first(cluster, parcel, sent, code=sends_code, yes=bool(asked.values.get("yes")))
     request = Request(
-        asked.line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster), secrets.values,
-        secrets.sources, own_folder=cargo.code and _works_in_project(asked, job),
+        asked.line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster, parcel.folder),
+        secrets.values, secrets.sources, own_folder=cargo.code and _works_in_project(asked, job),
     )  # fmt: skip
     return connection, request, parcel
 
@@ -150,11 +150,12 @@ def _secrets(job: Job) -> Any:
     return choose_secrets(job, environ=os.environ, file_secrets=read_secrets(job, os.environ), in_a_job=False)
 
 
-def _variables(cluster: Cluster) -> dict[str, str]:
+def _variables(cluster: Cluster, folder: Path) -> dict[str, str]:
     from paceline.spec.load import PROFILE
 
     profile = {PROFILE: cluster.name} if cluster.has_profile else {}
-    return {ON_CLUSTER: cluster.name, **profile, **{name: os.environ[name] for name in PASSED_ON if name in os.environ}}
+    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {ON_CLUSTER: cluster.name, LAPTOP_FOLDER: str(folder), **profile, **passed_on}
 
 
 def _relative(cwd: Path, folder: Path) -> str:

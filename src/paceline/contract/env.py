@@ -13,6 +13,8 @@ ZYGOTE = "PACELINE_ZYGOTE"  # the socket of a zygote that started before its age
 DATA = "PACELINE_DATA"  # node-local data folder
 POLL_INTERVAL = "PACELINE_POLL_INTERVAL"  # seconds for which an answer of the scheduler counts
 ON_CLUSTER = "PACELINE_ON_CLUSTER"  # on a login node: the cluster that `--on` named where the command was typed
+LAPTOP_FOLDER = "PACELINE_LAPTOP_FOLDER"  # there, too: the project's folder where the command was typed
+SENT_FOLDER = "PACELINE_SENT_FOLDER"  # and its copy on the login node
 PROBE = "PACELINE_PROBE"  # what `paceline prove` asks ranks to record: the file of a `ProbeSpec`
 
 # Paths and names for scripts that do not use the runtime.

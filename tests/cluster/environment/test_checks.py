@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from paceline.cluster.slurm.partitions import Partition
 from paceline.contract.redaction import REDACTED, redact, redact_args
 from paceline.contract.run_folder import USED_BY_JOBS
 from paceline.errors import SpecError
+from tests.adversary.second_user import STRANGER, call_as, needs_two_users, shared_folder
 from tests.cluster.environment.jobs import bare, job_in, plan_of
 
 PASSWORD = "http://ann:hush@proxy.example.org:3128"
@@ -38,6 +40,34 @@ def test_a_missing_python(tmp_path: Path, keys: dict[str, str], text: str, hint:
     assert text in problem.text
     assert "(--environment__p" in problem.text, "its source is named"
     assert hint in problem.hint
+
+
+@needs_two_users
+@pytest.mark.parametrize("kind", ["venv", "conda"])
+def test_an_environment_that_may_not_be_read(kind: str) -> None:
+    """The cluster, the key and the closed folder are named, and no check breaks off."""
+    with shared_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_ON_CLUSTER", "alps")
+        closed = folder / "closed"
+        (closed / "env" / "bin").mkdir(parents=True)
+        closed.chmod(0o700)
+        job = job_in(folder / "p", environment__kind=kind, environment__path=str(closed / "env"))
+        plan = plan_of(job, bare())
+
+        def check() -> None:
+            (found,) = check_program(job, plan)
+            assert found.level == PROBLEM
+            text = (
+                f"{closed}/env cannot be used on alps: you have no permission to read {closed} (--environment__path)."
+            )
+            assert found.text == text
+            assert "change path in [profiles.alps.environment] of paceline.toml" in found.hint
+            assert check_python_path(job, plan) == []
+            (found,) = check_folder(replace(plan, run_path=replace(plan.run_path, scratch=closed / "runs")), [])
+            assert found.level == PROBLEM
+            assert "change scratch in [profiles.alps.project] of paceline.toml" in found.hint
+
+        call_as(STRANGER, check)
 
 
 def test_imports_from_a_path_that_the_script_adds(tmp_path: Path) -> None:

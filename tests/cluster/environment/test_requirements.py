@@ -129,6 +129,25 @@ def test_errors_about_unsupported_requirements_say_what_to_do(
     assert expected in str(caught.value)
 
 
+def test_on_a_cluster_errors_name_the_folder_of_the_laptop(tmp_path: Path) -> None:
+    sent = tmp_path / "cache" / "project"
+    sent.mkdir(parents=True)
+    (sent / "paceline.toml").write_text('[environment]\nrequirements = ["gone.txt"]\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_ON_CLUSTER", "alps")
+        patch.setenv("PACELINE_SENT_FOLDER", str(sent))
+        patch.setenv("PACELINE_LAPTOP_FOLDER", "/home/ann/project")
+        with pytest.raises(SpecError) as named:
+            read_requirements(job_in(sent))
+        (sent / "paceline.toml").unlink()
+        with pytest.raises(SpecError) as nothing:
+            read_requirements(job_in(sent))
+    assert "in /home/ann/project/paceline.toml names /home/ann/project/gone.txt, which does not" in named.value.message
+    assert nothing.value.message.startswith("/home/ann/project has nothing to build from: none of requirements.lock")
+    assert "or git ignores it, so that it was not sent" in nothing.value.message
+    assert "paceline env build FILE --on alps" in nothing.value.hint
+
+
 def test_the_key_depends_on_the_content_only(tmp_path: Path) -> None:
     def key(folder: Path, text: str, **keys: object) -> str:
         folder.mkdir(exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from paceline.cluster.checks.access import describe_closed, find_closed, hint_for
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.environment.probe import ProbeResult
 from paceline.plan.environment.container import NO_ENGINE, image_path, is_fetched
@@ -20,6 +21,9 @@ def check_image(job: Job) -> Finding:
             "image", WARNING, f"Every node fetches {image} when the job starts: can they reach it?",
             "Fetch it once: paceline env build",
         )  # fmt: skip
+    if (closed := find_closed(Path(image))) is not None:
+        text = describe_closed(closed, image, job.source("environment.image"))
+        return Finding("image", PROBLEM, text, hint_for("image", "environment"))
     if not Path(image).exists():
         return Finding("image", PROBLEM, f"There is no image {image}.", f"Check {job.source('environment.image')}.")
     return Finding("image", GOOD, image)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.cluster.checks.access import describe_closed, find_closed, hint_for, nearest_existing
 from paceline.cluster.checks.data import check_data
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.checks.program import check_program
@@ -46,11 +47,14 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     A scratch folder that a job has written to needs no warning, whatever disk it is on.
     """
     scratch = plan.run_path.scratch
-    existing = next(path for path in (scratch, *scratch.parents) if path.exists())
+    if (closed := find_closed(scratch)) is not None:
+        text = describe_closed(closed, scratch, "the folder of runs")
+        return [Finding("run folder", PROBLEM, text, hint_for("scratch", "project"))]
+    existing = nearest_existing(scratch)
     found = []
     kind = file_system(existing)
     host = socket.gethostname().split(".")[0]
-    if kind in _LOCAL and partitions and not (scratch / USED_BY_JOBS).exists() and not _is_sandbox(os.environ):
+    if kind in _LOCAL and partitions and not os.path.exists(scratch / USED_BY_JOBS) and not _is_sandbox(os.environ):
         found.append(
             Finding(
                 "run folder", WARNING, f"{scratch} is on a local disk of {host} ({kind}), which the nodes may not see.",
@@ -77,7 +81,7 @@ def _is_sandbox(environ: Mapping[str, str]) -> bool:
 
 def check_requeue(job: Job, plan: SlurmPlan) -> list[Finding]:
     """Say how a run continues if nodes have no scontrol, as an earlier job has found."""
-    if not job.resume.requeue or not (plan.run_path.scratch / NO_SCONTROL).exists():
+    if not job.resume.requeue or not os.path.exists(plan.run_path.scratch / NO_SCONTROL):
         return []
     text = (
         "The nodes have no scontrol, so jobs cannot requeue themselves: at the time limit, a new job continues the run."
@@ -94,10 +98,7 @@ def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[
     system = ("/usr/", "/bin/", "/opt/")
     if job.environment.kind == "container" or not python.is_absolute() or str(python).startswith(system):
         return []
-    existing = [
-        next(path for path in (wanted, *wanted.parents) if path.exists()) for wanted in (python, plan.run_path.scratch)
-    ]
-    kinds = [file_system(path, mounts) for path in existing]
+    kinds = [file_system(nearest_existing(path), mounts) for path in (python, plan.run_path.scratch)]
     if kinds[0] not in _LOCAL or kinds[1] in _LOCAL:
         return []
     host = socket.gethostname().split(".")[0]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from paceline.cluster.checks.access import nearest_existing
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.checks.job import file_system
 from paceline.cluster.local.machine import detect_machine
@@ -55,7 +56,7 @@ def _torch() -> Finding:
 
 
 def _scratch(scratch: Path) -> Finding:
-    existing = next(path for path in (scratch, *scratch.parents) if path.exists())
+    existing = nearest_existing(scratch)
     if not os.access(existing, os.W_OK):
         return Finding("scratch", PROBLEM, f"Cannot write to {existing}.", "Set PACELINE_SCRATCH.")
     free = shutil.disk_usage(existing).free / 2**30

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
+from paceline.cluster.checks.access import describe_closed, find_closed, hint_for
 from paceline.cluster.checks.container import can_probe, check_image, explain_container
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.environment.probe import MODULE_COMMAND, ProbeResult, module_hint, probe_python
@@ -125,11 +127,15 @@ def _explain(job: Job, plan: SlurmPlan, result: ProbeResult) -> Finding:
         if result.step == MODULE_COMMAND:
             hint = "Remove modules from [environment], or submit where there is a module system."
             return Finding("modules", PROBLEM, _with_source(job, "modules", result.failure), hint)
-        return Finding("python", PROBLEM, _with_source(job, "path", result.failure), _FIX["venv"])
+        return _closed(job, python) or Finding(
+            "python", PROBLEM, _with_source(job, "path", result.failure), _FIX["venv"]
+        )
     if job.environment.kind == "container":
         return explain_container(job, python, result)
     if result.code in (126, 127):
-        key = "python" if job.environment.python else "path" if job.environment.path else "kind"
+        if (closed := _closed(job, python)) is not None:
+            return closed
+        key = _key(job)
         reason = result.last_line.rpartition(": ")[2]
         text = _with_source(job, key, f"{python} cannot be run here: {reason}.")
         return Finding("python", PROBLEM, text, _FIX.get(job.environment.kind, "Correct the path."))
@@ -138,6 +144,25 @@ def _explain(job: Job, plan: SlurmPlan, result: ProbeResult) -> Finding:
         text = f"{python} gave no answer after the lines of {job.source('environment.setup')}: {reason}"
         return Finding("setup", WARNING, text, "The script's imports are not checked.")
     return Finding("python", WARNING, f"{python} gave no answer: {reason}")
+
+
+def _key(job: Job) -> str:
+    """Return the key of [environment] that sets the job's Python."""
+    return "python" if job.environment.python else "path" if job.environment.path else "kind"
+
+
+def _closed(job: Job, python: str) -> Finding | None:
+    """Return the finding about an environment that this user may not read, if that is the reason."""
+    key, wanted = _key(job), Path(python)
+    if not wanted.is_absolute():
+        return None
+    candidates = [wanted.with_name("activate"), wanted] if job.environment.kind == "venv" else [wanted]
+    closed = next((found for each in candidates if (found := find_closed(each)) is not None), None)
+    if closed is None:
+        return None
+    shown = wanted.parent.parent if key == "path" else wanted
+    text = describe_closed(closed, shown, job.source(f"environment.{key}"))
+    return Finding("python", PROBLEM, text, hint_for(key, "environment"))
 
 
 def _with_source(job: Job, key: str, text: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.contract.files.sent_code import laptop_path
 from paceline.errors import SpecError
 from paceline.plan.environment.requirements import (
     DEFAULT_FILES,
@@ -18,6 +19,7 @@ from paceline.plan.environment.requirements import (
     from_pipfile_lock,
     from_pyproject,
 )
+from paceline.plan.typed_command import cluster, to_type
 from paceline.spec import Job
 
 CONSTRAINTS = "constraints.txt"
@@ -52,7 +54,7 @@ def read_requirements(job: Job) -> Requirements:
     else:
         beside = {(job.folder / _parts(name)[0]).parent / CONSTRAINTS for name in named}
         for path in sorted(path for path in beside if path.is_file()):
-            found.notes.append(f"the build uses the constraints in {path}")
+            found.notes.append(f"the build uses the constraints in {laptop_path(path)}")
             _read_lines(path, found, constraint=True)
     found.local = dict(_local_packages(found.lines, job.folder))
     if linked := [line for line in found.lines if _EDITABLE.match(line)]:
@@ -65,11 +67,16 @@ def read_requirements(job: Job) -> Requirements:
 def _nothing_to_build_from(job: Job) -> SpecError:
     for name, export in EXPORTS.items():
         if (job.folder / name).exists():
-            return SpecError(f"pip cannot install {job.folder / name}.", hint=f"Export it first: {export}")
+            return SpecError(f"pip cannot install {laptop_path(job.folder / name)}.", hint=f"Export it first: {export}")
     return SpecError(
-        f"{job.folder} has nothing to build from: none of {', '.join(DEFAULT_FILES)}.",
-        hint="Write a requirements.txt, or name a file with `paceline env build FILE`.",
+        f"{laptop_path(job.folder)} has nothing to build from: none of {', '.join(DEFAULT_FILES)}{_not_sent()}.",
+        hint=f"Write a requirements.txt there, or name a file with `{to_type('env build FILE')}`.",
     )
+
+
+def _not_sent() -> str:
+    """Return what else may be the reason if a file of the laptop is not here."""
+    return ", or git ignores it, so that it was not sent" if cluster() else ""
 
 
 def _parts(name: str) -> tuple[str, tuple[str, ...]]:
@@ -83,14 +90,15 @@ def _existing(job: Job, name: str, key: str) -> Path:
     if not path.is_file():
         source = job.source(key)
         who = f"{source} names" if source != "FILE" else "You named"
-        raise SpecError(f"{who} {path}, which does not exist.", hint="Correct the path.")
+        missing = f"which does not exist{_not_sent() if laptop_path(path) != path else ''}"
+        raise SpecError(f"{who} {laptop_path(path)}, {missing}.", hint="Correct the path.")
     return path
 
 
 def _read_one(job: Job, name: str, found: Requirements) -> None:
     file, extras = _parts(name)
     path = _existing(job, file, "environment.requirements")
-    where, base = str(path), path.name
+    where, base = str(laptop_path(path)), path.name
     if base in EXPORTS:
         raise SpecError(f"pip cannot install {where}.", hint=f"Export it first: {EXPORTS[base]}")
     if extras and path.suffix != ".toml":
@@ -111,7 +119,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
-        raise SpecError(f"Cannot read {path}: {problem}.", hint="Fix the file, or name another.") from None
+        raise SpecError(f"Cannot read {laptop_path(path)}: {problem}.", hint="Fix the file, or name another.") from None
 
 
 def _read_lines(path: Path, found: Requirements, *, constraint: bool = False, above: tuple[Path, ...] = ()) -> None:
@@ -129,7 +137,10 @@ def _read_lines(path: Path, found: Requirements, *, constraint: bool = False, ab
             # pip looks next to the file with this line, but the build reads a copy elsewhere.
             found.lines.append(f"--find-links {other.absolute() if other.exists() else name}")
         elif "://" in name or not other.is_file():
-            raise SpecError(f"{path}, line {number} names {other}, which does not exist.", hint="Correct the path.")
+            raise SpecError(
+                f"{laptop_path(path)}, line {number} names {laptop_path(other)}, which does not exist{_not_sent()}.",
+                hint="Correct the path.",
+            )
         else:
             _read_lines(other, found, constraint=constraint or option == "c", above=(*above, path))
 
@@ -163,7 +174,7 @@ def _local_packages(lines: Iterable[str], folder: Path) -> Iterator[tuple[str, s
             continue
         if not path.exists():
             raise SpecError(
-                f"The requirement {line!r} means {path}, which does not exist.",
+                f"The requirement {line!r} means {laptop_path(path)}, which does not exist{_not_sent()}.",
                 hint="Write paths relative to the project's folder.",
             )
         yield name, _digest(path, only_metadata=editable is not None)

@@ -92,7 +92,7 @@ class StoredEnvironment:
 
     @property
     def is_complete(self) -> bool:
-        return (self.path / MARKER).is_file()
+        return os.path.isfile(self.path / MARKER)
 
     @property
     def builder(self) -> str | None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paceline.contract.env import ON_CLUSTER
+from paceline.contract.env import LAPTOP_FOLDER, ON_CLUSTER, SENT_FOLDER
 
 FILE = ".paceline-code.json"
 KEPT = ".paceline-kept"  # next to a project in which a job runs: it is not removed, moved or used again
@@ -43,6 +43,12 @@ class SentCode:
 def is_sent(folder: Path) -> bool:
     """Return whether a folder is a project that was sent here. Only commands that came the same way ask."""
     return bool(os.environ.get(ON_CLUSTER)) and (folder.parent / FILE).is_file()
+
+
+def laptop_path(path: Path) -> Path:
+    """Return a path of a project that was sent here as it is where the command was typed; any other path unchanged."""
+    sent, typed = os.environ.get(SENT_FOLDER), os.environ.get(LAPTOP_FOLDER)
+    return Path(typed) / path.relative_to(sent) if sent and typed and path.is_relative_to(sent) else path
 
 
 def keep_sent(folder: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS, clean_cache, note_use
 from paceline.cluster.ssh.request import ENDED, OUTCOME, REQUEST, UNSETTLED, Accepted, Request, end_mark
-from paceline.contract.env import ON_CLUSTER
+from paceline.contract.env import ON_CLUSTER, SENT_FOLDER
 from paceline.contract.files.sent_code import KEPT
 from paceline.errors import PacelineError
 
@@ -82,9 +82,8 @@ def _receive(cache: Path) -> str:
     os.utime(project.parent)
     cwd = project / request.folder
     cwd.mkdir(parents=True, exist_ok=True)
-    accepted = Accepted(
-        request.args, str(cwd), request.variables, request.secrets, request.secret_sources, request.submission
-    )
+    variables = {**request.variables, SENT_FOLDER: str(project)}
+    accepted = Accepted(request.args, str(cwd), variables, request.secrets, request.secret_sources, request.submission)
     name = f"{REQUEST}{secrets.token_hex(12)}"
     descriptor = os.open(cache / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
