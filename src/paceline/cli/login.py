@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console
-from paceline.cluster.ssh.clusters import ON, ProjectFile, find_cluster
+from paceline.cluster.ssh.clusters import ON, ProjectFile, find_cluster, user_file
 from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.control_socket import read_logins
 from paceline.errors import UsageError
@@ -53,8 +53,14 @@ def _show(project: ProjectFile) -> int:
     logged_in = {login.host for login in read_logins()}
     if not clusters:
         console.say_note("no cluster has a host: see `paceline reference profiles`")
-    for name, cluster in sorted(clusters.items()):
+    for name in project.without_host():
+        console.say_note(f"[{name}] of {user_file()} has no host, so it names no cluster")
+    names = {name: console.printable(name) for name in sorted(clusters)}
+    columns = (names.values(), [each.host for each in clusters.values()])
+    widths = [max(map(len, column), default=0) for column in columns]
+    for name, shown in names.items():
+        cluster = clusters[name]
         known = cluster.host in logged_in or Connection(cluster).socket.is_users
         state = "logged in" if known and Connection(cluster).is_open() else "not logged in"
-        print(f"{console.printable(name)}  {cluster.host}  {state}")
+        print(f"{shown:<{widths[0]}}  {cluster.host:<{widths[1]}}  {state}", flush=True)
     return 0

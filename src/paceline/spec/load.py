@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.contract.files.ownership import is_trusted, owner_name
-from paceline.contract.files.sent_code import is_sent
+from paceline.contract.files.sent_code import is_sent, laptop_path
 from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option_table import BIND, FOLDER, PROGRAM, TABLE
 from paceline.spec.site import RECORDED, SITE_FILE, find_site, lower_to_limits, site_values
-from paceline.spec.tables import Tables, build_tables
+from paceline.spec.tables import ACCESS_KEYS, Tables, build_tables
 from paceline.spec.typed_flags import Flag, absolute_paths, from_folder
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
@@ -32,7 +32,6 @@ else:
 FILE = "paceline.toml"
 PROFILE = "PACELINE_PROFILE"  # the default of --cluster-profile, e.g. set in your shell's rc file
 NO_PROFILE = "none"  # as --cluster-profile: not even that of this cluster
-ACCESS_KEYS = ("host", "python", "setup")  # of a profile: how `--on NAME` reaches the cluster over SSH
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class ClusterProfile:
         values = profiles[name]
         if self.tables is not None:
             values = {table: keys for table, keys in values.items() if table in self.tables}
-        return _Layer(values, f"profile {name} of {file}")
+        return _Layer(values, f"profile {name} of {laptop_path(file)}")
 
 
 def profile_name(cluster: str) -> str:
@@ -98,7 +97,7 @@ def load_job(
         values = read_file(file)
         profiles = _take_profiles(values, file)
         _validate(values, where=str(file))
-        layers.append(_Layer(values, str(file)))
+        layers.append(_Layer(values, str(laptop_path(file))))
         if chosen is None and cluster is not None:
             chosen = cluster.choose(profiles)
             layers += [cluster.layer(profiles, chosen, file)] if chosen is not None else []
@@ -111,7 +110,7 @@ def load_job(
         )
     if overlay is not None:
         _validate(overlay[0], where=str(overlay[1]))
-        layers.append(_Layer(dict(overlay[0]), str(overlay[1])))
+        layers.append(_Layer(dict(overlay[0]), str(laptop_path(overlay[1]))))
     folder = file.resolve().parent if file is not None else root or default_folder or cwd
     used = chosen if file is not None and chosen != NO_PROFILE else None
     project = Job(program, Tables(), folder, cwd, file=file, profile=used, site=site)
@@ -266,7 +265,7 @@ def _profile_layer(profiles: Mapping[str, dict[str, Any]], chosen: str | None, f
         known = f"Its profiles: {', '.join(sorted(profiles))}." if profiles else "It has no [profiles.NAME]."
         hint = f"Did you mean {close!r}?" if close else known
         raise SpecError(f"There is no profile {chosen!r} in {file}.", hint=hint)
-    return [_Layer(profiles[chosen], f"profile {chosen} of {file}")]
+    return [_Layer(profiles[chosen], f"profile {chosen} of {laptop_path(file)}")]
 
 
 def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, Any], dict[str, str]]:

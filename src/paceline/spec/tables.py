@@ -297,6 +297,9 @@ class Tables(Table):
     params: dict[str, Any] = {}
 
 
+ACCESS_KEYS = ("host", "python", "setup")  # of a profile, besides tables: how `--on NAME` reaches the cluster over SSH
+
+
 def build_tables() -> None:
     """Have pydantic prepare the validation of all tables, if it has not yet: once for the whole, not for each part."""
     with plugins_disabled():

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from paceline.contract.redaction import REDACTED
 from paceline.errors import SpecError
 from paceline.spec.synonyms import find_key, is_of_script
-from paceline.spec.tables import Tables
+from paceline.spec.tables import ACCESS_KEYS, Tables
 
 OF_SCRIPT = (
     "It looks like a setting of your script: pass it after the script (train.py --{key} ...), or set it in [params],"
@@ -93,7 +93,8 @@ def _model(table: str) -> type[BaseModel] | None:
 def _unknown(where: str, path: Sequence[str], known: Sequence[str]) -> SpecError:
     key = path[-1]
     table = f"[{'.'.join(path[:-1])}] of {where}" if path[:-1] else where
-    hint, page = _suggest(key, path[-2] if path[:-1] else "", known)
+    is_profile = len(path) == 3 and path[0] == "profiles"
+    hint, page = _suggest(key, "profiles" if is_profile else path[-2] if path[:-1] else "", known)
     return SpecError(f"Unknown key {key!r} in {table}.", hint=f"{hint} {reference(page)}")
 
 
@@ -133,7 +134,8 @@ def explain(
         path.pop()
     if error["type"] == "extra_forbidden":
         model = _table(path[:-1], root) or root
-        known = sorted(model.model_fields) + (["profiles"] if model is Tables and not prefix else [])
+        more = ["profiles"] if not prefix else ACCESS_KEYS if prefix[0] == "profiles" else []
+        known = sorted(model.model_fields) + ([*more] if model is Tables else [])
         return _unknown(where, [*prefix, *path], known)
     full = [*prefix, *path]
     table = f"[{'.'.join(full[:-1])}] of {where}" if len(full) > 1 else where

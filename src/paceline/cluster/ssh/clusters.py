@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import SpecError, UsageError
 from paceline.spec.load import find_file, read_file, repository_root, take_access
+from paceline.spec.tables import ACCESS_KEYS, Tables
 from paceline.spec.validation_errors import nearest, show
 
 ON = "PACELINE_ON"  # the default of --on
@@ -48,10 +49,13 @@ class ProjectFile:
         value = project.get("on") if isinstance(project, dict) else None
         return value if isinstance(value, str) else None
 
+    def without_host(self) -> list[str]:
+        """Return the tables of the user's clusters.toml that have no login node, not even in paceline.toml."""
+        return sorted(set(_own_tables()) - set(self.clusters()))
+
     def clusters(self) -> dict[str, Cluster]:
         """Return all clusters by name. What paceline.toml says about one overrides the user's clusters.toml."""
-        own_file = user_file()
-        own = _tables(read_file(own_file) if own_file.is_file() else {}, own_file)
+        own_file, own = user_file(), _own_tables()
         profiles = _tables(self.values.get("profiles", {}), self.file)
         found = {}
         for name in (*own, *(each for each in profiles if each not in own)):
@@ -73,13 +77,9 @@ def find_cluster(name: str, project: ProjectFile) -> Cluster:
     known = project.clusters()
     if name in known:
         return known[name]
+    _check_has_host(name, project)
     if close := nearest(name, list(known)):
         raise UsageError(f"There is no cluster {name!r}.", hint=f"Did you mean {close!r}?")
-    profiles = project.values.get("profiles")
-    if isinstance(profiles, dict) and name in profiles:
-        raise UsageError(
-            f"[profiles.{name}] of {project.file} has no host.", hint=f"Add its login node there, such as {_EXAMPLE}."
-        )
     table = "tool.paceline.profiles" if project.file and project.file.name == "pyproject.toml" else "profiles"
     others = f" You have {', '.join(sorted(known))}." if known else ""
     raise UsageError(
@@ -87,6 +87,36 @@ def find_cluster(name: str, project: ProjectFile) -> Cluster:
         hint=f"Write its login node into {project.file or 'paceline.toml of your project'}:"
         f"\n    [{table}.{name}]\n    {_EXAMPLE}\n  For all projects, write it into {user_file()}, below [{name}].",
     )
+
+
+def _check_has_host(name: str, project: ProjectFile) -> None:
+    """Raise an error if there are settings for a cluster, but no login node."""
+    profiles = _tables(project.values.get("profiles", {}), project.file)
+    for table, where in (
+        (profiles.get(name), f"[profiles.{name}] of {project.file}"),
+        (_own_tables().get(name), f"[{name}] of {user_file()}"),
+    ):
+        if table is None:
+            continue
+        for key in (key for key in table if key not in (*ACCESS_KEYS, *Tables.model_fields)):
+            if nearest(key, ACCESS_KEYS) == "host":
+                raise SpecError(f"Unknown key {key!r} in {where}.", hint="Did you mean 'host'?")
+        raise UsageError(f"{where} has no host.", hint=f"Add its login node there, such as {_EXAMPLE}.")
+
+
+def _own_tables() -> dict[str, dict[str, Any]]:
+    """Return the tables of the user's own file. It has nothing but how to reach clusters."""
+    file = user_file()
+    tables = _tables(read_file(file) if file.is_file() else {}, file)
+    for name, table in tables.items():
+        for key in (key for key in table if key not in ACCESS_KEYS):
+            close = nearest(key, ACCESS_KEYS) if not isinstance(table[key], dict) else None
+            hint = (
+                f"Did you mean {close!r}?" if close
+                else f"It has host, python and setup. Settings of jobs go into [profiles.{name}] of paceline.toml."
+            )  # fmt: skip
+            raise SpecError(f"Unknown key {key!r} in [{name}] of {file}.", hint=hint)
+    return tables
 
 
 def _tables(values: Any, file: Path | None) -> dict[str, dict[str, Any]]:
