@@ -122,12 +122,12 @@ def test_a_mistake_of_the_command_line_is_explained(paceline: Paceline, project:
     (package / "train.py").write_text(text)
     inside = paceline("run", "--cpu", "--nproc", "1", "pkg/sub/train.py", cwd=project)
     assert f"pkg is in {project}: use `paceline run -m pkg.sub.train`, which finds it" in inside.stderr
-    assert "to go on: paceline run --resume" in inside.stderr
+    assert "to continue: paceline run --resume" in inside.stderr
     typed = ("run", "--cpu", "--nproc", "1", "-m", "pkg.sub.train", "--max-restarts=2", "--nproc", "2", "--lr", "1")
     late = paceline(*typed, cwd=project)
     assert late.returncode == 1
     assert "the script got --max-restarts, --nproc: options of Paceline go before the script" in late.stderr
-    [again] = re.findall("to go on with other arguments: paceline (.*) ARGUMENTS", late.stderr)
+    [again] = re.findall("to continue with other arguments: paceline (.*) ARGUMENTS", late.stderr)
     paceline(*again.split(), cwd=project, check=True)
 
 
@@ -138,7 +138,7 @@ def test_a_run_resumes_in_its_folder(paceline: Paceline, project: Path, scratch:
     assert failed.returncode == 1
     assert "failed after" in failed.stderr
     folder = only_run(scratch)
-    again = f"to go on: paceline run --resume {folder.path.name} (from the script's own checkpoint, if any)"
+    again = f"to continue: paceline run --resume {folder.path.name} (from the script's own checkpoint, if any)"
     assert again in failed.stderr
     assert folder.attempt(1).verdict.read_text().strip() == "failed"
     (project / "ready").touch()
@@ -407,7 +407,7 @@ def test_ctrl_c_in_a_terminal_saves_and_stops(project: Path, scratch: Path) -> N
     step = checkpoint_step(saved.name)
     assert "stop requested (Ctrl-C): the ranks save and stop; press Ctrl-C again to end at once" in text
     assert f"stopped at step {step}, saved" in text
-    assert f"to go on: paceline run --resume {folder.path.name} (from step {step})" in text
+    assert f"to continue: paceline run --resume {folder.path.name} (from step {step})" in text
     assert "Traceback" not in text
     assert read_record(folder).status == "stopped"
 

@@ -104,8 +104,8 @@ def test_a_run_goes_on_in_the_queue(login: Login) -> None:
     (login.project / "train.py").write_text("print('second')\n")
     cancelled = login("cancel", "mine")
     again = f"paceline submit --resume {first.path.name}  (its ranks had not started)"
-    assert f"  to go on  {again}\n" in cancelled.stdout
-    assert f"to go on   {again}\n" in login("show").stdout
+    assert f"  continue  {again}\n" in cancelled.stdout
+    assert f"continue   {again}\n" in login("show").stdout
 
     # Slurm rejects the new job: all is as it was.
     before = contents(first.path)

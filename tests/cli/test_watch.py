@@ -58,7 +58,8 @@ def test_ctrl_c_says_that_the_run_goes_on(
         with pytest.raises(KeyboardInterrupt):
             watch()
     assert (
-        f"{run} goes on; watch it: paceline logs -f {run}; cancel it: paceline cancel {run}" in capsys.readouterr().err
+        f"{run} keeps running; watch it: paceline logs -f {run}; cancel it: paceline cancel {run}"
+        in capsys.readouterr().err
     )
 
 
@@ -127,7 +128,7 @@ def test_wait_names_a_killed_batch_shell(
     assert submit.wait_until_done(folder, follow=False) == 1
     said = capsys.readouterr().err
     assert "the batch shell was killed by signal 9" in said
-    assert f"to go on: paceline submit --resume {folder.path.name} (its ranks had not started)" in said
+    assert f"to continue: paceline submit --resume {folder.path.name} (its ranks had not started)" in said
 
 
 @pytest.mark.parametrize("width", [20, 40, 60])
@@ -206,7 +207,7 @@ def test_a_trial_is_called_by_its_sweep(folder: RunFolder, scratch: Path, capsys
     assert cli.dispatch(["show", "tiny-3"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("run        tiny-3\n")
-    assert "to go on   paceline sweep --local --resubmit failed tiny " in shown
+    assert "continue   paceline sweep --local --resubmit failed tiny " in shown
     assert "paceline logs tiny-3" in shown
     with pytest.raises(UsageError, match="Run tiny-3 has no attempt 7"):
         cli.dispatch(["logs", "--attempt", "7", "tiny-3"])

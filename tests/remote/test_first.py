@@ -88,8 +88,8 @@ def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: C
     assert row["detail"] == f"{winner} started first"
     shown = laptop("show", lost.name, "--on", loser, check=True).stdout
     assert f"{winner} started first" in shown
-    assert "to go on" not in shown
-    assert "to go on" not in laptop("cancel", lost.name, "--on", loser, check=True).stdout
+    assert "\ncontinue " not in shown
+    assert "  continue " not in laptop("cancel", lost.name, "--on", loser, check=True).stdout
     again = laptop("submit", "--resume", lost.name, "--on", loser)
     assert again.returncode == 2
     assert f"never trains: {winner} started first." in again.stderr

@@ -376,7 +376,7 @@ def test_a_script_that_goes_on_after_max_steps_ends(tmp_path: Path, capfd: pytes
         with pytest.raises(SystemExit) as ended:
             train(tmp_path, endless, 3)
         assert ended.value.code == 0
-        assert "max_steps=3 is reached, but the script goes on calling run.steps" in capfd.readouterr().err
+        assert "max_steps=3 is reached, but the script keeps calling run.steps" in capfd.readouterr().err
     assert len(train(tmp_path, endless, 11)) == 8  # the end of the first pass, the second and the third
 
 

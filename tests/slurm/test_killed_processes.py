@@ -124,7 +124,7 @@ def test_a_killed_batch_shell(four_undisturbed: Training, submitted: Make, clust
     run = ours.folder.path.name
     shown = ours.paceline("show", run, cwd=ours.home).stdout
     assert "failed (the batch shell was killed" in shown
-    assert f"to go on   paceline submit --resume {run}  (" in shown
+    assert f"continue   paceline submit --resume {run}  (" in shown
     done = ours.paceline("submit", "--resume", run, cwd=ours.home)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     ours.job = ours.folder.job.read_text().strip()

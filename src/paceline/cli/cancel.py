@@ -42,7 +42,7 @@ def command(
         if record.status != DONE and (again := resume_command(folder, job=record.job)):
             saves = save or (record.job is None and not record.is_over)  # a local run always saves
             where = "" if saves else f"  ({describe_start(folder)})"
-            print(f"  to go on  {again}{where}")
+            print(f"  continue  {again}{where}")
     return 0
 
 

@@ -119,7 +119,7 @@ def _has_consent(folder: RunFolder) -> bool:
         return True
     what = f"Run {folder.path.name} was submitted to Slurm (job {job}), and this is not a job"
     if sys.stdin.isatty() and sys.stderr.isatty():
-        console.say_note(f"{what}; to go on in the queue: {submit_again(folder)}")
+        console.say_note(f"{what}; to continue in the queue: {submit_again(folder)}")
         return typer.confirm(f"Train it here, on {socket.gethostname()}?", err=True)
     raise UsageError(f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine.")
 
@@ -173,6 +173,6 @@ def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
     if mistake := explain_mistake(failure, job):
         console.say_note(mistake)
     if is_usage_error(failure) and not find_checkpoints(folder.path):
-        console.say_note(f"to go on with other arguments: {resume_otherwise(run_id, job)}")
+        console.say_note(f"to continue with other arguments: {resume_otherwise(run_id, job)}")
     else:
-        console.say_note(f"to go on: paceline run --resume {run_id} ({describe_start(folder)})")
+        console.say_note(f"to continue: paceline run --resume {run_id} ({describe_start(folder)})")

@@ -101,13 +101,13 @@ def _find(name: str, find: Callable[[str, Path], RunFolder], *commands: str, ver
 
 @contextmanager
 def goes_on(folder: RunFolder) -> Iterator[None]:
-    """After Ctrl-C in a command that only watches a run, say that the run goes on, and how to cancel it."""
+    """After Ctrl-C in a command that only watches a run, say that the run keeps running, and how to cancel it."""
     try:
         yield
     except KeyboardInterrupt:
         run = folder.key
         watch, cancel = to_type(f"logs -f {run}"), to_type(f"cancel {run}")
-        console.say_note(f"{run} goes on; watch it: {watch}; cancel it: {cancel}")
+        console.say_note(f"{run} keeps running; watch it: {watch}; cancel it: {cancel}")
         raise
 
 

@@ -72,7 +72,7 @@ def command_facts(record: Record, commands: dict[str, str]) -> list[Fact]:
     if resume:
         resume += f"  ({describe_start(record.folder)})"
     return _known(
-        ("to go on", resume), ("repeat", commands.get("repeat", "")), ("logs", commands.get("logs", "")),
+        ("continue", resume), ("repeat", commands.get("repeat", "")), ("logs", commands.get("logs", "")),
         ("cancel", commands.get("cancel", "")),
     )  # fmt: skip
 

@@ -139,7 +139,7 @@ def _draft(
     program = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
     typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
     draft = find_resumed_draft(resume, program, typed=typed, cwd=cwd, after=after)
-    console.say_note(f"{draft.run_path.run_id} goes on with its code: {draft.code}")
+    console.say_note(f"{draft.run_path.run_id} continues with its code: {draft.code}")
     return draft
 
 
@@ -192,5 +192,5 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     if record.status not in (STOPPED, DONE_UNSAVED):
         runs.say_failure(folder)
     console.say_note(f"output of the job: {folder.slurm_log}")
-    console.say_note(f"to go on: {submit_again(folder)} ({describe_start(folder)})")
+    console.say_note(f"to continue: {submit_again(folder)} ({describe_start(folder)})")
     return STOPPED_EXIT if record.status == STOPPED else 1

@@ -69,7 +69,7 @@ def command(
         _say_link(access.link(chosen), chosen, tunnel=tunnel)
         with opened_browser(access.link(chosen)) if _wants_browser(browser) else nullcontext():
             serve(app, listener)
-    console.say_note("ended; your runs go on")
+    console.say_note("ended; your runs keep running")
     return 0
 
 

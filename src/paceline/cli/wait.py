@@ -54,13 +54,14 @@ def command(
     except KeyboardInterrupt:
         for target in targets:
             if not target.is_over:
-                console.say_note(f"{target.name} goes on")
+                console.say_note(f"{target.name} keeps running")
         raise
     for target in targets:
         target.explain(with_name=len(targets) > 1)
     if not is_over:
         left = ", ".join(target.name for target in targets if not target.is_over)
-        console.say_problem(f"Not over after {show_seconds(parse_time_limit(timeout))}: {left}.", "The runs go on.")
+        waited = show_seconds(parse_time_limit(timeout))
+        console.say_problem(f"Not over after {waited}: {left}.", "The runs keep running.")
         return TIMEOUT_EXIT
     codes = {target.exit_code for target in targets}
     return 1 if 1 in codes else STOPPED_EXIT if STOPPED_EXIT in codes else 0

@@ -222,7 +222,7 @@ class Loop:
         if again or len(self._empty) > MAX_EMPTY_LOOPS:
             if self._rank == 0:
                 note(
-                    f"max_steps={self._max_steps} is reached, but the script goes on calling run.steps: it ends here. "
+                    f"max_steps={self._max_steps} is reached, but the script keeps calling run.steps: it ends here. "
                     "Raise max_steps, or end the script's own loop at that step"
                 )
             raise Completed

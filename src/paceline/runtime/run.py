@@ -278,7 +278,7 @@ class Run:
         after so many steps. A factor below 1 needs no warm-up, and has none.
 
         The factor applies only while the optimizer steps: `param_groups`, schedulers and checkpoints keep the rates
-        without it. So it works with every scheduler, and a resumed run goes on in the middle of the warm-up, on any
+        without it. So it works with every scheduler, and a resumed run continues in the middle of the warm-up, on any
         number of ranks. Returns an object with `factor`, `now` (the factor in this step) and `rates`, for `run.log`.
 
         Raises UsageError if one of `batch` and `reference` is missing, or if the optimizer is already scaled.

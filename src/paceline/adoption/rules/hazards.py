@@ -125,7 +125,7 @@ class Hazards:
 
     def _decisions(self) -> Iterator[Remark]:
         loops = {*self.found.step_loops, *self.found.epoch_loops, *self.found.outer_loops}
-        text = f"each rank decides by its own value, so some may go on while others wait for them: use {self.mean}"
+        text = f"each rank decides by its own value, so some may continue while others wait for them: use {self.mean}"
         for node in self.script.nodes:
             if isinstance(node, ast.While) and node in loops and self.own.has(node.test):
                 yield Remark(node.lineno, text, must=True)

@@ -14,7 +14,7 @@ from paceline.adoption.training import Training, loss_of
 
 STEPS = "a step ends with each iteration: there the run saves, stops when it must, and shows its progress"
 CLOSURE = "gives all ranks the loss and the gradients of all ranks"
-EPOCHS = "a resumed run goes on with the epoch that was interrupted"
+EPOCHS = "a resumed run continues with the epoch that was interrupted"
 
 
 def change_loops(found: Training, run: str) -> Iterator[Edit | Remark]:

@@ -82,7 +82,7 @@ def change_loads(script: Script, run: str, saved: set[tuple[object, str]], *, re
     """Files that the script reads: a checkpoint, if the run resumes by itself, or what rank 0 has just written."""
     for call in script.calls_of("torch.load"):
         is_saved = bool(call.args) and path_key(script, call.args[0]) in saved
-        text = f"if it loads a checkpoint to go on from, remove it: {run}.resume does that; weights can stay"
+        text = f"if it loads a checkpoint to continue from, remove it: {run}.resume does that; weights can stay"
         if is_saved:
             first = f"put this under `with {run}.rank_zero_first():`"
             text = f"rank 0 writes this file, and other ranks may read it too early: {first}"

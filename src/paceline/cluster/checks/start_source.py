@@ -31,7 +31,7 @@ def resolve_start(job: Job, environ: Mapping[str, str], *, after: Sequence[str] 
         if job.runtime.start_continue:
             raise UsageError(
                 f"{job.source('runtime.start_continue')} needs --start-from.",
-                hint="Name the run to continue. To go on with the same run, use --resume RUN.",
+                hint="Name the run to continue. To continue the same run, use --resume RUN.",
             )
         return job
     scratch = folders.resolve_scratch(job, environ)

@@ -184,8 +184,8 @@ def _acquire(descriptor: int) -> None:
             if time.monotonic() > deadline:
                 raise NoAnswer(
                     f"Another Paceline process has been waiting for Slurm for {LOCK_TIMEOUT:.0f} s.",
-                    hint="Check the controller with `scontrol ping`. If you have stopped a command with Ctrl-Z, go on"
-                    " with it.",
+                    hint="Check the controller with `scontrol ping`. If you have stopped a command with Ctrl-Z,"
+                    " continue it with `fg`.",
                 ) from None
         time.sleep(pause)
         pause = min(pause * 1.5, 0.2)

@@ -162,7 +162,7 @@ class Draft:
                 hint="Name a run that was started by `paceline submit`, or a job id.",
             )
         elif outcome is not None:
-            again = f"go on with it (`{to_type(f'submit --resume {folder.path.name}')}`)" if folder else "run it again"
+            again = f"continue it (`{to_type(f'submit --resume {folder.path.name}')}`)" if folder else "run it again"
             raise UsageError(
                 f"Invalid --after {name}: {f'job {found}' if folder is None else 'that run'} has ended: {outcome}.",
                 hint=f"First {again}, or leave --after out.",

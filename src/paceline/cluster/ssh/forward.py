@@ -98,7 +98,7 @@ def _unanswered(connection: Connection) -> ConnectionProblem:
     if not connection.is_open():
         return ConnectionProblem(
             f"The connection to {name} was lost, and the command there has ended with it.",
-            hint=f"Jobs go on. Type: paceline login {name}",
+            hint=f"Jobs keep running. Type: paceline login {name}",
         )
     return ConnectionProblem(
         f"The command on {name} broke off: it crashed, or something there killed it, such as a limit on memory.",

@@ -460,7 +460,7 @@ paceline_start_job() { # [--no-requeue] [--exclude=NODES]
         exit 0
     fi
     [ ! -e "$paceline_run/cancelled" ] ||
-        paceline_fail "This run was cancelled. To go on with it: paceline submit --resume ${paceline_run##*/}"
+        paceline_fail "This run was cancelled. To continue it: paceline submit --resume ${paceline_run##*/}"
     paceline_name_job_start "$paceline_run/job-starts"
     if ! paceline_claim_run; then
         rmdir "$paceline_run/job-starts/$paceline_job_start" || : # nothing starts here

@@ -104,7 +104,8 @@ def _blocked(agent: AgentEvidence, evidence: Evidence) -> Finding:
         )  # fmt: skip
     return Finding(
         "network", PROBLEM, f"{agent.host} cannot reach {host} at all: the network between them is down.",
-        f"Check the link with `ping {resolved[0]}` on {agent.host}. To go on without the node: --exclude {agent.host}.",
+        f"Check the link with `ping {resolved[0]}` on {agent.host}. To continue without the node, add --exclude"
+        f" {agent.host}.",
         evidence=tuple(facts), docs=f"{DOCS}#a-node-was-lost",
     )  # fmt: skip
 
@@ -121,7 +122,8 @@ def check_answers(evidence: Evidence) -> list[Finding]:
     return [
         Finding(
             "node", PROBLEM, f"{hosts} does not answer: it is down, or cut off.",
-            f"Check the node: sinfo -R -n {','.join(silent)}. To go on without it: --exclude {','.join(silent)}.",
+            f"Check the node: sinfo -R -n {','.join(silent)}. To continue without it, add --exclude"
+            f" {','.join(silent)}.",
             evidence=(*(f"{host}: {problem[:200]}" for host, problem in silent.items()), f"{_list(answered)} answers"),
             docs=f"{DOCS}#a-node-was-lost",
         )

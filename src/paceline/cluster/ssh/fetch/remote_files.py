@@ -104,7 +104,7 @@ class RemoteFiles:
         return ConnectionProblem(
             f"The connection to {cluster} was lost{f': {said[0]}' if said else ''}.",
             hint=f"What has arrived is kept. Log in again if you must (paceline login {cluster}), and repeat the"
-            " command: it goes on from there.",
+            " command: it continues from there.",
         )
 
 

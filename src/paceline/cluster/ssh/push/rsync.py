@@ -151,7 +151,7 @@ def _pattern(name: str) -> bytes:
 
 def problem(connection: Connection, done: Transfer) -> EnvironmentProblem | ConnectionProblem:
     name, code, errors = connection.cluster.name, done.code, done.errors
-    again = "What has arrived is kept: the same command goes on from there."
+    again = "What has arrived is kept: the same command continues from there."
     if "No space left" in errors or "quota" in errors.lower():
         return EnvironmentProblem(f"The disk on {name} is full, or your quota there.", hint=f"Make room there. {again}")
     if not connection.is_open():

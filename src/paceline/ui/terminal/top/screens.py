@@ -41,7 +41,7 @@ HELP = """\
   GOODPUT         share of the time that went into steps that count
   slow            a rank that others wait for: paceline doctor RUN
 
-Escape or ? closes this, q leaves. Your runs go on.
+Escape or ? closes this, q leaves. Your runs keep running.
 """
 
 
