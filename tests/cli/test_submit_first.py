@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import submit_first
+from paceline.cli.first_contest import Contender
 from paceline.cluster.slurm.confirmation import begin_submission, settle_submission
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import ClusterError
@@ -69,3 +70,23 @@ def test_the_clock_of_the_login_node_does_not_count(tmp_path: Path, monkeypatch:
     os.utime(waits, (now - 3600, now - 3600))
     assert submit_first._age(waits) > submit_first.ALIVE
     assert os.listdir(tmp_path) == ["awaits-grant"]
+
+
+def test_each_event_of_a_cluster_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    contender = Contender("alps", "p/e/run", "", None)
+    queued = {"decision": None, "waits": False, "over": False, "status": "queued", "detail": ""}
+    running = {**queued, "status": "running", "detail": "waits for permission from your laptop until 12:10"}
+    for found in (
+        queued,
+        {**queued, "detail": "other jobs go first; expected to start in 9m"},
+        {**queued, "detail": "other jobs go first; expected to start in 8m"},
+        {**running, "detail": "node1"}, {**running, "waits": True}, running, {**running, "decision": "granted"},
+        {**running, "decision": "granted", "detail": "node1"},
+    ):  # fmt: skip
+        contender._say(found)
+    contender.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "alps: queued",
+        "alps: queued (other jobs go first; expected to start in 9m)",
+        "alps: started; waits for permission to train",
+    ]

@@ -74,9 +74,15 @@ def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: C
     found = race(lab)
     assert "paceline-" not in done.stderr  # what marks the beginning of an answer is not part of it
     winner, (loser,) = found["chosen"], {"slurm", "cedar"} - {found["chosen"]}
-    assert f"{winner} has started first, and trains {found['runs'][winner]}" in done.stdout
+    assert f"{winner}: started first, and trains {found['runs'][winner]}" in done.stdout
     assert f"paceline logs -f {found['runs'][winner]} --on {winner}" in done.stdout
     assert f"{loser}: cancelled {found['runs'][loser]}" in done.stdout
+    *_, events = done.stderr.partition(f"--finish {found['id']}\n")
+    said = events.splitlines()
+    assert all(line.startswith(("slurm: ", "cedar: ")) for line in said), events
+    assert len(said) == len(set(said)), "each event once"
+    assert done.stderr.count(f"{winner}: started; waits for permission to train\n") == 1
+    assert "running" not in done.stderr
     laptop("wait", found["runs"][winner], "--on", winner, check=True)
     assert trained(lab) == [found["runs"][winner]]
     wait_until(lambda: not clusters.queue())
@@ -109,7 +115,7 @@ def test_a_laptop_that_is_killed_after_its_choice(lab: Lab, project: Path, lapto
         process.communicate()
     chosen = race(lab)["chosen"]
     done = laptop("submit", "--finish", race(lab)["id"], check=True)
-    assert f"{chosen} has started first" in done.stdout
+    assert f"{chosen}: started first" in done.stdout
     laptop("wait", race(lab)["runs"][chosen], "--on", chosen, check=True)
     wait_until(lambda: not clusters.queue())
     assert trained(lab) == [race(lab)["runs"][chosen]] * 2  # both of its ranks

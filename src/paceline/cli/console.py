@@ -89,6 +89,11 @@ def say_note(text: str) -> None:
     say(f"paceline: {text}", colour=GREY)
 
 
+def say_about(cluster: str, text: str) -> None:
+    """Print what happens on one of several clusters."""
+    say(f"{cluster}: {text}", colour=GREY)
+
+
 def say_error(error: PacelineError) -> None:
     for each in (*error.earlier, error):
         say_problem(each.message, each.hint)

@@ -25,6 +25,7 @@ PAUSE = 2.0  # seconds between questions to a cluster
 RETRY = 5.0  # seconds after which a cluster that could not be reached is asked again
 CANCEL_TIMEOUT = 60.0  # seconds in which clusters are told that another one has started
 TRIES = 2  # of a cluster whose connection is closed, before the command ends without it
+EXPECTED = "; expected to start "  # how the reason of a job that waits ends
 Answer = dict[str, Any]
 NO_JOB: Answer = {"decision": REFUSED, "waits": False, "over": True, "status": "no job was submitted", "detail": ""}
 
@@ -40,6 +41,15 @@ def ask_outcome(name: str, submission: str, config: str | None) -> str | None:
         raise ValueError(f"{name} gave no usable answer")
     run: str | None = answer["run"]
     return run
+
+
+def describe_state(found: Answer) -> str:
+    """Return how far a cluster is, for people; empty if it may train, which is said elsewhere."""
+    if found["decision"] == GRANTED:
+        return ""
+    if found["waits"] or (found["status"] == "running" and found["decision"] is None):
+        return "started; waits for permission to train"
+    return f"{found['status']}{' (' + found['detail'] + ')' if found['detail'] else ''}"
 
 
 class Contender:
@@ -105,15 +115,11 @@ class Contender:
 
     def _say(self, found: Answer | None) -> None:
         """Print the state of the cluster if it is another one than before."""
-        if found is None:
-            text = self._problem
-        elif found["waits"]:
-            text = "started, and waits for permission"
-        else:
-            text = f"{found['status']}{' (' + found['detail'] + ')' if found['detail'] else ''}"
-        if text != self._said and not self._is_refused:
-            self._said = text
-            console.say_note(f"{self.name}: {text}")
+        text = describe_state(found) if found is not None else self._problem
+        event = text.partition(EXPECTED)[0]  # the time changes all the while
+        if text and event != self._said and not self._is_refused:
+            self._said = event
+            console.say_about(self.name, text)
 
     def hang_up(self) -> None:
         talk, self._talk = self._talk, None
@@ -159,7 +165,7 @@ class Contest:
             time.sleep(0.1)
         assert race.chosen is not None
         run = quote(race.runs[race.chosen])
-        print(f"{race.chosen} has started first, and trains {run}", flush=True)
+        print(f"{race.chosen}: started first, and trains {run}", flush=True)
         _, unreachable = self._refuse([name for name in self.contenders if name != race.chosen])
         if all(name in race.runs for name in unreachable):
             race.finish()
@@ -172,7 +178,7 @@ class Contest:
         found, run = self.contenders[name].ask(question), self.contenders[name].run
         if run is not None and name not in self.race.runs:
             self.race.note_run(name, run)
-            console.say_note(f"{name}: the answer was lost, but {run} was submitted")
+            console.say_about(name, f"the answer was lost, but {run} was submitted")
         return found
 
     def _look(self) -> None:
@@ -216,13 +222,13 @@ class Contest:
             if name not in self.race.runs:
                 later = f"paceline login {quote(name)}; then: paceline submit --finish {self.race.id}"
                 why = "a job may be in its queue, which never trains without permission"
-                console.say_note(f"{name} {what}: {why}. To cancel it: {later}")
+                console.say_about(name, f"{what}: {why}. To cancel it: {later}")
                 continue
             cancel = f"paceline cancel {quote(self.race.runs[name])} --on {quote(name)}"
             why = (
                 "it may have permission to train" if name == self.race.chosen else "without permission, it never trains"
             )
-            console.say_note(f"{name} {what}: {why}. To cancel the job there: {cancel}")
+            console.say_about(name, f"{what}: {why}. To cancel the job there: {cancel}")
         return trains, unreachable
 
     def give_up(self) -> int:
@@ -233,7 +239,7 @@ class Contest:
         more, unknown = self._refuse([name for name in self.contenders if name not in trains])
         for name in (*trains, *more):
             run = quote(self.race.runs[name])
-            console.say_note(f"{name} trains {run}; to cancel it: paceline cancel {run} --on {quote(name)}")
+            console.say_about(name, f"trains {run}; to cancel it: paceline cancel {run} --on {quote(name)}")
         if self.race.chosen in unknown:
             console.say_note(f"to finish this later: paceline submit --finish {self.race.id}")
         elif all(name in self.race.runs for name in unknown):

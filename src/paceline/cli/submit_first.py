@@ -198,7 +198,7 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, race: Race
             lines = list(iter(talk.read_line, b""))
             code, errors = talk.close(), talk.errors
         for line in errors.splitlines():
-            console.say(f"{name}: {line}")
+            console.say(f"{name}: {line.removeprefix('paceline: ')}")
         if code != 0 or not lines:
             _settle(race, name)
             raise UsageError(f"{name} did not take the job.", hint="Its message is above.")

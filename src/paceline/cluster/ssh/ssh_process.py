@@ -83,9 +83,15 @@ _MEANINGS = (
         "Ask its administrators whether the key is new. If so: ssh-keygen -R {host}; then: paceline login {name}",
     ),
     (
+        "you have requested strict checking",
+        "ssh does not know the host key of {host}, and StrictHostKeyChecking forbids it to ask you.",
+        "Get the key's fingerprint from the site. Then compare it with what this asks you about, once:"
+        " ssh -o StrictHostKeyChecking=ask {host}",
+    ),
+    (
         "Host key verification failed",
         "ssh does not know the host key of {host}.",
-        "Compare the key with what the site publishes and accept it: paceline login {name}",
+        "Get the key's fingerprint from the site, compare it with what ssh shows, and accept it, once: ssh {host}",
     ),
     (
         "Could not resolve hostname",
