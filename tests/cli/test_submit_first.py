@@ -12,7 +12,7 @@ import pytest
 
 from paceline.cli import submit_first
 from paceline.cli.first_contest import Contender
-from paceline.cluster.slurm.confirmation import begin_submission, settle_submission
+from paceline.cluster.slurm.confirmation.submission import begin_submission, settle_submission
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import ClusterError
 
@@ -27,8 +27,7 @@ def test_a_submission_that_was_withdrawn_never_begins(tmp_path: Path) -> None:
 def test_a_submission_that_has_a_job_is_found(tmp_path: Path) -> None:
     (tmp_path / "a1").write_text(f'{{"folder": "{tmp_path}/run", "job": "7"}}')
     found = settle_submission(tmp_path / "a1")
-    assert found is not None
-    assert (found[0].path, found[1]) == (tmp_path / "run", "7")
+    assert found == (RunFolder(tmp_path / "run"), "7")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A link that is lost in the middle of `submit`: the same command, typed again, gives one job, and says which."""
+"""A link that is lost in the middle of `submit` or `sweep`: the same command, typed again, submits nothing twice."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.slurm.harness import Cluster
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
 SUBMIT = ("submit", "--on", "link", "--cpu", "--nproc", "1", "-t", "5", "--no-check", "train.py", "a b")
+SWEEP = ("sweep", *SUBMIT[1:-2], "sweep.toml")
 # An sbatch that tells when Slurm has the job, and gives its answer when it is allowed to. The job does not start, since
 # then it would record its own id.
 SBATCH = """\
@@ -32,20 +33,26 @@ echo "$answer"
 
 
 @pytest.fixture
-def waiting(lab: Lab, slurm_link: Relay, project: Path, laptop: Laptop) -> Iterator[subprocess.Popen[str]]:
-    """A `submit` whose job Slurm has, and whose answer is still to come."""
+def line(end: str) -> tuple[str, ...]:
+    return SWEEP if end == "sweep killed" else SUBMIT
+
+
+@pytest.fixture
+def waiting(
+    lab: Lab, slurm_link: Relay, project: Path, laptop: Laptop, *, line: tuple[str, ...]
+) -> Iterator[subprocess.Popen[str]]:
+    """A command whose job Slurm has, and whose answer is still to come."""
     tools = lab.home / "tools"
     tools.mkdir(exist_ok=True)
     (tools / "sbatch").write_text(SBATCH.format(sbatch=shutil.which("sbatch")))
     (tools / "sbatch").chmod(0o755)
     (lab.home / "hold").touch()
     (project / "train.py").write_text("import time\ntime.sleep(600)\n")
+    (project / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nname = "two"\n[space]\nx = [1, 2]\n')
     (project / "paceline.toml").write_text('[profiles.link]\nhost = "link"\nsetup = "PATH=$HOME/tools:$PATH"\n')
     lab.configure("ServerAliveInterval 1", "ServerAliveCountMax 2")
     laptop("login", "link", check=True)
-    with start(
-        lab, *SUBMIT, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as it:
+    with start(lab, *line, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as it:
         wait_until((lab.home / "accepted").exists)
         yield it
     for path in (lab.home / "accepted", lab.home / "hold", tools / "sbatch"):
@@ -55,27 +62,29 @@ def waiting(lab: Lab, slurm_link: Relay, project: Path, laptop: Laptop) -> Itera
 SLOW = [pytest.param(end, marks=pytest.mark.slow) for end in ("killed", "silent")]
 
 
-@pytest.mark.parametrize("end", ["cut", "command killed", *SLOW])
-def test_the_same_submit_gives_one_job(
-    lab: Lab, laptop: Laptop, slurm_node: Cluster, slurm_link: Relay, *, waiting: subprocess.Popen[str], end: str
-) -> None:
+@pytest.mark.parametrize("end", ["cut", "command killed", "sweep killed", *SLOW])
+def test_the_same_command_gives_one_job(
+    lab: Lab, laptop: Laptop, slurm_node: Cluster, slurm_link: Relay, *, waiting: subprocess.Popen[str],
+    line: tuple[str, ...], end: str,
+) -> None:  # fmt: skip
     (first,) = slurm_node.queue()
     if end == "cut":  # the command there notices, and withdraws the job
         slurm_link.cut()
     elif end == "killed":  # nothing there can notice
         lab.cut()
-    elif end == "command killed":  # as by a limit on memory: the connection stays open
-        (line,) = [line for line in lab.processes() if " run request-" in line]
-        os.kill(int(line.split()[0]), signal.SIGKILL)
+    elif end in ("command killed", "sweep killed"):  # as by a limit on memory: the connection stays open
+        (process,) = [each for each in lab.processes() if " run request-" in each]
+        os.kill(int(process.split()[0]), signal.SIGKILL)
         (lab.home / "hold").unlink()
     else:  # the command there goes on, and its answer does not arrive
         slurm_link.stall()
         (lab.home / "hold").unlink()
     output, errors = waiting.communicate(timeout=60)
     assert waiting.returncode == 1, output
-    assert "The answer has not arrived, so the job may be in the queue or not" in errors
-    assert ("something there killed it" in errors) == (end == "command killed")
-    assert "epeat the command: a job that is there is reported" in errors
+    jobs = "jobs" if line == SWEEP else "job"
+    assert f"The answer has not arrived, so the {jobs} may be in the queue or not" in errors
+    assert ("something there killed it" in errors) == (end in ("command killed", "sweep killed"))
+    assert f"epeat the command: it reports the {jobs} if there" in errors
     slurm_link.cut()
     lab.wait_until_empty(60)
     slurm_link.restore()
@@ -83,12 +92,12 @@ def test_the_same_submit_gives_one_job(
     laptop("login", "link", check=True)
     if end == "killed":
         assert_nothing_happens_while_slurm_is_silent(lab, laptop, slurm_node)
-    again = laptop(*SUBMIT, check=True)
-    assert "looks for its job before it submits another one" in again.stderr
+    again = laptop(*line, check=True)
+    assert f"looks for its {jobs} before it submits anything" in again.stderr
     (job,) = slurm_node.queue()
-    assert f"as job {job}" in again.stdout.replace("submitted", "", 1)
+    assert f"as job {job.partition('_')[0]}" in again.stdout.replace("submitted", "", 1)
     assert (job == first) == (end != "cut") == ("not submitted again" in again.stdout)
-    assert re.search(r"paceline logs -f \S+ --on link", again.stdout)
+    assert re.search(r"paceline (logs -f|sweep show) \S+ --on link", again.stdout)
     lab.wait_until_idle()
     if end == "silent":  # its answer has arrived, so the same command once more is one more job
         laptop(*SUBMIT, check=True)

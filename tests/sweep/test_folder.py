@@ -36,8 +36,8 @@ def test_failed_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ended(writer, number, state)
     assert writer.select("failed") == [1, 3]
     assert writer.select("missing") == [4, 5, 6]  # they were never submitted
-    writer.record_job("7", submission="1", tasks={4: [4], 5: [5], 6: [6]})
-    writer.record_job("9", submission="2", tasks={5: [5]})
+    writer.folder.record_job("7", submission="1", tasks={4: [4], 5: [5], 6: [6]})
+    writer.folder.record_job("9", submission="2", tasks={5: [5]})
     # The folder of 5 still names its older job; 6 continues in a job of its own.
     for number, job in ((5, "7_5"), (6, "12_6")):
         writer.folder.trial(number).path.mkdir()

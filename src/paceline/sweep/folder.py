@@ -21,6 +21,7 @@ from paceline.contract.sweep.folder import FAILED, Point, Search, SweepFolder
 from paceline.errors import ClusterError, SpecError, UsageError
 from paceline.plan.run_path import RunPath
 
+MISSING = "missing"  # trials without a result and without a job
 STARTER = "starter"  # in a submission's folder: the command that starts its trials
 
 
@@ -70,9 +71,11 @@ class SweepWriter:
 
     @contextmanager
     def add_trials(self, search: Search, new: Sequence[Point]) -> Iterator[None]:
-        """Write the search and its new trials; undo both if the body fails."""
+        """Write the search and its new trials; undo both, and what the body records of jobs, if the body fails."""
         before = self.folder.spec.read_text(encoding="utf-8") if not self.is_new else None
-        size = self.folder.points.stat().st_size if self.folder.points.exists() else None
+        sizes = {
+            path: path.stat().st_size if path.exists() else None for path in (self.folder.points, self.folder.jobs)
+        }
         created = json.loads(before)["created"] if before else time.time()
         shown = replace(search, created=created, args=redact_args(search.args))
         write_atomically(self.folder.spec, shown.to_json())
@@ -83,20 +86,16 @@ class SweepWriter:
         try:
             yield
         except BaseException:
-            if size is None:
-                self.folder.points.unlink()
-            else:
-                os.truncate(self.folder.points, size)
+            for path, size in sizes.items():
+                if size is None:
+                    path.unlink(missing_ok=True)
+                else:
+                    os.truncate(path, size)
             if before is None:
                 self.folder.spec.unlink()
             else:
                 write_atomically(self.folder.spec, before)
             raise
-
-    def record_job(self, job: str, *, submission: str, tasks: dict[int, list[int]]) -> None:
-        line = {"time": time.time(), "job": job, "submission": submission, "tasks": tasks}
-        with open(self.folder.jobs, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
 
     # -- existing trials -------------------------------------------------------------------------------
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 
 from paceline.cluster.slurm import commands as slurm
@@ -11,7 +13,7 @@ from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
 from paceline.cluster.slurm.draft import Draft
 from paceline.contract.run_folder import write_atomically
-from paceline.contract.sweep.folder import Point
+from paceline.contract.sweep.folder import SUBMITTED, Point
 from paceline.errors import ClusterError, JobRejected
 from paceline.plan.quote import command_line, quote
 from paceline.plan.slurm.array_script import Trials
@@ -66,8 +68,11 @@ class SlurmSweep(SweepStart):
                 if not submission.jobs:
                     raise
                 refusal = problem  # arrays that are queued stay
+            except BaseException:  # such as Ctrl-C: their trials are undone
+                submission.withdraw()
+                raise
             # Its last task removes the secrets of a submission, and more tasks might follow before this.
-            write_atomically(run_path.folder.path / "submitted", "")
+            write_atomically(run_path.folder.path / SUBMITTED, "")
         for note in (*plan.notes, *notes):
             self.reporter.note(note)
         self._report(submission)
@@ -126,6 +131,13 @@ class Submission:
                     break
                 left = left[len(chunk.trials) :]
 
+    def withdraw(self) -> None:
+        """Cancel the arrays that are queued. A task that starts nevertheless ends at once."""
+        for number in range(1, len(self.jobs) + 1):
+            write_atomically(self.plan.run_path.folder.path / f"cancelled-tasks-{number}", f"{time.time():.0f}\n")
+        with suppress(ClusterError):
+            slurm.cancel_jobs(self.jobs)
+
     def _submit(self, chunk: Chunk) -> None:
         folder = self.plan.run_path.folder.path
         listing = f"tasks-{len(self.jobs) + 1}"
@@ -135,4 +147,4 @@ class Submission:
         job = submit_array(self.plan, array=chunk.array(self.throttle), listing=listing, after=after, known=self.jobs)
         self.jobs.append(job)
         self.submitted += len(chunk.trials)
-        self.writer.record_job(job, submission=folder.name, tasks=chunk.tasks)
+        self.writer.folder.record_job(job, submission=folder.name, tasks=chunk.tasks)

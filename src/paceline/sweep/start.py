@@ -15,6 +15,7 @@ from typing import Protocol
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.prepare import path_in_run, prepare
 from paceline.cluster.secrets.secrets import read_secrets
+from paceline.cluster.slurm.confirmation.submission import abandoned_trials, note_trials
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import Point, Search
@@ -24,7 +25,7 @@ from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
 from paceline.plan.typed_command import to_type
 from paceline.spec import Job
-from paceline.sweep.folder import SweepWriter
+from paceline.sweep.folder import MISSING, SweepWriter
 from paceline.sweep.points import describe_point, new_trials
 from paceline.sweep.settings import TPE_PARALLEL, SweepSettings
 from paceline.sweep.wandb import check_reachable, create_sweep
@@ -93,6 +94,8 @@ class SweepStart(ABC):
     def _choose(self, resubmit: str | None) -> tuple[list[Point], list[int]]:
         """Return the trials to add, and the numbers of all that will run."""
         points, name = self.writer.points, self.search.name
+        if left := self._abandoned():
+            return [], left
         if resubmit is not None:
             numbers = self.writer.select(resubmit)
             if not numbers:
@@ -104,10 +107,15 @@ class SweepStart(ABC):
         if not new:
             raise UsageError(
                 f"The sweep {name!r} already has all of these trials.",
-                hint="Add some with --count or more values, repeat some with --resubmit failed, or choose another "
-                "--name.",
+                hint="Add some with --count or more values, run some again with --resubmit failed or --resubmit"
+                " missing, or choose another --name.",
             )
         return new, [point.number for point in new]
+
+    def _abandoned(self) -> list[int]:
+        """Return the trials that this very command has added earlier, when it was killed before it submitted them."""
+        numbers = {*abandoned_trials(self.writer.folder.path)}
+        return [number for number in self.writer.select(MISSING) if number in numbers] if numbers else []
 
     def _check_optuna(self) -> None:
         """Raise early if the trials run in this Python and it lacks Optuna."""
@@ -137,6 +145,7 @@ class SweepStart(ABC):
     def new_submission(self, new: Sequence[Point], numbers: Sequence[int]) -> Iterator[RunPath]:
         """Create the submission's folder and record its trials; undo both if the body fails."""
         with folders.create_run_folder(self.writer.submission_path()) as run_path:
+            note_trials(run_path.folder.path, numbers)
             with self.writer.add_trials(self.search, new), self.writer.reopen(numbers if not new else ()):
                 yield run_path
 

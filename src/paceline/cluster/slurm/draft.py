@@ -19,7 +19,7 @@ from paceline.cluster.runs.prepare import path_in_run, prepare, read_launch_spec
 from paceline.cluster.secrets.secrets import read_secrets
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm import sbatch
-from paceline.cluster.slurm.confirmation import note_attempt, note_job
+from paceline.cluster.slurm.confirmation.submission import note_attempt, note_job
 from paceline.cluster.slurm.limits import explain_rejection
 from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
 from paceline.cluster.slurm.states import ENDED

@@ -31,7 +31,7 @@ Note = Callable[[str], None]
 
 def forward(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> int:
     """Send a request and what it needs, carry it out, and return its exit code."""
-    if request.args[:1] == ["submit"]:
+    if request.submits:
         return _submit(connection, request, parcel, note=note)
     installation, name = deliver(connection, request, parcel, note=note)
     code = _carry_out(connection, installation, name)
@@ -41,11 +41,12 @@ def forward(connection: Connection, request: Request, parcel: Parcel, *, note: N
 
 
 def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> int:
-    """Carry out `submit`. If its answer is lost, the same command asks for the job before it submits one."""
+    """Carry out what submits jobs. If its answer is lost, the same command looks for its jobs before it submits any."""
     submission = open_submission(connection.cluster.host, request.args)
     name = connection.cluster.name
+    jobs, are = ("job", "is one") if request.args[0] == "submit" else ("jobs", "are any")
     if submission.is_repeat:
-        note(f"the answer to this command was lost earlier: {name} looks for its job before it submits another one")
+        note(f"the answer to this command was lost earlier: {name} looks for its {jobs} before it submits anything")
     try:
         installation, waiting = deliver(connection, replace(request, submission=submission.id), parcel, note=note)
     except BaseException:
@@ -60,8 +61,8 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: N
         submission.close()
         repeat = "Repeat" if connection.is_open() else f"Type: paceline login {name}; then repeat"
         raise ConnectionProblem(
-            f"{problem.message} The answer has not arrived, so the job may be in the queue or not.",
-            hint=f"{repeat} the command: a job that is there is reported, and not submitted again.",
+            f"{problem.message} The answer has not arrived, so the {jobs} may be in the queue or not.",
+            hint=f"{repeat} the command: it reports the {jobs} if there {are}, and does not submit anything twice.",
         ) from None
     if is_answer or (code != UNSETTLED and not submission.is_repeat):
         submission.confirm()

@@ -36,6 +36,7 @@ class Request:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     secret_sources: Mapping[str, str] = field(default_factory=dict)
     submission: str = ""  # its id, if the command submits a job
+    submits: bool = False  # whether it submits jobs: if its answer is lost, the same command asks for them first
     own_folder: bool = False  # whether the code gets a folder that no other command uses: a job works in it
 
     def to_json(self) -> str:

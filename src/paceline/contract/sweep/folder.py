@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from paceline.errors import EnvironmentProblem
 DONE, PRUNED, FAILED = "done", "pruned", "failed"
 LATE_SAMPLERS = ("tpe", "wandb")  # choose a point when its trial starts
 read_lines = read_objects  # of points, reports and metrics
+SUBMITTED = "submitted"  # in the folder of a submission: exists once no more jobs follow
 NO_POINT = "none"  # the state of a trial for which the search had no point left
 
 
@@ -86,6 +88,11 @@ class SweepFolder:
     def read_jobs(self) -> list[dict[str, Any]]:
         """Return the calls of sbatch, oldest first: {"time", "job", "submission", "tasks": {INDEX: [NUMBER]}}."""
         return [line for line in read_lines(self.jobs) if _is_job(line)]
+
+    def record_job(self, job: str, *, submission: str, tasks: dict[int, list[int]]) -> None:
+        line = {"time": time.time(), "job": job, "submission": submission, "tasks": tasks}
+        with open(self.jobs, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 @dataclass(frozen=True)

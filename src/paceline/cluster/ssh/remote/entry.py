@@ -17,18 +17,25 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS, clean_cache, note_use
 from paceline.cluster.ssh.request import ENDED, OUTCOME, REQUEST, UNSETTLED, Accepted, Request, end_mark
 from paceline.contract.env import ON_CLUSTER, SENT_FOLDER
 from paceline.contract.files.sent_code import KEPT
 from paceline.errors import PacelineError
+from paceline.plan.quote import quote
+
+if TYPE_CHECKING:
+    from paceline.cluster.slurm.confirmation.submission import RunOutcome
+    from paceline.cluster.slurm.confirmation.sweep_outcome import SweepOutcome
 
 SSH_FAILED = 255  # ssh's own exit code, also if a signal has killed the command
 GRACE = 5.0  # seconds between an interrupt and the end of a command that nobody reads any more
 EXPIRY = 3600.0  # seconds after which what a command has left behind is removed
 REQUEST_EXPIRY = 300.0  # the same for a request, which is taken within seconds
 OUTPUT = "output-"  # folders of files that a command writes for the laptop
+EARLIER = "when you typed this command earlier; not submitted again"
 _taken: list[tuple[Path, bool]] = []  # the request that this process carries out, and whether it is a submission
 
 
@@ -133,8 +140,8 @@ def take_over(path: Path, *, terminal: bool) -> int | None:
 
 
 def _answer_again(folder: Path, identity: str, *, is_question: bool) -> int | None:
-    """Report the job that this very submission has led to earlier. None if there is none: it is yet to be submitted."""
-    from paceline.cluster.slurm.confirmation import begin_submission, settle_submission
+    """Report what this very submission has led to earlier. None if that is nothing: it is yet to be carried out."""
+    from paceline.cluster.slurm.confirmation.submission import RunOutcome, begin_submission, settle_submission
 
     if not re.fullmatch(r"[0-9a-f]+", identity):
         sys.exit(f"paceline: error: {identity!r} is no submission.")
@@ -145,17 +152,33 @@ def _answer_again(folder: Path, identity: str, *, is_question: bool) -> int | No
         print(f"paceline: error: {problem.message}\n  {problem.hint}", file=sys.stderr, flush=True)
         return UNSETTLED
     if is_question:
-        print(json.dumps({"run": found[0].key, "job": found[1]} if found else {"run": None}), flush=True)
+        run = {"run": found.folder.key, "job": found.job} if isinstance(found, RunOutcome) else {"run": None}
+        print(json.dumps(run), flush=True)
         return 0
     if found is None:
         return None
-    run, job = found
-    on = os.environ.get(ON_CLUSTER, "")
-    print(f"submitted {run.path.name} as job {job}, when you typed this command earlier; not submitted again")
-    print(f"  folder  {run.path}")
-    print(f"  logs    paceline logs -f {run.path.name} --on {on}")
-    print("To submit one more job, repeat the command.", flush=True)
+    _report_run(found) if isinstance(found, RunOutcome) else _report_sweep(found)
     return 0
+
+
+def _report_run(found: RunOutcome) -> None:
+    name, on = found.folder.path.name, os.environ.get(ON_CLUSTER, "")
+    print(f"submitted {name} as job {found.job}, {EARLIER}")
+    print(f"  folder  {found.folder.path}")
+    print(f"  logs    paceline logs -f {name} --on {on}")
+    print("To submit one more job, repeat the command.", flush=True)
+
+
+def _report_sweep(found: SweepOutcome) -> None:
+    name, on = quote(found.sweep.name), os.environ.get(ON_CLUSTER, "")
+    trials, jobs = f"{found.trials} trial{'s' * (found.trials != 1)}", f"job{'s' * (len(found.jobs) > 1)}"
+    print(f"submitted {trials} of {name} as {jobs} {', '.join(found.jobs)}, {EARLIER}")
+    print(f"  folder  {found.sweep.path}")
+    print(f"  state   paceline sweep show {name} --on {on}")
+    if found.missing:
+        print(f"The other {found.missing} of its trials are not submitted. Submit them:")
+        print(f"  paceline sweep --resubmit missing {name} --on {on}")
+    sys.stdout.flush()
 
 
 def note_end(code: object) -> None:

@@ -10,19 +10,28 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.cluster.slurm.commands import read_job_id
+from paceline.cluster.slurm.confirmation.sweep_outcome import SweepOutcome, find_sweep
 from paceline.cluster.slurm.sbatch import find_job
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError
 
 PATIENCE = 90.0  # seconds to wait for an earlier command that has not heard yet that its connection is lost
 _descriptor: list[int] = []  # of the file of the submission that this process carries out
+_abandoned: dict[Path, list[int]] = {}  # trials by sweep: an earlier command was killed before it had submitted any
 
 
-def begin_submission(path: Path) -> tuple[RunFolder, str] | None:
-    """Return the run and the job of this submission if it was carried out already.
+class RunOutcome(NamedTuple):
+    """The run and the job that a submission has led to."""
+
+    folder: RunFolder
+    job: str
+
+
+def begin_submission(path: Path) -> RunOutcome | SweepOutcome | None:
+    """Return what this submission has led to if it was carried out already.
 
     Otherwise, what this process submits is recorded there, and nobody else carries out the same submission meanwhile.
     Raises ClusterError if it was withdrawn, and if Slurm does not say whether there is a job.
@@ -37,6 +46,8 @@ def begin_submission(path: Path) -> tuple[RunFolder, str] | None:
         raise
     if found is None and not values.get("withdrawn"):
         _descriptor[:] = [descriptor]
+        if "submission" in values:
+            _abandoned[Path(values["submission"]).parent.parent] = list(values.get("trials", ()))
         return None
     os.close(descriptor)
     if found is None:
@@ -44,8 +55,8 @@ def begin_submission(path: Path) -> tuple[RunFolder, str] | None:
     return found
 
 
-def settle_submission(path: Path) -> tuple[RunFolder, str] | None:
-    """Return the run and the job of a submission. If it has led to none, it is withdrawn: it never leads to one.
+def settle_submission(path: Path) -> RunOutcome | SweepOutcome | None:
+    """Return what a submission has led to. If it is nothing, it is withdrawn: it never leads to a job.
 
     Raises ClusterError if Slurm does not say whether there is a job: nothing is withdrawn then.
     """
@@ -74,7 +85,19 @@ def note_job(folder: RunFolder, job: str) -> None:
         os.close(_descriptor.pop())
 
 
-def _find(values: dict[str, Any]) -> tuple[RunFolder, str] | None:
+def note_trials(submission: Path, trials: Sequence[int]) -> None:
+    """Record that a sweep is about to submit trials; `submission` is the folder that they share."""
+    _write({"submission": str(submission), "trials": list(trials)})
+
+
+def abandoned_trials(sweep: Path) -> list[int]:
+    """Return the trials that this very submission was to submit when it was killed. They have no job."""
+    return _abandoned.get(sweep, [])
+
+
+def _find(values: dict[str, Any]) -> RunOutcome | SweepOutcome | None:
+    if "submission" in values:
+        return find_sweep(Path(values["submission"]), values.get("trials", ()))
     try:
         folder, known = RunFolder(Path(values["folder"])), values.get("known", ())
     except KeyError:
@@ -85,7 +108,7 @@ def _find(values: dict[str, Any]) -> tuple[RunFolder, str] | None:
     if job is None and folder.path.exists() and not folder.cancelled.exists():
         # The command was killed while it called sbatch, or before it had recorded the job.
         job = find_job(folder.path, os.environ, known=known, pauses=(0.0, 1.0))
-    return None if job is None else (folder, job)
+    return None if job is None else RunOutcome(folder, job)
 
 
 def _lock(descriptor: int) -> None:

@@ -1,0 +1,1 @@
+"""Submissions from another machine, whose answer may be lost: what each has led to."""
