@@ -194,6 +194,13 @@ def test_progress_bars_know_how_many_batches_are_left(tmp_path: Path, kind: str)
     assert [(bar.total, bar.n) for bar in bars] == [(8, 8), (4, 4), (12, 12)]
 
 
+def test_progress_bars_know_how_many_batches_are_evaluated(tmp_path: Path) -> None:
+    with paceline.session(folder=tmp_path, cpu=True, progress=False, report=False) as run:
+        for data, size in ((Numbers(23), 4), (DataLoader(Numbers(23), batch_size=4, shuffle=True), None)):
+            bar = tqdm(run.evaluate(data, batch_size=size), file=io.StringIO())
+            assert (bar.total, sum(len(batch) for batch in bar), bar.n) == (6, 23, 6)
+
+
 def test_the_length_of_a_loop(tmp_path: Path) -> None:
     with paceline.session(folder=tmp_path, cpu=True, progress=False, report=False) as run:
         steps = run.steps(range(3))
@@ -202,6 +209,8 @@ def test_the_length_of_a_loop(tmp_path: Path) -> None:
         for endless in (iter([1, 2]), run.loader(Unsized(), batch_size=2)):
             with pytest.raises(TypeError, match="has no length"):
                 len(run.steps(endless))
+        with pytest.raises(TypeError, match="has no length"):
+            len(run.evaluate(Unsized()))
         for loader in (range(3), range(4)):  # `break` ends a loop, so that the next one may begin
             for number in run.steps(loader):
                 if number == 1:

@@ -287,7 +287,7 @@ class Loop:
             self._gradients.reset()
             boundary.end_loop()
 
-    def evaluate(self, loader: Any) -> Iterator[Any]:
+    def evaluate(self, loader: Any) -> Generator[Any, None, None]:
         self._boundary.begin_evaluation()
         metrics = self._boundary.metrics
         for batch in loader:

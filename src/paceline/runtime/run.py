@@ -26,12 +26,12 @@ from paceline.runtime.distributed import collectives
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
 from paceline.runtime.loop import Loop
+from paceline.runtime.loop_batches import LoopBatches
 from paceline.runtime.lr_scale import LrScale, scale_factor
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
 from paceline.runtime.plain_loader import PlainLoader
 from paceline.runtime.settings import Params, Settings
-from paceline.runtime.step_batches import StepBatches
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Pruned
 from paceline.runtime.trackers.config import plain_config
@@ -427,7 +427,7 @@ class Run:
 
     def steps(
         self, loader: Any, *, max_steps: int | None = None, accumulate: int = 1, exact: bool = True
-    ) -> StepBatches:
+    ) -> LoopBatches:
         """Yield the batches of one epoch. Between two of them is the step boundary: heartbeat, save, stop.
 
         `loader` comes from `run.loader`, or is any iterable of batches with equally many on every rank; `accumulate`
@@ -446,14 +446,15 @@ class Run:
         if self._mesh.tensor > 1:
             self._loop.check_first = lambda batch: check_batch(batch, self._mesh, self.device)
         left = self._loop.count_left(loader, max_steps=max_steps, accumulate=accumulate)
-        return StepBatches(self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate, exact=exact), left)
+        batches = self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate, exact=exact)
+        return LoopBatches(batches, lambda: left)
 
-    def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> Iterator[Any]:
+    def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> LoopBatches:
         """Yield this rank's part of a data set. Every sample is seen once, with equally many forwards per rank.
 
         Call it on all ranks, with `model.eval()` and `torch.no_grad()` as usual. `data` is a data set, a pipeline or a
         DataLoader; `batch_size` counts samples over all ranks. A rank with no samples left gets an empty batch of what
-        the collate function returns.
+        the collate function returns. `len(run.evaluate(data))` is the number of forwards, if the data has a length.
 
         Raises UsageError if a sampler differs between ranks, or if there is no empty batch.
         """
@@ -468,7 +469,8 @@ class Run:
             self._evaluation_loaders[key] = (data, loader)
             if len(self._evaluation_loaders) > MAX_EVALUATION_LOADERS:  # the script makes new data in every epoch
                 self._evaluation_loaders.pop(next(iter(self._evaluation_loaders)))[1].close()
-        return self._loop.evaluate(self._evaluation_loaders[key][1])
+        evaluated = self._evaluation_loaders[key][1]
+        return LoopBatches(self._loop.evaluate(evaluated), evaluated.count_batches)
 
     def capture(self, step: Callable[..., Any]) -> CapturedStep:
         """Return the function `step` as one CUDA graph: small steps then cost the host almost nothing.

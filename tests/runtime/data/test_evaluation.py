@@ -203,9 +203,10 @@ def test_every_sample_is_counted_once(
         for rank in range(ranks):
             torch.manual_seed(rank)  # ranks draw different numbers
             loader = loader_of(samples, batch_size, function, sampler, batches)
-            passes.append(
-                [samples_of(batch) for batch in make_evaluation_loader(loader, identity=Identity(rank, ranks))]
-            )
+            evaluated = make_evaluation_loader(loader, identity=Identity(rank, ranks))
+            expected = evaluated.count_batches()
+            passes.append([samples_of(batch) for batch in evaluated])
+            assert expected == len(passes[-1])
         assert len({len(each) for each in passes}) == 1, "every rank runs the same number of forwards"
         return [batch for each in passes for batch in each]
 

@@ -88,7 +88,7 @@ class MapEvaluationLoader:
         self._tensors = tensors
         self._samples = -1  # in the last pass
 
-    def __len__(self) -> int:
+    def count_batches(self) -> int:
         """Return the number of forward passes of each rank."""
         return len(self._slices(self._draw_order()))
 
@@ -136,6 +136,9 @@ class StreamEvaluationLoader:
             **data.options, **options,
         )  # fmt: skip
         self.had_empty = False  # whether this rank got an empty batch in the last pass
+
+    def count_batches(self) -> None:
+        """A stream has no length."""
 
     def __iter__(self) -> Iterator[Any]:
         self.had_empty = True  # until it gets a batch at all
