@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import run as cli_run
+from paceline.contract.checkpoint.names import CHECKPOINT_MARKER
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 
@@ -197,6 +198,7 @@ def test_a_local_run_goes_on_in_the_queue(login: Login) -> None:
     assert first.returncode == 0, first.stderr
     (login.project / "paceline.toml").write_text('[job]\npartition = "gpu"\n')
     done = login.submit("--resume", "loc", "--time", "1h")
+    assert f"{login.run.path.name} is done and has no checkpoint: its script starts again" in done.stderr
     assert "pass these --env variables again if needed: API_KEY" in done.stderr
     assert f"a new copy of {login.project}" in done.stderr
     assert "#SBATCH --partition=gpu\n" in login.run.script.read_text()
@@ -206,6 +208,50 @@ def test_a_local_run_goes_on_in_the_queue(login: Login) -> None:
     )  # fmt: skip
     assert (spec["variables"], spec["max_restarts"]) == ({"FOO": "1"}, 2)
     assert "name       loc\n" in login("show", "loc").stdout
+
+
+def test_a_run_that_is_done_needs_more_to_do(login: Login) -> None:
+    login.submit("--name", "mine", "train.py", "--epochs", "2")
+    run = login.run
+    end_well(login, "11")
+    before = contents(run.path)
+    for more in ([], ["--time", "8h", "--nodes", "2"], ["--dry-run"]):
+        refused = login("submit", "--no-check", "--resume", "mine", *more)
+        assert refused.returncode == 2
+        assert f"Run {run.path.name} is done, so there is nothing left to do." in refused.stderr
+        assert f"paceline submit --resume {run.path.name} train.py --epochs 20" in refused.stderr
+        assert "paceline submit --name NEW train.py" in refused.stderr
+    assert contents(run.path) == before
+    assert len((login.bin / "submitted").read_text().splitlines()) == 1
+
+    # More epochs; then that job never starts, and the run is submitted once more as it is.
+    assert "is done" not in login.submit("--resume", "mine", "train.py", "--epochs", "20").stderr
+    assert login.spec()["args"] == ["--epochs", "20"]
+    login.end("FAILED")
+    login.submit("--resume", "mine")
+    end_well(login, "13")
+    assert "only if the code asks for more" in login.submit("--resume", "mine", "train.py", "--epochs", "20").stderr
+    end_well(login, "14")
+    (run.path / "job-starts" / "14-0" / "unsaved").touch()  # its last steps are repeated
+    login.submit("--resume", "mine")
+    end_well(login, "15")
+    login.submit("--resume", "mine", "--param", "epochs=30")
+    end_well(login, "16")
+    login.submit("--resume", "mine", "--env", "EPOCHS=30")
+
+
+def end_well(login: Login, job: str) -> None:
+    """Do what a job does until its run is done, with a checkpoint."""
+    run = login.run
+    start = run.path / "job-starts" / f"{job}-0"
+    start.mkdir(parents=True)
+    (start / "verdict").write_text("done\n")
+    run.claims.mkdir(exist_ok=True)
+    (run.claims / str(len(list(run.claims.iterdir())) + 1)).symlink_to(start.name)
+    checkpoint = run.path / "checkpoints" / "step-00000002"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / CHECKPOINT_MARKER).write_text("{}")
+    login.end("COMPLETED")
 
 
 def test_a_slurm_run_is_not_trained_on_a_login_node_by_accident(

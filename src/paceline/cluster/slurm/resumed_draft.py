@@ -18,6 +18,7 @@ from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.claims import require_not_running, require_permission
 from paceline.cluster.runs.prepare import EarlierStart, prepare, read_launch_spec
 from paceline.cluster.slurm import sbatch
+from paceline.cluster.slurm.done_run import require_work_left
 from paceline.cluster.slurm.draft import Draft, Submitted
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
@@ -126,6 +127,7 @@ def find_resumed_draft(
         )
     require_not_running(folder)
     require_permission(folder)
+    note = require_work_left(folder, old, program=program, flags=typed.flags, params=typed.params)
     record = _read_record(folder)
     was_submitted = record.get("backend") == "slurm"
     if was_submitted and (typed.config or typed.profile):
@@ -144,7 +146,9 @@ def find_resumed_draft(
         job = replace(typed.load(project.program, project.cwd, (tables, folder.run_json)), folder=project.folder)
     changes_copy = job.is_typed("project.workdir") or job.is_typed("project.snapshot")
     keeps_code = program is None and _runs_copy(folder, old) and folder.code.is_dir() and not changes_copy
-    return ResumedDraft(job, folder, EarlierStart(record, old, keeps_code), after=after)
+    draft = ResumedDraft(job, folder, EarlierStart(record, old, keeps_code), after=after)
+    draft.notes += [note] if note else []
+    return draft
 
 
 def _read_record(folder: RunFolder) -> dict[str, Any]:
