@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console
-from paceline.cluster.ssh.clusters import ON, ProjectFile, find_cluster, user_file
+from paceline.cluster.ssh.clusters import ON, ProjectFile, explain_table, find_cluster, user_file
 from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.control_socket import read_logins
 from paceline.errors import UsageError
@@ -38,6 +38,8 @@ def command(
         return _show(project)
     name = cluster or os.environ.get(ON) or project.default
     if name is None:
+        if not project.clusters():
+            raise UsageError("No cluster is configured.", hint=explain_table(project))
         raise UsageError("Which cluster?", hint="Name one, as in `paceline login alps`, or list them with --show.")
     connection = Connection(find_cluster(name, project))
     if connection.is_open():
@@ -52,7 +54,8 @@ def _show(project: ProjectFile) -> int:
     clusters = project.clusters()
     logged_in = {login.host for login in read_logins()}
     if not clusters:
-        console.say_note("no cluster has a host: see `paceline reference profiles`")
+        console.say_note("no cluster is configured")
+        console.say(f"  {explain_table(project)}")
     for name in project.without_host():
         console.say_note(f"[{name}] of {user_file()} has no host, so it names no cluster")
     names = {name: console.printable(name) for name in sorted(clusters)}

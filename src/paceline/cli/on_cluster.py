@@ -163,7 +163,14 @@ def converse(asked: Forwarded, submission: str = "") -> Conversation:
 
 
 def cluster_names(asked: Forwarded) -> Sequence[str]:
-    return sorted(find_project(asked).clusters()) if asked.names[0] == ALL else asked.names
+    if asked.names[0] != ALL:
+        return asked.names
+    from paceline.cluster.ssh.clusters import explain_table
+
+    project = find_project(asked)
+    if not (names := sorted(project.clusters())):
+        raise UsageError("No cluster is configured.", hint=explain_table(project))
+    return names
 
 
 def find_project(asked: Forwarded) -> ProjectFile:

@@ -71,7 +71,7 @@ def command(
         _print_json(scratch, rows, points)
         return 0
     if not rows:
-        console.say_note(f"no {'such ' * selected}runs in {viewpoint.origin(scratch)}")
+        _say_none(f"no {'such ' * selected}runs in {viewpoint.origin(scratch)}")
         return 0
     _print(rows, points)
     if older:
@@ -81,6 +81,13 @@ def command(
     if unknown:
         console.say_note(f"the status of {len(unknown)} of these is unknown. {unknown[0].hint}")
     return 0
+
+
+def _say_none(text: str) -> None:
+    from paceline.cluster.ssh.clusters import suggest_clusters
+
+    elsewhere = suggest_clusters()
+    console.say_note(f"{text}. {elsewhere}" if elsewhere else text)
 
 
 def _read(scratch: Path, limit: int | None) -> tuple[list[Row], int]:

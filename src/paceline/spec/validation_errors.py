@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
 
@@ -94,14 +95,18 @@ def _unknown(where: str, path: Sequence[str], known: Sequence[str]) -> SpecError
     key = path[-1]
     table = f"[{'.'.join(path[:-1])}] of {where}" if path[:-1] else where
     is_profile = len(path) == 3 and path[0] == "profiles"
-    hint, page = _suggest(key, "profiles" if is_profile else path[-2] if path[:-1] else "", known)
+    owner = f"{'.'.join(path[:2])}." if path[0] == "profiles" and len(path) > 2 else ""
+    hint, page = _suggest(key, "profiles" if is_profile else path[-2] if path[:-1] else "", known, owner)
     return SpecError(f"Unknown key {key!r} in {table}.", hint=f"{hint} {reference(page)}")
 
 
-def _suggest(key: str, table: str, known: Sequence[str]) -> tuple[str, str]:
-    """Return what to use instead of an unknown key, of its own table or of the one it belongs in, and that table."""
+def _suggest(key: str, table: str, known: Sequence[str], owner: str = "") -> tuple[str, str]:
+    """Return what to use instead of an unknown key, of its own table or of the one it belongs in, and that table.
+
+    `owner` comes before the names of tables: `profiles.alps.`
+    """
     if right := _tables_with(key):
-        return f"Move it to [{right[0]}].", right[0]
+        return f"Move it to [{owner}{right[0]}].", right[0]
     found = find_key(key)
     meant = (found.partition(".")[0], found.partition(".")[2]) if found else None
     close = nearest(key, known)
@@ -114,7 +119,7 @@ def _suggest(key: str, table: str, known: Sequence[str]) -> tuple[str, str]:
         close = nearest(key, list(every))
         meant = (every[close], close) if close else None
     if meant is not None:
-        where = "" if meant[0] == table else f" in [{meant[0]}]"
+        where = "" if meant[0] == table else f" in [{owner}{meant[0]}]"
         return f"Did you mean {meant[1]!r}{where}?", meant[0]
     return (f"Did you mean {close!r}?" if close else f"Use one of {', '.join(known)}."), table
 
@@ -147,4 +152,10 @@ def explain_flag(problem: ValidationError, flag: str) -> SpecError:
     """Return the same for a value from the command line."""
     error = problem.errors(include_url=False)[0]
     value = REDACTED if flag.removeprefix("--notify-") in HIDDEN else show(error["input"])
-    return SpecError(f"Invalid {flag} {value}: use {_expected(error)}.")
+    name, hint = str(error["input"]), ""
+    if flag == "--profile" and re.fullmatch(r"[A-Za-z][\w.-]*", name):
+        hint = (
+            f"--profile chooses steps to profile. To work on a cluster over SSH: --on {name}. "
+            f"For the settings in [profiles.{name}]: --cluster-profile {name}."
+        )
+    return SpecError(f"Invalid {flag} {value}: use {_expected(error)}.", hint=hint)

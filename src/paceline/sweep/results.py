@@ -120,11 +120,11 @@ def find_sweep(name: str, scratch: Path) -> SweepFolder:
             f"{name!r} matches {len(meant)} sweeps: {', '.join(str(path) for path in meant[:5])}",
             hint="Write more of the name, or give the sweep's folder.",
         )
+    from paceline.cluster.ssh.clusters import suggest_clusters
+
     names = ", ".join(path.name for path in known[:8])
-    raise UsageError(
-        f"You have no sweep {name!r} in {scratch}.",
-        hint=f"The sweeps are: {names}." if names else "Start one with `paceline sweep sweep.toml`.",
-    )
+    hint = f"The sweeps are: {names}." if names else "Start one with `paceline sweep sweep.toml`."
+    raise UsageError(f"You have no sweep {name!r} in {scratch}.", hint=f"{hint} {suggest_clusters('sweeps')}".rstrip())
 
 
 def find_own_sweep(name: str, scratch: Path) -> SweepFolder:

@@ -142,8 +142,8 @@ def find_run(name: str, scratch: Path) -> RunFolder:
         raise UsageError(f"You have no runs in {scratch}.", hint=_where_runs_are())
     raise UsageError(
         f"There is no run {name!r} in {scratch}.",
-        hint=f"{_suggestion(name, known)}Give a run's id, the start or end of it, its name or the start of that, its"
-        " job id, or its folder. Of another user's run, give the whole id or the folder. "
+        hint=f"{_suggestion(name, known)}{_elsewhere()}Give a run's id, the start or end of it, its name or the start"
+        " of that, its job id, or its folder. Of another user's run, give the whole id or the folder. "
         f"`{to_type('ps')}` lists runs.",
     )
 
@@ -151,9 +151,15 @@ def find_run(name: str, scratch: Path) -> RunFolder:
 def _where_runs_are() -> str:
     """Return what to do if there are none: a variable that is set on a laptop says nothing about a cluster."""
     if not (name := cluster()):
-        return "Give a run's folder, or set PACELINE_SCRATCH."
+        return f"{_elsewhere()}Give a run's folder, or set PACELINE_SCRATCH."
     first = f"Submit one with `paceline submit --on {quote(name)} SCRIPT`."
     return f"{first} If you have runs in another folder there, set scratch in [profiles.{name}.project]."
+
+
+def _elsewhere() -> str:
+    from paceline.cluster.ssh.clusters import suggest_clusters
+
+    return f"{found} " if (found := suggest_clusters()) else ""
 
 
 def _suggestion(wanted: str, paths: Iterable[Path]) -> str:

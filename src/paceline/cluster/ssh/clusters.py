@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import SpecError, UsageError
-from paceline.spec.load import find_file, read_file, repository_root, take_access
+from paceline.errors import PacelineError, SpecError, UsageError
+from paceline.plan.quote import quote
+from paceline.plan.typed_command import cluster as shown_cluster
+from paceline.spec.load import find_file, profile_name, read_file, repository_root, take_access
 from paceline.spec.tables import ACCESS_KEYS, Tables
 from paceline.spec.validation_errors import nearest, show
 
 ON = "PACELINE_ON"  # the default of --on
-_EXAMPLE = 'host = "login.example.org"'
+_EXAMPLE = "login.example.org"
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]*")
 
 
@@ -80,13 +82,49 @@ def find_cluster(name: str, project: ProjectFile) -> Cluster:
     _check_has_host(name, project)
     if close := nearest(name, list(known)):
         raise UsageError(f"There is no cluster {name!r}.", hint=f"Did you mean {close!r}?")
-    table = "tool.paceline.profiles" if project.file and project.file.name == "pyproject.toml" else "profiles"
     others = f" You have {', '.join(sorted(known))}." if known else ""
-    raise UsageError(
-        f"There is no cluster {name!r}.{others}",
-        hint=f"Write its login node into {project.file or 'paceline.toml of your project'}:"
-        f"\n    [{table}.{name}]\n    {_EXAMPLE}\n  For all projects, write it into {user_file()}, below [{name}].",
+    raise UsageError(f"There is no cluster {name!r}.{others}", hint=explain_table(project, name))
+
+
+def explain_table(project: ProjectFile, name: str = "") -> str:
+    """Return what to write into paceline.toml for a cluster. `name` is what somebody has called it, or its host."""
+    key, host = _as_key(name), name if _is_host_name(name) else _EXAMPLE
+    table = "tool.paceline.profiles" if project.file and project.file.name == "pyproject.toml" else "profiles"
+    use = f" Then type `paceline login {key}`." if key != name else ""
+    whose = "its" if name else "a cluster's"
+    return (
+        f"Write {whose} login node into {project.file or 'paceline.toml of your project'}:"
+        f'\n    [{table}.{key}]\n    host = "{host}"'
+        f"\n  For all projects, write it into {user_file()}, below [{key}].{use}"
     )
+
+
+def _is_host_name(text: str) -> bool:
+    """Whether a text is an address, such as user@host or a domain, rather than a name for a cluster."""
+    return bool(_HOST.fullmatch(text)) and not text.isidentifier() and any(mark in text for mark in "@.:")
+
+
+def _as_key(name: str) -> str:
+    """Return a name for a cluster that TOML takes without quotes; of an address, the part that is most telling."""
+    if _is_host_name(name):
+        labels = name.rpartition("@")[2].split(".")
+        name = next((each for each in labels if not re.fullmatch(r"(login|ssh|front\w*|hpc)?-?\d*", each)), labels[0])
+    return profile_name(name).strip("-") or "alps"
+
+
+def suggest_clusters(what: str = "runs") -> str:
+    """Return how to name what is on a cluster, for somebody who looks for it here; empty if no cluster is known."""
+    if shown_cluster():
+        return ""
+    try:
+        names = sorted(ProjectFile.find(Path.cwd()).clusters())
+    except (PacelineError, OSError):  # it is no part of the error that this is a hint of
+        return ""
+    if not names:
+        return ""
+    if len(names) == 1:
+        return f"For {what} on {names[0]}, add `--on {quote(names[0])}`."
+    return f"For {what} on a cluster, add `--on` and its name: {', '.join(names[:-1])} or {names[-1]}."
 
 
 def _check_has_host(name: str, project: ProjectFile) -> None:
@@ -101,7 +139,7 @@ def _check_has_host(name: str, project: ProjectFile) -> None:
         for key in (key for key in table if key not in (*ACCESS_KEYS, *Tables.model_fields)):
             if nearest(key, ACCESS_KEYS) == "host":
                 raise SpecError(f"Unknown key {key!r} in {where}.", hint="Did you mean 'host'?")
-        raise UsageError(f"{where} has no host.", hint=f"Add its login node there, such as {_EXAMPLE}.")
+        raise UsageError(f"{where} has no host.", hint=f'Add its login node there, such as host = "{_EXAMPLE}".')
 
 
 def _own_tables() -> dict[str, dict[str, Any]]:
