@@ -157,6 +157,19 @@ def test_a_run_that_waits_in_the_queue_has_no_speed(tmp_path: Path) -> None:
     assert (queued.rate, queued.rate_unit, queued.step) == (None, "", 1)
 
 
+def test_a_run_has_no_goodput_before_it_has_started(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    now = time.time()
+    waits = {"job": "7", "state": JobState("7", "PENDING")}
+    submitted = [{"time": now - 100, "event": "queued"}]
+    write_lines(folder.rank_events, submitted)
+    queued = replace(make_record(folder, "queued"), **waits)
+    assert make_overview(queued).goodput is None
+    assert make_overview(make_record(folder, "cancelled")).goodput is None
+    write_lines(folder.rank_events, [*submitted, {"time": now - 50, "event": "node", "index": 0}])
+    assert make_overview(make_record(folder, "running")).goodput == 0.0
+
+
 def test_a_run_without_a_known_end_has_no_time_left(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_lines(folder.metrics, metrics(20))

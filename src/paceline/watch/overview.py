@@ -117,7 +117,9 @@ def _describe_pause(folder: RunFolder, pause: float) -> str:
 
 def _goodput(record: Record, events: Sequence[dict[str, Any]]) -> float | None:
     shares = read_goodput(record.folder, events, is_over=record.is_over, is_waiting=record.is_waiting)
-    if shares.total <= 0 or (shares.seconds["running"] and not shares.seconds["training"]):
+    if shares.total <= shares.seconds["queued"]:
+        return None  # it has never started
+    if shares.seconds["running"] and not shares.seconds["training"]:
         return None  # a script without the runtime has no steps that anybody could count
     return shares.share("training")
 
