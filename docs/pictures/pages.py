@@ -16,6 +16,7 @@ from playwright.sync_api import Page, sync_playwright
 from sample_runs import SampleRuns
 from top import make_runs
 
+from paceline.cluster.slurm.states import JobState
 from paceline.contract.sweep.folder import Point, Search, SweepFolder
 from paceline.ui.web.answers import Answers
 from paceline.ui.web.app import make_app
@@ -26,31 +27,43 @@ HERE = Path(__file__).parent
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
-def make_sweep(folder: Path) -> None:
-    """A search over three parameters, of which the learning rate decides."""
+ENDED, RUNNING, TRIALS = 58, 4, 64  # trials of the sweep: those that are neither ended nor running wait
+JOB = "5120"
+
+
+def make_sweep(folder: Path, samples: SampleRuns) -> None:
+    """A search over three parameters, of which the learning rate decides. Its last trials are still to come."""
     dice = random.Random(3)
     sweep = SweepFolder(folder)
     sweep.trials.mkdir(parents=True)
     space = {"lr": {"log_uniform": [1e-5, 0.1]}, "width": {"grid": [128, 256, 512]}, "dropout": {"uniform": [0, 0.5]}}
-    sweep.spec.write_text(Search(name=folder.name, metric="loss", sampler="tpe", space=space).to_json())
+    sweep.spec.write_text(
+        Search(name=folder.name, metric="loss", sampler="tpe", space=space, created=samples.now - 7200).to_json()
+    )
     points = []
-    for number in range(64):
+    for number in range(TRIALS):
         center = -3 + 2 * (dice.random() - 0.5) * (2 if number < 20 else 0.7)
         point = {"lr": 10**center, "width": dice.choice([128, 256, 512]), "dropout": dice.uniform(0, 0.5)}
         points.append(Point(number, number, point, None).to_line())
-        if number > 57:
+        trial, task = sweep.trial(number), f"{JOB}_{number}"
+        if number >= ENDED:
+            is_running = number < ENDED + RUNNING
+            samples.states[task] = JobState(task, "RUNNING" if is_running else "PENDING")
+            if is_running:
+                samples.add("", age=900, job=task, state="RUNNING", nproc=1, folder=trial.path)
             continue
-        trial = sweep.trial(number)
         trial.path.mkdir()
         trial.run_json.write_text("{}")
         loss = 1.9 + 0.5 * abs(center + 3.1) ** 1.5 + 60 / point["width"] * 0.3 + dice.gauss(0, 0.04)
         result: dict[str, Any] = {"state": "done", "value": loss, "started": 0.0, "ended": dice.uniform(600, 1500)}
-        if number % 19 == 11:
-            result |= {"state": "failed", "value": None, "error": "torch.OutOfMemoryError: CUDA out of memory"}
-        elif number % 7 == 5:
+        if number % 7 == 5:
             result |= {"state": "pruned", "step": 200 * (1 + number % 3)}
         trial.result.write_text(json.dumps(result))
     sweep.points.write_text("".join(points))
+    tasks = {str(number): [number] for number in range(TRIALS)}
+    sweep.jobs.write_text(
+        json.dumps({"time": samples.now - 7200, "job": JOB, "submission": "1", "tasks": tasks}) + "\n"
+    )
 
 
 def draw(page: Page, base: str, scratch: Path, out: Path) -> None:
@@ -81,7 +94,7 @@ def main() -> None:
         scratch = Path(folder) / "scratch"
         samples = SampleRuns(scratch)
         make_runs(samples)
-        make_sweep(scratch / "llm" / "default" / "pretrain-search")
+        make_sweep(scratch / "llm" / "default" / "pretrain-search", samples)
         access, listener = Access(), listen(0)
         server = make_server(make_app(Answers(scratch, samples.query), access))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
