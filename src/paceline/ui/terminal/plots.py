@@ -14,7 +14,7 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a characte
 ASCII_DOTS = {0: " ", 1: "'", 2: ".", 3: ":"}  # two rows, one column
 LARGEST = 1e300  # so that differences are finite
 LOG_SPAN = 100.0  # the largest value over the smallest, above which a curve needs a log scale
-LOG_NAME = " (y: log scale)"
+LOG_NAMES = ("{} (y: log scale)", "{} (log y)", "log y", "log")  # of the axis below, by the room that there is
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 Point = tuple[float, float]
@@ -72,9 +72,10 @@ def line_plot(
     values = [y for _, y in known]
     if min(values) > 0 and max(values) / LOG_SPAN > min(values):
         logs = [(x, math.log10(min(y, LARGEST))) for x, y in known]
-        plot = _plot(logs, width=width, height=height, unicode=unicode, x_name=x_name + LOG_NAME, log=True)
-        if plot and LOG_NAME in plot[-1]:
-            return plot
+        for name in (each.format(x_name) for each in LOG_NAMES):
+            plot = _plot(logs, width=width, height=height, unicode=unicode, x_name=name, log=True)
+            if plot and name in plot[-1]:
+                return plot
     return _plot(known, width=width, height=height, unicode=unicode, x_name=x_name)
 
 

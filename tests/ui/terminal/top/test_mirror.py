@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 
 from paceline.errors import ConnectionProblem
+from paceline.sweep.overview import SweepOverview
+from paceline.ui.terminal.top.actions import find_action
+from paceline.ui.terminal.top.data.rows import Row
+from paceline.ui.terminal.top.panes.run_panes import sweep_facts
 from paceline.watch.mirror import frames
 from paceline.watch.mirror.frames import Frame
 from paceline.watch.mirror.mirror_folder import Mirror
@@ -13,6 +17,10 @@ from paceline.watch.viewpoint import Viewpoint, look_at
 from tests.ui.terminal.top.screen import Screen, drive
 
 RUN = "project/default/20260101-120000-aaaa"
+SWEEP = SweepOverview(
+    name="my lrs", project="p", experiment="e", path="/scratch/ann/p/e/my lrs", is_over=True, metric="loss",
+    direction="minimize", created=5000.0, trials=2, counts={"done": 2}, best=None, best_trial=None,
+)  # fmt: skip
 
 
 def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) -> None:
@@ -35,7 +43,13 @@ def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) ->
         return f"{run} is cancelled."
 
     async def work(screen: Screen) -> None:
-        await screen.until("digits", "running", "n1", "alps:/scratch/ann")
+        await screen.until("paceline top --on alps", "digits", "running", "n1", "/scratch/ann")
+        await screen.press("enter")
+        await screen.until(f"alps:/scratch/ann/{RUN}")  # as `show` has it
+        await screen.press("escape")
+        await screen.pilot.resize_terminal(50, 30)
+        await screen.until("paceline top --on alps  1 running")
+        await screen.pilot.resize_terminal(140, 30)
         await screen.press("c")
         await screen.until("Cancel the run")
         await screen.press("y")
@@ -50,3 +64,11 @@ def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) ->
         drive(mirror.folder, work, size=(140, 30))
     assert asked == [("cancel", "20260101-120000-aaaa"), ("stop", "20260101-120000-aaaa")]
     assert not (mirror.folder / RUN / "cancelled").exists()
+
+
+def test_commands_for_a_sweep_name_the_cluster(tmp_path: Path) -> None:
+    row = Row("/scratch/ann/p/e/my lrs", None, sweep=SWEEP)
+    with look_at(Viewpoint("alps", Mirror(tmp_path), lambda verb, run: "")):
+        assert "paceline sweep show 'my lrs' --on alps" in sweep_facts(row).plain
+        assert "`paceline sweep cancel 'my lrs' --on alps`" in str(find_action("cancel", row, is_own=True))
+    assert "paceline sweep show 'my lrs'\n" in f"{sweep_facts(row).plain}\n"

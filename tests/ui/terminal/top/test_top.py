@@ -320,3 +320,39 @@ def test_the_command_draws_on_a_terminal_and_quits(scratch: Path, tmp_path: Path
     assert re.search(rb"\x1b\[(\d+;)*7[;m]", printed), "the selected run is marked without a colour"
     if colours:
         assert not re.search(rb"\x1b\[(\d+;)*[34][0-8][;m]", printed), "not even black on black"
+
+
+def test_the_log_follows_its_end_after_a_run_was_opened_and_left(scratch: Path) -> None:
+    """The pane is lower while the run has the screen, and higher in a larger terminal."""
+    folder = write_run(scratch, "talks")
+    log = folder.path / "attempt-1" / "rank-0.log"
+    log.parent.mkdir()
+    log.write_text("".join(f"line {number}\n" for number in range(200)))
+
+    async def work(screen: Screen) -> None:
+        async def follows(number: int) -> None:
+            with log.open("a") as file:
+                file.write(f"line {number}\n")
+            await screen.until(f"line {number}")
+
+        await screen.until("line 199")
+        await screen.press("enter")
+        await follows(200)
+        await screen.press("escape")
+        await follows(201)
+        for size in ((80, 60), (80, 24), (120, 40)):
+            await screen.pilot.resize_terminal(*size)
+            await follows(300 + size[1])
+        await screen.press("tab", "tab", "k", "k", "k")
+        assert screen.app.focused.id == "log"
+        before = screen.app.focused.scroll_offset.y
+        with log.open("a") as file:
+            file.write("line 500\n")
+        await screen.until("206 lines")
+        assert screen.app.focused.scroll_offset.y == before  # the user reads
+        await screen.press("escape", "enter", "escape")
+        assert "line 500" not in screen.text
+        await screen.press("tab", "tab", "G")
+        await follows(501)
+
+    drive(scratch, work)

@@ -8,6 +8,8 @@ from pathlib import Path
 from paceline.cluster.actions import cancel_run, requeue_run
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.run_folder import RunFolder
+from paceline.plan.quote import quote
+from paceline.plan.typed_command import to_type
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.text.words import plain
 from paceline.watch import viewpoint
@@ -49,7 +51,7 @@ def find_action(kind: str, row: Row | None, *, is_own: bool) -> Action | str:
     if row is None:
         return "Select a run first."
     if row.run is None:
-        command = f"`paceline sweep cancel {plain(row.name)}` cancels all of them"
+        command = f"`{plain(to_type(f'sweep cancel {quote(row.name)}'))}` cancels all of them"
         return f"Press space and select one of the {row.count} trials. {command}."
     run = row.run
     if not is_own:

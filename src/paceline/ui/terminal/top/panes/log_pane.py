@@ -42,10 +42,8 @@ class LogPane(Lines):
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
-        if new_value < old_value:
-            self._follows = False
-        elif new_value >= self.max_scroll_y:
-            self._follows = True
+        # A pane that becomes higher moves up to its new end: whoever was there still is.
+        self._follows = new_value >= self.max_scroll_y
 
     def on_resize(self, event: Resize) -> None:
         super().on_resize(event)

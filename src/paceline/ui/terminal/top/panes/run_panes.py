@@ -13,6 +13,8 @@ from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Static
 
+from paceline.plan.quote import quote
+from paceline.plan.typed_command import to_type
 from paceline.ui.terminal.plots import short_number
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.data.selected_run import Choice
@@ -129,5 +131,5 @@ def sweep_facts(row: Row) -> Text:
         label = "lowest" if number == 0 else ""
         value = f"{plain(run.loss_name)} {short_number(run.loss or 0.0)}"
         lines.append(Text.assemble((f"{label:<9}", "dim"), f"trial {run.trial}  {value}  ", (plain(run.status), "dim")))
-    lines.append(Text.assemble(("more     ", "dim"), (f"paceline sweep show {plain(row.name)}", "cyan")))
+    lines.append(Text.assemble(("more     ", "dim"), (plain(to_type(f"sweep show {quote(row.name)}")), "cyan")))
     return Text("\n").join(lines)

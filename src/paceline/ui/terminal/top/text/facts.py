@@ -14,6 +14,7 @@ from paceline.ui.terminal.top.text.columns import status_style
 from paceline.ui.terminal.top.text.labels import LABEL, fold, label
 from paceline.ui.terminal.top.text.machines import nodes, ranks
 from paceline.ui.terminal.top.text.words import duration, plain
+from paceline.watch import viewpoint
 from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, RunDetails
 from paceline.watch.overview import Overview
 
@@ -141,6 +142,6 @@ def attempts(found: Sequence[AttemptDetails], *, is_over: bool) -> Text:
 def settings(details: RunDetails, width: int) -> Text:
     lines = [label("command", plain(details.command))] if details.command else []
     lines += [label("", f"{plain(name)} = {plain(value)}") for name, value in details.config.items()]
-    lines.append(label("folder", plain(details.overview.path)))
+    lines.append(label("folder", plain(viewpoint.origin(details.overview.path))))
     lines += [label(plain(name), plain(command), "cyan") for name, command in details.commands.items()]
     return Text("\n").join(lines)

@@ -21,8 +21,10 @@ def list_title(runs: Iterable[Overview], wanted: str, scratch: Path) -> Text:
         # One line has to say what to do, also in a narrow terminal.
         status = f"{status.partition(';')[0]}: paceline login {quote(view.cluster)}"
     problem = (f"  {plain(status)}" if status else "", "bold red")
-    place = (f"  {plain(viewpoint.origin(scratch))}", "dim")
-    return Text.assemble(("paceline top", "bold"), f"  {summary(runs)}", filtered, problem, place)
+    # The cluster comes first, since a narrow terminal cuts off the end. A problem names it as well.
+    where = f" --on {plain(quote(view.cluster))}" if view is not None and not status else ""
+    place = (f"  {plain(viewpoint.path_there(scratch))}", "dim")
+    return Text.assemble((f"paceline top{where}", "bold"), f"  {summary(runs)}", filtered, problem, place)
 
 
 def log_title(count: int, searched: str) -> Text:
