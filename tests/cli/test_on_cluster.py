@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import dispatch
-from paceline.errors import ClusterError, UsageError
+from paceline.errors import ClusterError, NoSlurm, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,11 @@ def test_mistakes_are_errors(line: str, text: str, hint: str) -> None:
     ("line", "what", "hint"),
     [
         ("--on alps ps", "command", "Type: paceline ps --on alps"),
+        (
+            "--on alps submit --env MY_KEY=hush train.py",
+            "command",
+            "Type: paceline submit --on alps --env 'MY_KEY=***' train.py",
+        ),
         ("--on=alps ps -n 3", "command", "Type: paceline ps --on alps -n 3"),
         ("--on alps submit train.py --lr 3", "command", "Type: paceline submit --on alps train.py --lr 3"),
         ("--on alps sweep sweep.toml", "command", "Type: paceline sweep --on alps sweep.toml"),
@@ -92,3 +97,39 @@ def test_an_option_after_the_script_is_pointed_out(line: str, typed: str, capsys
         dispatch(line.split())
     errors = capsys.readouterr().err
     assert f"as in `{typed}`" in errors if typed else "goes to the script" not in errors
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        (
+            "submit --gpus 4 train.py --lr 3",
+            "paceline submit --on alps --gpus 4 train.py --lr 3 (you have alps, cedar)",
+        ),
+        ("sweep sweep.toml", "paceline sweep --on alps sweep.toml (you have alps, cedar)"),
+        ("env build", "paceline env build --on alps (you have alps, cedar)"),
+        ("shell", "paceline shell --on alps (you have alps, cedar)"),
+    ],
+)
+def test_without_slurm_the_error_points_to_a_cluster(line: str, hint: str) -> None:
+    Path("sweep.toml").write_text('[sweep]\nscript = "train.py"\n[space]\nx = [1, 2]\n')
+    Path("requirements.txt").write_text("numpy\n")
+    with pytest.raises(NoSlurm) as problem:
+        dispatch(line.split())
+    assert problem.value.hint.startswith(f"To use your cluster over SSH, type: {hint}\n  Otherwise, ")
+
+
+def test_without_slurm_and_without_a_cluster_the_error_says_how_to_name_one(guard: None) -> None:
+    Path("paceline.toml").unlink()
+    with pytest.raises(NoSlurm) as problem:
+        dispatch(["submit", "train.py"])
+    assert '[profiles.alps]\n    host = "login.example.org"\n' in problem.value.hint
+    assert "paceline submit --on alps train.py" in problem.value.hint
+    assert '"From your laptop"' in problem.value.hint
+    assert "Otherwise, run this on a login node of your cluster" in problem.value.hint
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_ON_CLUSTER", "alps")
+        with pytest.raises(NoSlurm) as problem:
+            dispatch(["submit", "train.py"])
+    assert "setup" in problem.value.hint
+    assert "--on" not in problem.value.hint

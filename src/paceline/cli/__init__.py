@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from paceline.cli import console
 from paceline.contract.env import ON_CLUSTER
 from paceline.contract.verdict import INTERRUPTED_EXIT, USAGE_EXIT
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import NoSlurm, PacelineError, UsageError
 
 # Each command: its module (with a `command`, or an `app` if it has subcommands), and what it does.
 COMMANDS = {
@@ -134,6 +134,10 @@ def run_command(name: str, args: list[str]) -> int:
     except Forwarded as asked:  # some commands have something to do here, too
         carry_out = getattr(module, "forwarded", forward)
         return int(carry_out(asked))
+    except NoSlurm as problem:
+        from paceline.cli.without_slurm import point_to_cluster
+
+        raise point_to_cluster(problem, [name, *args], COMMANDS[name][0]) from None
     except Exception as error:
         # Some versions of typer bundle click, others use the installed one: recognize its errors by their methods.
         if type(error).__name__ == "Abort":

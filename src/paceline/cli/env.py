@@ -21,7 +21,7 @@ from paceline.cluster.environment.build_progress import BuildProgress
 from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironment
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import find_partitions, select_partitions
-from paceline.errors import ClusterError, UsageError
+from paceline.errors import NoSlurm, UsageError
 from paceline.plan.environment.build_script import DEFAULT_CPUS, BuildResources
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import validate_flag
@@ -117,7 +117,7 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
         print(f"building {plan.target.path} here", flush=True)
         return BuildProgress(plan.target, plan.folder, process=builds.start_local_build(plan))
     if not slurm.available():
-        raise ClusterError("sbatch was not found.", hint="Build here instead with `paceline env build --local`.")
+        raise NoSlurm("sbatch was not found.", hint="Build here with `paceline env build --local`.")
     if (live := builds.find_live_build(plan.target)) is not None:
         folder, number = live
         print(f"job {number} builds it already: following that", flush=True)

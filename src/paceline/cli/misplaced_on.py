@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+from typer.main import get_command
 
 from paceline.cli.on_cluster import FORWARDED
+from paceline.contract.redaction import redact_args
 from paceline.errors import UsageError
 from paceline.plan.quote import command_line
 
@@ -34,21 +36,26 @@ def explain_misplaced(args: Sequence[str], modules: Mapping[str, str], group: st
         words = [group, *words]
     elif not words and cluster in modules:  # as in `paceline --on ps`
         cluster, words = PLACEHOLDER, [cluster]
-    if words and words[0] in modules and not _takes_on(modules[words[0]]):
+    if words and words[0] in modules and not takes_on(modules[words[0]]):
         return does_not_apply(words[0])
     is_example = not words or words[0] not in modules
     if is_example:
         words = [EXAMPLE]
-    known = _subcommands(importlib.import_module(modules[words[0]]))
+    known = _subcommands(modules[words[0]])
     if group and len(words) == 1:
         is_example = cluster not in known  # otherwise as in `paceline env --on list`
         words, cluster = (words + known[:1], cluster) if is_example else ([group, cluster], PLACEHOLDER)
-    length = 2 if group or (words[1:2] and words[1] in known) else 1
-    line = command_line(["paceline", *words[:length], ON, cluster, *words[length:]])
+    line = insert_on(words, modules[words[0]], cluster)
     return UsageError(
-        f"--on goes after the {'subcommand' if length > 1 else 'command'}.",
+        f"--on goes after the {'subcommand' if group or (words[1:2] and words[1] in known) else 'command'}.",
         hint=f"Type{', for example' if is_example else ''}: {line}",
     )
+
+
+def insert_on(words: Sequence[str], module: str, cluster: str) -> str:
+    """Return a command line with `--on` where it belongs; `words` are a command, and perhaps its subcommand."""
+    length = 2 if {*words[1:2]} & {*_subcommands(module)} or _is_group(module) else 1
+    return command_line(["paceline", *words[:length], ON, cluster, *redact_args(words[length:])])
 
 
 def _take_cluster(args: Sequence[str]) -> tuple[str, list[str]]:
@@ -59,17 +66,19 @@ def _take_cluster(args: Sequence[str]) -> tuple[str, list[str]]:
     return next(iter(args[1:2]), PLACEHOLDER), list(args[2:])
 
 
-def _takes_on(module: str) -> bool:
+def takes_on(module: str) -> bool:
     name = module.rpartition(".")[2]
     return any(key == name or key.startswith(f"{name}_") for key in FORWARDED)
 
 
-def _subcommands(module: Any) -> list[str]:
+def _subcommands(name: str) -> list[str]:
+    module = importlib.import_module(name)
     if hasattr(module, "SUBCOMMANDS"):
         return list(module.SUBCOMMANDS)
-    app = getattr(module, "app", None)
-    if app is None:
-        return []
-    from typer.main import get_command
+    return list(getattr(get_command(module.app), "commands", ())) if _is_group(name) else []
 
-    return list(getattr(get_command(app), "commands", ()))
+
+def _is_group(name: str) -> bool:
+    """Return whether the command of a module always has a subcommand."""
+    module = importlib.import_module(name)
+    return hasattr(module, "app") and not hasattr(module, "SUBCOMMANDS")

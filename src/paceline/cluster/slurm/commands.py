@@ -230,6 +230,4 @@ def attach(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     try:
         return subprocess.run(list(argv), env=dict(environ)).returncode
     except FileNotFoundError:
-        raise ClusterError(
-            f"{argv[0]} is not installed here.", hint="Run this on a login node of your cluster."
-        ) from None
+        raise NoSlurm(f"{argv[0]} is not installed here.", hint="Run this on a login node of your cluster.") from None

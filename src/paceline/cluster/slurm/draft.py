@@ -25,7 +25,7 @@ from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partiti
 from paceline.cluster.slurm.states import ENDED
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
-from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, NoAnswer, UsageError
+from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, NoAnswer, NoSlurm, UsageError
 from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.array_script import Trials
 from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
@@ -88,7 +88,7 @@ class Draft:
     def check(self) -> list[Finding]:
         """Raise an error for every problem found, unless checks are off; return the warnings."""
         if not slurm.available():
-            raise ClusterError(
+            raise NoSlurm(
                 "sbatch was not found.",
                 hint="Run this on a login node of your cluster, or start a local Slurm with `paceline sandbox up`.",
             )
