@@ -397,6 +397,7 @@ def test_a_run_that_was_last_seen_yesterday_is_not_called_dead(there: Path, mirr
     with look_at(view):
         row = make_overview(read_record(RunFolder(mirror.folder / RUN)))
         assert viewpoint.now() == yesterday
+        assert viewpoint.clock() == {"now": yesterday, "runs": False}
     assert row.status == "running"
     assert row.detail == "n1"
 
@@ -415,6 +416,7 @@ def test_the_age_of_a_run_is_that_of_its_own_copy(there: Path, mirror: Mirror) -
         assert 510 < viewpoint.now(folder) < 530
         assert viewpoint.now() == 1000.0
     with look_at(Viewpoint("alps", mirror, lambda verb, run: "")):
+        assert viewpoint.clock()["runs"]
         assert viewpoint.age(folder) == 0
         assert viewpoint.now(folder) >= 1000.0
     (mirror.base / REFRESHED).write_text("[broken")

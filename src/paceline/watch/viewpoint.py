@@ -67,10 +67,19 @@ def now(run: Path | str = "") -> float:
     if _current is None:
         return time.time()
     heard = _current.mirror.heard()
-    since = time.time() - heard.here
-    if 0 <= since < FRESH and not _current.status():
-        return heard.there + since
+    if _is_fresh(heard.here):
+        return heard.there + time.time() - heard.here
     return heard.there - (heard.here - copied(run) if _current.status() else 0.0)
+
+
+def _is_fresh(heard: float) -> bool:
+    """Return whether the last word from the cluster, by the clock of here, tells what time it is there."""
+    return 0 <= time.time() - heard < FRESH and not status()
+
+
+def clock() -> dict[str, float | bool]:
+    """Return the clock of whoever writes the runs, for a page to count by. Without news from there, it stands still."""
+    return {"now": now(), "runs": _current is None or _is_fresh(_current.mirror.heard().here)}
 
 
 def copied(run: Path | str = "") -> float:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from paceline.ui.web import events
+from paceline.watch import viewpoint
 from tests.sweep.folders import end, grid, make_sweep
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run, write_metrics
@@ -121,7 +122,22 @@ def test_many_pages_share_a_reader_and_a_closed_one_is_forgotten(served: Served,
 def test_a_heartbeat_is_sent_if_nothing_happens(served: Served, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "HEARTBEAT", 0.1)
     with httpx.stream("GET", f"{served.base}api/events", cookies=served.cookies, trust_env=False) as answer:
-        next(line for line in answer.iter_lines() if line == ": still here")
+        lines = (line for line in answer.iter_lines() if line == "event: clock")
+        next(lines)  # at the beginning
+        next(lines)
+
+
+def test_the_clock_of_the_runs_is_sent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the cluster's, and stands still if the connection to it is lost."""
+    status = [""]
+    monkeypatch.setattr(viewpoint, "status", lambda: status[0])
+    monkeypatch.setattr(viewpoint, "clock", lambda: {"now": 1000.0, "runs": not status[0]})
+    with connected(served, "api/events") as found:
+        assert until(found, "clock")[1] == {"now": 1000, "runs": True}
+        status[0] = "no connection"
+        assert until(found, "clock")[1] == {"now": 1000, "runs": False}
+    answer = httpx.get(f"{served.base}api/runs", cookies=served.cookies, trust_env=False)
+    assert json.loads(answer.headers["x-paceline-clock"]) == {"now": 1000, "runs": False}
 
 
 def test_a_page_that_takes_nothing_is_disconnected() -> None:

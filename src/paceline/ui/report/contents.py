@@ -14,6 +14,7 @@ from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import EnvironmentProblem
 from paceline.sweep.report.summary import describe_trials
 from paceline.sweep.results import Sweep, read_sweep
+from paceline.watch import viewpoint
 from paceline.watch.details import read_details
 from paceline.watch.logs.run_log import RunLog
 from paceline.watch.metrics.curves import Curve, Curves
@@ -55,7 +56,7 @@ def sweep_answers(folder: SweepFolder) -> tuple[Answers, str]:
 
 
 def _about(page: str) -> Answers:
-    return {"about": {"page": page, "time": time.time()}}
+    return {"about": {"page": page, "time": time.time(), "now": viewpoint.now()}}
 
 
 def _best(sweep: Sweep, answer: Mapping[str, Any]) -> list[int]:

@@ -28,8 +28,10 @@ from paceline.ui.web.json_text import encode
 from paceline.ui.web.lookup import NoSuchRun
 from paceline.ui.web.security import HEADERS, Access, is_entrance, judge, make_policy
 from paceline.ui.web.server import Strangers
+from paceline.watch import viewpoint
 
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]")
+CLOCK = "x-paceline-clock"  # the header with the time by which a page counts ages: the browser's may be wrong
 SMALL = 1000  # bytes that are not worth compressing
 # A page of its own, because a browser sends the new cookie only with requests that come from us.
 ENTRANCE = (
@@ -145,7 +147,9 @@ async def _answer(request: Request, question: Callable[[], dict[str, Any] | byte
 
     def work() -> Response:
         try:
-            return _json(request, question())
+            answer = _json(request, question())
+            answer.headers[CLOCK] = encode(viewpoint.clock()).decode()
+            return answer
         except OSError as error:  # such as a folder of another user, or one that has just been removed
             return _error(request, 404, f"{error.strerror or 'It cannot be read'}: {error.filename or ''}".rstrip(": "))
         except PacelineError:

@@ -3,6 +3,7 @@
     api/events?since=P           `runs`: {"time", "position", "runs": [rows that changed], "sweeps", "gone": [paths]}
     api/events?key=KEY&since=P   `details`: RunDetails; `curves`: {"position", "whole", "curves": [new points]};
                                  `log`: {"position", "whole", "lines": [new lines]}
+    both                         `clock`: {"now", "runs": whether it goes on, or stands still}
 
 `since` is the `position` of the answer that the page has (0: it has none). A connection that breaks resumes by itself,
 because the position is the id of the event. New points replace those of the same and of later steps; `whole` says that
@@ -20,11 +21,12 @@ from typing import Any
 
 from paceline.ui.web.answers import Answers
 from paceline.ui.web.json_text import encode
+from paceline.watch import viewpoint
 
 INTERVAL = 1.0  # seconds between reads
 DETAILS, DETAILS_OF_ENDED = 2.0, 10.0  # seconds between reads of a run's details, at least
 IDLE_SHARE = 10  # reading that takes long is followed by a pause of so many times its duration
-HEARTBEAT = 15.0  # seconds without an event, after which a comment is sent
+HEARTBEAT = 15.0  # seconds without an event, after which the time is sent
 MAX_PAGES = 200
 MAX_WAITING = 64  # events
 
@@ -33,6 +35,10 @@ def format_event(name: str, data: dict[str, Any] | bytes, position: int | None =
     head = f"id: {position}\n" if position is not None else ""
     text = data if isinstance(data, bytes) else encode(data)
     return f"{head}event: {name}\ndata: ".encode() + text + b"\n\n"
+
+
+async def _clock_event() -> bytes:
+    return format_event("clock", await asyncio.to_thread(viewpoint.clock))
 
 
 @dataclass(eq=False)
@@ -80,12 +86,12 @@ class Events:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read())
         try:
-            yield b"retry: 2000\n\n"
+            yield b"retry: 2000\n\n" + await _clock_event()
             while True:
                 try:
                     event = await asyncio.wait_for(page.queue.get(), HEARTBEAT)
                 except (asyncio.TimeoutError, TimeoutError):
-                    event = b": still here\n\n"
+                    event = await _clock_event()
                 if event is None:
                     return
                 yield event
@@ -104,8 +110,13 @@ class Events:
             page.end()
 
     async def _read(self) -> None:
+        is_live = not viewpoint.status()
         while self.pages and not self._closed:
             began = time.monotonic()
+            if is_live == bool(viewpoint.status()):
+                is_live, event = not is_live, await _clock_event()
+                for page in list(self.pages):
+                    page.send(event)
             for key in {page.key for page in self.pages}:
                 pages = [page for page in self.pages if page.key == key]
                 try:

@@ -43,9 +43,16 @@ export function duration(seconds) {
   return parts.join(" ");
 }
 
-export function ago(time, now = Date.now() / 1000) {
+let timer = { now: Date.now() / 1000, runs: true, since: performance.now() };
+
+/** Set the clock by which ages count: that of whoever writes the runs. It stands still while nothing comes from there. */
+export function setClock({ now, runs }) {
+  if (Number.isFinite(now)) timer = { now, runs: Boolean(runs), since: performance.now() };
+}
+
+export function ago(time) {
   if (!time) return NOTHING;
-  const seconds = now - time;
+  const seconds = timer.now + (timer.runs ? (performance.now() - timer.since) / 1000 : 0) - time;
   if (seconds < 5) return "now";
   const [name, size] = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]].find(([, each]) => seconds >= each);
   return `${Math.floor(seconds / size)} ${name} ago`;

@@ -1,10 +1,13 @@
 // Where the answers come from: a server that is asked, or the page itself (a report).
 
+import { setClock } from "./format.js";
+
 const inlined = document.getElementById("answers");
 const answers = inlined ? JSON.parse(inlined.textContent) : null;
 
 export const isReport = answers !== null;
 export const about = answers ? answers.about : null; // when a report was written, and of what
+if (about) setClock({ now: about.now ?? about.time, runs: false });
 
 /** Return the answer to a path such as `api/runs`. Throws an Error with the server's message. */
 export async function get(path) {
@@ -28,6 +31,8 @@ async function ask(path, options) {
   } catch {
     throw new Error("The server doesn't answer. Is `paceline ui` still running?");
   }
+  const clock = response.headers.get("x-paceline-clock");
+  if (clock) setClock(JSON.parse(clock));
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw Object.assign(new Error(answer.error || `The server answers ${response.status}.`), { status: response.status });
   return answer;
@@ -37,7 +42,7 @@ async function ask(path, options) {
 export function follow(path, listeners) {
   if (answers) return () => {};
   const events = new EventSource(path);
-  for (const [name, listener] of Object.entries(listeners)) {
+  for (const [name, listener] of Object.entries({ clock: setClock, ...listeners })) {
     events.addEventListener(name, (event) => {
       if (event.data) listener(JSON.parse(event.data));
     });
