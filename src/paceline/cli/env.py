@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import time as clock
 from collections.abc import Sequence
@@ -23,8 +25,9 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import find_partitions, select_partitions
 from paceline.errors import NoSlurm, UsageError
 from paceline.plan.environment.build_script import DEFAULT_CPUS, BuildResources
+from paceline.plan.typed_command import cluster, to_type
 from paceline.spec import Flag, Job, Program, load_job
-from paceline.spec.load import validate_flag
+from paceline.spec.load import FILE, validate_flag
 from paceline.spec.option_table import PATH
 from paceline.spec.quantities import show_seconds
 from paceline.watch.scheduler.shared_answer import query_states
@@ -92,8 +95,7 @@ def build(
     if no_wait and not local:
         print(f"  log     {watch.folder.log}")
         return 0
-    follow(watch)
-    watch.check_result()
+    watch.check_result(is_shown=follow(watch))
     print(f"built in {show_seconds(clock.monotonic() - began)}: {plan.target.path}")
     return _print_usage(job, inputs, plan.target)
 
@@ -117,7 +119,7 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
         print(f"building {plan.target.path} here", flush=True)
         return BuildProgress(plan.target, plan.folder, process=builds.start_local_build(plan))
     if not slurm.available():
-        raise NoSlurm("sbatch was not found.", hint="Build here with `paceline env build --local`.")
+        raise NoSlurm("sbatch was not found.", hint=f"Build here with `{to_type('env build --local')}`.")
     if (live := builds.find_live_build(plan.target)) is not None:
         folder, number = live
         print(f"job {number} builds it already: following that", flush=True)
@@ -127,27 +129,27 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
     return BuildProgress(plan.target, plan.folder, job=number, query=query_states)
 
 
-def follow(watch: BuildProgress) -> None:
-    """Print the build's log as it grows, with a progress line on a terminal."""
+def follow(watch: BuildProgress) -> bool:
+    """Print the build's log as it grows, with a progress line on a terminal; return whether errors follow it there."""
     out = console.console(stderr=True)
     try:
         if not out.is_terminal:
             for line in watch.lines():
                 if line is not None:
                     print(line, flush=True)
-            return
+            return False
         with out.status("") as status:
             for line in watch.lines():
                 if line is not None:
                     out.print(line, markup=False, soft_wrap=True, style="dim")
                 status.update(watch.progress())
+        return True
     except KeyboardInterrupt:
         if watch.process is not None:
             watch.process.wait()  # it got the same signal, and cleans up
         else:
-            console.say_note(
-                f"job {watch.job} continues; to cancel it: scancel {watch.job}; to follow it: paceline env build"
-            )
+            again = to_type("env build")
+            console.say_note(f"job {watch.job} continues; to cancel it: scancel {watch.job}; to follow it: {again}")
         raise
 
 
@@ -170,12 +172,23 @@ def _print_usage(job: Job, inputs: EnvironmentInputs, target: StoredEnvironment)
         print("runs that are submitted from now on use it")
         return 0
     if environment.path is not None and inputs.kind == "venv":
-        console.say_note(f"path in [environment] is {environment.path}: remove it to use the new environment")
-    print("to use it, write into paceline.toml:\n\n[environment]")
+        source = job.source("environment.path")
+        console.say_note(f"{source} is {environment.path}: remove it to use the new environment")
+    print(f"to use it, write into {_file_and_table(job)}")
     print("\n".join(lines))
     if inputs.kind == "venv":
         print(f'# or just this one, whatever the files say later: path = "{target.path}"')
     return 0
+
+
+def _file_and_table(job: Job) -> str:
+    """Return where to write settings: paths of a cluster belong into its profile, since runs elsewhere lack them."""
+    name = cluster() or job.profile
+    if name and not re.fullmatch(r"[\w-]+", name, re.ASCII):
+        name = json.dumps(name)
+    file = job.file.name if job.file is not None else FILE
+    prefix = "tool.paceline." if file == "pyproject.toml" else ""
+    return f"{file}:\n\n[{prefix}{f'profiles.{name}.' if name else ''}environment]"
 
 
 @app.command("list", cls=GroupedCommand)
@@ -239,7 +252,7 @@ def remove(
     found = {each.key: each for each in stored.list_environments(stored.store_path(job, os.environ))}
     for key in keys:
         if key not in found:
-            raise UsageError(f"There is no environment {key!r}.", hint="List them with `paceline env list`.")
+            raise UsageError(f"There is no environment {key!r}.", hint=f"List them with `{to_type('env list')}`.")
         if (builder := _builder(found[key])) is not None:
             raise UsageError(f"{key} is being built by {builder}.", hint="Wait for it, or cancel it first.")
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"remove {', '.join(keys)}?")):

@@ -9,14 +9,17 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from paceline.cli.env import _file_and_table
 from paceline.cluster.environment.build_progress import BuildProgress
 from paceline.cluster.environment.store import StoredEnvironment
 from paceline.cluster.slurm.states import JobState
-from paceline.errors import ClusterError, SpecError
+from paceline.contract.env import ON_CLUSTER
+from paceline.errors import ClusterError, EnvironmentProblem, SpecError
 from paceline.plan.environment.build_script import (
     LOCK,
     MARKER,
@@ -328,6 +331,49 @@ def test_the_end_of_a_build_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.
         assert not watch.is_over()
         assert watch.is_over()
     assert watch.state == "done"
+
+
+OFFLINE = """\
+WARNING: Retrying after connection broken by 'NewConnectionError('[Errno -3] Temporary failure in name resolution')'
+ERROR: Could not find a version that satisfies the requirement rich (from versions: none)
+ERROR: No matching distribution found for rich
+paceline: error: pip could not install the requirements.
+"""
+
+
+@pytest.mark.parametrize("on", ["", "alps"])
+def test_a_node_without_internet_is_told_from_other_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: str
+) -> None:
+    folder = BuildFolder(tmp_path)
+    watch = BuildProgress(StoredEnvironment(tmp_path / "key"), folder, job="7")
+    watch.state = "failed"
+    hints = {}
+    for log in (OFFLINE, OFFLINE[OFFLINE.index("ERROR") :]):
+        folder.log.write_text(log)
+        with monkeypatch.context() as patch:
+            patch.setenv(ON_CLUSTER, on)
+            with pytest.raises(EnvironmentProblem) as raised:
+                watch.check_result()
+        assert raised.value.message.startswith("Job 7 failed: nothing was built.\n  ERROR: Could not find")
+        hints[log] = raised.value.hint
+    offline, other = hints.values()
+    assert other == f"The whole log is in {folder.log}{' on alps' if on else ''}."
+    assert offline.startswith("The node does not reach the package index")
+    assert f"\n    paceline env build --local{' --on alps' if on else ''}\n" in offline
+    with pytest.raises(EnvironmentProblem) as raised:
+        watch.check_result(is_shown=True)
+    assert raised.value.message == "Job 7 failed: nothing was built."
+
+
+def test_settings_for_a_cluster_go_into_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_in(tmp_path, "")
+    assert _file_and_table(job) == "paceline.toml:\n\n[environment]"
+    assert _file_and_table(replace(job, profile="alps")) == "paceline.toml:\n\n[profiles.alps.environment]"
+    with monkeypatch.context() as patch:
+        patch.setenv(ON_CLUSTER, "alps.x")
+        job = replace(job, file=tmp_path / "pyproject.toml")
+        assert _file_and_table(job) == 'pyproject.toml:\n\n[tool.paceline.profiles."alps.x".environment]'
 
 
 # -- images ---------------------------------------------------------------------------------------------

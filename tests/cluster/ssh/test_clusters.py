@@ -144,9 +144,10 @@ def test_runs_that_are_not_here_may_be_on_a_cluster(
         assert bool(hint) == ("--on" in raised.value.hint)
     assert cli.dispatch(["ps"]) == 0
     assert hint in capsys.readouterr().err
-    with project_folder.context() as patch, pytest.raises(UsageError) as raised:
+    with project_folder.context() as patch:
         patch.setenv(ON_CLUSTER, "alps")  # it was typed with --on
-        cli.dispatch(["logs", "20260101-000000-abcd"])
+        with pytest.raises(UsageError) as raised:
+            cli.dispatch(["logs", "20260101-000000-abcd"])
     assert "add `--on" not in raised.value.hint
 
 

@@ -13,11 +13,19 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import LIVE, WAITING, JobState
 from paceline.errors import ClusterError, EnvironmentProblem
 from paceline.plan.environment.build_script import BuildFolder
+from paceline.plan.typed_command import cluster, to_type
 
 POLL_INTERVAL = 0.3  # seconds between reads of the log
 FILE_TIMEOUT = 30.0  # seconds that a shared file system may take to show what a node has written
 STATE_INTERVAL = 2.0  # seconds between looks at the state of the job
 LAST_LOOKS = 10  # questions to the scheduler after the script has ended, until the job has
+
+NO_NETWORK = re.compile(  # in the words of pip, curl, git and container engines
+    r"name resolution|name or service not known|nodename nor servname|could not resolve|no such host"
+    r"|network is unreachable|no route to host|failed to establish a new connection|connection (?:timed out|refused)"
+    r"|connect ?timeout|cannot connect to proxy|i/o timeout",
+    re.IGNORECASE,
+)
 
 QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 
@@ -108,25 +116,42 @@ class BuildProgress:
 
     def errors(self, max_lines: int = 12) -> list[str]:
         """Return pip's errors from the log if there are any, else its last lines."""
-        try:
-            text = self.folder.log.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return []
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()  # container engines write in colours
+        lines = self._read_log()
         errors = [line.strip() for line in lines if re.match(r"\s*(ERROR|error|FATAL)\b", line)]
         ours = [line for line in lines if line.startswith("paceline: ")][-1:]
         return [*errors[-max_lines:], *ours] or lines[-max_lines:]
 
-    def check_result(self) -> None:
-        """Raise if the build failed."""
+    def _read_log(self) -> list[str]:
+        try:
+            text = self.folder.log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()  # container engines write in colours
+
+    def check_result(self, *, is_shown: bool = False) -> None:
+        """Raise if the build failed. `is_shown`: its log is above the error already."""
         deadline = time.monotonic() + FILE_TIMEOUT
         while self._succeeded() and not self.target.is_complete and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)
         if self.target.is_complete:
             shutil.rmtree(self.folder.path, ignore_errors=True)
             return
-        builder = f"Job {self.job} ({self.state})" if self.job else "The build"
+        builder = f"Job {self.job}{'' if self.state == 'failed' else f' ({self.state})'}" if self.job else "The build"
+        where = f" on {name}" if (name := cluster()) else ""
         raise EnvironmentProblem(
-            "\n  ".join([f"{builder} failed: nothing was built.", *self.errors()]),
-            hint=f"Read the whole log in {self.folder.log}.",
+            "\n  ".join([f"{builder} failed: nothing was built.", *([] if is_shown else self.errors())]),
+            hint=f"{self._advise()}The whole log is in {self.folder.log}{where}.",
+        )
+
+    def _advise(self) -> str:
+        """Return what to do if packages cannot be downloaded; empty if something else is wrong."""
+        if not any(NO_NETWORK.search(line) for line in self._read_log()):
+            return ""
+        settings = "https_proxy, or PIP_INDEX_URL of a mirror, in variables of [environment]"
+        if self.process is not None:
+            return f"This machine does not reach the package index. If it needs a proxy, set {settings}.\n  "
+        here = "on the login node" if cluster() else "here"
+        return (
+            f"The node does not reach the package index: compute nodes often have no internet. Build {here} instead:\n"
+            f"    {to_type('env build --local')}\n  If nodes have a proxy or a mirror, set {settings}.\n  "
         )
