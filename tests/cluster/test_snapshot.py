@@ -120,6 +120,29 @@ def test_submodules_are_copied(project: Path, tmp_path: Path) -> None:
     assert "vendored/inside.py" in contents(snapshot(project, tmp_path / "scratch" / "store").path)
 
 
+def test_a_submodule_that_is_not_initialised_has_no_code(project: Path, tmp_path: Path) -> None:
+    commit = "0123456789012345678901234567890123456789"
+    git(project, "update-index", "--add", "--cacheinfo", f"160000,{commit},vendored")
+    (project / "vendored").mkdir()
+    assert contents(snapshot(project, tmp_path / "scratch" / "store").path) == EXPECTED
+
+
+@pytest.mark.parametrize("broken", [".", "vendored"])
+def test_code_does_not_travel_if_git_cannot_say_what_it_ignores(project: Path, broken: str) -> None:
+    (project / "vendored").mkdir()
+    git(project / "vendored", "init", "-q")
+    (project / "vendored" / "inside.py").write_text("x")
+    (project / broken / ".git" / "index").write_text("garbage")
+    with pytest.raises(EnvironmentProblem, match="git cannot list the files"):
+        list_code(project, limit=10 * MB, travels=True)
+    assert "vendored/inside.py" in list_code(project, limit=10 * MB).sizes
+
+
+def test_code_without_a_repository_travels(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x")
+    assert [*list_code(tmp_path, limit=MB, travels=True).sizes] == ["train.py"]
+
+
 def test_concurrent_snapshots_make_one_copy(project: Path, tmp_path: Path) -> None:
     store = tmp_path / "scratch" / "store"
     with ThreadPoolExecutor(8) as pool:

@@ -15,6 +15,7 @@ from paceline.cluster.secrets.file_names import is_secret, matches
 from paceline.contract.files.sent_code import read_sent_code
 from paceline.contract.files.sparse import data_size
 from paceline.errors import EnvironmentProblem
+from paceline.spec.load import repository_root
 
 MAX_FILES = 20_000
 
@@ -84,14 +85,17 @@ def take_snapshot(
     return list_code(folder, limit=limit, exclude=exclude, exclude_paths=exclude_paths).store(store)
 
 
-def list_code(folder: Path, *, limit: int, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()) -> CodeList:
+def list_code(
+    folder: Path, *, limit: int, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = (), travels: bool = False
+) -> CodeList:
     """List the code in `folder`; raise an error if it is larger than `limit` bytes.
 
-    `exclude_paths` are folders without code, such as run folders inside the project.
+    `exclude_paths` are folders without code, such as run folders inside the project. If the code `travels` to another
+    machine, it is also an error if git cannot say which files of a repository it ignores.
     """
     now = time.time()
     folder = folder.resolve()
-    sizes, skipped_secrets = find_code(folder, exclude=exclude, exclude_paths=exclude_paths)
+    sizes, skipped_secrets = find_code(folder, exclude=exclude, exclude_paths=exclude_paths, travels=travels)
     if sum(sizes.values()) > limit:
         raise _too_large(
             folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB, at most {limit / 2**20:,.0f} allowed"
@@ -100,14 +104,14 @@ def list_code(folder: Path, *, limit: int, exclude: Sequence[str] = (), exclude_
 
 
 def find_code(
-    folder: Path, *, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
+    folder: Path, *, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = (), travels: bool = False
 ) -> tuple[dict[str, int], list[str]]:
     """Return the files to copy, sorted, with their sizes; and the secrets that are not copied."""
     folder = folder.resolve()
     excluded = [relative for path in exclude_paths if (relative := _inside(folder, path.resolve())) is not None]
     names: list[str] = []
     skipped_secrets: list[str] = []
-    for name in _list(folder):
+    for name in _list(folder, travels=travels):
         if BYTECODE in name.split("/"):
             continue
         if is_secret(name):
@@ -150,33 +154,44 @@ def _too_large(folder: Path, sizes: Iterable[tuple[str, int]], amount: str) -> E
 # -- which files -----------------------------------------------------------------------------------------
 
 
-def _list(folder: Path) -> Iterator[str]:
+def _list(folder: Path, *, travels: bool) -> Iterator[str]:
     """Yield tracked, changed and new files as git lists them; without git, everything but clutter."""
     sent = read_sent_code(folder)
     if sent is not None:  # listed where it came from
         return iter(sent.files)
-    listed = _list_by_git(folder)
-    return iter(listed) if listed is not None else _walk(folder)
+    try:
+        return iter(_list_by_git(folder, travels=travels))
+    except _GitProblem as problem:
+        if travels and repository_root(folder) is not None:
+            raise EnvironmentProblem(
+                f"git cannot list the files of {folder}, so nobody knows which of them it ignores: {problem}",
+                hint="Nothing was sent. Try `git status` there, and fix what it reports.",
+            ) from None
+        return _walk(folder)
 
 
-def _list_by_git(folder: Path) -> list[str] | None:
+class _GitProblem(Exception):
+    """Why git does not list files: there is no repository, it is broken, or there is no git."""
+
+
+def _list_by_git(folder: Path, *, travels: bool) -> list[str]:
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-    except OSError:
-        return None
+    except OSError as problem:
+        raise _GitProblem(f"git: {problem.strerror}.") from None
     if done.returncode != 0:
-        return None
+        raise _GitProblem(done.stderr.decode(errors="replace").strip())
     names = []
     for raw in dict.fromkeys(done.stdout.split(b"\0")):
         name = os.fsdecode(raw).rstrip("/")
         if not name:
             continue
         path = f"{folder}/{name}"
-        if os.path.isdir(path) and not os.path.islink(path):  # a submodule, or a repository inside this one
-            names += [f"{name}/{inner}" for inner in _list_by_git(Path(path)) or ()]
-        else:
+        if not os.path.isdir(path) or os.path.islink(path):
             names.append(name)
+        elif os.path.lexists(f"{path}/.git"):  # a submodule, or a repository inside this one
+            names += [f"{name}/{inner}" for inner in _list(Path(path), travels=travels)]
     return names
 
 

@@ -41,6 +41,7 @@ def pack_code(job: Job, environ: Mapping[str, str], *, runs: Iterable[Path]) -> 
         limit=limit,
         exclude=job.project.exclude,
         exclude_paths=[*_runs(job, environ, runs), *secret_files(job, environ)],
+        travels=True,
     )
     identity = identify_code(job.folder)
     names = [name for name in listed.sizes if not takes_output(listed.folder / name)]  # it changes on the way
