@@ -120,11 +120,13 @@ def _print_batch(folder: RunFolder, *, tail: int | None, follow: bool, raw: bool
     if tail is not None:
         pieces = list(zip(range(tail), file.lines_backwards(size, lookup), strict=False))
         printer.print(_batch_line(piece[1]) for _, piece in reversed(pieces))
-        splitter = LineSplitter(size, lookup)
+        splitter = file.splitter_at(size, lookup)
     monitor = RunMonitor(folder) if follow else None
     with runs.goes_on(folder):
         while True:
             over = monitor is None or monitor.is_over()
+            if file.is_another(splitter):
+                splitter = LineSplitter(0, lookup)
             printer.print(_batch_line(content) for _, content in file.lines(splitter, file.size()))
             if over:
                 break

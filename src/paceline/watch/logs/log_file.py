@@ -40,7 +40,7 @@ class LineSplitter:
         self.begun = b""
         self.offset = offset  # of the end of what was read
         self.last = b""  # bytes before it
-        self.inode = 0
+        self.stamp = (0, 0, 0)  # inode, size and time of change of the file when it was last looked at
         self.lookup = lookup
 
     @property
@@ -103,22 +103,31 @@ class LogFile:
             return 0
 
     def is_another(self, splitter: LineSplitter) -> bool:
-        """Whether this is not the file that a splitter has read: it has become shorter, or another one has its name.
+        """Whether this is not the file that a splitter has read: it has become shorter, or was written anew.
 
-        The mirror of a cluster puts a new file in place of one that was cut off there, but also of one of which it had
-        only the end.
+        A file that has changed is the same one if the last bytes that were read are still there. One that was cut off
+        may have grown beyond its old size meanwhile. The mirror of a cluster puts a new file in place of such a log,
+        but also of one of which it had only the end.
         """
-        before, splitter.inode = splitter.inode, self._inode()
-        if self.size() < splitter.offset:
+        before, splitter.stamp = splitter.stamp, self._stamp()
+        if splitter.stamp[1] < splitter.offset:
             return True
         start = splitter.offset - len(splitter.last)
-        return before not in (0, splitter.inode) and b"".join(self.chunks(start, splitter.offset)) != splitter.last
+        return before != splitter.stamp and b"".join(self.chunks(start, splitter.offset)) != splitter.last
 
-    def _inode(self) -> int:
+    def splitter_at(self, offset: int, lookup: Lookup) -> LineSplitter:
+        """Return a splitter that goes on at an offset. It knows what comes before it."""
+        splitter = LineSplitter(offset, lookup)
+        if offset > 0:  # what is missing here may come later
+            splitter.last = b"".join(self.chunks(max(offset - LAST, min(offset, skipped_bytes(self.path))), offset))
+        return splitter
+
+    def _stamp(self) -> tuple[int, int, int]:
         try:
-            return self.path.lstat().st_ino
+            status = self.path.lstat()
         except OSError:
-            return 0
+            return (0, 0, 0)
+        return (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def chunks(self, start: int, end: int | None = None) -> Iterator[bytes]:
         """Yield the bytes from an offset on. A file that is missing, or not a regular one, is empty."""
@@ -137,7 +146,6 @@ class LogFile:
         """Yield the lines up to an offset, from where the splitter is. It keeps the last one if that has no end yet."""
         if splitter.offset == 0:
             splitter.offset = min(skipped_bytes(self.path), end)
-        splitter.inode = splitter.inode or self._inode()
         for data in self.chunks(splitter.offset, end):
             yield from splitter.feed(data)
 

@@ -111,7 +111,7 @@ class RunLog:
             logs = self._logs_of(each, rank)
             self._move_to(each.number)
             for log in logs:
-                self._splitters[log.file.path] = LineSplitter(log.start_since(since), chosen.lookup)
+                self._splitters[log.file.path] = log.file.splitter_at(log.start_since(since), chosen.lookup)
             streams = [self._forwards(log, chosen, complete and each is attempts[-1]) for log in logs]
             for _, line in merge(*streams, key=_by_time):
                 yield line
@@ -187,7 +187,8 @@ class RunLog:
         """Let `read_new` go on where the last line of each log begins that has no end yet."""
         self._move_to(attempt.number)
         for log, start in zip(logs, starts, strict=True):
-            self._splitters[log.file.path] = LineSplitter(start, Filter(keeps_states=self._keeps_states).lookup)
+            lookup = Filter(keeps_states=self._keeps_states).lookup
+            self._splitters[log.file.path] = log.file.splitter_at(start, lookup)
 
     def _move_to(self, number: int) -> None:
         self._previous, self._current = self._current, number
