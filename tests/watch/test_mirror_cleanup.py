@@ -67,6 +67,10 @@ def test_a_mirror_that_nobody_uses_goes_whole(mirrors: Path) -> None:
     then = time.time() - 91 * DAY
     for path in (base / STATE, base):
         os.utime(path, (then, then))
+    Mirror(base).create()  # a command that uses it now
+    again(mirrors, 1 << 40)
+    assert run.exists()
+    os.utime(base, (then, then))
     again(mirrors, 1 << 40)
     assert not run.exists()
     assert not base.exists()

@@ -63,6 +63,7 @@ class Mirror:
     def create(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(self.base, 0o700)
+        os.utime(self.base)  # it is used: `clean_mirrors` leaves it alone
 
     # -- what it has -----------------------------------------------------------------------------------
 
