@@ -474,6 +474,7 @@ def test_a_cancelled_run_is_cancelled_wherever_it_is_shown(
     process = start(project, scratch, "--nproc", "2", script=SLEEP)
     asked = paceline("cancel", "last", check=True).stdout
     assert "to save and stop" in asked
+    assert "  (from where it stops)" in asked
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 75, stderr
     assert "paceline: cancelled after" in stderr

@@ -173,7 +173,7 @@ def test_a_run_that_the_time_limit_has_ended_says_so(
     states = {} if state is None else {"7": JobState("7", state)}
     assert read_record(folder, lambda jobs: states).detail == detail
     folder.cancelled.touch()
-    assert read_record(folder, lambda jobs: states).detail == ""
+    assert read_record(folder, lambda jobs: states).detail == ("" if verdict == "done" else "by you")
 
 
 def test_a_failed_requeue_is_shown(tmp_path: Path) -> None:
@@ -221,9 +221,24 @@ def test_a_run_that_saved_because_it_was_cancelled_was_not_forgotten(
     write_atomically(folder.job_start("7-0").requeue, "\n")
     slurm.request_stop(folder, "7")
     record = read_record(folder, lambda jobs: states)
-    assert (record.status, record.detail, record.can_go_on) == ("cancelled", "n1", True)
+    assert (record.status, record.detail, record.can_go_on) == ("cancelled", "by you", True)
     write_atomically(folder.cancelled, "1\n")
     assert not read_record(folder, lambda jobs: states).can_go_on, "nobody has asked it to save"
+
+
+def test_a_cancelled_run_says_by_whom_and_from_where_it_can_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, states = make_run(tmp_path, verdict="stopped"), {"7": JobState("7", "CANCELLED", nodes="n1")}
+    checkpoint = folder.path / "checkpoints" / "step-00000425"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "complete.json").write_text("{}")
+    assert read_record(folder, lambda jobs: states).detail == "can continue from step 425"
+    write_atomically(folder.cancelled, "1\n")
+    assert read_record(folder, lambda jobs: states).detail == "by you; can continue from step 425"
+    assert read_record(folder, lambda jobs: {}).detail == "by you; can continue from step 425"
+    monkeypatch.setattr("paceline.watch.records.reasons.is_own_folder", lambda path: False)
+    assert read_record(folder, lambda jobs: states).detail == "can continue from step 425"
 
 
 @pytest.mark.parametrize("states", [{}, {"7": JobState("7", "COMPLETED", nodes="n1")}], ids=["unknown", "given away"])

@@ -40,9 +40,8 @@ def command(
             else:
                 print(f"cancelled {folder.key} (job {record.job}){', once it has saved' if save else ''}")
         if record.status != DONE and (again := resume_command(folder, job=record.job)):
-            saves = save or (record.job is None and not record.is_over)  # a local run always saves
-            where = "" if saves else f"  ({describe_start(folder)})"
-            print(f"  continue  {again}{where}")
+            saves = record.status == "running" and (save or record.job is None)  # a local run always saves
+            print(f"  continue  {again}  ({'from where it stops' if saves else describe_start(folder)})")
     return 0
 
 

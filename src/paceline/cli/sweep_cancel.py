@@ -12,9 +12,12 @@ import typer
 
 from paceline.cli import runs
 from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.states import ENDED
 from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.sweep.folder import SweepFolder
+from paceline.errors import ClusterError
 from paceline.sweep.folder import find_pids
-from paceline.sweep.results import find_own_sweep
+from paceline.sweep.results import MISSING, PENDING, RUNNING, find_own_sweep, read_sweep
 
 
 def command(name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep's name or folder, or `last`.")]) -> int:
@@ -23,16 +26,41 @@ def command(name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep'
     It stays cancelled until you continue it: paceline sweep --resubmit missing NAME
     """
     sweep = find_own_sweep(name, runs.scratch_here())
+    if ended := _ended_trials(sweep):
+        print(f"{sweep.name} is over already: {ended}")
+        return 0
     # Marked first, so that no trial starts in the meantime.
     write_atomically(sweep.cancelled, f"{time.time():.0f}\n")
-    for pid in {pid for path in sweep.trials.glob("*") for pid in find_pids(RunFolder(path))}:
+    for pid in _pids(sweep):
         with suppress(ProcessLookupError):  # it just ended
             os.kill(pid, signal.SIGTERM)  # it stops the agents of its trials
+    if jobs := _jobs(sweep):
+        slurm.cancel_jobs(jobs)
+    print(f"cancelled {sweep.name}")
+    return 0
+
+
+def _ended_trials(sweep: SweepFolder) -> str:
+    """Return how the trials of a sweep ended, if nothing of it is left that could be cancelled; else nothing."""
+    counts = read_sweep(sweep, slurm.states).counts
+    if not counts or counts.keys() & {RUNNING, PENDING, MISSING} or _pids(sweep):
+        return ""
+    if jobs := _jobs(sweep):  # W&B may still give them points
+        try:
+            live = [job for job, state in slurm.queue().items() if state.phase != ENDED]
+        except ClusterError:
+            return ""
+        if not {*jobs}.isdisjoint(part for job in live for part in (job, job.partition("_")[0])):
+            return ""
+    return ", ".join(f"{count:,} {state}" for state, count in counts.items())
+
+
+def _pids(sweep: SweepFolder) -> set[int]:
+    return {pid for path in sweep.trials.glob("*") for pid in find_pids(RunFolder(path))}
+
+
+def _jobs(sweep: SweepFolder) -> list[str]:
     jobs = [str(line["job"]) for line in sweep.read_jobs()]
     # The folder of a trial that continues in another job names that job.
     others = {job for path in sweep.trials.glob("*/job") if (job := path.read_text().strip())}
-    others = {job for job in others if job.partition("_")[0] not in jobs}
-    if jobs or others:
-        slurm.cancel_jobs([*jobs, *sorted(others)])
-    print(f"cancelled {sweep.name}")
-    return 0
+    return [*jobs, *sorted(job for job in others if job.partition("_")[0] not in jobs)]

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.sbatch import awaited_jobs
 from paceline.cluster.slurm.states import WAITING, JobState
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.foreign_records import NUMBER, read_bounded
 from paceline.contract.files.grant_file import explain_refusal
+from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED
 from paceline.errors import in_one_line
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.watch.records.record import Record
 
 MAX_OTHERS = 100  # newest runs of an experiment among which the one is looked for that another waits for
+BY_YOU = "by you"  # after the status: cancelled by you
 TIME_LIMIT = "time limit reached"
 TIME_LIMIT_CAUSE = "time limit"  # how agents name it
 
@@ -54,6 +58,8 @@ def describe_reason(record: Record) -> str:
         return TIME_LIMIT
     if record.status == DONE and had_nothing_left(record.events):
         return "nothing was left to do"
+    if record.is_over and record.status == "cancelled" and (ended := _cancelled(record)):
+        return ended
     if record.state is None:
         problem = record.no_answer.message.rstrip(".") if record.no_answer is not None else ""
         host = str(record.details.get("host", "")) if record.job is None else _last_nodes(record)
@@ -63,6 +69,14 @@ def describe_reason(record: Record) -> str:
     return (
         _waits_for(record, record.state) if record.state.phase == WAITING else record.state.nodes or _last_nodes(record)
     )
+
+
+def _cancelled(record: Record) -> str:
+    """Return who cancelled a run, as far as that is known, and from where it can continue."""
+    by_you = record.folder.cancelled.exists() and is_own_folder(record.folder.path)
+    saved = find_checkpoints(record.folder.path)
+    again = f"can continue from step {checkpoint_step(saved[0].name)}" if saved else ""
+    return "; ".join(filter(None, (BY_YOU if by_you else "", again)))
 
 
 def _last_nodes(record: Record) -> str:

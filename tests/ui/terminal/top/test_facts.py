@@ -33,6 +33,12 @@ DETAILS = RunDetails(
 )  # fmt: skip
 
 
+def test_a_cancelled_run_says_why_it_ended() -> None:
+    run = replace(RUN, status="cancelled", is_over=True, detail="by you; can continue from step 425")
+    text = facts(replace(DETAILS, overview=run), 80).plain
+    assert "why      cancelled by you; can continue from step 425" in text
+
+
 def test_everything_fits_into_a_narrow_pane() -> None:
     text = facts(DETAILS, 44).plain.replace("\u00a0", " ")
     assert all(len(line) <= 44 for line in text.splitlines()), text

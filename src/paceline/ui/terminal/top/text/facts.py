@@ -17,6 +17,7 @@ from paceline.ui.terminal.top.text.words import duration, plain
 from paceline.watch import viewpoint
 from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, RunDetails
 from paceline.watch.overview import Overview
+from paceline.watch.records import BY_YOU
 
 TRACEBACK_LINES = 12
 MIN_BAR = 5
@@ -58,7 +59,9 @@ def heading(run: Overview) -> Text:
 def progress(run: Overview, width: int) -> Text:
     lines = []
     if run.detail:
-        lines.append(label("where" if run.status in ("running", "ending", "done") else "why", plain(run.detail)))
+        before = f"{run.status} " if run.detail.startswith(BY_YOU) else ""
+        name = "where" if run.status in ("running", "ending", "done") else "why"
+        lines.append(label(name, plain(f"{before}{run.detail}")))
     if run.hint:
         lines.append(label("hint", plain(run.hint)))
     if run.starts is not None:
