@@ -16,6 +16,7 @@ from paceline.contract.heartbeat_file import READY
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
 from paceline.errors import CheckpointError
+from paceline.watch.failures import describe_failure
 from tests.agent.conftest import Launch, is_alive, until
 from tests.small_disk import mount_small_disk
 
@@ -91,6 +92,23 @@ def test_a_script_that_clashes_with_its_launch_style_gets_a_hint() -> None:
     assert spawned.hint("torchrun").startswith("each rank calls mp.spawn: use --style spawn")
     assert spawned.hint("spawn") == ""
     assert replace(failure, message="ValueError: 98").hint("fork") == ""
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"), [("sys.exit(process.exitcode)", "exit code 1"), ("raise OSError(process.exitcode)", "OSError")]
+)
+def test_a_script_that_starts_processes_without_a_guard_gets_a_hint(launch: Launch, ending: str, said: str) -> None:
+    script = f"""
+import multiprocessing, sys
+process = multiprocessing.get_context("spawn").Process(target=print)
+process.start()
+process.join()
+{ending}
+"""
+    started = launch(script, style="spawn")
+    assert started.wait() == 1
+    assert f"{said}: {failures.UNGUARDED}\n  at " in started.err()
+    assert 'under `if __name__ == "__main__":`' in "\n".join(describe_failure(started.run))
 
 
 def test_the_first_of_several_failures_is_named(launch: Launch) -> None:

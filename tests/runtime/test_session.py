@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import paceline
+from paceline.agent.failures import IMPORTING
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
@@ -470,6 +472,14 @@ def test_evaluation_loaders_are_limited() -> None:
 def test_spawned_ranks_find_each_other(tmp_path: Path) -> None:
     paceline.spawn(write_rank, (str(tmp_path), False), nproc=2)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2 1 spawn"] * 2
+
+
+def test_a_call_of_spawn_without_a_guard_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process that imports the script."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(UsageError, match="was called while a new process imported the script") as raised:
+        paceline.spawn(write_rank, nproc=2)
+    assert IMPORTING.search(str(raised.value)), "the agent recognizes it in the log"
 
 
 def test_a_spawned_rank_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,13 @@ CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
-FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)\n(?:\s+(?!File )(.+))?', re.MULTILINE)
-LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<|/paceline/runtime/|paceline\.zip/")
+FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)\n(?:\s+(?!\s|File )(.+))?', re.MULTILINE)
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<|/paceline/(runtime|agent)/|paceline\.zip/")
+# What Python and `paceline.spawn` print if a script starts processes while one of these imports it.
+IMPORTING = re.compile(r"has finished its bootstrapping phase|paceline\.spawn was called while a new process imported")
+UNGUARDED = (
+    'Each process that the script starts imports it again. Start processes only under `if __name__ == "__main__":`.'
+)
 MAX_LINE = 300  # characters of a log's last line
 WRAPPED = re.compile(r"Caught (?P<type>\S+) (?P<where>in [^\n]*)\.\nOriginal Traceback")
 CALLS_SPAWN = "torch/multiprocessing/spawn.py"
@@ -193,11 +198,15 @@ def _read_failure(
         cause, host, rank, code, step=step, time=when, log=str(log), traceback="\n".join(lines[-20:]),
         last_line=last if code > 0 else "", where=read_crash(tail) if cause == restart_policy.CRASH else "",
     )  # fmt: skip
+    is_unguarded = code > 0 and IMPORTING.search(tail) is not None
+    if is_unguarded:
+        plain = replace(plain, last_line=UNGUARDED, where=find_user_frame(tail))
     try:
         trace, message = str(report["traceback"]), shorten(unwrap(str(report["message"])))
+        message = f"{UNGUARDED}\n{message}" if is_unguarded and report["type"] else message
         return replace(
             plain, type=str(report["type"]), message=message, traceback=trace or plain.traceback,
-            time=min(when, float(report["time"])), where=find_user_frame(trace),
+            time=min(when, float(report["time"])), where=find_user_frame(trace) or plain.where,
             last_line="" if report["type"] else plain.last_line,
         )  # fmt: skip
     except (ValueError, KeyError, TypeError):

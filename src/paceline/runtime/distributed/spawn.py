@@ -44,8 +44,14 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
 
     Raises:
         LaunchError: A rank failed. The message names it and its exit code or signal.
-        UsageError: `nproc` is less than 1, or there are several nodes without MASTER_ADDR and MASTER_PORT.
+        UsageError: `nproc` is less than 1, there are several nodes without MASTER_ADDR and MASTER_PORT, or the call
+            is not guarded.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # Python's own mark: it imports the script
+        raise UsageError(
+            "paceline.spawn was called while a new process imported the script.",
+            hint='Put the call under `if __name__ == "__main__":`, so that only the first process makes it.',
+        )
     if env.RANK in os.environ and env.WORLD_SIZE in os.environ:
         fn(*args)
         return
