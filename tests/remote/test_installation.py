@@ -94,6 +94,13 @@ def test_commands_of_the_profile_come_first(lab: Lab, laptop: Laptop, project: P
     done = laptop("ps", "--on", "plain", "--json", check=True)
     assert f'"{lab.home}/big/paceline"' in done.stdout
     assert "loading" not in done.stdout
+    news = "paceline: `setup` of plain printed:\n  loading\n"
+    assert done.stderr.endswith(news), "it is new"
+    assert not laptop("ps", "--on", "plain", "--json", check=True).stderr, "it is not new any more"
+    failed = laptop("logs", "--on", "plain", "nothing")
+    assert failed.stderr.endswith(news), "it may say why the command has failed"
+    (project / "paceline.toml").write_text(profile.replace("echo loading", "echo done"))
+    assert "printed:\n  done\n" in laptop("ps", "--on", "plain", check=True).stderr
 
 
 @pytest.mark.parametrize(
@@ -135,7 +142,7 @@ def test_a_request_that_is_not_carried_out_does_not_stay(lab: Lab, laptop: Lapto
     laptop("ps", "--on", "plain", check=True)
     calls.write_text("")
     assert laptop("ps", "--on", "plain").returncode != 0
-    assert calls.read_text() == "\n" * 2
+    assert calls.read_text() == "\n" * 3  # once more, to see whether it fails still
     assert not list((lab.home / ".cache" / "paceline").glob("request-*"))
 
 

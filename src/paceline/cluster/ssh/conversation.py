@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import tempfile
@@ -55,8 +56,9 @@ class Conversation:
     @property
     def errors(self) -> str:
         """What the program wrote to stderr."""
-        self._errors.seek(0)
-        before, mark, after = self._errors.read().decode(errors="replace").partition(f"{self._mark}\n")
+        descriptor = self._errors.fileno()
+        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)  # ssh writes at the position that it shares
+        before, mark, after = content.decode(errors="replace").partition(f"{self._mark}\n")
         return after if mark else before
 
     def send(self, content: bytes) -> None:

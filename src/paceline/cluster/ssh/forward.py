@@ -17,10 +17,18 @@ from typing import Any
 from paceline.cluster.ssh.code import Parcel, describe_size, write_contents
 from paceline.cluster.ssh.connection import MAX_NOISE, SSH_FAILED, Connection, new_mark, print_mark
 from paceline.cluster.ssh.conversation import Conversation
-from paceline.cluster.ssh.installation import ABSENT, Installation, install, recorded_installation
-from paceline.cluster.ssh.remote_command import SETUP_FAILED, explain_setup, word
+from paceline.cluster.ssh.installation import ABSENT, Installation, install, is_new_output, recorded_installation
+from paceline.cluster.ssh.remote_command import (
+    SETUP_FAILED,
+    describe_setup,
+    explain_setup,
+    read_setup_output,
+    setup_text,
+    word,
+)
 from paceline.cluster.ssh.request import UNSETTLED, Request, end_mark
 from paceline.cluster.ssh.unconfirmed import open_submission
+from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
 WITHDRAW_TIMEOUT = 20.0  # seconds
@@ -31,16 +39,44 @@ Note = Callable[[str], None]
 
 def forward(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> int:
     """Send a request and what it needs, carry it out, and return its exit code."""
-    if request.submits:
-        return _submit(connection, request, parcel, note=note)
-    installation, name = deliver(connection, request, parcel, note=note)
+    setup = _SetupOutput(connection, note)
+    code = (_submit if request.submits else _command)(connection, request, parcel, note=note, heard=setup.hear)
+    setup.end(code)
+    return code
+
+
+class _SetupOutput:
+    """What `setup` prints. It is shown if it is new, and if the command fails: then it may say why."""
+
+    def __init__(self, connection: Connection, note: Note) -> None:
+        self.connection, self.note = connection, note
+        self.hidden = ""
+
+    def hear(self, said: str) -> None:
+        if is_new_output(self.connection, said):
+            self.note(describe_setup(said, name=self.connection.cluster.name))
+        else:
+            self.hidden = said
+
+    def end(self, code: int) -> None:
+        cluster = self.connection.cluster
+        if code == SETUP_FAILED:  # after the request was sent: a shell that the user has opened may exit so, too
+            again = self.connection.call(setup_text(cluster.setup))
+            if again.code == SETUP_FAILED:
+                raise explain_setup(again.errors, name=cluster.name)
+        if self.hidden and code not in (0, INTERRUPTED_EXIT):
+            self.note(describe_setup(self.hidden, name=cluster.name))
+
+
+def _command(connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note) -> int:
+    installation, name = deliver(connection, request, parcel, note=note, heard=heard)
     code = _carry_out(connection, installation, name)
     if code == SSH_FAILED and not _has_ended(connection, installation, name):
         raise _unanswered(connection)
     return code
 
 
-def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> int:
+def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note) -> int:
     """Carry out what submits jobs. If its answer is lost, the same command looks for its jobs before it submits any."""
     submission = open_submission(connection.cluster.host, request.args)
     name = connection.cluster.name
@@ -48,7 +84,8 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: N
     if submission.is_repeat:
         note(f"the answer to this command was lost earlier: {name} looks for its {jobs} before it submits anything")
     try:
-        installation, waiting = deliver(connection, replace(request, submission=submission.id), parcel, note=note)
+        identified = replace(request, submission=submission.id)
+        installation, waiting = deliver(connection, identified, parcel, note=note, heard=heard)
     except BaseException:
         submission.close() if submission.is_repeat else submission.confirm()
         raise
@@ -123,13 +160,20 @@ def _withdraw(connection: Connection, installation: Installation, name: str) -> 
             connection.call(f"rm -f {word(f'{installation.cache}/{name}')}\n", timeout=WITHDRAW_TIMEOUT)
 
 
-def deliver(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> tuple[Installation, str]:
-    """Hand a request over, and install Paceline if it is not there; return the name under which the request waits."""
+def deliver(
+    connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note = lambda said: None
+) -> tuple[Installation, str]:
+    """Hand a request over, and install Paceline if it is not there; return the name under which the request waits.
+
+    `heard` is told what `setup` has printed.
+    """
     installation = recorded_installation(connection)
-    name = _deliver(connection, installation, request, parcel, note) if installation is not None else None
+    name = None
+    if installation is not None:
+        name = _deliver(connection, installation, request, parcel, note=note, heard=heard)
     if installation is None or name is None:
         installation = install(connection, note)
-        name = _deliver(connection, installation, request, parcel, note)
+        name = _deliver(connection, installation, request, parcel, note=note, heard=heard)
     if name is None:
         raise ConnectionProblem(
             f"Paceline disappears from {connection.cluster.name} as soon as it is installed.",
@@ -139,7 +183,7 @@ def deliver(connection: Connection, request: Request, parcel: Parcel, *, note: N
 
 
 def _deliver(
-    connection: Connection, installation: Installation, request: Request, parcel: Parcel, note: Note
+    connection: Connection, installation: Installation, request: Request, parcel: Parcel, *, note: Note, heard: Note
 ) -> str | None:
     """Hand a request over; return the name under which it waits there, or None if Paceline is not there."""
     with Conversation(connection, installation.command("receive")) as talk:
@@ -165,6 +209,7 @@ def _deliver(
             if code == SSH_FAILED and not connection.is_open():
                 raise connection.lost("your command has not begun there")
             raise connection.failure(code, talk.errors)
+        heard(read_setup_output(talk.errors))
     if "error" in answer:
         raise EnvironmentProblem(
             f"{connection.cluster.name} cannot take your code: {answer['error']}", hint=str(answer.get("hint", ""))

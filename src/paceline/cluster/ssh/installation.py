@@ -16,7 +16,7 @@ import paceline
 from paceline.cluster.ssh.bundle import Target, bundle_name, cache_folder, make_bundle
 from paceline.cluster.ssh.connection import Answer, Connection
 from paceline.cluster.ssh.remote import unpack
-from paceline.cluster.ssh.remote_command import SETUP_FAILED, explain_setup, setup_text, word, words
+from paceline.cluster.ssh.remote_command import SETUP_END, SETUP_FAILED, explain_setup, setup_text, word, words
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
@@ -39,13 +39,19 @@ class Installation:
     python: str
     cache: str
     folder: str
-    setup: str  # shell text that comes first
+    setup: str | None = None  # commands of the user's that come first
 
     def command(self, *args: str) -> str:
-        """Return shell text that becomes one of Paceline's programs on the other side, or fails with `ABSENT`."""
+        """Return shell text that becomes one of Paceline's programs on the other side, or fails with `ABSENT`.
+
+        What `setup` prints comes with `receive`. The commands of requests are not mixed up with it.
+        """
         complete = word(f"{self.folder}/{unpack.COMPLETE}")
+        is_request = args[0] == "run"
+        end = f"echo {SETUP_END} >&2\n" if self.setup and not is_request else ""
         return (
-            f"{self.setup}[ -f {complete} ] && [ -x {word(self.python)} ] || exit {ABSENT}\n"
+            f"{setup_text(self.setup, quiet=is_request)}{end}"
+            f"[ -f {complete} ] && [ -x {word(self.python)} ] || exit {ABSENT}\n"
             f"exec {word(self.python)} -I {word(self.folder)} {words(args)}\n"
         )
 
@@ -58,7 +64,7 @@ def recorded_installation(connection: Connection) -> Installation | None:
         cache = str(values["cache"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return Installation(target.python, cache, f"{cache}/{bundle_name(target)}", setup_text(connection.cluster.setup))
+    return Installation(target.python, cache, f"{cache}/{bundle_name(target)}", connection.cluster.setup)
 
 
 def _fixed(value: Any) -> Any:
@@ -71,12 +77,26 @@ def _record(connection: Connection) -> Path:
     return cache_folder() / "clusters" / f"{key}.json"
 
 
+def is_new_output(connection: Connection, said: str) -> bool:
+    """Return whether `setup` has printed something that it has not printed for the command before."""
+    path = _record(connection).with_suffix(".setup")
+    try:
+        before = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        before = ""
+    if said == before:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, said) if said else path.unlink(missing_ok=True)
+    return bool(said)
+
+
 def install(connection: Connection, note: Callable[[str], None]) -> Installation:
     """Return the installation of this version on the login node. It is made if it is missing."""
     setup = setup_text(connection.cluster.setup)
     target, cache = _probe(connection, setup)
     bundle = make_bundle(target)
-    made = Installation(target.python, cache, f"{cache}/{bundle.name}", setup)
+    made = Installation(target.python, cache, f"{cache}/{bundle.name}", connection.cluster.setup)
     _record(connection).parent.mkdir(parents=True, exist_ok=True)
     about = [target.version, target.machine, target.system, target.libc]
     write_atomically(_record(connection), json.dumps({"python": target.python, "target": about, "cache": cache}))

@@ -13,6 +13,7 @@ from paceline.errors import EnvironmentProblem, UsageError
 MAX_BYTES = 120_000  # of a command: Linux passes at most 128 KiB to the login shell
 
 SETUP_FAILED = 96  # exit code on the login node if commands of the user's `setup` have failed
+SETUP_END = "paceline-setup-end"  # on stderr: what came before it was printed by `setup`
 
 
 def word(text: str) -> str:
@@ -59,10 +60,11 @@ done
 """
 
 
-def setup_text(setup: str | None) -> str:
+def setup_text(setup: str | None, *, quiet: bool = False) -> str:
     """Return shell text that makes Slurm and modules known, as a login shell would, and runs the user's commands.
 
-    If they fail, the shell ends with `SETUP_FAILED`, and its last message is how they ended.
+    If they fail, the shell ends with `SETUP_FAILED`, and its last message is how they ended. What they print goes to
+    stderr, or nowhere with `quiet`.
     """
     if not setup:
         return f"before=$PATH; command -v sbatch >/dev/null 2>&1 || {_PROFILE}\n"
@@ -71,8 +73,18 @@ def setup_text(setup: str | None) -> str:
     return (
         f"before=$PATH; {{ {missing}; }} >/dev/null 2>&1 || {_PROFILE}\n{_MODULES if uses_modules else ''}"
         f"trap 'echo \"exit code $?\" >&2; exit {SETUP_FAILED}' EXIT\n"
-        f"eval {word(setup)} </dev/null >&2 || exit\ntrap - EXIT\n"
+        f"eval {word(setup)} </dev/null {'>/dev/null 2>&1' if quiet else '>&2'} || exit\ntrap - EXIT\n"
     )
+
+
+def read_setup_output(errors: str) -> str:
+    """Return what `setup` has printed, from all that came on stderr."""
+    said, ended, _ = errors.partition(f"{SETUP_END}\n")
+    return said.strip("\n") if ended else ""
+
+
+def describe_setup(said: str, *, name: str) -> str:
+    return f"`setup` of {name} printed:" + "".join(f"\n  {line}" for line in said.splitlines())
 
 
 def explain_setup(errors: str, *, name: str) -> EnvironmentProblem:
