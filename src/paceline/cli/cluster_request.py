@@ -50,7 +50,7 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
         ask_first(cluster, parcel, sent, code=sends_code, yes=bool(asked.values.get("yes")))
     request = Request(
         asked.line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster, parcel.folder),
-        secrets.values, secrets.sources, submits=_submits(asked),
+        secrets.values, secrets.sources, submits=_submits(asked), awaits=_awaits(asked),
         own_folder=cargo.code and _works_in_project(asked, job),
     )  # fmt: skip
     return connection, request, parcel
@@ -60,6 +60,15 @@ def _submits(asked: Forwarded) -> bool:
     """Whether the command submits jobs there, unless something is wrong."""
     does_not = ("dry_run", "script_only", "local")
     return asked.key in ("submit", "sweep") and not any(asked.values.get(each) for each in does_not)
+
+
+def _awaits(asked: Forwarded) -> str:
+    """Return what the laptop does once the job is submitted: the other side only submits it."""
+    from paceline.cluster.ssh.request import FOLLOW, WAIT
+
+    if asked.key != "submit" or not _submits(asked):
+        return ""
+    return FOLLOW if asked.values.get("follow") else WAIT if asked.values.get("wait") else ""
 
 
 def _works_in_project(asked: Forwarded, job: Job) -> bool:

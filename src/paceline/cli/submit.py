@@ -45,6 +45,8 @@ Wait = Annotated[
     bool, typer.Option("--wait", help="Wait for the end; exit with the run's status.", rich_help_panel=OUTPUT)
 ]
 Follow = Annotated[bool, typer.Option("--follow", help="Wait, and print rank 0's output.", rich_help_panel=OUTPUT)]
+# The second half of --wait and --follow with --on: the folder of a run that was submitted just now.
+Awaited = Annotated[str | None, typer.Option("--await", hidden=True)]
 
 
 @options.takes_settings("submit", script=True)
@@ -63,6 +65,7 @@ def command(
     first_timeout: submit_first.FirstTimeout = None,
     finish: submit_first.Finish = None,
     serve_first: submit_first.ServeFirst = None,
+    awaited: Awaited = None,
 ) -> int:
     """Run a script on Slurm.
 
@@ -83,6 +86,8 @@ def command(
         return submit_first.serve(serve_first)
     if finish is not None:
         return submit_first.finish(finish)
+    if awaited is not None:
+        return wait_until_done(runs.own(awaited), follow=follow)
     if resume is not None and script_only is not None:
         raise UsageError(
             "--script-only prepares a new run.", hint="Leave it out, or submit job.sbatch of the run folder yourself."
@@ -91,6 +96,8 @@ def command(
         raise UsageError(
             "--first-timeout needs --first.", hint="Add it, as in `--on alps,cedar --first`, or omit both."
         )
+    from paceline.cluster.slurm.confirmation.submission import is_carried_out_here
+
     patience = submit_first.read_patience(first_timeout) if first else 0.0
     draft = _draft(args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience)
     if dry_run:
@@ -100,7 +107,7 @@ def command(
     if first:
         return submit_first.answer(submitted)
     describe(submitted, script_only)
-    if submitted.job_id is not None and (follow or wait):
+    if submitted.job_id is not None and (follow or wait) and not is_carried_out_here():
         return wait_until_done(submitted.folder, follow=follow)
     return 0
 

@@ -11,13 +11,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from paceline.cluster.slurm.confirmation.submission import read_run
 from paceline.cluster.ssh.code import Parcel, describe_size, write_contents
 from paceline.cluster.ssh.connection import MAX_NOISE, SSH_FAILED, Connection, new_mark, print_mark
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.installation import ABSENT, Installation, install, is_new_output, recorded_installation
+from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS
 from paceline.cluster.ssh.remote_command import (
     SETUP_FAILED,
     describe_setup,
@@ -26,10 +29,11 @@ from paceline.cluster.ssh.remote_command import (
     setup_text,
     word,
 )
-from paceline.cluster.ssh.request import UNSETTLED, Request, end_mark
+from paceline.cluster.ssh.request import FOLLOW, UNSETTLED, Request, end_mark
 from paceline.cluster.ssh.unconfirmed import open_submission
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import ConnectionProblem, EnvironmentProblem
+from paceline.plan.quote import quote
 
 WITHDRAW_TIMEOUT = 20.0  # seconds
 NOTED_SIZE = 5 << 20  # bytes: more than this is named before it is sent
@@ -103,9 +107,46 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: N
         ) from None
     if is_answer or (code != UNSETTLED and not submission.is_repeat):
         submission.confirm()
-        return code
+        if code != 0 or not request.awaits:
+            return code
+        return _await(connection, request, parcel, submission.id, note=note)
     submission.close()  # an earlier job may be there, and nobody has looked for it
     return 1 if code == UNSETTLED else code
+
+
+def _await(connection: Connection, request: Request, parcel: Parcel, submission: str, *, note: Note) -> int:
+    """Wait for the run of a submission that has its answer, and return the run's status as an exit code.
+
+    From here on the same command, typed again, submits one more job.
+    """
+    name, follows = connection.cluster.name, request.awaits == FOLLOW
+    run, way = "The run", f"paceline ps --on {quote(name)}"
+    try:
+        folder = _find_run(connection, submission)
+        run = folder.name
+        way = f"paceline {'logs -f' if follows else 'wait'} {quote(run)} --on {quote(name)}"
+        args = ["submit", f"--await={folder}", *(["--follow"] if follows else [])]
+        asked = Request(args, request.folder, request.code, request.variables)
+        installation, waiting = deliver(connection, asked, parcel, note=note)
+        code = _carry_out(connection, installation, waiting)
+        if code not in (0, ABSENT, SETUP_FAILED) and not _has_ended(connection, installation, waiting):
+            raise _unanswered(connection)
+    except ConnectionProblem as problem:
+        login = "" if connection.is_open() else f"paceline login {quote(name)}; then: "
+        raise ConnectionProblem(
+            f"{problem.message} {run} is submitted, and does not need this command.", hint=f"Type: {login}{way}"
+        ) from None
+    return code
+
+
+def _find_run(connection: Connection, submission: str) -> Path:
+    """Return the folder of the run that a submission has led to."""
+    installation = recorded_installation(connection)
+    path = f"{installation.cache}/{SUBMISSIONS}/{submission}" if installation is not None else ""
+    found = read_run(connection.call(f"cat {word(path)}\n").output)
+    if found is None:
+        raise ConnectionProblem(f"{connection.cluster.name} does not say which run it is.")
+    return found
 
 
 def _carry_out(connection: Connection, installation: Installation, name: str) -> int:

@@ -15,6 +15,7 @@ from paceline.contract.files.sent_code import SentCode
 REQUEST = "request-"  # beginning of the name of a file in which a request waits
 ENDED = "ended-"  # the same of an empty file that says that the command of a request has failed by itself
 UNSETTLED = 98  # exit code if the job of the same submission, sent earlier, could not be looked for
+WAIT, FOLLOW = "wait", "follow"
 OUTCOME = ("submit", "--outcome")  # the command that asks what a submission has led to, and withdraws it if nothing
 
 
@@ -37,6 +38,7 @@ class Request:
     secret_sources: Mapping[str, str] = field(default_factory=dict)
     submission: str = ""  # its id, if the command submits a job
     submits: bool = False  # whether it submits jobs: if its answer is lost, the same command asks for them first
+    awaits: str = ""  # WAIT or FOLLOW: what to do with the run once its answer is here
     own_folder: bool = False  # whether the code gets a folder that no other command uses: a job works in it
 
     def to_json(self) -> str:

@@ -20,6 +20,7 @@ from paceline.errors import ClusterError
 
 PATIENCE = 90.0  # seconds to wait for an earlier command that has not heard yet that its connection is lost
 _descriptor: list[int] = []  # of the file of the submission that this process carries out
+_begun: list[Path] = []  # the same file, whether it is still open or not
 _abandoned: dict[Path, list[int]] = {}  # trials by sweep: an earlier command was killed before it had submitted any
 
 
@@ -45,7 +46,7 @@ def begin_submission(path: Path) -> RunOutcome | SweepOutcome | None:
         os.close(descriptor)
         raise
     if found is None and not values.get("withdrawn"):
-        _descriptor[:] = [descriptor]
+        _descriptor[:], _begun[:] = [descriptor], [path]
         if "submission" in values:
             _abandoned[Path(values["submission"]).parent.parent] = list(values.get("trials", ()))
         return None
@@ -72,6 +73,17 @@ def settle_submission(path: Path) -> RunOutcome | SweepOutcome | None:
         return found
     finally:
         os.close(descriptor)
+
+
+def read_run(content: bytes) -> Path | None:
+    """Return the folder of the run in the file of a submission; None if there is none."""
+    folder = _parse(content).get("folder")
+    return Path(folder) if isinstance(folder, str) else None
+
+
+def is_carried_out_here() -> bool:
+    """Whether this process carries out a submission from another machine, which waits for its answer."""
+    return bool(_begun)
 
 
 def note_attempt(folder: RunFolder, *, known: Sequence[str]) -> None:
@@ -132,8 +144,12 @@ def _lock(descriptor: int) -> None:
 
 
 def _read(descriptor: int) -> dict[str, Any]:
+    return _parse(os.pread(descriptor, 1 << 20, 0))
+
+
+def _parse(content: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(os.pread(descriptor, 1 << 20, 0))
+        values = json.loads(content)
     except ValueError:
         return {}
     return values if isinstance(values, dict) else {}

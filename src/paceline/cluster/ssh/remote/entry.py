@@ -36,7 +36,7 @@ EXPIRY = 3600.0  # seconds after which what a command has left behind is removed
 REQUEST_EXPIRY = 300.0  # the same for a request, which is taken within seconds
 OUTPUT = "output-"  # folders of files that a command writes for the laptop
 EARLIER = "when you typed this command earlier; not submitted again"
-_taken: list[tuple[Path, bool]] = []  # the request that this process carries out, and whether it is a submission
+_taken: list[tuple[Path, bool]] = []  # the request that this process carries out, and whether its end is noted
 
 
 def main() -> int | None:
@@ -132,7 +132,7 @@ def take_over(path: Path, *, terminal: bool) -> int | None:
             os.setpgid(0, 0)
         threading.Thread(target=_watch, daemon=True).start()
     sys.argv = ["paceline", *request.args]
-    _taken[:] = [(path, bool(request.submission))]
+    _taken[:] = [(path, request.args[0] == "submit" or bool(request.submission))]
     if not request.submission:
         return None
     is_question = tuple(request.args) == OUTCOME
@@ -185,8 +185,8 @@ def note_end(code: object) -> None:
     """Note that the command has ended by itself, if its exit code leaves that open. All its output is written then."""
     if not _taken or code in (None, 0):
         return
-    path, is_submission = _taken[0]
-    if is_submission or code == SSH_FAILED:
+    path, is_noted = _taken[0]
+    if is_noted or code == SSH_FAILED:
         with suppress(OSError, ValueError):
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 stream.flush()
