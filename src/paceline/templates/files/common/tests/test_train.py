@@ -8,7 +8,7 @@ PROJECT = Path(__file__).parents[1]
 QUICK = "@quick@"
 
 
-def test_two_ranks_train(tmp_path):
+def test_two_ranks_train(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "run", "--cpu", "--nproc", "2", "--scratch", tmp_path, "train.py"]
     done = subprocess.run([*command, *QUICK.split()], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
