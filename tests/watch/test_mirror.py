@@ -36,6 +36,7 @@ from paceline.watch.records import read_record
 from paceline.watch.viewpoint import Viewpoint, look_at
 
 RUN = "project/default/20260101-120000-aaaa"
+LOG = "attempt-1/rank-0.log"
 MUCH = 1 << 30
 
 
@@ -102,7 +103,7 @@ def test_a_mirror_has_what_is_there_and_then_what_is_new(there: Path, mirror: Mi
 
 
 def test_every_cut_of_the_stream_is_survived(there: Path, mirror: Mirror, tmp_path: Path) -> None:
-    (there / "attempt-1" / "rank-0.log").write_bytes(os.urandom(600_000))
+    (there / LOG).write_bytes(os.urandom(600_000))
     stream = stream_of(changes(there).collect())
     for cut in [*range(0, 400, 7), *range(400, len(stream), len(stream) // 40)]:
         shutil.rmtree(mirror.folder)
@@ -113,49 +114,57 @@ def test_every_cut_of_the_stream_is_survived(there: Path, mirror: Mirror, tmp_pa
                 mirror.apply(frame)
             raise BadStream if cut else StopIteration
         send(changes(there, mirror), mirror)
-        log = Path(RUN, "attempt-1", "rank-0.log")
-        assert (mirror.folder / log).read_bytes() == (there / "attempt-1" / "rank-0.log").read_bytes()
+        assert (mirror.folder / RUN / LOG).read_bytes() == (there / LOG).read_bytes()
+
+
+class SentLog:
+    """A log of three lines that a mirror has, and the reader that has sent it."""
+
+    def __init__(self, there: Path, mirror: Mirror) -> None:
+        self.there, self.mirror = there, mirror
+        self.path, self.copy = there / LOG, mirror.folder / RUN / LOG
+        self.path.write_bytes(b"a\nb\nc\n")
+        self.reader = changes(there)
+        self.send()
+
+    def send(self, *, again: bool = False) -> None:
+        """Send what has changed; with `again`, by a reader that starts only now."""
+        if again:
+            self.reader = changes(self.there, self.mirror)
+        send(self.reader, self.mirror)
+
+
+@pytest.fixture
+def sent_log(there: Path, mirror: Mirror) -> SentLog:
+    return SentLog(there, mirror)
 
 
 @pytest.mark.parametrize("new", [b"other lines\n", b"a\nb\n", b"a\nb\nc\nd\n", b"", b"a\nX\nc\nd\n"])
 @pytest.mark.parametrize("again", [True, False])
-def test_a_file_that_is_replaced_or_becomes_shorter_is_sent_anew(
-    there: Path, mirror: Mirror, new: bytes, again: bool
-) -> None:
-    log = there / "attempt-1" / "rank-0.log"
-    log.write_bytes(b"a\nb\nc\n")
-    found = changes(there)
-    send(found, mirror)
-    log.with_suffix(".new").write_bytes(new)
-    os.replace(log.with_suffix(".new"), log)
-    send(changes(there, mirror) if again else found, mirror)
-    assert (mirror.folder / RUN / "attempt-1" / "rank-0.log").read_bytes() == new
+def test_a_file_that_is_replaced_or_becomes_shorter_is_sent_anew(sent_log: SentLog, new: bytes, again: bool) -> None:
+    replacement = sent_log.path.with_suffix(".new")
+    replacement.write_bytes(new)
+    os.replace(replacement, sent_log.path)
+    sent_log.send(again=again)
+    assert sent_log.copy.read_bytes() == new
 
 
 @pytest.mark.parametrize("new", [b"other lines\n", b"a\nb\nC\n", b"A\nb\nc\n", b"a\nX\nc\nd\n", b"d\n" * 500])
 @pytest.mark.parametrize("again", [True, False])
 def test_a_file_that_is_cut_off_in_place_and_grows_again_is_sent_anew(
-    there: Path, mirror: Mirror, new: bytes, again: bool
+    sent_log: SentLog, new: bytes, again: bool
 ) -> None:
     """It is as long as before, or longer, when somebody looks again. Whoever follows it sees all lines."""
-    log = there / "attempt-1" / "rank-0.log"
-    log.write_bytes(b"a\nb\nc\n")
-    found = changes(there)
-    send(found, mirror)
-    followed = RunLog(RunFolder(mirror.folder / RUN))
+    followed = RunLog(RunFolder(sent_log.mirror.folder / RUN))
     assert [line.text for line in followed.read_new()] == ["a", "b", "c"]
-    log.write_bytes(new)
-    os.utime(log, ns=(time.time_ns() + 10**9,) * 2)
-    if again:
-        found = changes(there, mirror)
-    send(found, mirror)
-    copy = mirror.folder / RUN / "attempt-1" / "rank-0.log"
-    assert copy.read_bytes() == new
-    lines = [line.text for line in followed.read_new()]
-    assert lines == new.decode().splitlines()
-    with log.open("ab") as file:
+    sent_log.path.write_bytes(new)
+    os.utime(sent_log.path, ns=(time.time_ns() + 10**9,) * 2)
+    sent_log.send(again=again)
+    assert sent_log.copy.read_bytes() == new
+    assert [line.text for line in followed.read_new()] == new.decode().splitlines()
+    with sent_log.path.open("ab") as file:
         file.write(b"one more\n")
-    send(found, mirror)
+    sent_log.send()
     assert [line.text for line in followed.read_new()] == ["one more"]
 
 
@@ -163,7 +172,7 @@ def test_whoever_follows_a_log_does_not_see_it_twice_when_more_of_its_beginning_
     there: Path, mirror: Mirror
 ) -> None:
     """Another command may want all of a log of which the mirror had the end."""
-    log = there / "attempt-1" / "rank-0.log"
+    log = there / LOG
     log.write_bytes(b"".join(b"line %d\n" % number for number in range(100)))
     send(changes(there, log_bytes=50), mirror)
     followed = RunLog(RunFolder(mirror.folder / RUN))
@@ -172,12 +181,12 @@ def test_whoever_follows_a_log_does_not_see_it_twice_when_more_of_its_beginning_
     with log.open("ab") as file:
         file.write(b"line 100\n")
     send(changes(there, mirror), mirror)
-    assert (mirror.folder / RUN / "attempt-1" / "rank-0.log").read_bytes() == log.read_bytes()
+    assert (mirror.folder / RUN / LOG).read_bytes() == log.read_bytes()
     assert [line.text for line in followed.read_new()] == ["line 100"]
 
 
 def test_two_streams_may_write_one_mirror(there: Path, mirror: Mirror) -> None:
-    log = there / "attempt-1" / "rank-0.log"
+    log = there / LOG
     log.write_bytes(b"one\n")
     first, second = changes(there), changes(there)
     send(first, mirror)
@@ -188,12 +197,12 @@ def test_two_streams_may_write_one_mirror(there: Path, mirror: Mirror) -> None:
         file.write(b"three\n")
     send(first, mirror)
     send(second, mirror)
-    assert (mirror.folder / RUN / "attempt-1" / "rank-0.log").read_bytes() == b"one\ntwo\nthree\n"
+    assert (mirror.folder / RUN / LOG).read_bytes() == b"one\ntwo\nthree\n"
 
 
 def test_of_a_huge_log_the_end_comes_first_and_readers_see_whole_lines(there: Path, mirror: Mirror) -> None:
     lines = [f"line {number}" for number in range(20_000)]
-    (there / "attempt-1" / "rank-0.log").write_text("\n".join(lines) + "\n")
+    (there / LOG).write_text("\n".join(lines) + "\n")
     send(changes(there, log_bytes=1000), mirror)
     here = RunFolder(mirror.folder / RUN)
     shown = [line.text for line in RunLog(here).lines()]
@@ -201,7 +210,7 @@ def test_of_a_huge_log_the_end_comes_first_and_readers_see_whole_lines(there: Pa
     assert shown == lines[-len(shown) :]
     assert [line.text for line in RunLog(here).read_new()] == shown
     assert [line.text for line in RunLog(here).tail(1000)] == shown
-    with (there / "attempt-1" / "rank-0.log").open("a") as file:
+    with (there / LOG).open("a") as file:
         file.write("more\n")
     send(changes(there, mirror, log_bytes=1000), mirror)  # goes on
     assert [line.text for line in RunLog(here).lines()] == [*shown, "more"]
@@ -210,7 +219,7 @@ def test_of_a_huge_log_the_end_comes_first_and_readers_see_whole_lines(there: Pa
 
 
 def test_the_verdict_comes_after_all_that_was_written_before_it(there: Path, mirror: Mirror) -> None:
-    (there / "attempt-1" / "rank-0.log").write_text("last words\n")
+    (there / LOG).write_text("last words\n")
     (there / "job-starts" / "7-0" / "verdict").write_text("done")
     sent = send(changes(there), mirror)
     assert sent.index("attempt-1/rank-0.log") < sent.index("job-starts/7-0/verdict")
