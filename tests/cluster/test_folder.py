@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from paceline.cluster.local.machine import usable_gpus
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.prepare import path_in_run, snapshot_code
-from paceline.cluster.runs.run_half_zip import write_run_half
+from paceline.cluster.runs.run_half_zip import stored_run_half, write_run_half
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.run_path import RunPath, new_run_id
 from paceline.spec import Job, Program, load_job
@@ -246,6 +248,33 @@ def test_the_run_half_works_from_its_zip(compiled: bool, tmp_path: Path) -> None
         [sys.executable, "-S", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stdout == "right\n", done.stderr
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_run_half_in_the_store_that_is_not_ours_is_replaced(compiled: bool, tmp_path: Path) -> None:
+    """Jobs run what is in it, whoever has put a file of that name there."""
+    path = stored_run_half(tmp_path, compiled=compiled)
+    right = path.read_bytes()
+    changed = io.BytesIO(right)
+    with zipfile.ZipFile(changed, "a") as archive:
+        archive.writestr("torch.py", "import os")
+    for wrong in (
+        b"",
+        right[:-1000],
+        b"import os" + right,
+        changed.getvalue(),
+        right.replace(b"sys.exit", b"sys.quit"),
+    ):
+        path.unlink()
+        path.write_bytes(wrong)
+        assert stored_run_half(tmp_path, compiled=compiled) == path
+        assert path.read_bytes() == right
+    written = path.stat().st_ino
+    assert stored_run_half(tmp_path, compiled=compiled).stat().st_ino == written
+    elsewhere = tmp_path / "elsewhere"
+    os.rename(path, elsewhere)
+    path.symlink_to(elsewhere)
+    assert not stored_run_half(tmp_path, compiled=compiled).is_symlink()
 
 
 def test_gpus_are_counted_by_device_files_and_visibility(tmp_path: Path) -> None:

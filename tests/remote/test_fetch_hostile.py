@@ -11,12 +11,14 @@ from typing import IO, Any, cast
 
 import pytest
 
+from paceline.cli import dispatch
+from paceline.cli import fetch as cli_fetch
 from paceline.cluster.ssh.conversation import Conversation
-from paceline.cluster.ssh.fetch.contents import RECORDS, RemoteFile
+from paceline.cluster.ssh.fetch.contents import RECORDS, Contents, RemoteFile
 from paceline.cluster.ssh.fetch.download import Download, Fetched
 from paceline.cluster.ssh.fetch.frames import write_frame, write_line
 from paceline.cluster.ssh.fetch.local_copy import LocalCopy
-from paceline.cluster.ssh.fetch.remote_files import RemoteFiles
+from paceline.cluster.ssh.fetch.remote_files import Listing, RemoteFiles
 from paceline.cluster.ssh.fetch.server import FileServer
 from paceline.cluster.ssh.fetch.way import is_contained
 from paceline.contract.run_folder import RunFolder
@@ -214,12 +216,78 @@ def test_wrong_arrivals(run: Path, home: Path, arrival: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "listing",
     [{"key": "../../x"}, {"key": ".."}, {"key": "a/b"}, {"key": 5}, {"place": []}, {"place": ["a", ".."]}, {"left": 5},
-     {"files": [{}]}, {"files": 5}, {"files": [{**FILE, "size": -1}]}, {"checkpoints": ["../x"]}, {"status": None}],
+     {"files": [{}]}, {"files": 5}, {"files": [{**FILE, "size": -1}]}, {"checkpoints": ["../x"]}, {"status": None},
+     {"checkpoints": [".git"]}, {"key": ".git"}, {"key": "bin"}, {"key": "20260101-000000-ffff"},
+     {"place": ["project", ".snapshots"]}, {"place": ["project", ".snapshots", "20260101-000000-abcd"]},
+     {"place": ["bin"], "key": "bin"}, {"place": ["a", "b", "bin"], "key": "bin"},
+     {"place": ["a", "b", ".git"], "key": ".git"}, {"place": ["a", "b", ".git", "trials", "3"], "key": ".git-3"},
+     {"place": ["a", "b", "c", "trials", "x"], "key": "c-x"}, {"place": ["a", "b", "c", "code", "3"], "key": "c-3"}],
 )  # fmt: skip
 def test_wrong_listings(run: Path, home: Path, listing: dict[str, Any]) -> None:
     with pytest.raises(EnvironmentProblem, match="alps sent a list"):
         fetch_from(Hostile(run, [], listing=listing), home)
     assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "key"), [("a/b/20260101-000000-abcd", "20260101-000000-abcd"), (".a/b/lr sweep/trials/12", "lr sweep-12")]
+)
+def test_names_of_runs(run: Path, home: Path, place: str, key: str) -> None:
+    made = fetch_from(Hostile(run, [], listing={"place": place.split("/"), "key": key}), home)
+    assert (made.listing.key, "/".join(made.listing.place)) == (key, place)
+
+
+@pytest.mark.parametrize("name", [".git/config", ".git/hooks/post-checkout", "collected/.GIT/config", "work/p/.git"])
+def test_a_repository_is_left_out(run: Path, home: Path, name: str) -> None:
+    """Git runs commands that the configuration of a repository names, also for `git status`."""
+    write(run / name, b"[core]\nfsmonitor = touch /tmp/x")
+    write(run / "collected" / ".gitignore", b"*")
+    made = fetch(run, home)
+    folder = name[: name.lower().index(".git") + len(".git")]
+    assert made.notes == [f"{folder} was left out: git runs commands that such a folder names"]
+    assert not (home / folder).exists()
+    assert (home / "collected" / ".gitignore").exists()
+
+
+def test_a_trial_is_not_fetched_into_a_sweep_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "paceline.toml", b"")
+    listing = Listing("/far", "sweep-3", ("project", "default", "sweep", "trials", "3"), "done", Contents())
+    folder = tmp_path.joinpath("runs", *listing.place)
+    assert cli_fetch._target(listing, None) == folder
+    write(tmp_path / "runs/project/default/sweep/sweep.json", b"{}")
+    with pytest.raises(UsageError, match="is a sweep of this machine"):
+        cli_fetch._target(listing, None)
+    assert cli_fetch._target(listing, str(tmp_path / "to")) == tmp_path / "to" / "sweep-3"
+
+
+def test_what_was_fetched_is_not_executed_here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of a run name the script, the interpreter and the variables: those are the cluster's to choose."""
+    home = tmp_path / "runs" / "project" / "default" / run.name
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "paceline.toml", b"")
+    write(tmp_path / "train.py", b"")
+    with LocalCopy(home).opened():  # killed on the way
+        write(home / "run.json", b"{}")
+    commands = [
+        ["run", "--resume", "last"], ["run", "--resume", "last", "--here"], ["submit", "--resume", run.name],
+        ["cancel", run.name], ["run", "--resume", str(home), "train.py"],
+    ]  # fmt: skip
+    for command in commands:
+        with pytest.raises(UsageError, match="was fetched from a cluster") as raised:
+            dispatch(command)
+        assert "--on CLUSTER" in raised.value.hint
+    (home / "run.json").unlink()
+    fetch(run, home)
+    for command in commands:
+        with pytest.raises(UsageError, match="was fetched from a cluster") as raised:
+            dispatch(command)
+        assert "--on alps" in raised.value.hint
+    write(run / "sweep.json", b"{}")
+    fetch(run, home)
+    for command in (["sweep", "--resubmit", "missing", str(home)], ["sweep", "cancel", str(home)]):
+        with pytest.raises(UsageError, match="was fetched from a cluster"):
+            dispatch(command)
 
 
 def test_what_was_fetched_is_for_its_owner_alone(run: Path, home: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, ConnectionProblem
+from paceline.plan.run_path import is_run_path
 from paceline.watch import viewpoint
 from paceline.watch.logs.run_log import RunLog
 from paceline.watch.mirror import follower, frames, reader, run_files
@@ -29,7 +30,7 @@ from paceline.watch.mirror.frames import HEAD, MARK, BadStream, Frame, FrameRead
 from paceline.watch.mirror.job_states import from_row, keep_states, read_states, to_row
 from paceline.watch.mirror.mirror_folder import REFRESHED, Mirror
 from paceline.watch.mirror.reader import Scope
-from paceline.watch.mirror.run_files import Copy, is_run_path, kind_of
+from paceline.watch.mirror.run_files import Copy, kind_of
 from paceline.watch.mirror.session import update
 from paceline.watch.overview import make_overview
 from paceline.watch.records import read_record

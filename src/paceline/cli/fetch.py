@@ -105,11 +105,16 @@ def _what(values: Any) -> str:
 
 
 def _target(listing: Listing, to: str | None) -> Path:
-    if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in listing.place):
-        raise UsageError(f"The run folder {listing.folder!r} has no name that fits here.")
+    from paceline.contract.sweep.folder import SweepFolder
+
     if to is not None:
-        return Path(to).expanduser().absolute() / listing.key.replace("/", "-")
-    return runs.scratch_here().joinpath(*listing.place)
+        return Path(to).expanduser().absolute() / listing.key
+    folder = runs.scratch_here().joinpath(*listing.place)
+    if len(listing.place) == 5 and SweepFolder(folder.parent.parent).spec.exists():
+        raise UsageError(
+            f"{folder.parent.parent} is a sweep of this machine.", hint="Choose another folder with --to FOLDER."
+        )
+    return folder
 
 
 def _describe(fetched: Fetched, what: str, cluster: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,9 +70,10 @@ def named(name: str, verb: str = "") -> RunFolder:
     return _find(name, folders.find_run, "sweep show", verb=verb)
 
 
-def own(name: str) -> RunFolder:
+def own(name: str, *, also_fetched: bool = False) -> RunFolder:
     """Return a run of this user's, to execute something of it, signal it or change it."""
-    return _find(name, folders.find_own_run, "sweep show", "sweep cancel")
+    find = functools.partial(folders.find_own_run, also_fetched=also_fetched)
+    return _find(name, find, "sweep show", "sweep cancel")
 
 
 def _find(name: str, find: Callable[[str, Path], RunFolder], *commands: str, verb: str = "") -> RunFolder:

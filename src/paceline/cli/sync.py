@@ -39,7 +39,7 @@ def command(
         raise UsageError(f"--all sends all runs of this project, but you have named {run}.", hint="Use one of both.")
     if all_runs:
         return _sync_all(dry_run=dry_run)
-    folder = runs.own(run or "last")
+    folder = runs.own(run or "last", also_fetched=True)
     if not _unsent(folder):
         print(_nothing_to_send(folder, bool(offline_runs(folder))))
         return 0

@@ -51,6 +51,7 @@ class RunFolder:
     collected = Entry("collected")  # files that `[data] collect` copied back from the nodes
     cancelled = Entry("cancelled")  # present once the run is cancelled: it never starts again
     fetched = Entry("fetched.json")  # of a copy that `paceline fetch` made: from which cluster, when, and its files
+    arrivals = Entry(".fetch")  # of such a copy that is not complete yet: what has not arrived whole
     grant = Entry("grant")  # of a run that was submitted to several clusters: whether it is the one that trains
     awaits_grant = Entry("awaits-grant")  # until when its agent waits for that decision, in seconds since 1970
     slurm_log = Entry("slurm.log")  # output of the batch script itself

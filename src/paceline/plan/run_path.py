@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_folder import TRIALS, RunFolder
 
 STORE = ".snapshots"
+_NAME = re.compile(r"[^./\x00-\x1f\x7f\\][^/\x00-\x1f\x7f\\]{0,199}")
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,25 @@ def new_run_id(now: datetime.datetime | None = None) -> str:
 def is_run_id(name: str) -> bool:
     """Return whether a text is a whole run id."""
     return re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", name) is not None
+
+
+def is_run_path(path: str) -> bool:
+    """Return whether this is the path of a run, a sweep or a trial in a scratch folder."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    parts = path.split("/")
+    if len(parts) == 5:
+        return parts[3] == TRIALS and _is_number(parts[4]) and _are_names(parts[:3])
+    return len(parts) == 3 and _are_names(parts)
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 10
+
+
+def _are_names(parts: list[str]) -> bool:
+    """Whether these are a project, an experiment and a run. A project's folder may begin with a dot."""
+    project = parts[0].removeprefix(".") if parts[0] != STORE else ""
+    return all(_NAME.fullmatch(part) for part in (project, *parts[1:]))

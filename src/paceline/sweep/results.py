@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.runs.folder import require_not_fetched
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import ENDED, WAITING, JobState
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
@@ -131,6 +132,7 @@ def find_own_sweep(name: str, scratch: Path) -> SweepFolder:
     """Find a sweep as `find_sweep` does, to change it. Raises UsageError if it is another user's."""
     sweep = find_sweep(name, scratch)
     require_own_folder(sweep.path, "Sweep")
+    require_not_fetched(RunFolder(sweep.path))
     return sweep
 
 

@@ -14,8 +14,9 @@ from itertools import islice
 from pathlib import Path
 
 from paceline.contract.env import ON_CLUSTER
-from paceline.contract.files.foreign_records import parse_object, read_bounded
+from paceline.contract.files.foreign_records import parse_object, read_bounded, read_object
 from paceline.contract.files.ownership import is_own_folder, require_own_folder
+from paceline.contract.files.shared_places import open_regular
 from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.quote import quote
@@ -169,14 +170,16 @@ def _suggestion(wanted: str, paths: Iterable[Path]) -> str:
     return next((f"Did you mean {word!r}? " for word in close), "")
 
 
-def find_own_run(name: str, scratch: Path) -> RunFolder:
+def find_own_run(name: str, scratch: Path, *, also_fetched: bool = False) -> RunFolder:
     """Find a run as `find_run` does, to execute, signal or change it.
 
-    Raises UsageError if it is another user's, or if it was found by a number that is only a part of its id or name:
-    that may be a mistyped job id.
+    Raises UsageError if it is another user's, if it was fetched from a cluster, or if it was found by a number that is
+    only a part of its id or name: that may be a mistyped job id.
     """
     folder = find_run(name, scratch)
     require_own_folder(folder.path, "Run")
+    if not also_fetched:
+        require_not_fetched(folder)
     if JOB_ID.fullmatch(name) and name not in (folder.path.name, *_other_names(folder, name)):
         run_id = folder.path.name
         raise UsageError(
@@ -184,6 +187,33 @@ def find_own_run(name: str, scratch: Path) -> RunFolder:
             hint=f"If you mean that run, give its whole id: {run_id}",
         )
     return folder
+
+
+def is_fetched(folder: RunFolder) -> bool:
+    """Return whether a run was fetched from another cluster. A script may have written a file of that name, too."""
+    if folder.arrivals.is_dir():
+        return True
+    try:
+        descriptor, _ = open_regular(folder.fetched)
+    except OSError:
+        return False
+    with open(descriptor, "rb") as file:
+        return b'"cluster"' in file.read(100)
+
+
+def require_not_fetched(folder: RunFolder) -> None:
+    """Raise an error for a run that was fetched: its records are the cluster's, down to the command line."""
+    if not is_fetched(folder):
+        return
+    try:
+        name = str(read_object(folder.fetched)["cluster"])
+    except (OSError, ValueError, KeyError):  # it has not arrived whole
+        name = "CLUSTER"
+    raise UsageError(
+        f"Run {folder.key} was fetched from a cluster, so you can only look at it here.",
+        hint=f"Add --on {quote(name)} to change the run itself. To train from its weights here, start a new run:"
+        f" paceline run --start-from {quote(folder.key)} SCRIPT",
+    )
 
 
 def _own(paths: Iterable[Path]) -> list[Path]:

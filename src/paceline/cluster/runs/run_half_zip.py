@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
 import marshal
 import os
 import secrets
 import shutil
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import paceline
+from paceline.contract.files.foreign_records import read_bounded
 
 FILES = ("__init__.py", "errors.py", "wandb.py", "py.typed")
 PACKAGES = ("contract", "agent", "runtime")
@@ -37,6 +40,7 @@ from paceline.agent.main import main
 sys.exit(main())
 """
 FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # equal content gives an equal zip
+MAX_SIZE = 64 << 20  # bytes of a zip that is looked at
 UNCHECKED = (1).to_bytes(4, "little")  # .pyc files are not checked against their source's time
 
 
@@ -50,7 +54,7 @@ def write_run_half(destination: Path, *, store: Path, compiled: bool = False) ->
 
 
 def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
-    """Return the path of the zip in the store, and create it if it is missing.
+    """Return the path of the zip in the store, and create it if it is missing or not what its name says.
 
     `compiled` adds byte code for this Python; nodes with another Python fall back to the source.
     """
@@ -58,11 +62,38 @@ def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
     digest = hashlib.sha256(sys.implementation.cache_tag.encode() if compiled else b"")
     for name, content in sources.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    path = store / f"paceline-{digest.hexdigest()[:20]}.zip"
-    if not path.is_file():
+    path = _path_of(store, digest.hexdigest()[:20])
+    if not _is_intact(path, sources, compiled=compiled):
         store.mkdir(parents=True, exist_ok=True)
-        _write(path, sources, compiled=compiled)
+        _write(path, _pack(sources, {name: _byte_code(name, sources[name]) for name in _compiled(sources, compiled)}))
     return path
+
+
+def _path_of(store: Path, digest: str) -> Path:
+    """Return the path of the zip. Whoever owns one can change it, so nobody uses another user's."""
+    path = store / f"paceline-{digest}.zip"
+    try:
+        is_ours = path.lstat().st_uid == os.geteuid()
+    except OSError:
+        is_ours = True
+    return path if is_ours else store / f"paceline-{digest}-{os.geteuid()}.zip"
+
+
+def _is_intact(path: Path, sources: dict[str, bytes], *, compiled: bool) -> bool:
+    """Whether a file is the zip that its name says. Jobs run what is in it."""
+    try:
+        stored = b"" if path.is_symlink() else read_bounded(path, MAX_SIZE)
+        with zipfile.ZipFile(io.BytesIO(stored)) as archive:
+            codes = {name: archive.read(f"{name}c") for name in _compiled(sources, compiled)}
+    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile):
+        return False
+    return all(code.startswith(_header(sources[name])) for name, code in codes.items()) and (
+        stored == _pack(sources, codes)
+    )
+
+
+def _compiled(sources: dict[str, bytes], compiled: bool) -> list[str]:
+    return [name for name in sources if compiled and name.endswith(".py")]
 
 
 def _sources() -> dict[str, bytes]:
@@ -74,21 +105,30 @@ def _sources() -> dict[str, bytes]:
     return {"__main__.py": MAIN, **found}
 
 
-def _write(path: Path, sources: dict[str, bytes], *, compiled: bool) -> None:
+def _pack(sources: dict[str, bytes], codes: dict[str, bytes]) -> bytes:
+    """Return the zip with these files, and the byte code of some of them."""
+    packed = io.BytesIO()
+    # Not compressed: each node reads it only once, possibly with a Python that lacks zlib.
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in sources.items():
+            archive.writestr(zipfile.ZipInfo(name, FIXED_DATE), content)
+            if name in codes:
+                archive.writestr(zipfile.ZipInfo(f"{name}c", FIXED_DATE), codes[name])
+    return packed.getvalue()
+
+
+def _write(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        # Not compressed: each node reads it only once, possibly with a Python that lacks zlib.
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
-            for name, content in sources.items():
-                archive.writestr(zipfile.ZipInfo(name, FIXED_DATE), content)
-                if compiled and name.endswith(".py"):
-                    archive.writestr(zipfile.ZipInfo(f"{name}c", FIXED_DATE), _byte_code(name, content))
+        partial.write_bytes(content)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def _byte_code(name: str, source: bytes) -> bytes:
-    code = compile(source, name, "exec", dont_inherit=True)
-    header = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(source)
-    return header + marshal.dumps(code)
+    return _header(source) + marshal.dumps(compile(source, name, "exec", dont_inherit=True))
+
+
+def _header(source: bytes) -> bytes:
+    return importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(source)

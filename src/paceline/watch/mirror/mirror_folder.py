@@ -20,20 +20,12 @@ from typing import Any
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.files.shared_places import open_own_file
 from paceline.contract.run_folder import write_atomically
+from paceline.plan.run_path import is_run_path
 from paceline.watch.logs.log_file import skipped_bytes, skipped_path
 from paceline.watch.mirror import frames
 from paceline.watch.mirror.frames import BadStream, Frame
 from paceline.watch.mirror.job_states import keep_states
-from paceline.watch.mirror.run_files import (
-    LOG,
-    MAX_RECORD,
-    RECORD,
-    describe_copy,
-    is_claim,
-    is_run_path,
-    kind_of,
-    list_files,
-)
+from paceline.watch.mirror.run_files import LOG, MAX_RECORD, RECORD, describe_copy, is_claim, kind_of, list_files
 
 STATE = "heard.json"
 REFRESHED = "refreshed.json"

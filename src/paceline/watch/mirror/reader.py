@@ -21,11 +21,12 @@ from paceline.cluster.runs.folder import list_runs_and_sweeps
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.errors import ClusterError, PacelineError, UsageError
+from paceline.plan.run_path import is_run_path
 from paceline.plan.typed_command import to_type
 from paceline.watch.mirror.changes import RunChanges
 from paceline.watch.mirror.frames import ALIVE, ERROR, FOUND, JOBS, PASS, Frame, FrameWriter
 from paceline.watch.mirror.job_states import to_row
-from paceline.watch.mirror.run_files import Copy, is_run_path
+from paceline.watch.mirror.run_files import Copy
 from paceline.watch.scheduler.evidence import read_evidence
 from paceline.watch.scheduler.shared_answer import query_states
 

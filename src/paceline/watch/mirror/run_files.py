@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.files.shared_places import open_without_waiting
-from paceline.contract.run_folder import TRIALS
-from paceline.plan.run_path import STORE
 
 RECORD, GROWING, LOG = "record", "growing", "log"  # replaced as a whole; appended to; appended to, and perhaps huge
 MAX_RECORD = 4 << 20  # bytes; a larger one is left out
@@ -36,31 +34,12 @@ _PATTERNS = tuple((kind, re.compile(pattern, re.ASCII)) for kind, pattern in _KI
 _FOLDERS = re.compile(r"events|system|chosen|attempt-\d{1,9}", re.ASCII)
 _NESTED = ("job-starts", "checkpoints")
 _RANK_LOG = re.compile(r"attempt-(\d{1,9})/(?:rank|node)-(\d{1,9})\.(?:log|times)", re.ASCII)
-_NAME = re.compile(r"[^./\x00-\x1f\x7f\\][^/\x00-\x1f\x7f\\]{0,199}")
 _CLAIM = re.compile(r"[\w-]{1,100}", re.ASCII)
 
 
 def kind_of(path: str) -> str | None:
     """Return what kind of file of a run this is; None if it is not mirrored."""
     return next((kind for kind, pattern in _PATTERNS if pattern.fullmatch(path)), None)
-
-
-def is_run_path(path: str) -> bool:
-    """Return whether this is the path of a run, a sweep or a trial in a scratch folder."""
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-    parts = path.split("/")
-    if len(parts) == 5:
-        return parts[3] == TRIALS and parts[4].isdecimal() and len(parts[4]) < 10 and _are_names(parts[:3])
-    return len(parts) == 3 and _are_names(parts)
-
-
-def _are_names(parts: list[str]) -> bool:
-    """Whether these are a project, an experiment and a run. A project's folder may begin with a dot."""
-    project = parts[0].removeprefix(".") if parts[0] != STORE else ""
-    return all(_NAME.fullmatch(part) for part in (project, *parts[1:]))
 
 
 def is_claim(number: int, name: str) -> bool:

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import IO, Any, Protocol
 
 from paceline.errors import ConnectionProblem, UsageError
+from paceline.plan.run_path import is_run_path
 from paceline.watch.mirror.frames import ALIVE, ERROR, FOUND, PASS, BadStream, CutStream, Frame, FrameReader
 from paceline.watch.mirror.mirror_folder import Mirror
 from paceline.watch.mirror.reader import SILENCE, Scope
-from paceline.watch.mirror.run_files import is_run_path
 
 NOTE_INTERVAL = 5.0  # seconds between notes of which runs are complete
 

@@ -7,22 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from paceline.cluster.runs.folder import is_fetched
 from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
-from paceline.contract.files.shared_places import open_regular
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError
 from paceline.plan.quote import quote
 from paceline.plan.typed_command import cluster, meant_for
-
-
-def is_fetched(folder: RunFolder) -> bool:
-    """Return whether a run was fetched from another cluster. A script may have written a file of that name, too."""
-    try:
-        descriptor, _ = open_regular(folder.fetched)
-    except OSError:
-        return False
-    with open(descriptor, "rb") as file:
-        return b'"cluster"' in file.read(100)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.runs.claims import Holder, find_holder
-from paceline.cluster.runs.folder import list_folders
+from paceline.cluster.runs.folder import is_fetched, list_folders
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.states import ENDED, WAITING, JobState
 from paceline.contract.checkpoint.marker import find_checkpoints
@@ -19,7 +19,7 @@ from paceline.contract.verdict import read_verdict
 from paceline.errors import ClusterError
 from paceline.watch import viewpoint
 from paceline.watch.metrics.latest import read_latest
-from paceline.watch.records.fetched import explain_status, is_fetched
+from paceline.watch.records.fetched import explain_status
 from paceline.watch.records.record import Record
 from paceline.watch.records.statuses import LOST, OVER, find_status
 from paceline.watch.scheduler.evidence import Evidence, read_evidence

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from paceline.cluster.runs.claims import Holder, find_holder
+from paceline.cluster.runs.folder import is_fetched
 from paceline.cluster.slurm.states import ENDED, WAITING, JobState
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
@@ -17,7 +18,6 @@ from paceline.errors import ClusterError
 from paceline.plan.quote import quote
 from paceline.watch.goodput import read_events
 from paceline.watch.metrics.latest import Latest, read_latest
-from paceline.watch.records.fetched import is_fetched
 from paceline.watch.records.reasons import describe_reason, saves_first
 from paceline.watch.records.statuses import OVER, newest_verdict
 from paceline.watch.resume_hint import submit_again

@@ -21,7 +21,7 @@ RECORD_FOLDERS = (*LOG_FOLDERS, "events", "system")
 LOG_FILES = ("run.json", "launch.json", "job", "requeues", "cancelled", "grant", "slurm.log")
 LARGE_FILES = ("paceline.zip",)
 SECRETS = ("environment.sh",)  # in whatever folder of a run: they never leave the cluster
-PARTS = ".fetch"  # in a folder that a run is fetched into: what has not arrived whole
+PARTS = RunFolder(Path()).arrivals.name  # in a folder that a run is fetched into: what has not arrived whole
 
 
 @dataclass(frozen=True)

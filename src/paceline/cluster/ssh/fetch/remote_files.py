@@ -9,8 +9,10 @@ from typing import Any
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.fetch.contents import Contents, RemoteFile
 from paceline.cluster.ssh.fetch.frames import read_frame, read_line, write_line
+from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.foreign_records import make
 from paceline.errors import ConnectionProblem, EnvironmentProblem, UsageError
+from paceline.plan.run_path import is_run_id, is_run_path
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,17 @@ class RemoteFiles:
             kind = UsageError if answer.get("usage") else EnvironmentProblem
             raise kind(str(answer["error"]), hint=str(answer.get("hint", "")))
         try:
-            return _read_listing(answer)
+            listing = _read_listing(answer)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise self.nonsense("a list of files that cannot be read") from None
+        if not is_named_as_run(listing.place, listing.key):
+            cluster = self._talk.connection.cluster.name
+            raise EnvironmentProblem(
+                f"{cluster} sent a list of files of a folder that does not have the name of a run: {listing.folder!r}.",
+                hint="Nothing was fetched. If you have renamed or moved the run folder, give it its place again:"
+                " PROJECT/EXPERIMENT/RUN-ID.",
+            )
+        return listing
 
     def send(self, offsets: Mapping[str, int]) -> Iterator[Arrival]:
         """Ask for files from these offsets on. Read the `parts` and the `end` of each that has no error."""
@@ -116,12 +126,24 @@ def _read_listing(answer: dict[str, Any]) -> Listing:
     texts = [answer["folder"], answer["status"], *answer["skipped"], *left, *unreadable, *unreadable.values()]
     if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int) for each in left.values()):
         raise ValueError
-    if len(place) < 2 or not all(_is_plain(each) for each in (answer["key"], *checkpoints, *place)):
+    if not all(_is_plain(each) for each in (answer["key"], *place)):
+        raise ValueError
+    if any(checkpoint_step(each) is None for each in checkpoints):
         raise ValueError
     if not all(_is_possible(each) for each in files):
         raise ValueError
     contents = Contents(files, checkpoints, left, answer["skipped"], unreadable)
     return Listing(answer["folder"], answer["key"], place, answer["status"], contents)
+
+
+def is_named_as_run(place: tuple[str, ...], key: str) -> bool:
+    """Return whether a folder here may have these names. The other side chooses them, and others run what they hold.
+
+    A folder called `.git` next to your files, for example, holds commands for git.
+    """
+    if not is_run_path("/".join(place)):
+        return False
+    return is_run_id(key) and key == place[-1] if len(place) == 3 else key == f"{place[2]}-{place[4]}"
 
 
 def _is_plain(name: Any) -> bool:

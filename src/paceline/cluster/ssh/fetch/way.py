@@ -45,6 +45,8 @@ def leave_out(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], dict[str, 
             why[file.name] = "it is a link that may lead out of the run folder"
         elif file.link is not None and file.name.startswith("checkpoints/"):
             why[file.name] = "it is a link in a checkpoint"
+        elif (folder := _repository(file.name)) is not None:
+            why[folder] = "git runs commands that such a folder names"
         elif file.name.split("/")[0].lower() == RECORD:
             why[file.name] = "Paceline's own list of what it has fetched has this name"
         elif file.name in folders:
@@ -52,6 +54,13 @@ def leave_out(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], dict[str, 
         else:
             kept.append(file)
     return kept, why
+
+
+def _repository(name: str) -> str | None:
+    """Return the `.git` that a file is or lies in; None if there is none. Some file systems ignore case."""
+    parts = name.split("/")
+    found = (index for index, part in enumerate(parts) if part.lower().rstrip(". ") in (".git", "git~1"))
+    return next(("/".join(parts[: index + 1]) for index in found), None)
 
 
 def is_contained(name: str, target: str) -> bool:
