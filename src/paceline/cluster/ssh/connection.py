@@ -28,7 +28,7 @@ from paceline.cluster.ssh.control_socket import (
     require_multiplexing,
 )
 from paceline.cluster.ssh.remote_command import shell_command
-from paceline.cluster.ssh.ssh_process import as_text, explain, run, run_in_terminal
+from paceline.cluster.ssh.ssh_process import TooLong, as_text, explain, run, run_in_terminal
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
 IDLE = "12h"  # an unused connection closes after this long
@@ -37,6 +37,7 @@ CALL_TIMEOUT = 120.0  # seconds
 CONTROL_TIMEOUT = 20.0  # for an answer of the process that keeps the connection open
 PROBE_PAUSE = 30.0  # between two questions whether the other side is still there, if ssh itself asks none
 MAX_NOISE = 4 << 20  # bytes that start-up files may print before a command begins
+MAX_ANSWER = MAX_NOISE  # the same of the answer to a call, or of its errors, besides as much as it was sent
 # Nothing of the user's configuration may ask, forward a port or start a command in the background.
 QUIET = (
     "BatchMode=yes", "ControlMaster=no", "ClearAllForwardings=yes", "RemoteCommand=none", "PermitLocalCommand=no",
@@ -169,11 +170,13 @@ class Connection:
 
     def call(self, script: str, *, content: bytes = b"", timeout: float = CALL_TIMEOUT) -> Answer:
         """Run a script of `sh` on the login node and return its answer, without what start-up files print."""
-        mark = new_mark()
+        mark, limit = new_mark(), MAX_ANSWER + len(content)
         try:
-            done = run(self.command(f"{print_mark(mark)}{script}"), content=content, timeout=timeout)
+            done = run(self.command(f"{print_mark(mark)}{script}"), content=content, timeout=timeout, limit=limit)
         except subprocess.TimeoutExpired:
             raise self.silent(timeout) from None
+        except TooLong as problem:
+            raise (self.too_long(limit) if f"{mark}\n".encode() in problem.output else self.noisy()) from None
         _, begun, output = done.stdout.partition(f"{mark}\n".encode())
         _, _, errors = done.stderr.partition(f"{mark}\n".encode())
         if not begun:
@@ -237,8 +240,16 @@ class Connection:
     def noisy(self) -> ConnectionProblem:
         """Return the error for start-up files that print and print, so that no command begins."""
         return ConnectionProblem(
-            f"The login shell of {self.cluster.host} printed more than {MAX_NOISE >> 20} MB before it ran a command.",
+            f"The login shell of {self.cluster.name} printed more than {MAX_NOISE >> 20} MB before it ran a command.",
             hint=f"Try `ssh {self.cluster.host} true`. A start-up file there, such as ~/.bashrc, may print endlessly.",
+        )
+
+    def too_long(self, limit: int) -> ConnectionProblem:
+        """Return the error for an answer that does not end."""
+        return ConnectionProblem(
+            f"The answer of {self.cluster.name} is too long: more than {limit >> 20} MB.",
+            hint="Probably a start-up file of the shell there prints endlessly, such as ~/.bashrc, or a command of"
+            f" `setup`. Try `ssh {self.cluster.host} true`.",
         )
 
     def failure(self, code: int, errors: str) -> ConnectionProblem:

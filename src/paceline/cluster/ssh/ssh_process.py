@@ -4,35 +4,92 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
+CHUNK = 1 << 16  # bytes
 
-def run(argv: Sequence[str], *, content: bytes = b"", timeout: float) -> subprocess.CompletedProcess[bytes]:
-    """Run ssh and return what it wrote. The process that shares its connection keeps its pipes open while the other
-    side is silent, so after a timeout nobody waits for their end.
+
+class TooLong(Exception):
+    """Raised if ssh writes too much; `output` is the beginning of it."""
+
+    def __init__(self, output: bytes) -> None:
+        super().__init__()
+        self.output = output
+
+
+def run(
+    argv: Sequence[str], *, content: bytes = b"", timeout: float, limit: int = sys.maxsize
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ssh and return what it wrote. Raises TimeoutExpired, or TooLong after `limit` bytes of a stream.
+
+    The process that shares its connection keeps its pipes open while the other side is silent, so nobody waits for
+    their end then.
     """
     pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe)
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
     except FileNotFoundError:
         raise no_ssh() from None
     try:
-        output, errors = process.communicate(content, timeout=timeout)
+        output, errors = _communicate(process, content, deadline=time.monotonic() + timeout, limit=limit)
     except BaseException:
         process.kill()
         process.wait()
+        raise
+    finally:
         for stream in (process.stdin, process.stdout, process.stderr):
             assert stream is not None
-            with suppress(BrokenPipeError):
-                stream.close()
-        raise
+            stream.close()
     return subprocess.CompletedProcess(argv, process.returncode, output, errors)
+
+
+def _communicate(
+    process: subprocess.Popen[bytes], content: bytes, *, deadline: float, limit: int
+) -> tuple[bytes, bytes]:
+    """Write to a process and read what it writes until it ends."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    output, errors, rest = bytearray(), bytearray(), memoryview(content)
+    os.set_blocking(process.stdin.fileno(), False)
+    with selectors.DefaultSelector() as waiter:
+        waiter.register(process.stdin, selectors.EVENT_WRITE)
+        waiter.register(process.stdout, selectors.EVENT_READ, output)
+        waiter.register(process.stderr, selectors.EVENT_READ, errors)
+        while waiter.get_map():
+            ready = waiter.select(_left(process, deadline))
+            for key, _ in ready:
+                if key.data is None:
+                    with suppress(BrokenPipeError):
+                        rest = rest[os.write(key.fd, rest[:CHUNK]) :]
+                        if rest:
+                            continue
+                    waiter.unregister(process.stdin)
+                    process.stdin.close()
+                elif part := os.read(key.fd, CHUNK):
+                    key.data.extend(part)
+                    if len(key.data) > limit:
+                        raise TooLong(bytes(output))
+                else:
+                    waiter.unregister(key.fileobj)
+    process.wait(_left(process, deadline))
+    return bytes(output), bytes(errors)
+
+
+def _left(process: subprocess.Popen[bytes], deadline: float) -> float:
+    """Return the seconds until the deadline. Raises TimeoutExpired after it."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise subprocess.TimeoutExpired(process.args, left)
+    return left
 
 
 def run_in_terminal(argv: Sequence[str]) -> tuple[int, str]:
