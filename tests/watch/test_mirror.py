@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from paceline.cluster.slurm.states import JobState
@@ -23,7 +24,7 @@ from paceline.errors import ClusterError, ConnectionProblem
 from paceline.plan.run_path import is_run_path
 from paceline.watch import viewpoint
 from paceline.watch.logs.run_log import RunLog
-from paceline.watch.mirror import follower, frames, reader, run_files
+from paceline.watch.mirror import follower, frames, reader, run_files, write_lock
 from paceline.watch.mirror.changes import RunChanges
 from paceline.watch.mirror.follower import Follower
 from paceline.watch.mirror.frames import HEAD, MARK, BadStream, Frame, FrameReader, FrameWriter
@@ -32,6 +33,7 @@ from paceline.watch.mirror.mirror_folder import REFRESHED, Mirror
 from paceline.watch.mirror.reader import Scope
 from paceline.watch.mirror.run_files import Copy, kind_of
 from paceline.watch.mirror.session import update
+from paceline.watch.mirror.write_lock import MirrorBusy
 from paceline.watch.overview import make_overview
 from paceline.watch.records import read_record
 from paceline.watch.viewpoint import Viewpoint, look_at
@@ -615,6 +617,58 @@ def test_whoever_waits_for_a_command_that_is_stopped_follows_itself(
         finally:
             made.close()
             other.kill()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from paceline.watch.mirror.mirror_folder import Mirror
+with Mirror(Path(sys.argv[1])).lock():
+    print("here", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_command_that_is_stopped_while_it_writes_is_named(
+    there: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else may write then. Readers go on, and whoever has a stream says what it waits for."""
+    monkeypatch.setattr(write_lock, "PATIENCE", 0.2)
+    monkeypatch.setattr(follower, "PAUSES", (0.05, 0.1))
+    send(changes(there), mirror)
+    mirror.apply(Frame(frames.PASS, {"time": 1000.0}))
+    news = [
+        Frame(frames.FOUND, {"scratch": "/s", "names": {"last": RUN}, "runs": [], "left_out": 0, "time": 1}),
+        Frame(frames.GONE, {"run": RUN, "path": "run.json"}), Frame(frames.PASS, {"time": 2000.0}),
+    ]  # fmt: skip
+    said: list[str] = []
+    made = Follower(
+        mirror, Scope(newest=5, follow=True), lambda: _Silent(stream_of(news)), cluster="alps", say=said.append
+    )
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(mirror.base)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"here\n"
+            os.kill(other.pid, signal.SIGSTOP)
+            while psutil.Process(other.pid).status() != psutil.STATUS_STOPPED:
+                time.sleep(0.01)
+            with pytest.raises(MirrorBusy, match=f"Process {other.pid} is stopped while it writes") as raised:
+                update(mirror, Scope(["last"]), lambda: _Said(stream_of(news)), cluster="alps")
+            assert f"kill -CONT {other.pid}" in raised.value.hint
+            assert mirror.heard().there == 1
+            assert read_record(RunFolder(mirror.folder / RUN)).job == "7"
+            made.begin()
+            while not said:
+                time.sleep(0.01)
+            assert f"Process {other.pid} is stopped" in made.status()
+            assert f"kill -CONT {other.pid}" in said[0]
+            assert "no connection" not in said[0]
+        finally:
+            other.kill()
+        while made.status():
+            time.sleep(0.01)
+    made.close()
+    assert said[-1] == "alps: news come again"
 
 
 def test_a_file_from_before_1970_is_mirrored_once(there: Path, mirror: Mirror) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.watch.mirror.mirror_folder import STATE, Mirror
+from paceline.watch.mirror.write_lock import MirrorBusy
 
 LIMIT = 4 << 30  # bytes that all mirrors together may take
 UNUSED = 90 * 86_400.0  # seconds without a word from a cluster after which its mirror is removed
@@ -47,7 +48,7 @@ def _remove_oldest(bases: list[Path], limit: int) -> None:
         if total <= limit or time.time() - changed < RECENT:
             return
         gone = base / f"{GONE}{os.urandom(6).hex()}"
-        with suppress(OSError):
+        with suppress(OSError, MirrorBusy):
             with Mirror(base).lock():  # whoever writes to it now begins anew
                 os.rename(run, gone)
             shutil.rmtree(gone, ignore_errors=True)

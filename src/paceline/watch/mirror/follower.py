@@ -13,6 +13,7 @@ from paceline.watch.mirror.mirror_folder import Mirror
 from paceline.watch.mirror.reader import Scope
 from paceline.watch.mirror.session import Connect, Session, Talk, explain
 from paceline.watch.mirror.turn import Turn
+from paceline.watch.mirror.write_lock import MirrorBusy
 
 PAUSES = (1.0, 30.0)  # seconds between tries to connect again: at first, and at most
 LOOK = 0.5  # seconds between looks at what another process follows
@@ -40,6 +41,7 @@ class Follower(threading.Thread):
         self._problem: PacelineError | None = None  # what prevents the start
         self._end: PacelineError | None = None  # what has ended it later
         self._lost: float | None = None  # when the connection was lost
+        self._busy: MirrorBusy | None = None  # why nothing is written, although there is a connection
         self.found: Mapping[str, str] = {}
 
     # -- for the thread that shows it ------------------------------------------------------------------
@@ -58,6 +60,8 @@ class Follower(threading.Thread):
             return ""
         if self._end is not None:
             return f"{self._end.message} Showing what came until {show_moment(lost)}"
+        if self._busy is not None:
+            return f"{self._busy.message.rstrip('.')}; showing what came until {show_moment(lost)}"
         return f"no connection to {self._cluster} since {show_moment(lost)}; showing what came until then"
 
     def end(self) -> PacelineError | None:
@@ -100,7 +104,9 @@ class Follower(threading.Thread):
             with self._connect() as talk:
                 self._talk = talk
                 session.run(talk)
+            self._busy = None
         except (ConnectionError, ConnectionProblem, BadStream) as problem:
+            self._busy = problem if isinstance(problem, MirrorBusy) else None
             self._require_start(problem)
         finally:
             self._talk = None
@@ -116,7 +122,8 @@ class Follower(threading.Thread):
         if not (self._scope.newest and heard):
             raise explain(problem, self._cluster) from None
         self._lost = heard
-        self._say(f"{self.status()}. To connect: paceline login {self._cluster}")
+        hint = self._busy.hint if self._busy else f"To connect: paceline login {self._cluster}"
+        self._say(f"{self.status()}. {hint}")
         self._ready.set()
 
     def _fail(self, problem: PacelineError) -> None:
@@ -134,10 +141,10 @@ class Follower(threading.Thread):
             self._warn(text)
 
     def _has_arrived(self, found: Mapping[str, str]) -> None:
-        is_back = self._lost is not None
-        self._lost = None
+        is_back, was_busy = self._lost is not None, self._busy is not None
+        self._lost = self._busy = None
         if is_back:
-            self._say(f"the connection to {self._cluster} is back")
+            self._say(f"{self._cluster}: news come again" if was_busy else f"the connection to {self._cluster} is back")
         if is_back or not self._ready.is_set():
             self._tell()
         self._ready.set()
@@ -146,7 +153,8 @@ class Follower(threading.Thread):
         if self._lost is None:
             self._lost = time.time()
             self._tell()
-            self._say(f"{self.status()}. If it does not come back: paceline login {self._cluster}")
+            again = self._busy.hint if self._busy else f"If it does not come back: paceline login {self._cluster}"
+            self._say(f"{self.status()}. {again}")
 
     # -- several processes -----------------------------------------------------------------------------
 

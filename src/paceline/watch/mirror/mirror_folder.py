@@ -6,7 +6,6 @@ several processes may write the same mirror, each from a stream of its own.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from paceline.watch.mirror import frames
 from paceline.watch.mirror.frames import BadStream, Frame
 from paceline.watch.mirror.job_states import keep_states
 from paceline.watch.mirror.run_files import LOG, MAX_RECORD, RECORD, describe_copy, is_claim, kind_of, list_files
+from paceline.watch.mirror.write_lock import write_lock
 
 STATE = "heard.json"
 REFRESHED = "refreshed.json"
@@ -205,13 +205,9 @@ class Mirror:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that writes, for a moment."""
-        descriptor = open_own_file(self.base / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        """Be the only process that writes, for a moment. Raises MirrorBusy if another one does not get on with it."""
+        with write_lock(self.base / "lock"):
             yield
-        finally:
-            os.close(descriptor)
 
 
 def _append(file: Any, offset: int, content: bytes, modified: int, *, first: int, relation: int) -> bool:
