@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,11 @@ from typing import Any
 import pytest
 
 from paceline.cli import console, mirrored, run_command
+from paceline.cli.on_cluster import Forwarded
+from paceline.cluster.ssh.clusters import Cluster
+from paceline.errors import ConnectionProblem, EnvironmentProblem
 from paceline.plan.typed_command import meant_for, type_again
+from paceline.ui.web.answers import Answers
 from paceline.watch.mirror.frames import CLAIM, FOUND, JOBS, PASS, RECORD, Frame
 from paceline.watch.mirror.mirror_folder import Mirror
 from paceline.watch.viewpoint import Viewpoint, look_at
@@ -188,3 +193,50 @@ def test_nothing_is_said_about_a_quick_answer_nor_in_a_pipe(
         assert threading.active_count() == before + is_terminal
     assert threading.active_count() == before
     assert not stream.getvalue()
+
+
+def old(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, *line: str, is_open: bool = False, **typed: Any) -> int:
+    """Show what a mirror has, without an answer of the cluster."""
+    monkeypatch.setattr("paceline.cluster.ssh.connection.Connection.is_open", lambda self: is_open)
+    asked = Forwarded(["alps"], line[0], list(line), typed)
+    problem = ConnectionProblem("alps does not answer." if is_open else "You are not logged in to alps.")
+    return mirrored._Show(asked, Cluster("alps", "login.alps"), mirror).show_old(problem)
+
+
+@pytest.mark.parametrize("typed", [("show", "run"), ("report", "name"), ("logs", "run"), ("ps", "sweep")])
+def test_without_a_connection_a_run_that_was_never_watched_is_not_called_missing(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: tuple[str, str]
+) -> None:
+    command, option = typed
+    with pytest.raises(ConnectionProblem) as raised:
+        old(mirror, monkeypatch, command, "other", **{option: "other"})
+    assert raised.value.message == "You have not watched 'other' from here, and there is no connection to alps."
+    assert raised.value.hint == "Type: paceline login alps"
+    assert not capsys.readouterr().err
+    with pytest.raises(ConnectionProblem, match="alps does not answer"):
+        old(mirror, monkeypatch, command, "other", is_open=True, **{option: "other"})
+    assert old(mirror, monkeypatch, "show", "last") == 0
+    shutil.rmtree(mirror.folder / RUN)
+    with pytest.raises(ConnectionProblem, match="You have not watched any run from here"):
+        old(mirror, monkeypatch, "show")
+
+
+def test_a_run_that_is_over_can_be_fetched(mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "paceline fetch" not in shown(mirror, capsys, "show", "last")
+    row = ["7", "COMPLETED", "", "n1", "", "2:00:00", ""]
+    mirror.apply(Frame(JOBS, {"jobs": {"7": row}, "problem": "", "hint": ""}))
+    fetch = f"paceline fetch {Path(RUN).name} --on alps"
+    assert f"fetch      {fetch}\n" in shown(mirror, capsys, "show", "last")
+    assert values(mirror, capsys, "show", "last")["commands"]["fetch"] == fetch
+
+
+def test_what_is_not_mirrored_says_what_to_type(mirror: Mirror) -> None:
+    answers = Answers(mirror.folder)
+    with look_at(view(mirror, "")):
+        code, cluster = answers.difference(Path(RUN).name), answers.find("api/cluster")
+        with pytest.raises(EnvironmentProblem, match="The code is on alps"):
+            run_command("show", ["--diff", "last"])
+    fetch = f"paceline fetch {Path(RUN).name} --all --on alps"
+    assert code == {"diff": "", "note": f"The code is on alps. To compare it here, fetch it: {fetch}"}
+    assert isinstance(cluster, dict)
+    assert (cluster["cluster"], cluster["command"]) == ("alps", "paceline doctor --on alps")

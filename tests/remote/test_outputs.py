@@ -89,4 +89,15 @@ def test_the_table_of_a_sweep_arrives_here(lab: Lab, laptop: Laptop, project: Pa
     assert "wrote 1 trials to my trials.csv" in done.stdout
     assert "output-" not in done.stdout + done.stderr
     assert "0.125" in (project / "my trials.csv").read_text()
+    named_alike = scratch_there / "project" / "default" / "20260101-120000-aaaa"
+    named_alike.mkdir()
+    (named_alike / "run.json").write_text('{"name": "digits"}')
+    own(lab, scratch_there)
+    files = ("--csv", "again.csv", "--report", "digits.html")  # the login node has no Plotly
+    done = laptop("sweep", "show", "--on", "plain", *files, check=True)  # the newest sweep, not the newest run
+    assert "wrote the report to digits.html" in done.stdout
+    assert (project / "again.csv").read_bytes() == (project / "my trials.csv").read_bytes()
+    assert all(text in (project / "digits.html").read_text() for text in ("api/sweeps/digits", "0.125"))
+    done = laptop("sweep", "show", "digits", "--on", "plain", "--report", "named.html", check=True)
+    assert "api/sweeps/digits" in (project / "named.html").read_text()
     assert left_there(lab) == []

@@ -10,6 +10,7 @@ from paceline.cli import runs
 from paceline.errors import UsageError
 
 STREAM, ACT = "stream", "act"
+SWEEP = "sweep\n"  # before a name that is a sweep's, also if a run has the same one; no name has a line end
 
 
 def serve(args: Sequence[str]) -> int:
@@ -29,6 +30,10 @@ def serve(args: Sequence[str]) -> int:
 
 
 def _find(name: str) -> Path:
+    if name.startswith(SWEEP):
+        from paceline.sweep.results import find_sweep
+
+        return find_sweep(name.removeprefix(SWEEP), runs.scratch_here()).path
     with suppress(UsageError):
         return runs.run_or_sweep(name).path
     return runs.named(name).path  # says what is wrong

@@ -53,6 +53,20 @@ def forwarded(asked: Forwarded) -> int:
     return view.show(scope) if scope is not None else view.show_old(Connection(cluster).not_open())
 
 
+def report_sweep(asked: Forwarded, output: Path) -> int:
+    """Write the report of a sweep of the cluster that `--on` names, on this machine."""
+    from paceline.cluster.ssh.clusters import find_cluster
+    from paceline.cluster.ssh.connection import Connection
+    from paceline.watch.mirror.mirror_folder import Mirror
+
+    project = on_cluster.find_project(asked)
+    cluster = find_cluster(asked.names[0], project)
+    Connection(cluster).require()
+    mirror = Mirror(mirror_folder(cluster, project))
+    mirror.create()
+    return _Show(asked, cluster, mirror).report_sweep(output)
+
+
 @contextmanager
 def sign_of_life(cluster: str) -> Iterator[None]:
     """Tell somebody at a terminal that this waits, if it takes long: a slow link, a busy login node, a large log."""
@@ -89,8 +103,7 @@ def _scope(asked: Forwarded) -> Scope | None:
     values, key = asked.values, asked.key
     if key in ("top", "ui") or (key == "metrics" and values.get("active")):
         return Scope(newest=NEWEST, follow=key != "metrics" or bool(values.get("follow")), log_bytes=LITTLE)
-    name = values.get("run") or values.get("name") or "last"
-    names = list(values.get("names") or [str(name)])
+    names = _names(asked)
     if key in ("wait", "metrics"):
         return Scope(names, follow=key == "wait" or bool(values.get("follow")), log_bytes=LITTLE)
     if key == "logs" and values.get("follow"):
@@ -98,6 +111,14 @@ def _scope(asked: Forwarded) -> Scope | None:
     if key == "report" or (key == "show" and not (values.get("diff") or values.get("stat"))):
         return Scope(names, log_bytes=SOME if key == "report" else LITTLE)
     return None
+
+
+def _names(asked: Forwarded) -> list[str]:
+    """Return the runs and sweeps that a command names."""
+    values = asked.values
+    if asked.key in ("ps", "top", "ui") or values.get("active"):
+        return [str(values["sweep"])] if values.get("sweep") else []
+    return list(values.get("names") or [str(values.get("run") or values.get("name") or "last")])
 
 
 class _Show:
@@ -143,12 +164,46 @@ class _Show:
         if not heard.here or self._asked.key == "wait" or self._asked.values.get("follow"):
             raise problem
         is_slow = Connection(self._cluster).is_open()  # there is a connection, and still no answer
+        self._require_known(problem if is_slow else None)
         why = problem.message.rstrip(".") if is_slow else f"no connection to {self._cluster.name}"
         said = f"{why}; showing what came until {show_moment(self._last_news())}"
         console.say_note(f"{said}. {problem.hint if is_slow else f'To connect: paceline login {self._cluster.name}'}")
         if self._asked.key == "ps":
             console.say_note("only runs that you have watched from here are listed, each as it was when you last did")
         return self._run(self._view({}, lambda: said))
+
+    def report_sweep(self, output: Path) -> int:
+        """Write the report of a sweep, which needs packages that this machine has rather than the login node."""
+        from paceline.watch.mirror.reader import Scope
+        from paceline.watch.mirror.session import update
+        from paceline.watch.viewpoint import look_at
+
+        name = f"{mirror_server.SWEEP}{self._asked.values.get('name') or 'last'}"
+        scope = Scope([name], log_bytes=SOME)
+        with sign_of_life(self._cluster.name):
+            found = update(self._mirror, scope, self._connect, cluster=self._cluster.name, warn=console.say_note)
+        with look_at(self._view(found)):
+            return run_command("report", [str(self._mirror.folder / found[name]), "-o", str(output)])
+
+    def _require_known(self, problem: PacelineError | None) -> None:
+        """Raise an error if the mirror lacks what is named: the problem, or that there is no connection."""
+        from paceline.cli import runs
+        from paceline.cluster.runs.folder import RunNotFound
+        from paceline.watch.viewpoint import look_at
+
+        with look_at(self._view({})):
+            for name in _names(self._asked):
+                try:
+                    runs.run_or_sweep(name)
+                except RunNotFound:
+                    what = "any run" if name == runs.LAST else repr(name)
+                    cluster = self._cluster.name
+                    raise problem or ConnectionProblem(
+                        f"You have not watched {what} from here, and there is no connection to {cluster}.",
+                        hint=f"Type: paceline login {cluster}",
+                    ) from None
+                except UsageError:
+                    pass  # the command says what is wrong, such as a name of several runs
 
     def _last_news(self) -> float:
         """Return when what is shown has come: the run that is named, if one is."""
@@ -157,8 +212,7 @@ class _Show:
         heard = self._mirror.heard().here
         with suppress(PacelineError, OSError):
             if self._asked.key != "ps":
-                values = self._asked.values
-                name = str(values.get("run") or values.get("name") or next(iter(values.get("names") or ()), "last"))
+                name = next(iter(_names(self._asked)), "last")
                 return min(heard, self._mirror.refreshed(find_run(name, self._mirror.folder).path) or heard)
         return heard
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli import console, on_cluster
+from paceline.cli import console, mirrored, on_cluster
 from paceline.cli.on_cluster import Forwarded
 from paceline.cli.transfer_progress import TransferProgress, show_size
 from paceline.contract.env import ON_CLUSTER
@@ -24,6 +24,7 @@ CHUNK = 1 << 20
 OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "export": {"output": ("--output", "-o")}, "sweep_show": {"csv": ("--csv",), "report": ("--report",)},
 }  # fmt: skip
+WRITTEN_HERE = "report"  # its packages are on the laptop, and need not be on the login node
 DEFAULTS = {"output": "model.safetensors"}
 
 
@@ -37,7 +38,15 @@ def forwarded(asked: Forwarded) -> int:
     for path in files.values():
         if not path.absolute().parent.is_dir():
             raise UsageError(f"The folder {path.parent} doesn't exist.", hint="Create it, or choose another file.")
-    return _carry_out(asked, files)
+    report = files.pop(WRITTEN_HERE, None)
+    if report is None:
+        return _carry_out(asked, files)
+    if files:
+        line = _without(asked.line, OPTIONS[asked.key][WRITTEN_HERE])
+        code = _carry_out(Forwarded(asked.names, asked.key, line, asked.values), files)
+        if code != 0:
+            return code
+    return mirrored.report_sweep(asked, report)
 
 
 def shown_output(path: Path) -> Path:

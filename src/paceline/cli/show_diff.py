@@ -7,6 +7,7 @@ import sys
 from paceline.cli import console
 from paceline.cluster.runs.diff import ADDED, CHANGED, REMOVED, Difference, compare_run
 from paceline.contract.run_folder import RunFolder
+from paceline.watch import viewpoint
 
 CYAN = "\033[36m"
 MARKS = {ADDED: ("+", console.GREEN), REMOVED: ("-", console.RED), CHANGED: ("~", CYAN)}
@@ -14,6 +15,7 @@ MARKS = {ADDED: ("+", console.GREEN), REMOVED: ("-", console.RED), CHANGED: ("~"
 
 def show_differences(folder: RunFolder, *, names_only: bool) -> int:
     """Print the differences, if any; return 0."""
+    viewpoint.require_code(folder.key)
     found = compare_run(folder)
     for note in found.notes:
         console.say_note(note)

@@ -73,7 +73,7 @@ def command_facts(record: Record, commands: dict[str, str]) -> list[Fact]:
         resume += f"  ({describe_start(record.folder)})"
     return _known(
         ("continue", resume), ("repeat", commands.get("repeat", "")), ("logs", commands.get("logs", "")),
-        ("cancel", commands.get("cancel", "")),
+        ("fetch", commands.get("fetch", "")), ("cancel", commands.get("cancel", "")),
     )  # fmt: skip
 
 

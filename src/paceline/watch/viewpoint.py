@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.cluster.slurm.states import JobState
-from paceline.errors import ClusterError, PacelineError
-from paceline.plan.typed_command import meant_for
+from paceline.errors import ClusterError, EnvironmentProblem, PacelineError
+from paceline.plan.quote import quote
+from paceline.plan.typed_command import meant_for, to_type
 from paceline.watch.mirror.job_states import read_states
 from paceline.watch.mirror.mirror_folder import Mirror
 
@@ -36,7 +37,7 @@ class Viewpoint:
         return read_states(self.mirror.base, jobs)
 
     def not_here(self, what: str) -> ClusterError:
-        return ClusterError(f"The {what} of {self.cluster} is not mirrored.", hint=f"Look at it on {self.cluster}.")
+        return ClusterError(f"The {what} of {self.cluster} is not mirrored.", hint=f"Use: {to_type('doctor')}")
 
 
 _current: Viewpoint | None = None
@@ -110,6 +111,13 @@ def path_there(path: Path | str) -> str:
     except ValueError:
         return str(path)
     return str(Path(_current.mirror.heard().scratch) / inner)
+
+
+def require_code(run: str) -> None:
+    """Raise an error that says where the code of a run is if it is not on this machine."""
+    if _current is not None:
+        bring = to_type(f"fetch {quote(run)} --all")
+        raise EnvironmentProblem(f"The code is on {_current.cluster}.", hint=f"To compare it here, fetch it: {bring}")
 
 
 def status() -> str:

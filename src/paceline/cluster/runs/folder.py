@@ -110,6 +110,10 @@ def _subfolders(path: str) -> list[str]:
         return []
 
 
+class RunNotFound(UsageError):
+    """No run has this name."""
+
+
 def find_run(name: str, scratch: Path) -> RunFolder:
     """Find a run by its folder, its id, its name, its job id, one end of its id or the start of its name.
 
@@ -140,8 +144,8 @@ def find_run(name: str, scratch: Path) -> RunFolder:
             f"{name!r} matches {len(matches)} runs: {newest}{more}.", hint="Give the run's id, or more of it."
         )
     if name == "last":
-        raise UsageError(f"You have no runs in {scratch}.", hint=_where_runs_are())
-    raise UsageError(
+        raise RunNotFound(f"You have no runs in {scratch}.", hint=_where_runs_are())
+    raise RunNotFound(
         f"There is no run {name!r} in {scratch}.",
         hint=f"{_suggestion(name, known)}{_elsewhere()}Give a run's id, the start or end of it, its name or the start"
         " of that, its job id, or its folder. Of another user's run, give the whole id or the folder. "

@@ -29,6 +29,7 @@ from paceline.ui.web.lookup import NoSuchRun, find_key, find_sweep_folder, find_
 from paceline.ui.web.rows import Rows
 from paceline.ui.web.run_actions import VERBS, act, allowed_verbs
 from paceline.ui.web.run_reader import RunReader
+from paceline.watch import viewpoint
 from paceline.watch.records import QueryStates
 from paceline.watch.scheduler.shared_answer import query_states
 
@@ -112,6 +113,7 @@ class Answers:
     def difference(self, key: str) -> dict[str, Any]:
         """Return how the project's code has changed since a run was started, or in `note` why that is not known."""
         try:
+            viewpoint.require_code(key)
             text = compare_run(self.reader(key).folder).to_text()
         except EnvironmentProblem as problem:
             return {"diff": "", "note": f"{problem.message} {problem.hint}"}

@@ -10,12 +10,18 @@ from typing import Any
 from paceline.cluster.slurm.node_use import PartitionUse
 from paceline.cluster.slurm.states import WAITING, JobState
 from paceline.errors import ClusterError
+from paceline.plan.typed_command import to_type
+from paceline.watch import viewpoint
 from paceline.watch.overview import Overview
 from paceline.watch.scheduler.node_answer import query_node_use
 from paceline.watch.scheduler.pending_reasons import expected_start, explain_reason
 from paceline.watch.scheduler.shared_answer import query_queue
 
 MAX_JOBS = 1000
+NOTHING: Mapping[str, Any] = MappingProxyType(
+    {"cluster": "", "partitions": [], "queue": [], "problem": "", "command": ""}
+)
+NOT_MIRRORED = "Its nodes and its queue are not listed on this machine. To see what it has and what is free:"
 NO_RUNS: Mapping[str, Overview] = MappingProxyType({})
 
 
@@ -27,9 +33,11 @@ def read_cluster(runs: Mapping[str, Overview] = NO_RUNS) -> dict[str, Any]:
     try:
         partitions, queue = query_node_use(), query_queue()
     except ClusterError as error:
-        return {"partitions": [], "queue": [], "problem": " ".join(filter(None, (error.message, error.hint)))}
+        if (view := viewpoint.current()) is not None:
+            return {**NOTHING, "cluster": view.cluster, "problem": NOT_MIRRORED, "command": to_type("doctor")}
+        return {**NOTHING, "problem": " ".join(filter(None, (error.message, error.hint)))}
     jobs = [_job(each, runs.get(each.id)) for each in queue[:MAX_JOBS]]
-    return {"partitions": [_partition(each) for each in partitions], "queue": jobs, "problem": ""}
+    return {**NOTHING, "partitions": [_partition(each) for each in partitions], "queue": jobs}
 
 
 def _job(state: JobState, run: Overview | None) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class RunDetails:
     nodes: list[NodeDetails]
     ranks: list[RankDetails]
     checkpoints: list[CheckpointDetails]
-    commands: dict[str, str]  # what to type: repeat, resume, logs, cancel
+    commands: dict[str, str]  # what to type: repeat, resume, logs, fetch, cancel
 
     def to_json(self) -> dict[str, Any]:
         values: dict[str, Any] = finite(asdict(self))
@@ -118,6 +118,8 @@ def _commands(record: Record) -> dict[str, str]:
     """Return what to type to do more with a run."""
     name = record.folder.key
     commands = {"logs": to_type(f"logs {quote(name)}")}  # these are here, also of a run that was fetched
+    if cluster() and record.is_over:
+        commands["fetch"] = to_type(f"fetch {quote(name)}")
     with typed_there(record.folder):
         return _commands_there(record, commands)
 

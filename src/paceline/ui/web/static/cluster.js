@@ -19,7 +19,8 @@ export async function clusterPage(host, place) {
 
 function draw(host, answer) {
   if (answer.problem && !answer.partitions.length) {
-    put(host, empty("No cluster here", plain(answer.problem), "paceline sandbox up   # a real Slurm on this machine, to try things out"));
+    const title = answer.cluster ? `${plain(answer.cluster)} is elsewhere` : "No cluster here";
+    put(host, empty(title, plain(answer.problem), plain(answer.command) || "paceline sandbox up   # a real Slurm on this machine, to try things out"));
     return;
   }
   put(host,
