@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import cli
 
 GARBAGE = """
 import gc, sys
@@ -32,3 +37,34 @@ def test_a_command_that_lasts_frees_its_garbage() -> None:
     done = subprocess.run([sys.executable, "-c", GARBAGE], text=True, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 150_000
+
+
+def test_an_error_that_comes_from_ctrl_c_is_no_crash() -> None:
+    """Python code wraps the interrupt; pydantic's compiled code keeps only its name, in the text of its own error."""
+
+    def wrapped() -> Exception:
+        try:
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise OSError(5, "cannot clean up")
+        except OSError as problem:
+            return problem
+
+    for error in (wrapped(), ValueError('Error building "model" validator:\n  KeyboardInterrupt: ')):
+        assert cli._code_of(error) == 130
+    with pytest.raises(ValueError, match="another"):
+        cli._code_of(ValueError("another"))
+
+
+def test_a_command_that_is_interrupted_ends_without_a_word(tmp_path: Path) -> None:
+    code = """
+import sys
+from paceline import cli
+def dispatch(args):
+    raise RuntimeError("KeyboardInterrupt: ")
+cli.dispatch = dispatch
+cli.main([])
+"""
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=120, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

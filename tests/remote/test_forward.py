@@ -172,6 +172,8 @@ def test_nothing_stays_there_when_the_command_here_ends(
         wait_until(lambda: follows(lab) or process.poll() is not None)
         assert process.poll() is None, process.communicate()
         os.killpg(process.pid, number)
+        said, _ = process.communicate(timeout=60)
+    assert number != signal.SIGINT or (process.returncode, said) == (130, "")
     lab.wait_until_idle()
 
 

@@ -85,18 +85,42 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = error.exit_code
     except KeyboardInterrupt:
         code = INTERRUPTED_EXIT
-    except BrokenPipeError:
-        # The reader of our output is gone; without this the interpreter complains at exit.
-        sys.stdout = None
-        code = 141
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        on = f" on {cluster}" if (cluster := os.environ.get(ON_CLUSTER)) else ""
-        console.say_problem(f"{error.strerror or error}{on}{where}.")
-        code = 1
+    except Exception as error:
+        code = _code_of(error)
     # While Python shuts down, another Ctrl-C would end the process by the signal and change its exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
+
+
+def _code_of(error: Exception) -> int:
+    """Return the exit code for an error that is not ours, and say what it means. A mistake of Paceline's is raised."""
+    if _is_interrupt(error):
+        return INTERRUPTED_EXIT
+    if isinstance(error, BrokenPipeError):
+        # The reader of our output is gone; without this the interpreter complains at exit.
+        sys.stdout = None
+        return 141
+    if not isinstance(error, OSError):
+        raise error
+    where = f": {error.filename}" if error.filename else ""
+    on = f" on {cluster}" if (cluster := os.environ.get(ON_CLUSTER)) else ""
+    console.say_problem(f"{error.strerror or error}{on}{where}.")
+    return 1
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Return whether Ctrl-C has led to an error. pydantic, while it builds its tables, keeps only its name."""
+    seen: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is None or each in seen:
+            continue
+        if isinstance(each, KeyboardInterrupt) or KeyboardInterrupt.__name__ in str(each):
+            return True
+        seen.append(each)
+        left += [each.__cause__, each.__context__]
+    return False
 
 
 def dispatch(args: list[str]) -> int:

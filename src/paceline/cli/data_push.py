@@ -12,6 +12,7 @@ import typer
 
 from paceline.cli import console
 from paceline.cli.transfer_progress import show_size
+from paceline.cli.travel_question import confirm
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -154,6 +155,4 @@ def _count(files: int) -> str:
 def _confirm() -> None:
     if not sys.stdin.isatty():
         raise UsageError("Nobody can be asked whether to send this.", hint="Add --yes.")
-    print("Send it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("Nothing was sent.")
+    confirm()

@@ -62,7 +62,7 @@ def ask_first(cluster: Cluster, parcel: Parcel, secrets: Secrets, *, code: bool,
     if not reasons and not new:
         return
     if not yes and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
-        _confirm()
+        confirm("Exclude files with .gitignore, or with exclude in [project].")
     largest = max(size, before.size if before is not None else NO_CODE)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(asdict(Sent(str(parcel.folder), cluster.host, largest, sorted({*known, *new})))))
@@ -81,10 +81,17 @@ def _describe_secrets(secrets: Secrets, new: Sequence[str], cluster: Cluster) ->
     return f"{text}, {', '.join(new)} for the first time" if new else text
 
 
-def _confirm() -> None:
+def confirm(hint: str = "") -> None:
+    """Ask whether to send something. Raises UsageError for a no."""
     print("Send it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("Nothing was sent.", hint="Exclude files with .gitignore, or with exclude in [project].")
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        console.say("")  # the question has a line of its own
+        console.say_note("nothing was sent")
+        raise
+    if answer.strip().lower() not in ("y", "yes"):
+        raise UsageError("Nothing was sent.", hint=hint)
 
 
 def _record(host: str, folder: Path) -> Path:

@@ -25,12 +25,13 @@ class Conversation:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
 
     def __enter__(self) -> Conversation:
-        # Sockets rather than pipes: what waits for them can be ended from this side, too.
+        # Sockets rather than pipes: what waits for them can be ended from this side, too. A session of its own: Ctrl-C
+        # in a terminal is for this process, which ends the conversation when it has to.
         (mine, theirs), (output, its_output) = socket.socketpair(), socket.socketpair()
         with theirs, its_output:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 self.connection.command(self._script), stdin=theirs.fileno(), stdout=its_output.fileno(),
-                stderr=self._errors,
+                stderr=self._errors, start_new_session=True,
             )  # fmt: skip
         self.input, self.output, self._sockets = mine.makefile("wb"), output.makefile("rb"), (mine, output)
         self._guard = ExitStack()

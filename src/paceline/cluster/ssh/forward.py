@@ -90,14 +90,22 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: N
     try:
         identified = replace(request, submission=submission.id)
         installation, waiting = deliver(connection, identified, parcel, note=note, heard=heard)
-    except BaseException:
+    except BaseException as problem:
         submission.close() if submission.is_repeat else submission.confirm()
+        if isinstance(problem, KeyboardInterrupt):
+            note(_interrupted(name, jobs) if submission.is_repeat else "interrupted; nothing was submitted")
         raise
     try:
         code = _carry_out(connection, installation, waiting)
         is_answer = code == 0 or _has_ended(connection, installation, waiting)
+        if code == INTERRUPTED_EXIT and not is_answer:
+            raise KeyboardInterrupt
         if not is_answer and code not in (ABSENT, SETUP_FAILED, UNSETTLED):
             raise _unanswered(connection)
+    except KeyboardInterrupt:
+        submission.close()
+        note(_interrupted(name, jobs))
+        raise
     except ConnectionProblem as problem:
         submission.close()
         repeat = "Repeat" if connection.is_open() else f"Type: paceline login {name}; then repeat"
@@ -129,7 +137,8 @@ def _await(connection: Connection, request: Request, parcel: Parcel, submission:
         asked = Request(args, request.folder, request.code, request.variables)
         installation, waiting = deliver(connection, asked, parcel, note=note)
         code = _carry_out(connection, installation, waiting)
-        if code not in (0, ABSENT, SETUP_FAILED) and not _has_ended(connection, installation, waiting):
+        known = (0, ABSENT, SETUP_FAILED, INTERRUPTED_EXIT)
+        if code not in known and not _has_ended(connection, installation, waiting):
             raise _unanswered(connection)
     except ConnectionProblem as problem:
         login = "" if connection.is_open() else f"paceline login {quote(name)}; then: "
@@ -147,6 +156,10 @@ def _find_run(connection: Connection, submission: str) -> Path:
     if found is None:
         raise ConnectionProblem(f"{connection.cluster.name} does not say which run it is.")
     return found
+
+
+def _interrupted(name: str, jobs: str) -> str:
+    return f"interrupted; the {jobs} may be in the queue of {name}. To find out, repeat the command: nothing runs twice"
 
 
 def _carry_out(connection: Connection, installation: Installation, name: str) -> int:
@@ -274,11 +287,12 @@ def _run_in_terminal(connection: Connection, script: str) -> int:
     """The command has a terminal there too: its width, its colours and Ctrl-C are this one's."""
     process = subprocess.Popen(connection.command(script, terminal=True))
     with connection.watched(process):
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:  # ssh passes it on
-                continue
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # before ssh has begun to pass it on
+            process.terminate()
+            process.wait()
+            raise
 
 
 def _run_in_pipes(connection: Connection, script: str) -> int:

@@ -49,9 +49,9 @@ class Installation:
         complete = word(f"{self.folder}/{unpack.COMPLETE}")
         is_request = args[0] == "run"
         end = f"echo {SETUP_END} >&2\n" if self.setup and not is_request else ""
-        return (
+        return (  # Python would start with a traceback for Ctrl-C; `start` listens to it as soon as it can
             f"{setup_text(self.setup, quiet=is_request)}{end}"
-            f"[ -f {complete} ] && [ -x {word(self.python)} ] || exit {ABSENT}\n"
+            f"[ -f {complete} ] && [ -x {word(self.python)} ] || exit {ABSENT}\ntrap '' INT\n"
             f"exec {word(self.python)} -I {word(self.folder)} {words(args)}\n"
         )
 

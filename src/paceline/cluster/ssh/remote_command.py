@@ -8,10 +8,13 @@ import re
 import shlex
 from collections.abc import Iterable
 
+from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import EnvironmentProblem, UsageError
 
 MAX_BYTES = 120_000  # of a command: Linux passes at most 128 KiB to the login shell
 
+# Ctrl-C in a terminal reaches the shell there, too. Without this, ssh reports its end like a broken connection.
+ON_INTERRUPT = f'trap "trap - EXIT; exit {INTERRUPTED_EXIT}" INT'
 SETUP_FAILED = 96  # exit code on the login node if commands of the user's `setup` have failed
 SETUP_END = "paceline-setup-end"  # on stderr: what came before it was printed by `setup`
 
@@ -44,7 +47,8 @@ def shell_command(script: str) -> str:
             f"This command has {len(script):,} characters, too many for one command on another machine.",
             hint="Put long arguments into a file of your project.",
         )
-    return f"""exec sh -c 'script=$(echo "$1" | base64 -d); shift; eval "$script"' sh {encoded}"""
+    decode = 'script=$(echo "$1" | base64 -d) || exit'
+    return f"""exec sh -c '{ON_INTERRUPT}; {decode}; shift; eval "$script"' sh {encoded}"""
 
 
 # -- what comes first --------------------------------------------------------------------------------------------

@@ -31,11 +31,11 @@ def run(
     """Run ssh and return what it wrote. Raises TimeoutExpired, or TooLong after `limit` bytes of a stream.
 
     The process that shares its connection keeps its pipes open while the other side is silent, so nobody waits for
-    their end then.
+    their end then. Ctrl-C in a terminal does not reach ssh itself: a thread would report it as a lost connection.
     """
     pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
     except FileNotFoundError:
         raise no_ssh() from None
     try:

@@ -72,7 +72,7 @@ class Follower(threading.Thread):
         self._over.set()
         if (talk := self._talk) is not None:
             talk.end()
-        self.join(10)
+        self.join(10 if talk is not None else 1)  # it may be about to connect, which takes long where nobody answers
 
     # -- the thread ------------------------------------------------------------------------------------
 

@@ -97,6 +97,11 @@ def note_job(folder: RunFolder, job: str) -> None:
         os.close(_descriptor.pop())
 
 
+def is_unanswered() -> bool:
+    """Return whether this process submits a run and does not know its job yet."""
+    return bool(_descriptor)
+
+
 def note_trials(submission: Path, trials: Sequence[int]) -> None:
     """Record that a sweep is about to submit trials; `submission` is the folder that they share."""
     _write({"submission": str(submission), "trials": list(trials)})

@@ -23,6 +23,7 @@ from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS, clean_cache, 
 from paceline.cluster.ssh.request import ENDED, OUTCOME, REQUEST, UNSETTLED, Accepted, Request, end_mark
 from paceline.contract.env import ON_CLUSTER, SENT_FOLDER
 from paceline.contract.files.sent_code import KEPT
+from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError
 from paceline.plan.quote import quote
 
@@ -182,10 +183,18 @@ def _report_sweep(found: SweepOutcome) -> None:
 
 
 def note_end(code: object) -> None:
-    """Note that the command has ended by itself, if its exit code leaves that open. All its output is written then."""
+    """Note that the command has ended by itself, if its exit code leaves that open. All its output is written then.
+
+    After Ctrl-C, `submit` has an answer only if its job is known; `sweep` has cancelled what it had submitted.
+    """
     if not _taken or code in (None, 0):
         return
     path, is_noted = _taken[0]
+    if is_noted and code == INTERRUPTED_EXIT and sys.argv[1:2] == ["submit"]:
+        from paceline.cluster.slurm.confirmation.submission import is_unanswered
+
+        if is_unanswered():
+            return
     if is_noted or code == SSH_FAILED:
         with suppress(OSError, ValueError):
             for stream in filter(None, (sys.stdout, sys.stderr)):

@@ -11,10 +11,15 @@ if __name__ == "__main__":  # last, so that nobody looks into this folder for mo
 
 import marshal
 import os
+import signal
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
+
+INTERRUPTED_EXIT = 130
+if __name__ == "__main__":  # Python starts without Ctrl-C. Until the command begins, there is nothing to clean up.
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED_EXIT))
 
 MODULES = "modules"  # name of the file: {name of a module: (its file, whether it is a package, its code)}
 
@@ -83,6 +88,7 @@ def start() -> int | None:
     code = main()
     if code is None:  # the command of the request, as if it had been typed here
         try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             import_module("paceline.__main__").main()
         except SystemExit as end:
             note_end(end.code)
@@ -95,4 +101,4 @@ if __name__ == "__main__":
         import_from_one_file(sys.path[-1])
         sys.exit(start())
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED_EXIT)
