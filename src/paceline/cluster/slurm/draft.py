@@ -123,15 +123,14 @@ class Draft:
                 sbatch.write_script(plan, script_only.absolute())
             else:
                 job_id = self._sbatch(plan)
+        self._note_job(plan.run_path.folder, job_id)
         return Submitted(plan, job_id, (*self.notes, *plan.notes, *prepared.notes))
 
     def _sbatch(self, plan: SlurmPlan, *, known: Sequence[str] = ()) -> str:
         folder = plan.run_path.folder
         try:
             note_attempt(folder, known=known)
-            job = sbatch.submit(plan, known=known)
-            note_job(folder, job)
-            return job
+            return sbatch.submit(plan, known=known)
         except NoAnswer as problem:
             raise ClusterError(
                 problem.message,
@@ -140,6 +139,11 @@ class Draft:
             ) from None
         except JobRejected as rejected:
             raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
+
+    def _note_job(self, folder: RunFolder, job: str | None) -> None:
+        """Record the job for the machine that has sent this. Whatever happens here, the job and its folder stay."""
+        if job is not None and (note := note_job(folder, job)):
+            self.notes.append(note)
 
     def _awaited_job(self, name: str) -> str | None:
         """Return the job that `--after` waits for; None if it is done already. `name` is a run's, or a job id.

@@ -94,6 +94,7 @@ class ResumedDraft(Draft):
             sbatch.write_files(plan)
             folder.cancelled.unlink(missing_ok=True)  # the job may start at once; it is back if Slurm rejects the job
             job_id = self._sbatch(plan, known=known)
+        self._note_job(folder, job_id)
         return Submitted(plan, job_id, (*self.notes, *plan.notes, *prepared.notes))
 
     def _require_no_unconfirmed_job(self, known: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,9 +68,7 @@ def settle_submission(path: Path) -> RunOutcome | SweepOutcome | None:
         values = _read(descriptor)
         found = _find(values)
         if found is None and not values.get("withdrawn"):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({**values, "withdrawn": True}).encode(), 0)
-            os.fsync(descriptor)
+            _append(descriptor, {**values, "withdrawn": True})
         return found
     finally:
         os.close(descriptor)
@@ -91,10 +90,20 @@ def note_attempt(folder: RunFolder, *, known: Sequence[str]) -> None:
     _write({"folder": str(folder.path), "known": list(known)})
 
 
-def note_job(folder: RunFolder, job: str) -> None:
-    _write({"folder": str(folder.path), "job": job})
-    if _descriptor:
-        os.close(_descriptor.pop())
+def note_job(folder: RunFolder, job: str) -> str:
+    """Record the job of a run. It is in the queue already, so that a full disk is no error: return a note for it.
+
+    What `note_attempt` has recorded is enough to find the job later, as long as Slurm knows it.
+    """
+    try:
+        _write({"folder": str(folder.path), "job": job})
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        return f"job {job} is submitted, but Paceline cannot note this in {_begun[0].parent}: {reason}"
+    finally:
+        if _descriptor:
+            os.close(_descriptor.pop())
+    return ""
 
 
 def is_unanswered() -> bool:
@@ -149,20 +158,27 @@ def _lock(descriptor: int) -> None:
 
 
 def _read(descriptor: int) -> dict[str, Any]:
-    return _parse(os.pread(descriptor, 1 << 20, 0))
+    return _parse(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
 
 
 def _parse(content: bytes) -> dict[str, Any]:
-    try:
-        values = json.loads(content)
-    except ValueError:
-        return {}
-    return values if isinstance(values, dict) else {}
+    """Return the last line that is complete."""
+    for line in reversed(content.splitlines()):
+        with suppress(ValueError):
+            if isinstance(values := json.loads(line), dict):
+                return values
+    return {}
 
 
 def _write(values: dict[str, Any]) -> None:
-    """Write in place: the lock is the file's. A file that is cut off counts as empty."""
     if _descriptor:
-        os.ftruncate(_descriptor[0], 0)
-        os.pwrite(_descriptor[0], json.dumps(values).encode(), 0)
-        os.fsync(_descriptor[0])
+        _append(_descriptor[0], values)
+
+
+def _append(descriptor: int, values: dict[str, Any]) -> None:
+    """Add a line: the lock is the file's. If the command is killed, or the disk is full, the lines before it count."""
+    os.lseek(descriptor, 0, os.SEEK_END)
+    content = f"\n{json.dumps(values)}\n".encode()
+    while content:
+        content = content[os.write(descriptor, content) :]
+    os.fsync(descriptor)
