@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -229,6 +232,83 @@ def test_a_cut_link_is_resumed_and_no_part_has_the_name_of_a_file(run: Path, hom
     assert again.size < 2 * MB
     assert names(home) == SMALL | NEWEST
     assert find_checkpoints(home)
+
+
+WEIGHTS_NAME = "collected/weights.json"
+SHARE = "checkpoints/step-00000002/share-00001-of-00001.safetensors"
+
+
+def saved_again(run: Path, home: Path) -> None:
+    """Fetch a run whose weights and newest checkpoint are saved again afterwards, in the same sizes."""
+    write(run / WEIGHTS_NAME, os.urandom(2 * MB))
+    fetch(run, home, WEIGHTS)
+    write(run / WEIGHTS_NAME, os.urandom(2 * MB))
+    write(run / "metrics.jsonl", b'{"step": 2}\n')
+    shutil.rmtree(run / "checkpoints/step-00000002")
+    checkpoint(run, 2)
+
+
+def is_as_there(run: Path, home: Path, name: str) -> bool:
+    record = {each["name"]: each["sha256"] for each in json.loads((home / "fetched.json").read_text())["files"]}
+    content = (home / name).read_bytes()
+    return content == (run / name).read_bytes() and record[name] == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("point", [
+    "fsync", "fsync share", "replace weights.json", "replace metrics.jsonl", "rename step-00000002", "rename replaced-",
+    "first replace weights.json", "first rename step-00000002",
+])  # fmt: skip
+def test_a_killed_command_leaves_nothing_old_that_counts_as_new(
+    run: Path, home: Path, point: str, is_done: bool
+) -> None:
+    call, _, name = point.removeprefix("first ").partition(" ")
+    if point.startswith("first"):
+        write(run / WEIGHTS_NAME, os.urandom(2 * MB))
+    else:
+        saved_again(run, home)
+    child = os.fork()
+    if child == 0:  # dies in this call: before it has an effect, or after
+        original = getattr(os, call)
+
+        def die(*args: Any) -> None:
+            where = os.readlink(f"/proc/self/fd/{args[0]}") if call == "fsync" else str(args[1])
+            if name not in where.rpartition("/")[2]:
+                original(*args)
+                return
+            if is_done:
+                original(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            setattr(os, call, die)
+            fetch(run, home, WEIGHTS)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    made = fetch(run, home, WEIGHTS)
+    assert (made.checkpoints, made.notes, made.missing) == (["step-00000002"], [], {})
+    assert all(is_as_there(run, home, each) for each in (WEIGHTS_NAME, SHARE, "metrics.jsonl"))
+    assert not (home / ".fetch").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_leaves_nothing_old_that_counts_as_new(
+    run: Path, home: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_again(run, home)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        for _ in range(2):
+            with pytest.raises(EnvironmentProblem, match="The disk of"):
+                fetch(run, home, WEIGHTS)
+    assert fetch(run, home, WEIGHTS).checkpoints == ["step-00000002"]
+    assert all(is_as_there(run, home, each) for each in (WEIGHTS_NAME, SHARE))
 
 
 def test_a_part_that_does_not_fit_is_sent_again(run: Path, home: Path) -> None:

@@ -54,12 +54,13 @@ class Download:
             with LocalCopy(made.folder).opened() as local:
                 self._fetch(local, made)
         except OSError as problem:
-            if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                message, advice = f"The disk of {made.folder} is full.", "Make room and"
+            elif problem.errno == errno.EIO:
+                message, advice = f"The disk of {made.folder} fails: {problem.strerror}.", "Check the disk, then"
+            else:
                 raise
-            raise EnvironmentProblem(
-                f"The disk of {made.folder} is full.",
-                hint="What has arrived is kept. Make room and repeat the command.",
-            ) from None
+            raise EnvironmentProblem(message, hint=f"What has arrived is kept. {advice} repeat the command.") from None
         return made
 
     def _fetch(self, local: LocalCopy, made: Fetched) -> None:

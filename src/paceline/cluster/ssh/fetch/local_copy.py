@@ -1,7 +1,7 @@
 """The folder here that files arrive in: complete files under their names, and parts of files in a folder of their own.
 
-A journal says which version of each file was fetched, so that the next command sends only what is new, and finds what
-has been changed here.
+A journal says which version of each file is about to get its name, so that the next command sends only what is new, and
+finds what has been changed here. Whether the file got its name before a command was killed, its size and time tell.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -74,17 +75,26 @@ class LocalCopy:
             earlier = list(read_object(self.folder / RECORD)["files"])
         except (OSError, ValueError, KeyError, TypeError):
             earlier = []
-        for entry in [*earlier, *read_objects(self.parts / "journal.jsonl")]:
-            try:
-                version = make(Version, entry)
-                self.path(version.name)
-            except (ValueError, TypeError, EnvironmentProblem):
+        for entry in earlier:
+            if (version := self._version(entry)) is not None:
+                self._keep(version)
+        for entry in read_objects(self.parts / "journal.jsonl"):
+            if (version := self._version(entry)) is None:
                 continue
             if entry.get("staged"):
                 self._staged[version.name] = version
-            else:
+                continue
+            self._digests.setdefault(version.name, set()).add(version.sha256)
+            if _is_placed(self.folder / version.name, version):
                 self._versions[version.name] = version
-                self._digests.setdefault(version.name, set()).add(version.sha256)
+
+    def _version(self, entry: dict[str, Any]) -> Version | None:
+        try:
+            version = make(Version, entry)
+            self.path(version.name)
+        except (ValueError, TypeError, EnvironmentProblem):
+            return None
+        return version
 
     # -- what is here ---------------------------------------------------------------------------------------------
 
@@ -141,16 +151,15 @@ class LocalCopy:
         path = self.folder / name
         if not os.path.lexists(path):
             return False
-        known = self._versions.get(name)
+        known, digests = self._versions.get(name), self._digests.get(name, set())
         if path.is_symlink():
-            return known is None or known.sha256 != LINK + os.readlink(path)
-        if known is None or not path.is_file():
+            return LINK + os.readlink(path) not in digests
+        if not digests or not path.is_file():
             return True
-        status = path.stat()
-        if (status.st_size, status.st_mtime_ns) == (known.size, known.mtime_ns):
+        if known is not None and _is_placed(path, known):
             return False
         with open(path, "rb") as file:
-            return _checksum(file).hexdigest() not in {known.sha256, *self._digests.get(name, ())}
+            return _checksum(file).hexdigest() not in digests
 
     # -- what arrives ---------------------------------------------------------------------------------------------
 
@@ -165,7 +174,7 @@ class LocalCopy:
         make_way(self.parts, part)
         size = _size(part)
         is_here = path.is_file() and not path.is_symlink() and find_obstacle(self.folder, path) is None
-        if size <= 0 and is_here and CONTINUED <= file.size >= _size(path) > 0 and file.name in self._versions:
+        if size <= 0 and is_here and CONTINUED <= file.size >= _size(path) > 0 and file.name in self._digests:
             shutil.copyfile(path, part)
             size = _size(part)
         return size if CONTINUED <= size <= file.size else 0
@@ -187,12 +196,12 @@ class LocalCopy:
 
     def place(self, version: Version, *, executable: bool) -> None:
         """Give a complete file its name and its time."""
-        self._note(version)
         part, path = self._part(version.name), self.path(version.name)
         _finish(part, version, executable=executable)
+        self._note(version)
         make_way(self.folder, path)
         os.replace(part, path)
-        self._versions[version.name] = version
+        self._keep(version)
 
     def place_link(self, file: RemoteFile) -> None:
         assert file.link is not None
@@ -204,12 +213,12 @@ class LocalCopy:
         part.unlink(missing_ok=True)
         part.symlink_to(file.link)
         os.replace(part, path)
-        self._versions[file.name] = version
+        self._keep(version)
 
     def stage(self, version: Version) -> None:
         """Keep a complete file of a checkpoint until the others are there."""
-        self._note(version, staged=True)
         _finish(self._part(version.name), version, executable=False)
+        self._note(version, staged=True)
         self._staged[version.name] = version
 
     def place_checkpoint(self, name: str, files: Iterable[RemoteFile]) -> str | None:
@@ -230,14 +239,20 @@ class LocalCopy:
             return problem
         for version in versions:
             self._note(version)
-            self._versions[version.name] = version
         if (obstacle := find_obstacle(self.folder, path)) is not None:
             obstacle.unlink()
         path.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path):
             os.rename(path, self.parts / f"replaced-{name}-{os.urandom(4).hex()}")
         os.rename(part, path)
+        for version in versions:
+            self._keep(version)
         return None
+
+    def _keep(self, version: Version) -> None:
+        """Count a version as the one that is here."""
+        self._versions[version.name] = version
+        self._digests.setdefault(version.name, set()).add(version.sha256)
 
     def _note(self, version: Version, **more: bool) -> None:
         assert self._journal is not None
@@ -262,11 +277,26 @@ def _private() -> Iterator[None]:
         os.umask(before)
 
 
+def _is_placed(path: Path, version: Version) -> bool:
+    """Whether a file has the size and the time of a version, or a link its target."""
+    try:
+        if version.sha256.startswith(LINK):
+            return path.is_symlink() and LINK + os.readlink(path) == version.sha256
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and (status.st_size, status.st_mtime_ns) == (version.size, version.mtime_ns)
+
+
 def _finish(path: Path, version: Version, *, executable: bool) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if version.size >= CONTINUED:  # small ones, of which there may be thousands, are soon sent again
-            os.fsync(descriptor)
+            try:
+                os.fsync(descriptor)
+            except OSError:  # what was read back may not be what is on the disk
+                path.unlink(missing_ok=True)
+                raise
         if executable:
             os.fchmod(descriptor, os.fstat(descriptor).st_mode | 0o100)
     finally:
