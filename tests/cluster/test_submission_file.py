@@ -14,6 +14,9 @@ import pytest
 
 from paceline.cluster.slurm.confirmation import submission
 from paceline.cluster.slurm.confirmation.submission import RunOutcome, begin_submission, note_attempt, note_job
+from paceline.cluster.ssh.remote import entry
+from paceline.cluster.ssh.request import UNSETTLED
+from paceline.contract.files.sent_code import SentCode
 from paceline.contract.run_folder import RunFolder
 from tests.sweep.test_lost_answer import Login, login
 
@@ -101,3 +104,53 @@ def test_a_line_that_is_cut_off_leaves_the_ones_before(tmp_path: Path) -> None:
     folder.path.mkdir()
     (folder.path / "job").write_text("7\n")
     assert begin_submission(record) == RunOutcome(folder, "7")
+
+
+def ask(path: Path, code: str) -> int | None:
+    """Carry out a submission on the login node, or report what it has led to."""
+    return entry._answer_again(path.parent, path.name, is_question=False, code=code)
+
+
+def test_a_repeat_with_other_code_is_not_what_was_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is submitted, and the error says which job has the earlier code."""
+    record, request = tmp_path / "a1", tmp_path / "request-0"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_ON_CLUSTER", "alps")
+        patch.setattr(entry, "_taken", [(request, True)])
+        assert ask(record, "old") is None
+        note_attempt(RunFolder(tmp_path / "run"), known=[])
+        note_job(RunFolder(tmp_path / "run"), "7")
+        assert ask(record, "old") == 0
+        assert "submitted run as job 7, when you typed this command earlier" in capsys.readouterr().out
+        assert not (tmp_path / "ended-0").exists()
+        assert ask(record, "new") == 1
+        assert (tmp_path / "ended-0").exists(), "the laptop takes it for an answer: the next one is a new submission"
+    output = capsys.readouterr()
+    assert not output.out
+    assert "run was submitted as job 7 when you typed this command earlier, and your code has changed" in output.err
+    assert "paceline cancel run --on alps; then repeat the command." in output.err
+
+
+def test_a_repeat_with_other_code_submits_it_if_there_is_no_job(tmp_path: Path) -> None:
+    record = tmp_path / "a1"
+    assert ask(record, "old") is None
+    os.close(submission._descriptor.pop())  # it was killed
+    assert ask(record, "new") is None
+    note_job(RunFolder(tmp_path / "run"), "7")
+    assert submission.read_code(record.read_bytes()) == "new"
+
+
+def test_a_submission_whose_file_cannot_be_written_does_not_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert ask(tmp_path / "file" / "a1", "code") == UNSETTLED
+    assert "Cannot use" in capsys.readouterr().err
+
+
+def test_code_is_the_same_if_its_files_are() -> None:
+    files = {"a.py": ("file", 1, "0f"), "b": ("link", 4, "a.py")}
+    code = SentCode("p", files, "1234", "main", True)
+    assert code.digest == SentCode("p", dict(reversed(files.items()))).digest
+    assert SentCode.from_json(code.to_json()).digest == code.digest
+    assert code.digest != SentCode("p", {**files, "a.py": ("file", 1, "1f")}).digest

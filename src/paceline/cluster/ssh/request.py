@@ -60,6 +60,7 @@ class Accepted:
     secrets: Mapping[str, str] = field(repr=False)
     secret_sources: Mapping[str, str]
     submission: str = ""
+    code: str = ""  # the digest of what was sent
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -5,6 +5,7 @@ The folder of a sent project has no repository. Next to it lies a file that says
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -30,6 +31,11 @@ class SentCode:
     commit: str | None = None
     branch: str | None = None
     changed: bool | None = None
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal files, whatever their commit is."""
+        return hashlib.sha256(json.dumps(sorted(self.files.items())).encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -22,6 +22,7 @@ from paceline.errors import ClusterError
 PATIENCE = 90.0  # seconds to wait for an earlier command that has not heard yet that its connection is lost
 _descriptor: list[int] = []  # of the file of the submission that this process carries out
 _begun: list[Path] = []  # the same file, whether it is still open or not
+_code: list[str] = []  # the digest of what was sent with it
 _abandoned: dict[Path, list[int]] = {}  # trials by sweep: an earlier command was killed before it had submitted any
 
 
@@ -32,10 +33,11 @@ class RunOutcome(NamedTuple):
     job: str
 
 
-def begin_submission(path: Path) -> RunOutcome | SweepOutcome | None:
+def begin_submission(path: Path, *, code: str = "") -> RunOutcome | SweepOutcome | None:
     """Return what this submission has led to if it was carried out already.
 
-    Otherwise, what this process submits is recorded there, and nobody else carries out the same submission meanwhile.
+    Otherwise, what this process submits is recorded there, with the digest of its code, and nobody else carries out
+    the same submission meanwhile.
     Raises ClusterError if it was withdrawn, and if Slurm does not say whether there is a job.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -47,7 +49,7 @@ def begin_submission(path: Path) -> RunOutcome | SweepOutcome | None:
         os.close(descriptor)
         raise
     if found is None and not values.get("withdrawn"):
-        _descriptor[:], _begun[:] = [descriptor], [path]
+        _descriptor[:], _begun[:], _code[:] = [descriptor], [path], [code]
         if "submission" in values:
             _abandoned[Path(values["submission"]).parent.parent] = list(values.get("trials", ()))
         return None
@@ -80,6 +82,11 @@ def read_run(content: bytes) -> Path | None:
     return Path(folder) if isinstance(folder, str) else None
 
 
+def read_code(content: bytes) -> str:
+    """Return the digest of the code that the file of a submission names; empty if it names none."""
+    return str(_parse(content).get("code") or "")
+
+
 def is_carried_out_here() -> bool:
     """Whether this process carries out a submission from another machine, which waits for its answer."""
     return bool(_begun)
@@ -99,11 +106,12 @@ def note_job(folder: RunFolder, job: str) -> str:
         _write({"folder": str(folder.path), "job": job})
     except OSError as problem:
         reason = problem.strerror or str(problem)
-        return f"job {job} is submitted, but Paceline cannot note this in {_begun[0].parent}: {reason}"
-    finally:
-        if _descriptor:
-            os.close(_descriptor.pop())
-    return ""
+        note = f"job {job} is submitted, but Paceline cannot note this in {_begun[0].parent}: {reason}"
+    else:
+        note = ""
+    if _descriptor:  # not after Ctrl-C: the job is not known then
+        os.close(_descriptor.pop())
+    return note
 
 
 def is_unanswered() -> bool:
@@ -172,7 +180,7 @@ def _parse(content: bytes) -> dict[str, Any]:
 
 def _write(values: dict[str, Any]) -> None:
     if _descriptor:
-        _append(_descriptor[0], values)
+        _append(_descriptor[0], {"code": _code[0], **values})
 
 
 def _append(descriptor: int, values: dict[str, Any]) -> None:

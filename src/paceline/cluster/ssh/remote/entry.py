@@ -91,7 +91,10 @@ def _receive(cache: Path) -> str:
     cwd = project / request.folder
     cwd.mkdir(parents=True, exist_ok=True)
     variables = {**request.variables, SENT_FOLDER: str(project)}
-    accepted = Accepted(request.args, str(cwd), variables, request.secrets, request.secret_sources, request.submission)
+    accepted = Accepted(
+        request.args, str(cwd), variables, request.secrets, request.secret_sources, request.submission,
+        request.code.digest,
+    )  # fmt: skip
     name = f"{REQUEST}{secrets.token_hex(12)}"
     descriptor = os.open(cache / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
@@ -137,20 +140,26 @@ def take_over(path: Path, *, terminal: bool) -> int | None:
     if not request.submission:
         return None
     is_question = tuple(request.args) == OUTCOME
-    return _answer_again(path.parent / SUBMISSIONS, request.submission, is_question=is_question)
+    return _answer_again(path.parent / SUBMISSIONS, request.submission, is_question=is_question, code=request.code)
 
 
-def _answer_again(folder: Path, identity: str, *, is_question: bool) -> int | None:
+def _answer_again(folder: Path, identity: str, *, is_question: bool, code: str = "") -> int | None:
     """Report what this very submission has led to earlier. None if that is nothing: it is yet to be carried out."""
-    from paceline.cluster.slurm.confirmation.submission import RunOutcome, begin_submission, settle_submission
+    from paceline.cluster.slurm.confirmation import submission as submissions
+    from paceline.cluster.slurm.confirmation.submission import RunOutcome
 
     if not re.fullmatch(r"[0-9a-f]+", identity):
         sys.exit(f"paceline: error: {identity!r} is no submission.")
-    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / identity
     try:
-        found = settle_submission(folder / identity) if is_question else begin_submission(folder / identity)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = submissions.settle_submission(path) if is_question else submissions.begin_submission(path, code=code)
+        earlier = submissions.read_code(path.read_bytes())
     except PacelineError as problem:
-        print(f"paceline: error: {problem.message}\n  {problem.hint}", file=sys.stderr, flush=True)
+        _say_error(problem.message, problem.hint)
+        return UNSETTLED
+    except OSError as problem:
+        _say_error(f"Cannot use {path}: {problem.strerror or problem}.", "Make room there, then repeat the command.")
         return UNSETTLED
     if is_question:
         run = {"run": found.folder.key, "job": found.job} if isinstance(found, RunOutcome) else {"run": None}
@@ -158,8 +167,33 @@ def _answer_again(folder: Path, identity: str, *, is_question: bool) -> int | No
         return 0
     if found is None:
         return None
+    if earlier and earlier != code:
+        _report_other_code(found)
+        note_end(1)
+        return 1
     _report_run(found) if isinstance(found, RunOutcome) else _report_sweep(found)
     return 0
+
+
+def _say_error(message: str, hint: str) -> None:
+    print(f"paceline: error: {message}\n  {hint}", file=sys.stderr, flush=True)
+
+
+def _report_other_code(found: RunOutcome | SweepOutcome) -> None:
+    """Say that what was submitted earlier does not have the code as it is now: it is not what was asked for."""
+    from paceline.cluster.slurm.confirmation.submission import RunOutcome
+
+    on = os.environ.get(ON_CLUSTER, "")
+    if isinstance(found, RunOutcome):
+        name = found.folder.path.name
+        what, cancel, again = f"{name} was submitted as job {found.job}", "cancel", "the command"
+    else:
+        name = quote(found.sweep.name)
+        what, cancel, again = f"The sweep {name} was submitted", "sweep cancel", "the command with another --name"
+    _say_error(
+        f"{what} when you typed this command earlier, and your code has changed since. Nothing was submitted now.",
+        f"To use your code as it is now: paceline {cancel} {name} --on {on}; then repeat {again}.",
+    )
 
 
 def _report_run(found: RunOutcome) -> None:
