@@ -42,7 +42,7 @@ def test_every_kind_of_difference(tmp_path: Path) -> None:
     (now / "notes.md").write_text("")
     found = {each.name: each for each in compare_code(then, now, exclude=["*.md"], exclude_paths=[now / "data"])}
     assert {name: (each.kind, each.note) for name, each in found.items()} == {
-        "big.txt": ("changed", "large: 2.0 MB -> 2.0 MB"),
+        "big.txt": ("changed", "large: 2.1 MB -> 2.1 MB"),
         "ends.txt": ("changed", "line endings"),
         "latin.txt": ("changed", "binary: 1 -> 1 bytes"),
         "link": ("changed", ""),

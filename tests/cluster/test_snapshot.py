@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.runs.code_identity import identify_code
 from paceline.cluster.runs.snapshot import Snapshot, list_code, take_snapshot
 from paceline.errors import EnvironmentProblem
 
@@ -102,7 +103,7 @@ def test_exclude_patterns(project: Path, tmp_path: Path) -> None:
 
 def test_too_large_error_names_the_largest_files(project: Path, tmp_path: Path) -> None:
     (project / "weights.bin").write_bytes(b"0" * 2 * MB)
-    with pytest.raises(EnvironmentProblem, match=r"weights\.bin \(2\.0 MB\)") as caught:
+    with pytest.raises(EnvironmentProblem, match=r"weights\.bin \(2\.1 MB\)") as caught:
         snapshot(project, tmp_path / "scratch" / "store")
     assert ".gitignore" in caught.value.hint
     assert "--no-snapshot" in caught.value.hint
@@ -141,6 +142,70 @@ def test_code_does_not_travel_if_git_cannot_say_what_it_ignores(project: Path, b
 def test_code_without_a_repository_travels(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("x")
     assert [*list_code(tmp_path, limit=MB, travels=True).sizes] == ["train.py"]
+
+
+def test_gitignore_counts_without_a_repository(tmp_path: Path) -> None:
+    for name in (
+        "train.py",
+        "package/model.py",
+        "data/big.bin",
+        "package/a.ckpt",
+        "runs/x",
+        "env/pyvenv.cfg",
+        "env/b.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".gitignore").write_text("/data/\n")
+    (tmp_path / "package" / ".gitignore").write_text("*.ckpt\n")
+    (tmp_path / "link").symlink_to("package")
+    for travels in (False, True):
+        assert {*list_code(tmp_path, limit=MB, travels=travels).sizes} == {
+            ".gitignore", "link", "package/.gitignore", "package/model.py", "train.py",
+        }  # fmt: skip
+
+
+def test_without_git_the_folder_is_listed_without_clutter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project" / "wandb").mkdir(parents=True)
+    for name in ("train.py", "wandb/x"):
+        (tmp_path / "project" / name).write_text("x")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        assert [*list_code(tmp_path / "project", limit=MB).sizes] == ["train.py"]
+
+
+def test_the_home_folder_is_no_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path))
+        with pytest.raises(EnvironmentProblem, match="is your home folder, not a project"):
+            list_code(tmp_path, limit=MB)
+    with pytest.raises(EnvironmentProblem, match="/ is the root folder"):
+        list_code(Path("/"), limit=MB)
+
+
+def test_fetched_runs_are_no_code(project: Path) -> None:
+    """Also one whose transfer was interrupted. A script may have a file of that name, too."""
+    for name, content in (
+        ("logs/abcd/fetched.json", '{"cluster": "alps"}'), ("logs/abcd/attempt-1/rank-0.log", "x"),
+        ("logs/ef/.fetch/x", "x"), ("logs/ef/metrics.jsonl", "x"), ("news/fetched.json", "{}"),
+    ):  # fmt: skip
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(content)
+    assert {*list_code(project, limit=MB).sizes} == EXPECTED | {"news/fetched.json"}
+
+
+def test_new_files_that_are_copied_are_changes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "all")
+    (tmp_path / "new é.py").write_text("x")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "model.py").write_text("x")
+    git(tmp_path / "inner", "init", "-q")
+    assert identify_code(tmp_path, ["train.py"]).changed is False
+    assert identify_code(tmp_path, ["train.py", "new é.py"]).changed is True
+    assert identify_code(tmp_path, ["train.py", "inner/model.py"]).changed is True
 
 
 def test_concurrent_snapshots_make_one_copy(project: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.cli import cluster_request
 from paceline.cluster.ssh.code import pack_code
+from paceline.errors import EnvironmentProblem
 from paceline.spec import Program
 from paceline.spec.load import load_job
 
@@ -23,7 +24,22 @@ def test_fetched_runs_stay_here_whatever_folder_the_cluster_uses(tmp_path: Path)
     (project / "paceline.toml").write_text('[profiles.alps.project]\nscratch = "/scratch/me/runs"\n')
     job = load_job(Program("train.py"), cwd=project, profile="alps")
     assert job.project.scratch == "/scratch/me/runs"
-    assert sorted(pack_code(job, {}, runs=[project / "runs"]).code.files) == ["paceline.toml", "train.py"]
+    parcel = pack_code(job, {}, runs=[project / "runs"], cluster="alps")
+    assert sorted(parcel.code.files) == ["paceline.toml", "train.py"]
+
+
+def test_code_that_is_too_large_is_data_to_push(tmp_path: Path) -> None:
+    """--no-snapshot would not help: the cluster has no other copy."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("print(1)\n")
+    (project / "my data.bin").write_bytes(bytes(range(250)) * 8_400)
+    (project / "paceline.toml").write_text('[project]\nsnapshot_limit = "2M"\n')
+    job = load_job(Program("train.py"), cwd=project)
+    with pytest.raises(EnvironmentProblem, match=r"2\.1 MB, at most 2\.0 MB allowed") as found:
+        pack_code(job, {}, runs=[], cluster="alps")
+    assert "paceline data push 'my data.bin' --on alps" in found.value.hint
+    assert "--no-snapshot" not in found.value.hint
 
 
 def test_what_takes_the_output_of_the_command_is_no_code(tmp_path: Path) -> None:
@@ -33,7 +49,7 @@ def test_what_takes_the_output_of_the_command_is_no_code(tmp_path: Path) -> None
         "import sys; from pathlib import Path; from paceline.cluster.ssh.code import pack_code;"
         "from paceline.spec import Program; from paceline.spec.load import load_job; here = Path.cwd();"
         "job = load_job(Program('train.py'), cwd=here, default_folder=here);"
-        "print(*pack_code(job, {}, runs=[here / 'runs']).code.files)"
+        "print(*pack_code(job, {}, runs=[here / 'runs'], cluster='alps').code.files)"
     )
     with open(tmp_path / "out.txt", "w") as output:
         subprocess.run([sys.executable, "-c", program], cwd=tmp_path, stdout=output, check=True)

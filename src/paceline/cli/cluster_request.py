@@ -47,7 +47,8 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
     sends_code = cargo.code and bool(parcel.code.files)
     if sends_code or (cargo.secrets and secrets.values):
         sent = secrets if cargo.secrets else NO_SECRETS
-        ask_first(cluster, parcel, sent, code=sends_code, yes=bool(asked.values.get("yes")))
+        is_announced = ask_first(cluster, parcel, sent, code=sends_code, yes=bool(asked.values.get("yes")))
+        parcel = replace(parcel, is_announced=is_announced)
     request = Request(
         asked.line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster, parcel.folder),
         secrets.values, secrets.sources, submits=_submits(asked), awaits=_awaits(asked),
@@ -115,7 +116,7 @@ def _pack(asked: Forwarded, job: Job, project: ProjectFile, *, code: bool, secre
     names_code = asked.key in ("submit", "sweep") or asked.values.get("args") or asked.values.get("files")
     if not (code and (is_project or names_code)):
         return pack_settings(job.folder, [project.file] if project.file is not None else [])
-    parcel = pack_code(job, os.environ, runs=_runs_here())
+    parcel = pack_code(job, os.environ, runs=_runs_here(), cluster=asked.names[0])
     if skipped := [each for each in parcel.skipped_secrets if each not in secret_files]:
         console.say_note(f"secrets left out of the code: {', '.join(skipped)}")
     if asked.key == "submit" and not job.program.is_module and job.program.name:

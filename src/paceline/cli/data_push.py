@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import console
-from paceline.cli.transfer_progress import show_size
 from paceline.cli.travel_question import confirm
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
+from paceline.spec.quantities import show_size
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded

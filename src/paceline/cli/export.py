@@ -21,6 +21,7 @@ from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
+from paceline.spec.quantities import show_size
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="File to write: .safetensors, or .pt, .pth or .bin for torch.load.")
@@ -57,7 +58,7 @@ def command(
     tensors = {names[key]: index[reference["$tensor"]] for key, reference in references.items()}
     size = weights.write_weights(output, tensors, metadata={"step": str(marker.step), "object": name})
     console.say_note(
-        f"{remote_output.shown_output(output)}: {len(tensors)} tensors, {size / 1e6:.1f} MB, step {marker.step}"
+        f"{remote_output.shown_output(output)}: {len(tensors)} tensors, {show_size(size)}, step {marker.step}"
     )
     return 0
 

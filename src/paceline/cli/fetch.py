@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import console, runs
-from paceline.cli.transfer_progress import TransferProgress, show_size
+from paceline.cli.transfer_progress import TransferProgress
 from paceline.contract.checkpoint.names import is_weights_file
 from paceline.errors import PacelineError, UsageError
+from paceline.spec.quantities import show_size
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from paceline.cli import console, mirrored, on_cluster
 from paceline.cli.on_cluster import Forwarded
-from paceline.cli.transfer_progress import TransferProgress, show_size
+from paceline.cli.transfer_progress import TransferProgress
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.spec.quantities import show_size
 
 if TYPE_CHECKING:
     from paceline.cluster.ssh.connection import Connection

@@ -11,6 +11,7 @@ from paceline.cli import mirrored, runs
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
+from paceline.spec.quantities import show_size
 
 forwarded = mirrored.forwarded  # with --on
 
@@ -56,4 +57,4 @@ def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool =
     write_atomically(output.absolute(), page)
     size = len(page.encode())
     hint = " (--light writes a small one, without Plotly)" if not light else ""
-    print(f"wrote the report to {output}, {size / 1e6:.1f} MB{hint}")
+    print(f"wrote the report to {output}, {show_size(size)}{hint}")

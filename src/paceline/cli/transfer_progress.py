@@ -43,12 +43,3 @@ class TransferProgress:
     def advance(self, size: int, name: str) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=size, description=console.cell(name))
-
-
-def show_size(size: float) -> str:
-    """Return a number of bytes for people."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli import console
-from paceline.cli.transfer_progress import show_size
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
 from paceline.plan.secrets import Secrets
+from paceline.spec.quantities import show_size
 
 if TYPE_CHECKING:
     from paceline.cluster.ssh.clusters import Cluster
     from paceline.cluster.ssh.code import Parcel
 
-LARGE = 50 << 20  # bytes of code: so much is asked about again, unless as much was sent before
+LARGE = 50_000_000  # bytes of code: so much is asked about again, unless as much was sent before
 NO_CODE = -1  # as the size of what was sent: secrets alone
 SHOWN = 3  # of the largest files
 
@@ -40,10 +40,11 @@ class Sent:
     secrets: list[str]
 
 
-def ask_first(cluster: Cluster, parcel: Parcel, secrets: Secrets, *, code: bool, yes: bool) -> None:
+def ask_first(cluster: Cluster, parcel: Parcel, secrets: Secrets, *, code: bool, yes: bool) -> bool:
     """Say which secrets go to a cluster. Ask if they, or the code, have not gone there before.
 
-    Without `code`, only settings and secrets go. Raises UsageError for a no.
+    Without `code`, only settings and secrets go. Return whether it was said how much code goes. Raises UsageError for a
+    no.
     """
     path = _record(cluster.host, parcel.folder)
     try:
@@ -60,12 +61,13 @@ def ask_first(cluster: Cluster, parcel: Parcel, secrets: Secrets, *, code: bool,
     for line in [*reasons, *([_describe_secrets(secrets, new, cluster)] if secrets.values else [])]:
         console.say_note(line)
     if not reasons and not new:
-        return
+        return False
     if not yes and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
         confirm("Exclude files with .gitignore, or with exclude in [project].")
     largest = max(size, before.size if before is not None else NO_CODE)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(asdict(Sent(str(parcel.folder), cluster.host, largest, sorted({*known, *new})))))
+    return bool(reasons)
 
 
 def _describe_code(parcel: Parcel, size: int) -> str:

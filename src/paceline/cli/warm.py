@@ -10,7 +10,7 @@ from paceline.cli.help import GroupedCommand
 from paceline.cluster.local.warm_start import read_status
 from paceline.cluster.local.warm_start import stop as stop_processes
 from paceline.errors import UsageError
-from paceline.spec.quantities import show_seconds
+from paceline.spec.quantities import show_seconds, show_size
 
 ABOUT = "Show or end the processes that `paceline run --warm` keeps for your next runs."
 
@@ -36,7 +36,7 @@ def status() -> int:
             continue
         ends = f"ends in {show_seconds(each['left'])}" if not each["running"] else f"{each['running']} running"
         print(
-            f"process {each['pid']}: torch {each['torch']} of {each['python']}, {each['memory'] / 1e6:.0f} MB, "
+            f"process {each['pid']}: torch {each['torch']} of {each['python']}, {show_size(each['memory'])}, "
             f"{each['served']} warm start{'s'[: each['served'] != 1]}, {ends}"
         )
     return 0

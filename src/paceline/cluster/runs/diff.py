@@ -17,6 +17,7 @@ from paceline.contract.files.foreign_records import read_object
 from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
+from paceline.spec.quantities import show_size
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 LARGE = 2**20  # bytes; the lines of larger files are not compared
@@ -148,7 +149,7 @@ def _compare(name: str, *paths: Path) -> Difference | None:
         return Difference(name, CHANGED, note)
     sizes = [path.lstat().st_size for path in paths]
     if max(sizes) > LARGE:
-        return Difference(name, CHANGED, f"large: {' -> '.join(f'{size / 2**20:.1f} MB' for size in sizes)}")
+        return Difference(name, CHANGED, f"large: {' -> '.join(map(show_size, sizes))}")
     contents = [os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes() for path in paths]
     texts = [_text(content) for content in contents]
     if texts[0] is None or texts[1] is None:

@@ -219,7 +219,7 @@ def snapshot_code(job: Job, run_path: RunPath) -> Snapshot:
 def list_project(job: Job, run_path: RunPath) -> CodeList:
     return list_code(
         job.folder,
-        limit=job.project.snapshot_limit * 2**20,
+        limit=job.project.snapshot_limit * 10**6,
         exclude=job.project.exclude,
         exclude_paths=[*run_folders_inside(job.folder, run_path), *secret_files(job, os.environ)],
     )
@@ -262,7 +262,7 @@ def _with_work_folder(
 
 
 def _code(job: Job, snapshot: Snapshot | None, links: Links | None) -> dict[str, Any]:
-    identity = identify_code(job.folder)
+    identity = identify_code(job.folder, snapshot.names if snapshot is not None else ())
     details: dict[str, Any] = {
         "folder": str(job.folder),
         "commit": identity.commit,

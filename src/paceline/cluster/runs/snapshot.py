@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.cluster.runs.folder import is_fetched
 from paceline.cluster.runs.snapshot_store import BYTECODE, store_code
 from paceline.cluster.secrets.file_names import is_secret, matches
 from paceline.contract.files.sent_code import read_sent_code
 from paceline.contract.files.sparse import data_size
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
 from paceline.spec.load import repository_root
+from paceline.spec.quantities import show_size
 
 MAX_FILES = 20_000
 
@@ -95,12 +99,20 @@ def list_code(
     """
     now = time.time()
     folder = folder.resolve()
+    _require_project(folder)
     sizes, skipped_secrets = find_code(folder, exclude=exclude, exclude_paths=exclude_paths, travels=travels)
     if sum(sizes.values()) > limit:
-        raise _too_large(
-            folder, sizes.items(), f"{sum(sizes.values()) / 2**20:,.0f} MB, at most {limit / 2**20:,.0f} allowed"
-        )
+        amount = f"{show_size(sum(sizes.values()))}, at most {show_size(limit)} allowed"
+        raise _too_large(folder, amount, sizes)
     return CodeList(folder, sizes, tuple(skipped_secrets), now)
+
+
+def _require_project(folder: Path) -> None:
+    if folder.parent == folder or folder == Path(os.path.expanduser("~")).resolve():
+        raise EnvironmentProblem(
+            f"{folder} is {'the root folder' if folder.parent == folder else 'your home folder'}, not a project.",
+            hint="Put your script into a folder of its own, and run the command there.",
+        )
 
 
 def find_code(
@@ -119,8 +131,8 @@ def find_code(
         elif not _excluded(name, tuple(exclude)) and not any(f"{name}/".startswith(path) for path in excluded):
             names.append(name)
         if len(names) > MAX_FILES:
-            raise _too_large(folder, [], f"more than {MAX_FILES:,} files")
-    names.sort()
+            raise _too_large(folder, f"more than {MAX_FILES:,} files", {})
+    names = sorted(_without_fetched(folder, names))
     return _measure(folder, names), skipped_secrets
 
 
@@ -142,13 +154,30 @@ def _excluded(name: str, patterns: tuple[str, ...]) -> bool:
     )
 
 
-def _too_large(folder: Path, sizes: Iterable[tuple[str, int]], amount: str) -> EnvironmentProblem:
-    largest = sorted(sizes, key=lambda item: -item[1])[:3]
-    listed = ", ".join(f"{name} ({size / 2**20:,.1f} MB)" for name, size in largest)
-    return EnvironmentProblem(
-        f"The code in {folder} is too large to copy: {amount}." + (f" The largest: {listed}." if listed else ""),
+def _without_fetched(folder: Path, names: list[str]) -> list[str]:
+    """Return the names without those in folders of runs that `paceline fetch` has brought here, or is bringing."""
+    record, arrivals = f"/{RunFolder(folder).fetched.name}", f"/{RunFolder(folder).arrivals.name}/"
+    inside = {name.removesuffix(record) for name in names if name.endswith(record)}
+    inside |= {name.partition(arrivals)[0] for name in names if arrivals in name}
+    fetched = tuple(f"{each}/" for each in inside if is_fetched(RunFolder(folder / each)))
+    return [name for name in names if not name.startswith(fetched)]
+
+
+class CodeTooLarge(EnvironmentProblem):
+    """The code is more than may be copied."""
+
+    largest: Sequence[str] = ()  # files
+
+
+def _too_large(folder: Path, amount: str, sizes: Mapping[str, int]) -> CodeTooLarge:
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+    listed = ", ".join(f"{name} ({show_size(sizes[name])})" for name in largest)
+    problem = CodeTooLarge(
+        f"The code in {folder} is too large: {amount}." + (f" The largest: {listed}." if listed else ""),
         hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass --no-snapshot.",
     )
+    problem.largest = largest
+    return problem
 
 
 # -- which files -----------------------------------------------------------------------------------------
@@ -167,7 +196,7 @@ def _list(folder: Path, *, travels: bool) -> Iterator[str]:
                 f"git cannot list the files of {folder}, so nobody knows which of them it ignores: {problem}",
                 hint="Nothing was sent. Try `git status` there, and fix what it reports.",
             ) from None
-        return _walk(folder)
+        return _list_without_repository(folder, travels=travels)
 
 
 class _GitProblem(Exception):
@@ -175,15 +204,24 @@ class _GitProblem(Exception):
 
 
 def _list_by_git(folder: Path, *, travels: bool) -> list[str]:
-    command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = _git("-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    return _expand(folder, listed, travels=travels)
+
+
+def _git(*args: str) -> bytes:
     try:
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(["git", *args], capture_output=True, stdin=subprocess.DEVNULL, check=False)
     except OSError as problem:
         raise _GitProblem(f"git: {problem.strerror}.") from None
     if done.returncode != 0:
         raise _GitProblem(done.stderr.decode(errors="replace").strip())
+    return done.stdout
+
+
+def _expand(folder: Path, listed: bytes, *, travels: bool) -> list[str]:
+    """Return the names that git has listed, with the files of repositories inside this folder."""
     names = []
-    for raw in dict.fromkeys(done.stdout.split(b"\0")):
+    for raw in dict.fromkeys(listed.split(b"\0")):
         name = os.fsdecode(raw).rstrip("/")
         if not name:
             continue
@@ -193,6 +231,22 @@ def _list_by_git(folder: Path, *, travels: bool) -> list[str]:
         elif os.path.lexists(f"{path}/.git"):  # a submodule, or a repository inside this one
             names += [f"{name}/{inner}" for inner in _list(Path(path), travels=travels)]
     return names
+
+
+def _list_without_repository(folder: Path, *, travels: bool) -> Iterator[str]:
+    """Yield what git would list in a new repository here, so that `.gitignore` counts; without git, all but clutter."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="paceline-git-") as place:
+            _git("init", "--quiet", "--bare", "--template=", place)
+            there = (f"--git-dir={place}", f"--work-tree={folder}", "-C", str(folder))
+            clutter = (f"--exclude={pattern}" for pattern in CLUTTER)
+            listed = _git(*there, "ls-files", "-z", "--others", "--exclude-standard", *clutter)
+    except (_GitProblem, OSError):
+        yield from _walk(folder)
+        return
+    names = _expand(folder, listed, travels=travels)
+    environments = tuple(name.removesuffix("pyvenv.cfg") for name in names if name.endswith("/pyvenv.cfg"))
+    yield from (name for name in names if not name.startswith(environments))
 
 
 def _walk(folder: Path) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,15 @@ from typing import IO
 
 from paceline.cluster.runs.code_identity import identify_code
 from paceline.cluster.runs.folder import resolve_scratch
-from paceline.cluster.runs.snapshot import list_code, takes_output
+from paceline.cluster.runs.snapshot import CodeTooLarge, list_code, takes_output
 from paceline.cluster.runs.snapshot_store import LINK, read_files
 from paceline.cluster.secrets.secrets import secret_files
 from paceline.contract.files.sent_code import SentCode
 from paceline.contract.files.shared_places import open_without_waiting
 from paceline.errors import EnvironmentProblem, SpecError
+from paceline.plan.quote import quote
 from paceline.spec import Job
+from paceline.spec.quantities import show_size
 
 
 @dataclass(frozen=True)
@@ -28,32 +30,45 @@ class Parcel:
     folder: Path
     code: SentCode
     skipped_secrets: tuple[str, ...] = ()
+    is_announced: bool = False  # whether the user was told how much it is
 
 
-def pack_code(job: Job, environ: Mapping[str, str], *, runs: Iterable[Path]) -> Parcel:
+def pack_code(job: Job, environ: Mapping[str, str], *, runs: Iterable[Path], cluster: str) -> Parcel:
     """Return the code of a project: what git tracks and what has changed, within the limits of a snapshot.
 
     `runs` are scratch folders of this machine, where fetched runs are; the job may have the one of the cluster.
     """
-    limit = job.project.snapshot_limit * 2**20
-    listed = list_code(
-        job.folder,
-        limit=limit,
-        exclude=job.project.exclude,
-        exclude_paths=[*_runs(job, environ, runs), *secret_files(job, environ)],
-        travels=True,
-    )
-    identity = identify_code(job.folder)
+    limit = job.project.snapshot_limit * 10**6
+    try:
+        listed = list_code(
+            job.folder,
+            limit=limit,
+            exclude=job.project.exclude,
+            exclude_paths=[*_runs(job, environ, runs), *secret_files(job, environ)],
+            travels=True,
+        )
+    except CodeTooLarge as problem:  # a job without a snapshot needs the code, too
+        raise EnvironmentProblem(problem.message, hint=_instead(problem.largest, cluster)) from None
     names = [name for name in listed.sizes if not takes_output(listed.folder / name)]  # it changes on the way
     files = describe_files(listed.folder, names)
     if sum(size for _, size, _ in files.values()) > limit:  # holes count on the way
         name = max(files, key=lambda each: files[each][1])
         raise EnvironmentProblem(
-            f"The code in {job.folder} is too large to send: {name} has {files[name][1] / 2**20:,.0f} MB.",
-            hint="Add it to .gitignore or to exclude in [project].",
+            f"The code in {job.folder} is too large: {name} has {show_size(files[name][1])}.",
+            hint=_instead([name], cluster),
         )
+    identity = identify_code(job.folder, files)
     code = SentCode(project_folder(job.folder), files, identity.commit, identity.branch, identity.changed)
     return Parcel(listed.folder, code, listed.skipped_secrets)
+
+
+def _instead(largest: Sequence[str], cluster: str) -> str:
+    """Return what to do with code that is too large to send."""
+    name = quote(largest[0]) if largest else "FILE"
+    return (
+        f"If it is data, add it to .gitignore or to exclude in [project], and send it with"
+        f" `paceline data push {name} --on {quote(cluster)}`. If it is code, raise snapshot_limit."
+    )
 
 
 def pack_settings(folder: Path, files: Iterable[Path]) -> Parcel:
@@ -102,7 +117,7 @@ def write_contents(parcel: Parcel, wanted: Mapping[str, str], stream: IO[bytes])
 def describe_size(parcel: Parcel, wanted: Mapping[str, str]) -> tuple[int, str]:
     """Return the number of bytes to send, and the largest files for people."""
     sizes = sorted(((parcel.code.files[name][1], name) for name in wanted.values()), reverse=True)
-    largest = ", ".join(f"{name} ({size / 2**20:,.1f} MB)" for size, name in sizes[:3])
+    largest = ", ".join(f"{name} ({show_size(size)})" for size, name in sizes[:3])
     return sum(size for size, _ in sizes), largest
 
 

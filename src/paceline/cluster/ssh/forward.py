@@ -34,9 +34,10 @@ from paceline.cluster.ssh.unconfirmed import open_submission
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 from paceline.plan.quote import quote
+from paceline.spec.quantities import show_size
 
 WITHDRAW_TIMEOUT = 20.0  # seconds
-NOTED_SIZE = 5 << 20  # bytes: more than this is named before it is sent
+NOTED_SIZE = 5_000_000  # bytes: more than this is named before it is sent
 
 Note = Callable[[str], None]
 
@@ -246,8 +247,8 @@ def _deliver(
         if answer is not None and "missing" in answer:
             wanted = answer["missing"]
             size, largest = describe_size(parcel, wanted)
-            if size > NOTED_SIZE:
-                note(f"sending {size / 2**20:,.1f} MB of code to {connection.cluster.name}: {largest}")
+            if size > NOTED_SIZE and not parcel.is_announced:
+                note(f"sending {show_size(size)} of code to {connection.cluster.name}: {largest}")
             if wanted:
                 try:
                     write_contents(parcel, wanted, talk.input)

@@ -19,6 +19,7 @@ from paceline.cluster.ssh.remote import unpack
 from paceline.cluster.ssh.remote_command import SETUP_END, SETUP_FAILED, explain_setup, setup_text, word, words
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ConnectionProblem, EnvironmentProblem
+from paceline.spec.quantities import show_size
 
 OLDEST = (3, 10)
 ABSENT = 97  # exit code on the login node if this version is not there
@@ -103,8 +104,8 @@ def install(connection: Connection, note: Callable[[str], None]) -> Installation
     source = Path(unpack.__file__).read_text(encoding="utf-8")
     if connection.call(f"[ -f {word(f'{made.folder}/{unpack.COMPLETE}')} ]\n").code == 0:
         return made
-    size = bundle.path.stat().st_size / 2**20
-    note(f"installing Paceline {paceline.__version__} on {connection.cluster.name}: {size:.1f} MB in {cache}")
+    size = show_size(bundle.path.stat().st_size)
+    note(f"installing Paceline {paceline.__version__} on {connection.cluster.name}: {size} in {cache}")
     script = f"{setup}exec {word(target.python)} -I -c {word(source)} {words([cache, bundle.name, bundle.digest])}\n"
     answer = connection.call(script, content=bundle.path.read_bytes(), timeout=INSTALL_TIMEOUT)
     if answer.code != 0:

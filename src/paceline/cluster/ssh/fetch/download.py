@@ -15,6 +15,7 @@ from paceline.cluster.ssh.fetch.local_copy import LocalCopy, Version
 from paceline.cluster.ssh.fetch.remote_files import Arrival, Listing, RemoteFiles
 from paceline.cluster.ssh.fetch.way import leave_out
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.spec.quantities import show_size
 
 TRIES = 5  # of a file that changes while it is sent, and of a checkpoint that the run removes meanwhile
 PAUSE = 0.2  # seconds before a file that has changed is sent again
@@ -106,7 +107,7 @@ class Download:
         needed = sum(file.size - local.offset(file) for file in missing)
         if needed > (free := shutil.disk_usage(local.folder).free):
             raise EnvironmentProblem(
-                f"{needed / 1e9:.1f} GB do not fit into {local.folder}: {free / 1e9:.1f} GB are free.",
+                f"{show_size(needed)} do not fit into {local.folder}: {show_size(free)} are free.",
                 hint="Make room, or choose another disk with --to FOLDER.",
             )
         return missing
