@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,11 @@ import pytest
 
 from paceline.cli import submit_first
 from paceline.cli.first_contest import Contender
+from paceline.cli.on_cluster import Forwarded
 from paceline.cluster.slurm.confirmation.submission import begin_submission, settle_submission
+from paceline.cluster.ssh.first.race_file import Race
 from paceline.contract.run_folder import SUBMITTING, RunFolder
-from paceline.errors import ClusterError
+from paceline.errors import ClusterError, UsageError
 
 
 def test_a_submission_that_was_withdrawn_never_begins(tmp_path: Path) -> None:
@@ -89,3 +93,56 @@ def test_each_event_of_a_cluster_is_one_line(capsys: pytest.CaptureFixture[str])
         "alps: queued (other jobs go first; expected to start in 9m)",
         "alps: started; waits for permission to train",
     ]
+
+
+@pytest.fixture
+def interrupted(guard: None, tmp_path: Path) -> Iterator[Race]:
+    """A submission to two clusters whose command was killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        patch.chdir(tmp_path)
+        race = Race.begin(None, LINE)
+        race.send("alps")
+        race.send("cedar")
+        yield race
+
+
+LINE = ["submit", "--first", "--env", "TOKEN=hush", "train.py"]
+
+
+def start_again(line: list[str], *, at_terminal: str | None = None) -> None:
+    """Type a command; `at_terminal` is the answer to its question. The error comes from what it does next."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(submit_first, "_prepare", lambda *_: pytest.fail("prepared"))
+        stdin = io.StringIO(at_terminal or "")
+        for stream in (stdin, sys.stderr):
+            patch.setattr(stream, "isatty", lambda: at_terminal is not None, raising=False)
+        patch.setattr(sys, "stdin", stdin)
+        submit_first.start(Forwarded(["alps", "cedar"], "submit", line, {"first": True}))
+
+
+def test_a_contest_that_was_killed_is_finished_and_not_started_again(interrupted: Race, tmp_path: Path) -> None:
+    for answer in (None, "\n", "no\n"):
+        with pytest.raises(UsageError) as caught:
+            start_again(LINE, at_terminal=answer)
+        assert f"paceline submit --finish {interrupted.id}" in caught.value.hint
+        assert ("may be on alps, cedar" in caught.value.message) == ("--name" in caught.value.hint) == (answer is None)
+    assert "hush" not in "".join(path.read_text() for path in tmp_path.glob("state/paceline/first/*"))
+
+
+def test_a_contest_starts_if_it_is_wanted_or_another_one(interrupted: Race, tmp_path: Path) -> None:
+    def goes_on(line: list[str], answer: str | None = None) -> None:
+        with pytest.raises(pytest.fail.Exception, match="prepared"):
+            start_again(line, at_terminal=answer)
+
+    goes_on(LINE, "y\n")
+    goes_on([*LINE, "--lr", "0.1"])
+    with interrupted.locked():  # its command still runs
+        goes_on(LINE)
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path / "elsewhere")
+        goes_on(LINE)
+    Race.begin(None, LINE).save()  # killed before it had sent anything
+    interrupted.finish()
+    goes_on(LINE)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -132,9 +134,10 @@ def start(asked: Forwarded) -> int:
     for key, flag in NOT_WITH_FIRST.items():
         if asked.values.get(key):
             raise UsageError(f"{flag} does not go with --first.", hint=f"Leave out {flag}, or name one cluster.")
+    _require_no_interrupted(asked.line)
     prepared = _prepare(asked, names)
     config = asked.values.get("config")
-    race = Race.begin(os.path.abspath(config) if isinstance(config, str) else None)
+    race = Race.begin(os.path.abspath(config) if isinstance(config, str) else None, asked.line)
     with race.locked():
         race.save()
         console.say_note(f"if this command is interrupted: paceline submit --finish {race.id}")
@@ -148,6 +151,25 @@ def start(asked: Forwarded) -> int:
             return _run(race, gives_up=True)
         race.finish()
         raise problems[-1]
+
+
+def _require_no_interrupted(line: Sequence[str]) -> None:
+    """Raise an error if the same command was interrupted, so that its jobs may still train; in a terminal, ask."""
+    from paceline.cluster.ssh.first.race_file import find_interrupted
+
+    race = find_interrupted(line)
+    if race is None:
+        return
+    where = ", ".join(dict.fromkeys((*race.submissions, *race.runs)))
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(race.created))
+    found = f"The same command of {since} was interrupted, and its jobs may be on {where}"
+    hint = f"To continue with them: paceline submit --finish {race.id}"
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
+        raise UsageError(f"{found}.", hint=f"{hint}. To submit this once more: add --name with another name.")
+    console.say_note(f"{found[0].lower()}{found[1:]}. {hint}")
+    print("Submit it once more? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("Nothing was submitted.", hint=hint)
 
 
 def finish(name: str) -> int:

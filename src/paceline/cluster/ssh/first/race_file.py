@@ -7,12 +7,13 @@ one cluster ever gets permission. Another one is chosen only if the first has an
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class Race:
     folder: str  # where the command was typed
     config: str | None = None
     created: float = 0.0
+    command: str = ""  # a digest of what was typed: there may be secrets in it
     submissions: dict[str, str] = field(default_factory=dict)  # cluster -> id, from before the job is sent there
     runs: dict[str, str] = field(default_factory=dict)  # cluster -> run, once its answer is here
     out: list[str] = field(default_factory=list)  # clusters that will not train
@@ -36,8 +38,8 @@ class Race:
     is_over: bool = False
 
     @classmethod
-    def begin(cls, config: str | None) -> Race:
-        return cls(secrets.token_hex(4), os.getcwd(), config, time.time())
+    def begin(cls, config: str | None, line: Sequence[str] = ()) -> Race:
+        return cls(secrets.token_hex(4), os.getcwd(), config, time.time(), _digest(line))
 
     @classmethod
     def load(cls, name: str) -> Race:
@@ -122,6 +124,20 @@ def unfinished() -> list[Race]:
         if not race.is_over:
             found.append(race)
     return sorted(found, key=lambda race: race.created)
+
+
+def find_interrupted(line: Sequence[str]) -> Race | None:
+    """Return the newest submission of the same command from this folder that may have jobs and that nobody finishes."""
+    for race in reversed(unfinished()):
+        if race.command == _digest(line) and race.folder == os.getcwd() and (race.submissions or race.runs):
+            with suppress(UsageError), race.locked():
+                if not (found := Race.load(race.id)).is_over:
+                    return found
+    return None
+
+
+def _digest(line: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(list(line)).encode()).hexdigest()[:32]
 
 
 def _folder() -> Path:
