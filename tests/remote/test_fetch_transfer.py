@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 
 import pytest
 
+from paceline.cli import fetch as cli_fetch
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.fetch import download, server
 from paceline.cluster.ssh.fetch.contents import ALL, LOGS, RECORDS, WEIGHTS, choose_contents
@@ -200,6 +201,45 @@ def test_what_comes(run: Path, home: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     fetch(run, home / "exported", WEIGHTS)
     assert names(home / "exported") == SMALL | {"collected/model.pt"}
+
+
+def test_links(run: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those into the run itself work here, too; those to elsewhere are named, except what every run has."""
+    project = run.parents[3] / "live"
+    (run / "data").unlink()
+    (run / "work/live").mkdir(parents=True)
+    write(run / "launch.json", json.dumps({"work": {"project": str(project)}}).encode())
+    (run / "work/live/data").symlink_to(project / "data")  # Paceline makes it, and `code`
+    (run / "collected/last.json").symlink_to(run / "collected/plot.png")
+    (run / "collected/best").symlink_to(os.path.realpath(run / "attempt-1"))
+    (run / "itself").symlink_to(f"{run}/")
+    (run / "checkpoints/latest").symlink_to(run / "checkpoints/step-00000002")
+    assert not choose_contents(RunFolder(run), RECORDS).skipped
+    made = fetch(run, home, ALL)
+    assert os.readlink(home / "collected/last.json") == "plot.png"
+    assert os.readlink(home / "collected/best") == "../attempt-1"
+    assert os.readlink(home / "itself") == "."
+    assert os.readlink(home / "checkpoints/latest") == "step-00000002"
+    assert made.notes == []
+    assert cli_fetch._describe(made, ALL, "alps") == 0
+    assert "  links" not in capsys.readouterr().out
+    (run / "results").symlink_to("/data/big")
+    (run / "work/live/out").symlink_to("/data/out")
+    (run / "near").symlink_to("../near")
+    (run / "tricky").symlink_to(f"{run}/../near")
+    (run / "checkpoints/old").symlink_to("/data/old")
+    made = fetch(run, home, ALL)
+    assert not any(os.path.lexists(home / name) for name in ("results", "near", "tricky"))
+    made.missing["x"] = "Permission denied"
+    assert cli_fetch._describe(made, ALL, "alps") == 1
+    said = capsys.readouterr()
+    line = f"checkpoints/old -> /data/old, near -> ../near, results -> /data/big, tricky -> {run}/../near"
+    assert sorted(made.listing.contents.skipped) == [*line.split(", "), "work/live/out -> /data/out"]
+    assert said.out.count(" -> ") == 5
+    assert "Everything else" not in said.err
+    made.listing.contents.skipped = [f"{number} -> /data" for number in range(20)]
+    cli_fetch._describe(made, ALL, "alps")
+    assert "7 -> /data and 12 more: not fetched" in capsys.readouterr().out
 
 
 def test_only_what_is_new_is_sent(run: Path, home: Path) -> None:

@@ -137,6 +137,8 @@ def _describe(fetched: Fetched, what: str, cluster: str) -> int:
     if what != ALL and (left_there := _left_there(fetched)):
         left = ", ".join(f"{name} ({show_size(size)})" for name, size in sorted(left_there.items()))
         print(f"  left    {console.printable(left)}; --all fetches everything")
+    if contents.skipped:
+        print(f"  links   {console.printable(_first(contents.skipped))}: not fetched, they lead out of the run folder")
     if what == WEIGHTS and not fetched.checkpoints and not any(is_weights_file(each.name) for each in contents.files):
         console.say_problem("The run has no complete checkpoint.", "Is it too early? See `paceline show` there.")
         return 1
@@ -171,8 +173,15 @@ def _name_missing(fetched: Fetched, cluster: str) -> int:
     """Say what did not come, and return the exit code."""
     if not fetched.missing:
         return 0
-    shown = [f"{name} ({reason})" for name, reason in list(fetched.missing.items())[:SHOWN_NOTES]]
-    more = f" and {len(fetched.missing) - SHOWN_NOTES} more" if len(fetched.missing) > SHOWN_NOTES else ""
-    hint = f"Everything else is here. Repeat the command when they can be read on {cluster} and the run is over."
-    console.say_problem(f"Not fetched: {', '.join(shown)}{more}.", hint)
+    shown = _first([f"{name} ({reason})" for name, reason in fetched.missing.items()])
+    is_all = not fetched.notes and not fetched.listing.contents.skipped
+    rest = "Everything else that you asked for is here." if is_all else "See above for what else was not fetched."
+    hint = f"{rest} Repeat the command when they can be read on {cluster} and the run is over."
+    console.say_problem(f"Not fetched: {shown}.", hint)
     return 1
+
+
+def _first(texts: list[str]) -> str:
+    """Return a few texts, and how many more there are."""
+    more = f" and {len(texts) - SHOWN_NOTES} more" if len(texts) > SHOWN_NOTES else ""
+    return ", ".join(texts[:SHOWN_NOTES]) + more

@@ -6,11 +6,12 @@ import filecmp
 import os
 import stat
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.contract.checkpoint.marker import list_checkpoints, read_marker
 from paceline.contract.checkpoint.names import is_weights_file
+from paceline.contract.files.foreign_records import read_object
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError
 
@@ -40,7 +41,7 @@ class Contents:
     files: list[RemoteFile] = field(default_factory=list)
     checkpoints: list[str] = field(default_factory=list)  # names of those that come
     left: dict[str, int] = field(default_factory=dict)  # what stays there: bytes by name in the run folder
-    skipped: list[str] = field(default_factory=list)  # links to elsewhere
+    skipped: list[str] = field(default_factory=list)  # links to elsewhere that would come, with their targets
     unreadable: dict[str, str] = field(default_factory=dict)  # files and folders that would come, with the reasons
 
     def _leave(self, file: RemoteFile) -> None:
@@ -57,16 +58,18 @@ def choose_contents(folder: RunFolder, what: str, *, skip: Collection[str] = ())
         found.checkpoints = found.checkpoints[:1] if what == WEIGHTS else []
     loose_weights = what == WEIGHTS and not found.checkpoints
     unreadable: dict[str, str] = {}
-    for file in _walk(folder.path, unreadable):
+    project = _project(folder)
+    for each in _walk(folder.path, unreadable):
+        file = _with_relative_link(each, folder)
         if file.link is not None and not _stays_inside(file):
-            found.skipped.append(file.name)
+            if _comes(file, what, found.checkpoints, folder) and not _is_made_by_us(file, folder, project):
+                found.skipped.append(f"{file.name} -> {file.link}")
         elif _comes(file, what, found.checkpoints, folder) or (loose_weights and is_weights_file(file.name)):
             found.files.append(file)
         else:
             found._leave(file)
     if what == ALL and folder.code.is_dir():
         found.files += _walk(Path(os.path.realpath(folder.code)), unreadable, "code/")
-        found.skipped = [name for name in found.skipped if name != "code"]
     found.files.sort(key=_order)
     for name, why in unreadable.items():
         if what == ALL or _comes(RemoteFile(f"{name}/file", 0, 0), what, found.checkpoints, folder):
@@ -76,8 +79,8 @@ def choose_contents(folder: RunFolder, what: str, *, skip: Collection[str] = ())
 
 def _comes(file: RemoteFile, what: str, checkpoints: Collection[str], folder: RunFolder) -> bool:
     top, _, rest = file.name.partition("/")
-    if top == "checkpoints":
-        return rest.split("/")[0] in checkpoints
+    if top == "checkpoints":  # and links to them, such as `latest`
+        return rest.split("/")[0] in checkpoints or (what == ALL and file.link is not None and "/" not in rest)
     if what == ALL:
         return True
     if what == LOGS:
@@ -155,6 +158,37 @@ def _stays_inside(file: RemoteFile) -> bool:
     assert file.link is not None
     target = os.path.normpath(os.path.join(os.path.dirname(file.name), file.link))
     return not os.path.isabs(file.link) and target.split("/")[0] != ".."
+
+
+def _with_relative_link(file: RemoteFile, folder: RunFolder) -> RemoteFile:
+    """Return a link with an absolute path into its own run folder as a relative one, which also works elsewhere."""
+    if file.link is None or not os.path.isabs(file.link) or ".." in file.link.split("/"):
+        return file
+    target = os.path.normpath(file.link)
+    for root in (str(folder.path), os.path.realpath(folder.path)):
+        if target == root or target.startswith(f"{root}/"):
+            return replace(file, link=os.path.relpath(target, f"{root}/{os.path.dirname(file.name)}"))
+    return file
+
+
+def _project(folder: RunFolder) -> str:
+    """Return the live project that the working directory of a run links to; empty if there is none."""
+    try:
+        return str(read_object(folder.launch_spec)["work"]["project"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _is_made_by_us(file: RemoteFile, folder: RunFolder, project: str) -> bool:
+    """Whether a link to elsewhere is no result: to the code and the run half, or to data in the live project."""
+    top = file.name.split("/")[0]
+    if file.name in (folder.code.name, folder.run_half.name):
+        return True
+    if top != folder.work.name or not project:
+        return False
+    name = os.path.relpath(file.name, f"{top}/{os.path.basename(project)}")
+    live = {os.path.normpath(f"{each}/{name}") for each in (project, os.path.realpath(project))}
+    return file.link in live or os.path.islink(folder.code / name)
 
 
 def _order(file: RemoteFile) -> tuple[int, str]:

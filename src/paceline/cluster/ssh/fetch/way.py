@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.cluster.ssh.fetch.contents import RemoteFile
+from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.run_folder import RunFolder
 
 RECORD = RunFolder(Path()).fetched.name  # what was fetched, in the folder of a run here
@@ -43,7 +44,7 @@ def leave_out(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], dict[str, 
     for file in listed:
         if file.link is not None and not is_contained(file.name, file.link):
             why[file.name] = "it is a link that may lead out of the run folder"
-        elif file.link is not None and file.name.startswith("checkpoints/"):
+        elif file.link is not None and _checkpoint_part(file.name):
             why[file.name] = "it is a link in a checkpoint"
         elif (folder := _repository(file.name)) is not None:
             why[folder] = "git runs commands that such a folder names"
@@ -54,6 +55,12 @@ def leave_out(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], dict[str, 
         else:
             kept.append(file)
     return kept, why
+
+
+def _checkpoint_part(name: str) -> bool:
+    """Whether a file is part of a checkpoint, or has the name of one."""
+    parts = name.split("/")
+    return parts[0] == "checkpoints" and (len(parts) != 2 or checkpoint_step(parts[1]) is not None)
 
 
 def _repository(name: str) -> str | None:
