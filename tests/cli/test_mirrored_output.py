@@ -82,6 +82,21 @@ def test_without_a_connection_a_run_has_the_status_and_the_age_of_the_last_word(
     assert "ago" not in found
 
 
+def test_an_older_run_is_never_the_younger_one(
+    mirror: Mirror, capsys: pytest.CaptureFixture[str], heard: float
+) -> None:
+    """Whenever each of them was last heard of."""
+    other = "project/default/20260101-130000-bbbb"
+    mirror.apply(Frame(RECORD, {"run": other, "modified": 1, "path": "run.json"}, json.dumps(
+        {"run_id": Path(other).name, "created": heard - HOUR}
+    ).encode()))  # fmt: skip
+    (mirror.base / "refreshed.json").write_text(json.dumps({RUN: heard - 1.5 * HOUR, other: heard}))
+    rows = [line for line in shown(mirror, capsys, "ps").splitlines() if "20260101" in line]
+    assert [rows[0].split()[0][-5:], rows[0].split()[-1]] == ["-bbbb", "1h"]
+    assert "running 1h ago" in rows[1]
+    assert " 2h " in rows[1]
+
+
 def test_the_last_word_was_just_now(mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
     """The clock stands still also then."""
     table = json.loads((mirror.base / "heard.json").read_text())

@@ -218,6 +218,12 @@ def test_without_a_connection_each_run_is_as_old_as_its_own_copy(
     assert "only runs that you have watched from here are listed" in listed.stderr
     moments = [laptop("show", "--on", "plain", run.folder.name, check=True).stderr for run in (older, newer)]
     assert moments[0] != moments[1]
+    for run in (older, newer):
+        run.end()
+    laptop("login", "plain", check=True)
+    assert "no such runs" not in laptop("ps", "--live", "--on", "plain", check=True).stderr  # the third one is live
+    laptop("logout", check=True)
+    assert "no such runs" in laptop("ps", "--live", "--on", "plain", check=True).stderr  # nobody has watched it
 
 
 def test_only_what_views_need_comes_here(lab: Lab, laptop: Laptop, run_there: Callable[..., RunThere]) -> None:

@@ -676,3 +676,32 @@ def test_a_file_from_before_1970_is_mirrored_once(there: Path, mirror: Mirror) -
     send(changes(there), mirror)
     assert (mirror.folder / RUN / "run.json").read_text() == "{}"
     assert "run.json" not in [frame.values.get("path") for frame in changes(there, mirror).collect()]
+
+
+def test_runs_that_the_mirror_knows_come_without_their_logs(there: Path, mirror: Mirror) -> None:
+    """A list needs no logs, and a run may be gone."""
+    log, scratch = there / "attempt-1" / "rank-0.log", there.parents[2]
+    log.write_text("a line\n")
+    send(changes(there), mirror)
+    mirror.refresh([RUN])
+    before = mirror.refreshed(mirror.folder / RUN)
+    with log.open("a") as file:
+        file.write("another line\n")
+    (there / "cancelled").write_text("1\n")
+    (there / "metrics.jsonl").write_text('{"step": 1}\n')
+    scope = Scope(known=[RUN, f"{RUN}-gone", "../outside"], logs=False)
+    copies = {RUN: mirror.copies(RUN)}
+    source = io.BytesIO(f"{scope.to_json()}\n{json.dumps(copies)}\n".encode())
+    answer = io.BytesIO()
+    served = reader.Reader(scratch, lambda name: scratch / name, source, answer)
+    served._listen = lambda timeout: None  # type: ignore[method-assign]
+    served._query_jobs = lambda runs: None  # type: ignore[method-assign]
+    assert served.serve() == 0
+    update(mirror, scope, lambda: _Said(answer.getvalue()), cluster="alps")
+    here = mirror.folder / RUN
+    assert (here / "cancelled").exists()
+    assert (here / "metrics.jsonl").read_text() == '{"step": 1}\n'
+    assert (here / "attempt-1" / "rank-0.log").read_text() == "a line\n"
+    assert mirror.refreshed(here) == before < mirror.seen(here)
+    send(changes(there, mirror), mirror)
+    assert (here / "attempt-1" / "rank-0.log").read_text() == "a line\nanother line\n"

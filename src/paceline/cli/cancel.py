@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import mirrored, on_cluster, runs
 from paceline.cluster.actions import cancel_run
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.verdict import DONE, STOPPED
@@ -14,6 +14,13 @@ from paceline.watch.records import Record, newest_verdict, read_record
 from paceline.watch.resume_hint import describe_start, resume_command
 
 Names = Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids, ends of ids, folders, or `last`.")]
+
+
+def forwarded(asked: on_cluster.Forwarded) -> int:
+    """Cancel runs of the cluster that `--on` names, and let the mirror here know."""
+    code = on_cluster.forward(asked)
+    mirrored.renew(asked)
+    return code
 
 
 def command(

@@ -45,7 +45,10 @@ def forwarded(asked: Forwarded) -> int:
     cluster = find_cluster(asked.names[0], project)
     scope = _scope(asked)
     if scope is None and Connection(cluster).is_open():
-        return on_cluster.forward(asked)
+        code = on_cluster.forward(asked)
+        if asked.key == "ps":
+            renew(asked)
+        return code
     mirror = Mirror(mirror_folder(cluster, project))
     mirror.create()
     threading.Thread(target=clean_mirrors, args=(mirror.base.parents[1],), daemon=True).start()
@@ -65,6 +68,23 @@ def report_sweep(asked: Forwarded, output: Path) -> int:
     mirror = Mirror(mirror_folder(cluster, project))
     mirror.create()
     return _Show(asked, cluster, mirror).report_sweep(output)
+
+
+def renew(asked: Forwarded) -> None:
+    """Bring runs up to date that the mirror has as live, as far as that is possible.
+
+    What it shows later, without a connection, does not contradict what the user has just seen or done.
+    """
+    from paceline.cluster.ssh.clusters import find_cluster
+    from paceline.cluster.ssh.connection import Connection
+    from paceline.watch.mirror.mirror_folder import Mirror
+
+    project = on_cluster.find_project(asked)
+    cluster = find_cluster(asked.names[0], project)
+    mirror = Mirror(mirror_folder(cluster, project))
+    with suppress(PacelineError, OSError):
+        if mirror.heard().here and Connection(cluster).is_open():
+            _Show(asked, cluster, mirror).renew()
 
 
 @contextmanager
@@ -169,7 +189,7 @@ class _Show:
         said = f"{why}; showing what came until {show_moment(self._last_news())}"
         console.say_note(f"{said}. {problem.hint if is_slow else f'To connect: paceline login {self._cluster.name}'}")
         if self._asked.key == "ps":
-            console.say_note("only runs that you have watched from here are listed, each as it was when you last did")
+            console.say_note("only runs that you have watched from here are listed, each with what came last")
         return self._run(self._view({}, lambda: said))
 
     def report_sweep(self, output: Path) -> int:
@@ -184,6 +204,20 @@ class _Show:
             found = update(self._mirror, scope, self._connect, cluster=self._cluster.name, warn=console.say_note)
         with look_at(self._view(found)):
             return run_command("report", [str(self._mirror.folder / found[name]), "-o", str(output)])
+
+    def renew(self) -> None:
+        """Bring runs up to date that the mirror has as live, without their logs."""
+        from paceline.cli.newest_rows import read_newest
+        from paceline.watch.mirror.reader import Scope
+        from paceline.watch.mirror.session import update
+        from paceline.watch.viewpoint import look_at
+
+        folder = self._mirror.folder
+        with look_at(self._view({})):
+            rows, _ = read_newest(folder, None)
+        live = [Path(row.path).relative_to(folder).as_posix() for row in rows if not row.is_over]
+        if live:
+            update(self._mirror, Scope(known=live[:NEWEST], logs=False), self._connect, cluster=self._cluster.name)
 
     def _require_known(self, problem: PacelineError | None) -> None:
         """Raise an error if the mirror lacks what is named: the problem, or that there is no connection."""
@@ -213,7 +247,9 @@ class _Show:
         with suppress(PacelineError, OSError):
             if self._asked.key != "ps":
                 name = next(iter(_names(self._asked)), "last")
-                return min(heard, self._mirror.refreshed(find_run(name, self._mirror.folder).path) or heard)
+                path = find_run(name, self._mirror.folder).path
+                came = self._mirror.refreshed if self._asked.key in ("logs", "report") else self._mirror.seen
+                return min(heard, came(path) or heard)
         return heard
 
     def _run(self, view: Viewpoint) -> int:

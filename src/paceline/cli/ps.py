@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,21 +12,18 @@ import typer
 from paceline.cli import console, mirrored, runs
 from paceline.cli.fitted_table import fit, print_columns
 from paceline.cli.json_output import print_json
+from paceline.cli.newest_rows import Row, read_newest
 from paceline.cli.ps_columns import COLOURS, Points, make_columns
-from paceline.cluster.runs.folder import list_runs_and_sweeps
-from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.plan.typed_command import to_type
-from paceline.sweep.overview import SweepOverview, read_sweep_overview, started_trials
+from paceline.sweep.overview import SweepOverview, started_trials
 from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
 from paceline.watch import viewpoint
-from paceline.watch.index.parallel import spare_processes
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview
 from paceline.watch.records import STATUSES
 
 __all__ = ["COLOURS", "command"]
-Row = Overview | SweepOverview
 
 forwarded = mirrored.forwarded  # with --on
 
@@ -61,7 +57,7 @@ def command(
     if sweep is not None:
         (rows, points), older = _read_trials(sweep, scratch), 0
     else:
-        rows, older = _read(scratch, None if every or selected else count)
+        rows, older = read_newest(scratch, None if every or selected else count)
     if selected:
         _check_states(state or (), rows)
         rows = [row for row in rows if _is_wanted(row, live=live, states=state, project=project)]
@@ -88,29 +84,6 @@ def _say_none(text: str) -> None:
 
     elsewhere = suggest_clusters()
     console.say_note(f"{text}. {elsewhere}" if elsewhere else text)
-
-
-def _read(scratch: Path, limit: int | None) -> tuple[list[Row], int]:
-    """Return the newest runs and sweeps, and how many are older."""
-    found, sweep_paths = list_runs_and_sweeps(scratch)
-    folders = {path: path.rpartition("/")[2] for path in found}
-    sweeps = {path: SweepFolder(Path(path)) for path in sweep_paths}
-    ages = folders | {path: _age(sweep) for path, sweep in sweeps.items()}
-    newest = sorted(ages, key=ages.__getitem__, reverse=True)
-    listed = newest if limit is None else newest[:limit]
-    read = read_rows([path for path in listed if path in folders], scratch, processes=spare_processes())
-    rows: dict[str, Row] = {row.path: row for row in read}
-    rows |= {path: read_sweep_overview(sweeps[path]) for path in listed if path in sweeps}
-    return [rows[path] for path in listed], len(newest) - len(listed)
-
-
-def _age(sweep: SweepFolder) -> str:
-    """Return when a sweep began, as the ids of runs tell it."""
-    try:
-        began = sweep.spec.stat().st_mtime
-    except OSError:
-        began = 0.0
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(began))
 
 
 def _read_trials(name: str, scratch: Path) -> tuple[list[Row], Points]:

@@ -42,8 +42,8 @@ def make_columns(
         *(_parameter_columns(rows, points) or [Column("PROGRAM", rank=1, wraps_at=8, wraps_well_at=16, crops=True)]),
         Column("WHERE / WHY", rank=5, wraps_at=16, wraps_well_at=18),
     ]  # fmt: skip
+    now = viewpoint.now()  # the same for all: an older run is older, whenever each was last heard of
     for row in rows:
-        now = viewpoint.now(row.path)
         cells = _sweep_cells(row, now) if isinstance(row, SweepOverview) else _run_cells(row, points, now)
         for column, text in zip(columns, cells, strict=True):
             column.cells.append(text)

@@ -84,11 +84,11 @@ def clock() -> dict[str, float | bool]:
 
 
 def copied(run: Path | str = "") -> float:
-    """Return when the copy of a run was last complete; without a run, when its cluster was last heard of."""
+    """Return when the copy of a run was last complete but for its logs; without one, when the cluster was heard of."""
     if _current is None:
         return time.time()
     heard = _current.mirror.heard().here
-    return min(heard, (_current.mirror.refreshed(run) if run else 0.0) or heard)
+    return min(heard, (_current.mirror.seen(run) if run else 0.0) or heard)
 
 
 def age(run: Path | str) -> float:

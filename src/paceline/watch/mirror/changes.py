@@ -17,6 +17,7 @@ from paceline.watch.mirror.run_files import (
     RECORD,
     TAIL_BYTES,
     Copy,
+    is_of_log,
     kind_of,
     list_claims,
     list_files,
@@ -60,8 +61,10 @@ class _Growing:
 class RunChanges:
     """One run folder. `copies` are what the mirror has of it, `log_bytes` how much of a log is sent at first."""
 
-    def __init__(self, scratch: Path, run: str, copies: Mapping[str, Copy], log_bytes: int) -> None:
-        self.run, self.folder, self._log_bytes = run, scratch / run, log_bytes
+    def __init__(
+        self, scratch: Path, run: str, copies: Mapping[str, Copy], log_bytes: int, *, logs: bool = True
+    ) -> None:
+        self.run, self.folder, self._log_bytes, self._logs = run, scratch / run, log_bytes, logs
         self._copies = dict(copies)  # until they have been compared with the files
         self._stamps: dict[str, Stamp] = {}
         self._growing: dict[str, _Growing] = {}
@@ -82,7 +85,9 @@ class RunChanges:
         if records:
             found |= list_files(self.folder)  # with what was written before them
         for path, known in sorted(found.items(), key=lambda item: kind_of(item[0]) == LOG):  # after their times
-            if kind_of(path) != RECORD and self._stamps.get(path) != _stamp(known):
+            if kind_of(path) == RECORD or (is_of_log(path) and not self._logs):
+                continue
+            if self._stamps.get(path) != _stamp(known):
                 yield from self._grow(path, is_log=kind_of(path) == LOG)
         yield from records
         for number, name in sorted(claims.items()):

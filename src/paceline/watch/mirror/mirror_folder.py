@@ -29,6 +29,7 @@ from paceline.watch.mirror.write_lock import write_lock
 
 STATE = "heard.json"
 REFRESHED = "refreshed.json"
+SEEN = "seen.json"  # the same for everything but logs
 MAX_FILE = 8 << 30  # bytes
 MIN_FREE = 256 << 20  # bytes that stay free on this disk
 MAX_TIME = 1e11  # seconds since 1970 that a clock may show
@@ -67,8 +68,15 @@ class Mirror:
 
     def refreshed(self, path: Path | str) -> float:
         """Return when the copy of a run was last complete, by our clock; 0 if that is not known."""
+        return self._noted(REFRESHED, path)
+
+    def seen(self, path: Path | str) -> float:
+        """Return when the copy of a run was last complete but for its logs."""
+        return max(self.refreshed(path), self._noted(SEEN, path))
+
+    def _noted(self, file: str, path: Path | str) -> float:
         with suppress(OSError, ValueError, TypeError, KeyError):
-            return float(read_object(self.base / REFRESHED)[Path(path).relative_to(self.folder).as_posix()])
+            return float(read_object(self.base / file)[Path(path).relative_to(self.folder).as_posix()])
         return 0.0
 
     def copies(self, run: str) -> dict[str, list[int]]:
@@ -156,15 +164,16 @@ class Mirror:
         link.unlink(missing_ok=True)
         os.symlink(name, link)
 
-    def refresh(self, runs: Iterable[str]) -> None:
+    def refresh(self, runs: Iterable[str], *, with_logs: bool = True) -> None:
         """Note that the copies of these runs are complete now."""
+        file = self.base / (REFRESHED if with_logs else SEEN)
         with self.lock():
             known: dict[str, Any] = {}
             with suppress(OSError, ValueError):
-                known = read_object(self.base / REFRESHED)
+                known = read_object(file)
             table = known | dict.fromkeys(runs, time.time())
             kept = {run: moment for run, moment in table.items() if is_run_path(run) and (self.folder / run).is_dir()}
-            write_atomically(self.base / REFRESHED, json.dumps(kept), mode=0o600)
+            write_atomically(file, json.dumps(kept), mode=0o600)
 
     def _hear(self, frame: Frame) -> None:
         there = frame.values.get("time")

@@ -46,10 +46,12 @@ Find = Callable[[str], Path]
 
 @dataclass(frozen=True)
 class Scope:
-    """What to watch: runs and sweeps by name, or the newest ones."""
+    """What to watch: runs and sweeps by name, the newest ones, or those that the mirror knows."""
 
     names: list[str] = field(default_factory=list)
     newest: int = 0
+    known: list[str] = field(default_factory=list)  # their paths in the scratch folder; they may be gone
+    logs: bool = True
     follow: bool = False
     log_bytes: int = 1 << 20  # of each log at first
     silence: float = SILENCE  # the reader waits half as long again, and says that it is alive six times meanwhile
@@ -123,7 +125,7 @@ class Reader:
     def _list(self, scope: Scope, named: Collection[str]) -> list[str]:
         """Return the runs to watch, the newest first. Those of a sweep belong to it."""
         self._next_scan = time.monotonic() + SCAN_INTERVAL
-        wanted, self._left_out = list(named), 0
+        wanted, self._left_out = [*named, *filter(is_run_path, scope.known)], 0
         if scope.newest:
             runs, sweeps = list_runs_and_sweeps(self._scratch)
             ages = {path: path.rpartition("/")[2] for path in runs} | {path: _begun(path) for path in sweeps}
@@ -163,7 +165,7 @@ class Reader:
         for run in runs:
             if run not in self._runs:
                 copies = self._copies.pop(run, {})
-                self._runs[run] = RunChanges(self._scratch, run, copies, scope.log_bytes)
+                self._runs[run] = RunChanges(self._scratch, run, copies, scope.log_bytes, logs=scope.logs)
                 self._due[run] = 0.0
 
     # -- what to send ----------------------------------------------------------------------------------

@@ -42,6 +42,11 @@ def kind_of(path: str) -> str | None:
     return next((kind for kind, pattern in _PATTERNS if pattern.fullmatch(path)), None)
 
 
+def is_of_log(path: str) -> bool:
+    """Return whether this is a log, or the times of its lines."""
+    return path.endswith(".times") or kind_of(path) == LOG
+
+
 def is_claim(number: int, name: str) -> bool:
     return 0 < number < 1_000_000 and _CLAIM.fullmatch(name) is not None
 

@@ -111,7 +111,7 @@ class Session:
             self.has_passed = True
             if time.monotonic() >= self._next_note:
                 self._next_note = time.monotonic() + NOTE_INTERVAL
-                self._mirror.refresh(self._runs)
+                self._mirror.refresh(self._runs, with_logs=self._scope.logs)
             self._on_pass(self.found)
 
     def _guard(self, talk: Talk, heard: list[float], over: threading.Event) -> None:
