@@ -87,7 +87,7 @@ def test_a_run_comes_home_and_is_read_here(lab: Lab, project: Path, laptop: Lapt
     assert "left " not in done.stdout
     with (far_run / "metrics.jsonl").open("a") as file:
         file.write("{}\n")
-    assert ": 1 new file, " in laptop("fetch", "far", "--on", "plain", "--to", "results", check=True).stdout
+    assert ": 1 new or changed file, " in laptop("fetch", "far", "--on", "plain", "--to", "results", check=True).stdout
     assert (project / "results" / far_run.name / "code" / "train.py").read_text() == SCRIPT
     lab.wait_until_idle()
 
@@ -115,7 +115,7 @@ def test_a_connection_that_is_cut(lab: Lab, project: Path, laptop: Laptop, far_r
     laptop("login", "plain", check=True)
     done = laptop("fetch", "far", "--all", "--on", "plain", check=True)
     assert (folder / "collected" / "huge.safetensors").stat().st_size == size
-    sent = float(done.stdout.split("new files, ")[1].split(" MB")[0]) * 1e6
+    sent = float(done.stdout.split("new or changed files, ")[1].split(" MB")[0]) * 1e6
     assert sent < size - arrived + 5e6
 
 

@@ -270,3 +270,17 @@ def test_sweeps_shells_and_checks(lab: Lab, project: Path, slurm: Laptop) -> Non
     done = slurm("shell", "--on", "slurm", "--cpu", "-t", "5", input="echo $SLURM_JOB_ID $(id -u); exit 5\n")
     assert done.returncode == 5, done.stderr
     assert re.search(rf"^\d+ {os.stat(lab.home).st_uid}$", done.stdout, re.MULTILINE)
+    assert "do not come back to your laptop" in done.stderr
+
+
+def test_the_partitions_of_the_cluster_go_into_its_profile(project: Path, slurm: Laptop) -> None:
+    before = (project / "paceline.toml").read_text()
+    shown = slurm("init", "--on", "slurm", "--print", check=True).stdout
+    assert '[profiles.slurm.job]\npartition = "main"\ngpus_per_node = 1\n' in shown
+    assert (project / "paceline.toml").read_text() == before
+    assert "added [profiles.slurm.job] to" in slurm("init", "--on", "slurm", check=True).stdout
+    assert (project / "paceline.toml").read_text() == f"{before.rstrip()}\n\n{shown}"
+    script = slurm("submit", "--on", "slurm", "-t", "5", "--dry-run", "train.py", check=True).stdout
+    assert "#SBATCH --partition=main\n" in script
+    again = slurm("init", "--on", "slurm")
+    assert (again.returncode, "has [profiles.slurm.job] already" in again.stderr) == (2, True)

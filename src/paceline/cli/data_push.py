@@ -12,8 +12,8 @@ import typer
 
 from paceline.cli import console
 from paceline.cli.travel_question import confirm
+from paceline.contract.checkpoint.size import show_size
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
-from paceline.spec.quantities import show_size
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded

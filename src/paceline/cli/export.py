@@ -17,11 +17,11 @@ from paceline.cluster.runs import weights
 from paceline.contract.checkpoint.marker import Marker, find_checkpoints, find_damage, is_complete, read_marker
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.checkpoint.score import find_best
+from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
-from paceline.spec.quantities import show_size
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="File to write: .safetensors, or .pt, .pth or .bin for torch.load.")
@@ -56,10 +56,10 @@ def command(
         _export_with_torch(source, folder, name, names, output, why=why)
     index = weights.read_index(folder, marker)
     tensors = {names[key]: index[reference["$tensor"]] for key, reference in references.items()}
+    replaced = ", replaced" if output.exists() else ""
     size = weights.write_weights(output, tensors, metadata={"step": str(marker.step), "object": name})
-    console.say_note(
-        f"{remote_output.shown_output(output)}: {len(tensors)} tensors, {show_size(size)}, step {marker.step}"
-    )
+    text = f"{len(tensors)} tensors, {show_size(size)}, step {marker.step}{replaced}"
+    remote_output.describe(output, f"{{path}}: {text}", console.say_note)
     return 0
 
 
@@ -142,8 +142,8 @@ def _export_with_torch(
     package = str(Path(paceline.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     module = "paceline.runtime.checkpoint.sharded.export"
-    shown = str(remote_output.shown_output(output))
-    argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names), shown]
+    about = remote_output.about_file(output)
+    argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names), *([str(about)] if about else [])]
     try:
         os.execvpe(python, argv, {**os.environ, "PYTHONPATH": path})
     except OSError as error:

@@ -11,8 +11,8 @@ import typer
 from paceline.cli import console, runs
 from paceline.cli.transfer_progress import TransferProgress
 from paceline.contract.checkpoint.names import is_weights_file
+from paceline.contract.checkpoint.size import show_size
 from paceline.errors import PacelineError, UsageError
-from paceline.spec.quantities import show_size
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
@@ -126,7 +126,7 @@ def _describe(fetched: Fetched, what: str, cluster: str) -> int:
         console.say_note(note)
     if len(fetched.notes) > SHOWN_NOTES:
         console.say_note(f"and {len(fetched.notes) - SHOWN_NOTES} more")
-    files = f"{fetched.files} new file{'s' * (fetched.files != 1)}"
+    files = f"{fetched.files} new or changed file{'s' * (fetched.files != 1)}"
     news = f"{files}, {show_size(fetched.size)}" if fetched.files else "nothing new"
     print(console.printable(f"fetched {listing.key} ({listing.status}) from {cluster}: {news}"))
     print(f"  folder  {console.printable(str(fetched.folder))}")

@@ -7,17 +7,31 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli import console
 from paceline.cluster.checks.machine import SCRATCH_VARIABLES, describe, interfaces, settings
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import Partition, find_partitions
 from paceline.contract.run_folder import write_atomically
-from paceline.errors import UsageError
+from paceline.errors import NoSlurm, UsageError
+from paceline.plan.quote import quote
+from paceline.plan.typed_command import cluster as shown_cluster
 from paceline.spec.load import FILE, profile_name, read_file
 from paceline.spec.quantities import slurm_time
+
+if TYPE_CHECKING:
+    from paceline.cli.on_cluster import Forwarded
+
+NO_SLURM = (
+    "",
+    "# There is no Slurm here. To work on a cluster over SSH, write its login node below; `paceline init --on alps`",
+    "# then adds its partitions. So does `paceline init` on a login node.",
+    "# [profiles.alps]",
+    '# host = "login.example.org"',
+)
 
 
 def command(
@@ -27,36 +41,74 @@ def command(
 ) -> int:
     """Write a commented paceline.toml in this folder, with a profile for your cluster.
 
-    If there is one without a profile for this cluster, add the profile to it.
+    If there is one without a profile for this cluster, add the profile to it. With --on, ask that cluster for its
+    partitions and add its profile to the paceline.toml here.
     """
+    if name := shown_cluster():
+        if not slurm.available():
+            raise NoSlurm("sinfo was not found.")
+        print("\n".join(_profile(find_partitions(), settings(), name)))
+        return 0
     partitions = find_partitions() if slurm.available() else []
     config = settings() if partitions else {}
-    text = project_file(Path.cwd().name, partitions, config, os.environ)
+    name = profile_name(config.get("ClusterName", "")) or "cluster"
+    profile = _profile(partitions, config, name) if partitions else NO_SLURM
+    text = project_file(Path.cwd().name, profile, os.environ)
     if show:
         print(text, end="")
         return 0
     file = Path.cwd() / FILE
-    profile = _profile(partitions, config)
     if not file.exists() or force:
         write_atomically(file, text)
         print(f"wrote {file}")
-    elif partitions and _cluster(config) not in read_file(file).get("profiles", {}):
-        write_atomically(file, "\n".join([file.read_text(encoding="utf-8").rstrip(), *profile]) + "\n")
-        print(f"added [profiles.{_cluster(config)}] to {file}")
+    elif partitions and name not in read_file(file).get("profiles", {}):
+        _append(file, profile)
+        print(f"added [profiles.{name}] to {file}")
     else:
-        raise UsageError(f"There is a {FILE} here already.", hint="Print one with --print, or use --force.")
+        raise UsageError(
+            f"There is a {FILE} here already.",
+            hint="Print one with --print, or use --force. For a cluster over SSH, add its profile with --on CLUSTER.",
+        )
     if partitions:
-        print(f"  `paceline submit train.py` uses [profiles.{_cluster(config)}] on this cluster")
+        print(f"  `paceline submit train.py` uses [profiles.{name}] on this cluster")
     return 0
 
 
-def _cluster(config: Mapping[str, str]) -> str:
-    return profile_name(config.get("ClusterName", "")) or "cluster"
+def forwarded(asked: Forwarded) -> int:
+    """Add the profile of the cluster that `--on` names to the file here."""
+    from paceline.cli import on_cluster
+
+    project, name = on_cluster.find_project(asked), asked.names[0]
+    file = project.file or Path.cwd() / FILE
+    if asked.values.get("force"):
+        raise UsageError("--force does not go with --on.", hint="Remove the old lines from the file, or use --print.")
+    if not asked.values.get("show") and "job" in project.values.get("profiles", {}).get(name, {}):
+        raise UsageError(f"{file} has [profiles.{name}.job] already.", hint="Print the new lines with --print.")
+    line = on_cluster.Forwarded(asked.names, asked.key, ["init"], asked.values)
+    with on_cluster.converse(line) as talk:
+        lines = talk.output.read().decode(errors="replace").splitlines()
+        code = talk.close()
+        if code != 0:
+            console.say(talk.errors.rstrip())
+            return code
+    if file.name != FILE:
+        lines = [re.sub(r"^((?:# )?\[)profiles\.", r"\1tool.paceline.profiles.", each) for each in lines]
+    if asked.values.get("show"):
+        print("\n".join(map(console.printable, lines)).strip())
+        return 0
+    if project.file is None:
+        write_atomically(file, project_file(Path.cwd().name, lines, os.environ))
+    else:
+        _append(file, lines)
+    print(f"added [profiles.{name}.job] to {file}\n  `paceline submit --on {quote(name)} train.py` uses it")
+    return 0
 
 
-def project_file(
-    name: str, partitions: Sequence[Partition], config: Mapping[str, str], environ: Mapping[str, str]
-) -> str:
+def _append(file: Path, lines: Sequence[str]) -> None:
+    write_atomically(file, "\n".join([file.read_text(encoding="utf-8").rstrip(), *lines]) + "\n")
+
+
+def project_file(name: str, profile: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the text of the file."""
     folder_name = re.sub(r"[^A-Za-z0-9_ .+@=,-]", "-", name) or "project"
     lines = [
@@ -87,7 +139,7 @@ def project_file(
         "[params]",
         "# lr = 0.1                # run.params.lr in the script; --param lr=0.2 overrides it",
     ]
-    return "\n".join([*lines, *_profile(partitions, config)]) + "\n"
+    return "\n".join([*lines, *profile]) + "\n"
 
 
 def toml(value: str) -> str:
@@ -122,16 +174,13 @@ def _environment(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _profile(partitions: Sequence[Partition], config: Mapping[str, str]) -> list[str]:
-    if not partitions:
-        return ["", "# There is no Slurm here. Run `paceline init` on a login node to add a profile of its cluster."]
-    name = _cluster(config)
+def _profile(partitions: Sequence[Partition], config: Mapping[str, str], name: str) -> list[str]:
     lines = ["", f"# The cluster {name}, Slurm {config.get('SLURM_VERSION', '?')}. Its partitions:"]
     lines += [f"#   {each.name}: {describe(each)}" for each in partitions]
     if config.get("JobRequeue") == "0":
         lines.append("# It does not requeue jobs by default; Paceline asks for it, or submits a continuation job.")
     best = _best(partitions)
-    lines += [f"[profiles.{name}.job]", f"partition = {toml(best.name)}"]
+    lines += [f"[profiles.{_key(name)}.job]", f"partition = {toml(best.name)}"]
     gpus = max(best.gpu_types.values(), default=0)
     if gpus:
         lines.append(f"gpus_per_node = {gpus}")
@@ -143,12 +192,17 @@ def _profile(partitions: Sequence[Partition], config: Mapping[str, str]) -> list
     lines += [f"time = {toml(limit)}", '# account = "my-account"', "# nodes = 2"]
     lines += [
         "",
-        f"# [profiles.{name}.environment]",
+        f"# [profiles.{_key(name)}.environment]",
         "# Paceline finds the network interface of each node. To choose one yourself"
         f" (this machine has: {', '.join(interfaces()) or 'none'}):",
         '# variables = { NCCL_SOCKET_IFNAME = "ib0", GLOO_SOCKET_IFNAME = "ib0" }',
     ]
     return lines
+
+
+def _key(name: str) -> str:
+    """Return a name as a key of TOML."""
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml(name)
 
 
 def _best(partitions: Sequence[Partition]) -> Partition:

@@ -26,8 +26,9 @@ ALL = "all"
 FORWARDED = frozenset({
     "submit", "sweep", "sweep_show", "sweep_cancel", "ps", "show", "logs", "wait", "metrics", "report", "cancel",
     "export", "sync", "doctor", "shell", "env_build", "env_list", "env_remove", "data_stage", "data_push", "clean",
-    "fetch", "top", "ui",
+    "fetch", "top", "ui", "init",
 })  # fmt: skip
+ONLY_TYPED = ("init",)  # a default cluster does not count
 # Commands that write files: the parameter, and the file that is written without it.
 OUTPUTS: dict[str, dict[str, str | None]] = {
     "submit": {"script_only": None},
@@ -71,6 +72,8 @@ def options_for(key: str) -> list[Any]:
 
 def forward_if_asked(command: Any, ctx: Any, typed: list[str], script: list[str], values: Mapping[str, Any]) -> None:
     """Raise `Forwarded` if `--on` or a default names a cluster."""
+    if key_of(command) in ONLY_TYPED and not values.get("on"):
+        return
     names = _chosen(values.get("on"), values.get("config"))
     if names and (values.get("on") or not values.get("local")):  # --local, typed alone, means this machine
         path = ctx.command_path.split()[1:]

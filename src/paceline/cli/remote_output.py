@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,6 @@ from paceline.cli.on_cluster import Forwarded
 from paceline.cli.transfer_progress import TransferProgress
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.spec.quantities import show_size
 
 if TYPE_CHECKING:
     from paceline.cluster.ssh.connection import Connection
@@ -50,12 +49,20 @@ def forwarded(asked: Forwarded) -> int:
     return mirrored.report_sweep(asked, report)
 
 
-def shown_output(path: Path) -> Path:
-    """Return what to call a file that a command writes: one for the laptop has the name that it gets there."""
+def about_file(path: Path) -> Path | None:
+    """Return the file that describes what a command writes for the laptop; None if it writes for this machine."""
     from paceline.cluster.ssh.remote.entry import OUTPUT
 
     is_for_laptop = os.environ.get(ON_CLUSTER) and path.parent.name.startswith(OUTPUT)
-    return Path(path.name) if is_for_laptop else path
+    return path.with_name(f"{path.name}.about") if is_for_laptop else None
+
+
+def describe(path: Path, text: str, say: Callable[[str], object]) -> None:
+    """Say what a command has written; `{path}` in the text is the file. The laptop says it once the file is there."""
+    if (about := about_file(path)) is not None:
+        about.write_text(text, encoding="utf-8")
+    else:
+        say(text.replace("{path}", str(path)))
 
 
 def _carry_out(asked: Forwarded, files: Mapping[str, Path]) -> int:
@@ -79,9 +86,11 @@ def _carry_out(asked: Forwarded, files: Mapping[str, Path]) -> int:
     try:
         code = on_cluster.forward(Forwarded(asked.names, asked.key, line, asked.values))
         if code == 0:
+            say = console.say_note if asked.key == "export" else print
             for path in files.values():
-                size = _bring(connection, f"{folder}/{path.name}", path)
-                console.say_note(f"copied to {path}, {show_size(size)}")
+                replaced = ", replaced" if asked.key == "export" and path.exists() else ""
+                about = _bring(connection, f"{folder}/{path.name}", path) or "copied to {path}"
+                say(console.printable(f"{about.replace('{path}', str(path))}{replaced}"))
     finally:
         if connection.is_open():
             connection.call(f"rm -rf {word(folder)}\n")
@@ -102,15 +111,17 @@ def _without(line: Sequence[str], flags: Sequence[str]) -> list[str]:
     return kept
 
 
-def _bring(connection: Connection, remote: str, path: Path) -> int:
-    """Copy a file from the cluster, and put it in place once it is complete; return its size."""
+def _bring(connection: Connection, remote: str, path: Path) -> str:
+    """Copy a file from the cluster, and put it in place once it is complete; return what describes it."""
     from paceline.cluster.ssh.conversation import Conversation
     from paceline.cluster.ssh.remote_command import word
 
     partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
-    script = f"wc -c <{word(remote)} && sha256sum <{word(remote)} && exec cat {word(remote)}\n"
+    file = word(remote)
+    script = f"cat {word(f'{remote}.about')}; echo; wc -c <{file} && sha256sum <{file} && exec cat {file}\n"
     try:
-        with Conversation(connection, script) as talk, partial.open("xb") as file, TransferProgress() as progress:
+        with Conversation(connection, script) as talk, partial.open("xb") as sink, TransferProgress() as progress:
+            about = talk.read_line().decode(errors="replace").strip()
             size, digest = talk.read_line().strip(), talk.read_line()[:64].decode(errors="replace")
             if not size.isdigit():
                 raise EnvironmentProblem(f"{remote} cannot be read: {talk.errors.strip() or 'no answer'}.")
@@ -118,7 +129,7 @@ def _bring(connection: Connection, remote: str, path: Path) -> int:
             found, arrived = hashlib.sha256(), 0
             with suppress(ConnectionError):
                 while part := talk.output.read(CHUNK):
-                    file.write(part)
+                    sink.write(part)
                     found.update(part)
                     arrived += len(part)
                     progress.advance(len(part), path.name)
@@ -127,4 +138,4 @@ def _bring(connection: Connection, remote: str, path: Path) -> int:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    return arrived
+    return about

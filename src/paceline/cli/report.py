@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from paceline.cli import mirrored, runs
+from paceline.cli.remote_output import describe
+from paceline.contract.checkpoint.size import show_size
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
-from paceline.spec.quantities import show_size
 
 forwarded = mirrored.forwarded  # with --on
 
@@ -57,4 +58,4 @@ def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool =
     write_atomically(output.absolute(), page)
     size = len(page.encode())
     hint = " (--light writes a small one, without Plotly)" if not light else ""
-    print(f"wrote the report to {output}, {show_size(size)}{hint}")
+    describe(output, f"wrote the report to {{path}}, {show_size(size)}{hint}", print)

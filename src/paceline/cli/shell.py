@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options, runs
+from paceline.cli import console, options, runs
 from paceline.cluster.runs.run_half_zip import stored_run_half
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.draft import Draft
@@ -18,6 +18,7 @@ from paceline.errors import UsageError
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
 from paceline.plan.slurm.interactive_shell import SETUP, allocate_argv, join_argv, setup_from_plan, setup_from_script
+from paceline.plan.typed_command import cluster
 from paceline.spec import Flag, Program
 from paceline.spec.option_table import PROJECT, RESOURCES
 from paceline.watch.records import read_record
@@ -57,6 +58,10 @@ def command(
     if dry_run:
         print(command_line(argv))
         return 0
+    if name := cluster():
+        console.say_note(
+            f"this shell is on {name}, in a copy of your code: changes to it do not come back to your laptop"
+        )
     terminal_variables = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
     return slurm.attach(argv, environ={**environ, **terminal_variables, SETUP: setup})
 

@@ -11,7 +11,7 @@ import typer
 from paceline.cli import console, runs
 from paceline.cli.fitted_table import Column, fit, make_table
 from paceline.cli.json_output import print_json
-from paceline.cli.remote_output import shown_output
+from paceline.cli.remote_output import describe
 from paceline.cli.report import write_report
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import DONE, FAILED
@@ -104,7 +104,8 @@ def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
             )
     if csv is not None:
         write_atomically(csv.absolute(), to_csv(sweep))
-        print(f"wrote {len(sweep.trials)} trials to {shown_output(csv)}")
+        count = len(sweep.trials)
+        describe(csv, f"wrote {count} trial{'s' * (count != 1)} to {{path}}", print)
     if report is not None:
         write_report(sweep.folder, report)
 

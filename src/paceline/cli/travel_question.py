@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli import console
+from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
 from paceline.plan.secrets import Secrets
-from paceline.spec.quantities import show_size
 
 if TYPE_CHECKING:
     from paceline.cluster.ssh.clusters import Cluster

@@ -9,8 +9,9 @@ import typer
 from paceline.cli.help import GroupedCommand
 from paceline.cluster.local.warm_start import read_status
 from paceline.cluster.local.warm_start import stop as stop_processes
+from paceline.contract.checkpoint.size import show_size
 from paceline.errors import UsageError
-from paceline.spec.quantities import show_seconds, show_size
+from paceline.spec.quantities import show_seconds
 
 ABOUT = "Show or end the processes that `paceline run --warm` keeps for your next runs."
 

@@ -72,15 +72,6 @@ def brief_seconds(seconds: float) -> str:
     return text if seconds < 100 else text.partition(" ")[0]
 
 
-def show_size(size: float) -> str:
-    """Return a number of bytes for people, in units of 1000."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def parse_mebibytes(value: object) -> int:
     """Return mebibytes, as Slurm counts memory: "32G", "512M", "1.5TB". The unit is required."""
     if isinstance(value, str):

@@ -65,7 +65,9 @@ def test_weights_split_between_four_ranks(ranks: Ranks, paceline: Callable[..., 
     assert {"embed.weight", "head.weight"} <= set(found)
     done = paceline("export", "run", "-o", "model.pt", cwd=tmp_path, check=True)
     (line,) = done.stderr.splitlines()
-    assert re.search(r"model\.pt: \d+ tensors, .* step 1$", line)
+    assert re.search(r"model\.pt: \d+ tensors, \d.* MB, step 1$", line)
+    for name in ("model.safetensors", "model.pt"):
+        assert paceline("export", "run", "-o", name, cwd=tmp_path, check=True).stderr.endswith(", step 1, replaced\n")
     loaded = torch.load(tmp_path / "model.pt", weights_only=True)
     assert {key: value.double().flatten().tolist() for key, value in loaded.items()} == expected
     assert loaded["embed.weight"].data_ptr() == loaded["head.weight"].data_ptr()
@@ -122,7 +124,7 @@ def test_the_best_checkpoint(paceline: Callable[..., Any], scratch: Path, tmp_pa
     assert read_plain(tmp_path / "model.safetensors")["weight"].item() == 6
     best = paceline("export", str(run), "--best", check=True)
     assert "--best" not in best.stderr
-    assert best.stderr.endswith("step 4\n")
+    assert best.stderr.endswith("step 4, replaced\n")
     assert read_plain(tmp_path / "model.safetensors")["weight"].item() == 4
     (run / "run.json").write_text("{}")
     assert re.search(r"^best +step 4 \(val_loss 3\.0137\)$", paceline("show", str(run), check=True).stdout, re.M)

@@ -13,11 +13,11 @@ from paceline.cluster.runs.folder import run_path_of
 from paceline.cluster.runs.prepare import run_folders_inside
 from paceline.cluster.runs.snapshot import find_code
 from paceline.cluster.runs.snapshot_store import read_file
+from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
-from paceline.spec.quantities import show_size
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 LARGE = 2**20  # bytes; the lines of larger files are not compared

@@ -14,12 +14,12 @@ from pathlib import Path
 from paceline.cluster.runs.folder import is_fetched
 from paceline.cluster.runs.snapshot_store import BYTECODE, store_code
 from paceline.cluster.secrets.file_names import is_secret, matches
+from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.sent_code import read_sent_code
 from paceline.contract.files.sparse import data_size
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem
 from paceline.spec.load import repository_root
-from paceline.spec.quantities import show_size
 
 MAX_FILES = 20_000
 

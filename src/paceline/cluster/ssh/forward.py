@@ -31,10 +31,10 @@ from paceline.cluster.ssh.remote_command import (
 )
 from paceline.cluster.ssh.request import FOLLOW, UNSETTLED, Request, end_mark
 from paceline.cluster.ssh.unconfirmed import open_submission
+from paceline.contract.checkpoint.size import show_size
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 from paceline.plan.quote import quote
-from paceline.spec.quantities import show_size
 
 WITHDRAW_TIMEOUT = 20.0  # seconds
 NOTED_SIZE = 5_000_000  # bytes: more than this is named before it is sent

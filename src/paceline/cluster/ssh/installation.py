@@ -17,9 +17,9 @@ from paceline.cluster.ssh.bundle import Target, bundle_name, cache_folder, make_
 from paceline.cluster.ssh.connection import Answer, Connection
 from paceline.cluster.ssh.remote import unpack
 from paceline.cluster.ssh.remote_command import SETUP_END, SETUP_FAILED, explain_setup, setup_text, word, words
+from paceline.contract.checkpoint.size import show_size
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ConnectionProblem, EnvironmentProblem
-from paceline.spec.quantities import show_size
 
 OLDEST = (3, 10)
 ABSENT = 97  # exit code on the login node if this version is not there

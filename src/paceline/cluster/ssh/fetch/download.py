@@ -14,8 +14,8 @@ from paceline.cluster.ssh.fetch.contents import ALL, Contents, RemoteFile
 from paceline.cluster.ssh.fetch.local_copy import LocalCopy, Version
 from paceline.cluster.ssh.fetch.remote_files import Arrival, Listing, RemoteFiles
 from paceline.cluster.ssh.fetch.way import leave_out
+from paceline.contract.checkpoint.size import show_size
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.spec.quantities import show_size
 
 TRIES = 5  # of a file that changes while it is sent, and of a checkpoint that the run removes meanwhile
 PAUSE = 0.2  # seconds before a file that has changed is sent again

@@ -18,6 +18,7 @@ import torch
 
 from paceline.contract.checkpoint.marker import read_marker
 from paceline.contract.checkpoint.safetensors import Piece, make_header, open_complete, write_file
+from paceline.contract.checkpoint.size import show_size
 from paceline.errors import PacelineError
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.sharded import state as sharded
@@ -63,19 +64,20 @@ def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    folder, name, output, names, *called = argv
+    folder, name, output, names, *about = argv  # the last one is a file for what is printed otherwise
     try:
         step = read_marker(Path(folder)).step
         tensors = gather(Path(folder), name, json.loads(names))
     except PacelineError as error:
         print(f"paceline: error: {error}", file=sys.stderr)
         return error.exit_code
+    replaced = ", replaced" if os.path.exists(output) else ""
     write_tensors(Path(output), tensors)
-    size = os.stat(output).st_size
-    print(
-        f"paceline: {called[0] if called else output}: {len(tensors)} tensors, {size / 1e6:.1f} MB, step {step}",
-        file=sys.stderr,
-    )
+    text = f"{len(tensors)} tensors, {show_size(os.stat(output).st_size)}, step {step}{replaced}"
+    if about:
+        Path(about[0]).write_text(f"{{path}}: {text}", encoding="utf-8")
+    else:
+        print(f"paceline: {output}: {text}", file=sys.stderr)
     return 0
 
 
