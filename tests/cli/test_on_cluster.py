@@ -39,6 +39,7 @@ def project(guard: None, tmp_path: Path) -> Iterator[None]:
         ("run --on alps train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
         ("prove --on alps train.py", "--on does not apply to `paceline prove`", "--help"),
         ("sandbox --on alps up", "--on does not apply to `paceline sandbox`", ""),
+        ("sweep --local --on alps sweep.toml", "would run on the login node of alps", "Leave out --local"),
         ("--on alps run train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 
 from paceline.cli import sweep_show
 from paceline.contract.sweep.folder import SweepFolder
+from paceline.plan.typed_command import meant_for
 from paceline.sweep import results
 from paceline.sweep.report.figures import make_figures
 from paceline.sweep.report.importance import importances
@@ -257,3 +258,22 @@ def test_a_missing_folder_is_named(searched: SweepFolder, tmp_path: Path, paceli
     completed = paceline("sweep", "show", "digits", "--report", "nowhere/report.html", cwd=tmp_path)
     assert completed.returncode == 2
     assert "there is no folder 'nowhere'" in completed.stderr
+
+
+def test_trials_of_slurm_are_not_run_again_on_a_login_node(scratch: Path) -> None:
+    """A sweep whose command was killed before it called sbatch has no job that says where its trials were to run."""
+    folder = make_sweep(scratch / "project" / "default" / "digits", grid([{"x": 1}, {"x": 2}]))
+
+    def hint() -> str:
+        return str(sweep_show._failures(read_sweep(folder))[-1])
+
+    assert hint() == "run again: paceline sweep --resubmit missing digits"
+    folder.submission(1).mkdir(parents=True)
+    (folder.submission(1) / "run.json").write_text('{"backend": "local"}', encoding="utf-8")
+    assert hint() == "run again: paceline sweep --local --resubmit missing digits"
+    folder.submission(10).mkdir()
+    (folder.submission(10) / "run.json").write_text('{"backend": "slurm"}', encoding="utf-8")
+    assert hint() == "run again: paceline sweep --resubmit missing digits"
+    (folder.submission(10) / "run.json").unlink()
+    with meant_for("alps"):
+        assert hint() == "run again: paceline sweep --resubmit missing digits --on alps"

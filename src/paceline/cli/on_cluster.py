@@ -75,6 +75,12 @@ def forward_if_asked(command: Any, ctx: Any, typed: list[str], script: list[str]
     if key_of(command) in ONLY_TYPED and not values.get("on"):
         return
     names = _chosen(values.get("on"), values.get("config"))
+    if names and values.get("on") and values.get("local") and key_of(command) == "sweep":
+        name = console.printable(names[0])
+        raise UsageError(
+            f"--local does not go with --on: the trials would run on the login node of {name}.",
+            hint=f"Leave out --local to submit them to {name}, or --on to run them on this machine.",
+        )
     if names and (values.get("on") or not values.get("local")):  # --local, typed alone, means this machine
         path = ctx.command_path.split()[1:]
         args = [*path, *without_option(typed, command.params), *script]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +14,12 @@ from paceline.cli.fitted_table import Column, fit, make_table
 from paceline.cli.json_output import print_json
 from paceline.cli.remote_output import describe
 from paceline.cli.report import write_report
-from paceline.contract.run_folder import write_atomically
+from paceline.contract.files.foreign_records import read_object
+from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import DONE, FAILED
 from paceline.errors import UsageError
 from paceline.plan.quote import quote
-from paceline.plan.typed_command import to_type
+from paceline.plan.typed_command import cluster, to_type
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.overview import make_sweep_overview
 from paceline.sweep.report.numbers import to_label
@@ -187,6 +189,17 @@ def _numbers(row: Row) -> str:
     return ",".join(map(str, numbers[:4])) + (",…" if len(numbers) > 4 else "")
 
 
+def _ran_here(sweep: Sweep) -> bool:
+    """Return whether a sweep's trials run without Slurm. Its jobs say so, or else what it was prepared for."""
+    if cluster() or any(trial.job for trial in sweep.trials):
+        return False
+    folders = sweep.folder.submission(1).parent.glob("*")
+    for folder in sorted(folders, key=lambda each: (len(each.name), each.name), reverse=True):
+        with suppress(OSError, ValueError):
+            return read_object(RunFolder(folder).run_json).get("backend") != "slurm"
+    return any(trial.folder.path.exists() for trial in sweep.trials)
+
+
 def _failures(sweep: Sweep) -> list[Any]:
     """Return which trials failed, are missing or have no value, grouped by reason, and how to run them again."""
     from rich.text import Text
@@ -208,6 +221,6 @@ def _failures(sweep: Sweep) -> list[Any]:
             lines.append(Text(f"… and {len(reasons) - MAX_FAILURES} other reasons", "dim"))
         if state == DONE:
             continue
-        local = "" if any(trial.job for trial in sweep.trials) else "--local "
+        local = "--local " if _ran_here(sweep) else ""
         lines.append(Text(f"run again: {to_type(f'sweep {local}--resubmit {state} {quote(sweep.name)}')}", "dim"))
     return lines
