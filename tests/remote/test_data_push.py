@@ -145,6 +145,9 @@ def test_mistakes_are_named(lab: Lab, laptop: Laptop, project: Path, images: Pat
     done = laptop("data", "push", "my images", "--on", "plain", "--yes", "--to", "/dev/full/x")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+    for args in (["~nosuch-user/x"], ["my images", "--to", "~nosuch-user/x"]):
+        done = laptop("data", "push", *args, "--on", "plain", "--yes")
+        assert (done.returncode, "there is no user 'nosuch-user'" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_full_disk_is_named(lab: Lab, laptop: Laptop, project: Path, there: Path) -> None:

@@ -135,4 +135,6 @@ def test_mistakes_are_named(laptop: Laptop) -> None:
     done = laptop("fetch", "last", "--on", "plain", "--logs", "--all")
     assert done.returncode == 2
     assert "Use one of" in done.stderr
+    done = laptop("fetch", "last", "--on", "plain", "--to", "~nosuch-user/x")
+    assert (done.returncode, "there is no user 'nosuch-user'" in done.stderr) == (2, True)
     assert laptop("fetch", "--on", "plain,lab").returncode == 2

@@ -258,7 +258,7 @@ def test_a_trial_is_not_fetched_into_a_sweep_of_this_machine(tmp_path: Path, mon
     write(tmp_path / "runs/project/default/sweep/sweep.json", b"{}")
     with pytest.raises(UsageError, match="is a sweep of this machine"):
         cli_fetch._target(listing, None)
-    assert cli_fetch._target(listing, str(tmp_path / "to")) == tmp_path / "to" / "sweep-3"
+    assert cli_fetch._target(listing, tmp_path / "to") == tmp_path / "to" / "sweep-3"
 
 
 def test_what_was_fetched_is_not_executed_here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

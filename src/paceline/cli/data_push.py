@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from paceline.cli import console
 from paceline.cli.travel_question import confirm
 from paceline.contract.checkpoint.size import show_size
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
+from paceline.plan.home_path import expand_home
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
@@ -54,7 +54,7 @@ def _serve(name: str, to: str) -> int:
     is_folder, name = name.endswith("/"), name.rstrip("/")
     try:
         scratch, project = runs.project_here()
-        target = scratch / project / Path(to or name).expanduser()
+        target = scratch / project / expand_home(to or name)
         if to.endswith("/") or (to and target.is_dir() and not is_folder):
             target /= name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def _serve(name: str, to: str) -> int:
             "rsync": shutil.which("rsync"),
         }  # fmt: skip
     except PacelineError as problem:
-        answer = {"error": problem.message, "hint": problem.hint}
+        answer = {"error": problem.message, "hint": problem.hint, "usage": isinstance(problem, UsageError)}
     except OSError as problem:
         answer = {"error": f"{problem.filename}: {problem.strerror}.", "hint": "Choose another place with --to."}
     print(json.dumps(answer), flush=True)
@@ -80,7 +80,7 @@ def forwarded(asked: Forwarded) -> int:
     from paceline.cluster.ssh.push.survey import survey
 
     require_rsync()
-    data = find_data(Path(asked.values["path"]).expanduser())
+    data = find_data(expand_home(asked.values["path"]))
     connection, answer = _ask(asked, data)
     name, target = connection.cluster.name, str(answer["target"])
     if not answer["rsync"]:
@@ -124,7 +124,8 @@ def _ask(asked: Forwarded, data: SentData) -> tuple[Any, dict[str, Any]]:
             talk.close()
             raise ConnectionProblem(f"No usable answer from {asked.names[0]}: {talk.errors.strip()}") from None
     if "error" in answer:
-        raise EnvironmentProblem(str(answer["error"]), hint=str(answer["hint"]))
+        kind = UsageError if answer.get("usage") else EnvironmentProblem
+        raise kind(str(answer["error"]), hint=str(answer["hint"]))
     return talk.connection, answer
 
 

@@ -13,6 +13,7 @@ from paceline.cli.transfer_progress import TransferProgress
 from paceline.contract.checkpoint.names import is_weights_file
 from paceline.contract.checkpoint.size import show_size
 from paceline.errors import PacelineError, UsageError
+from paceline.plan.home_path import expand_home
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
@@ -84,14 +85,15 @@ def forwarded(asked: Forwarded) -> int:
     from paceline.cluster.ssh.fetch.remote_files import RemoteFiles
 
     values, what = asked.values, _what(asked.values)
-    run = values.get("run")
+    run, to = values.get("run"), values.get("to")
+    place = None if to is None else expand_home(to)
     line = ["fetch", "--serve", "--", run if isinstance(run, str) else "last"]
     with converse(Forwarded(asked.names, asked.key, line, values)) as talk, TransferProgress() as progress:
         cluster = talk.connection.cluster.name
         download = Download(
             RemoteFiles(talk), what=what, overwrite=bool(values.get("overwrite")), cluster=cluster, progress=progress
         )
-        fetched = download.run(lambda listing: _target(listing, values.get("to")))
+        fetched = download.run(lambda listing: _target(listing, place))
     return _describe(fetched, what, cluster)
 
 
@@ -105,11 +107,11 @@ def _what(values: Any) -> str:
     return chosen[0] if chosen else RECORDS
 
 
-def _target(listing: Listing, to: str | None) -> Path:
+def _target(listing: Listing, to: Path | None) -> Path:
     from paceline.contract.sweep.folder import SweepFolder
 
     if to is not None:
-        return Path(to).expanduser().absolute() / listing.key
+        return to.absolute() / listing.key
     folder = runs.scratch_here().joinpath(*listing.place)
     if len(listing.place) == 5 and SweepFolder(folder.parent.parent).spec.exists():
         raise UsageError(

@@ -15,6 +15,7 @@ from paceline.contract.checkpoint.names import WEIGHTS_SUFFIXES, is_weights_file
 from paceline.contract.checkpoint.safetensors import read_header
 from paceline.contract.checkpoint.weights_folder import find_weight_files
 from paceline.errors import CheckpointError, UsageError
+from paceline.plan.home_path import expand_home
 from paceline.spec import Job
 
 PICKLE = b"\x80\x02"  # how files of torch.save begin that are not zip files
@@ -49,7 +50,7 @@ def resolve_start(job: Job, environ: Mapping[str, str], *, after: Sequence[str] 
 
 def _find(job: Job, text: str, scratch: Path) -> Path:
     base = job.cwd if job.is_typed("runtime.start_from") else job.folder
-    path = Path(os.path.abspath(base / Path(text).expanduser()))
+    path = Path(os.path.abspath(base / expand_home(text)))
     if path.exists():
         return path
     try:

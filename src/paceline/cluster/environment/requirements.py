@@ -19,6 +19,7 @@ from paceline.plan.environment.requirements import (
     from_pipfile_lock,
     from_pyproject,
 )
+from paceline.plan.home_path import expand_home
 from paceline.plan.typed_command import cluster, to_type
 from paceline.spec import Job
 
@@ -86,7 +87,7 @@ def _parts(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _existing(job: Job, name: str, key: str) -> Path:
-    path = job.folder / Path(name).expanduser()
+    path = job.folder / expand_home(name)
     if not path.is_file():
         source = job.source(key)
         who = f"{source} names" if source != "FILE" else "You named"

@@ -27,6 +27,7 @@ from paceline.plan.environment.build_script import IMAGE, LOCK, MARKER
 from paceline.plan.environment.container_image import is_remote
 from paceline.plan.environment.modules import module_section, module_variables
 from paceline.plan.environment.variables import submission_environment
+from paceline.plan.home_path import expand_home
 from paceline.plan.quote import quote
 from paceline.spec import Job
 
@@ -156,7 +157,7 @@ def _state_of(job: Job, base: str) -> str:
     """Return what changes when the base image is replaced."""
     if is_remote(base):
         return ""
-    path = job.folder / Path(base).expanduser()
+    path = job.folder / expand_home(base)
     try:
         status = path.stat()
     except OSError:
@@ -174,7 +175,7 @@ def find_python(job: Job, environ: Mapping[str, str]) -> Python:
     if name is None:
         version = "{}.{}".format(*sys.version_info[:2])
         return Python(sys.executable, version, sys.base_prefix, platform.machine(), sys.implementation.name)
-    command = str(job.folder / Path(name).expanduser()) if os.sep in name else name
+    command = str(job.folder / expand_home(name)) if os.sep in name else name
     variables = {**module_variables(environment, environ), **environment.variables}
     lines = [f"export {key}={quote(value)}" for key, value in variables.items()]
     lines += [*module_lines(module_section(environment)), *environment.setup]

@@ -15,6 +15,7 @@ from typing import Any
 import paceline
 from paceline.contract.gpus import visible_devices
 from paceline.errors import EnvironmentProblem, SpecError
+from paceline.plan.home_path import expand_home
 from paceline.plan.shape import Machine
 from paceline.spec import Job
 
@@ -50,7 +51,7 @@ def interpreter(job: Job) -> str:
         require_built(job)
     requested = job.environment.python
     if requested is None and job.environment.kind == "venv" and job.environment.path is not None:
-        requested = str(Path(job.environment.path).expanduser() / "bin" / "python")
+        requested = str(expand_home(job.environment.path) / "bin" / "python")
     if requested is None:
         return sys.executable
     found = shutil.which(job.folder / requested if os.sep in requested else requested)

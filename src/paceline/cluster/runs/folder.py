@@ -19,6 +19,7 @@ from paceline.contract.files.ownership import is_own_folder, require_own_folder
 from paceline.contract.files.shared_places import open_regular
 from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.plan.home_path import expand_home
 from paceline.plan.quote import quote
 from paceline.plan.run_path import STORE, RunPath, is_run_id, new_run_id
 from paceline.plan.typed_command import cluster, to_type
@@ -35,18 +36,18 @@ def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
     For a project that was sent to a cluster, that is `paceline` in `$SCRATCH` or in the home folder.
     """
     if environ.get(SCRATCH) and not job.is_typed("project.scratch"):
-        return Path(os.path.abspath(Path(environ[SCRATCH]).expanduser()))
+        return Path(os.path.abspath(expand_home(environ[SCRATCH])))
     on_cluster = bool(environ.get(ON_CLUSTER))
     if job.project.scratch is None and not on_cluster:
         return job.folder.absolute() / DEFAULT_SCRATCH
     # Each version of a sent project has a folder of its own, but their runs belong together.
-    base = Path(environ.get("SCRATCH") or "~").expanduser() / "paceline" if on_cluster else job.folder
+    base = expand_home(environ.get("SCRATCH") or "~") / "paceline" if on_cluster else job.folder
     if job.project.scratch is None:
         return base
     text = re.sub(
         r"\$(?:\{(\w+)\}|(\w+))", lambda match: _variable(match[1] or match[2], job, environ), job.project.scratch
     )
-    return Path(os.path.abspath(base / Path(text).expanduser()))
+    return Path(os.path.abspath(base / expand_home(text)))
 
 
 def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:
