@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import submit_first
+from paceline.cli import cluster_request, submit_first
 from paceline.cli.first_contest import Contender
 from paceline.cli.on_cluster import Forwarded
 from paceline.cluster.slurm.confirmation.submission import begin_submission, settle_submission
+from paceline.cluster.ssh import installation
+from paceline.cluster.ssh.connection import Answer
 from paceline.cluster.ssh.first.race_file import Race
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import ClusterError, UsageError
@@ -146,3 +148,27 @@ def test_a_contest_starts_if_it_is_wanted_or_another_one(interrupted: Race, tmp_
     Race.begin(None, LINE).save()  # killed before it had sent anything
     interrupted.finish()
     goes_on(LINE)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize("code", [0, 1])
+def test_paceline_is_on_all_clusters_before_the_first_gets_a_job(
+    monkeypatch: pytest.MonkeyPatch, *, is_recorded: bool, code: int
+) -> None:
+    """What was recorded about a cluster may be gone there."""
+    installed: list[str] = []
+
+    class Login:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def call(self, script: str) -> Answer:
+            assert "/cache/0/" in script
+            return Answer(code, b"", "")
+
+    monkeypatch.setattr(cluster_request, "make_request", lambda asked, _: (Login(asked.names[0]), None, None))
+    found = installation.Installation("/usr/bin/python3", "/cache", "/cache/0") if is_recorded else None
+    monkeypatch.setattr(installation, "recorded_installation", lambda _: found)
+    monkeypatch.setattr(installation, "install", lambda connection, _: installed.append(connection.name))
+    submit_first._prepare(Forwarded(["alps", "cedar"], "submit", LINE, {}), ["alps", "cedar"])
+    assert installed == ([] if is_recorded and code == 0 else ["alps", "cedar"])

@@ -191,13 +191,12 @@ def _prepare(asked: Forwarded, names: list[str]) -> dict[str, tuple[Connection, 
     """Return what to send to each cluster. All questions are answered then, and Paceline is on all of them."""
     from paceline.cli.cluster_request import make_request
     from paceline.cli.on_cluster import Forwarded, find_project
-    from paceline.cluster.ssh.installation import install, recorded_installation
+    from paceline.cluster.ssh.installation import require_installed
 
     project = find_project(asked)
     made = {name: make_request(Forwarded([name], asked.key, asked.line, asked.values), project) for name in names}
     for connection, _, _ in made.values():
-        if recorded_installation(connection) is None:
-            install(connection, console.say_note)
+        require_installed(connection, console.say_note)
     return made
 
 

@@ -68,6 +68,17 @@ def recorded_installation(connection: Connection) -> Installation | None:
     return Installation(target.python, cache, f"{cache}/{bundle_name(target)}", connection.cluster.setup)
 
 
+def require_installed(connection: Connection, note: Callable[[str], None]) -> None:
+    """Install this version if the login node does not have it, whatever was recorded earlier."""
+    found = recorded_installation(connection)
+    if found is not None:
+        complete = word(f"{found.folder}/{unpack.COMPLETE}")
+        setup = setup_text(found.setup, quiet=True)
+        if connection.call(f"{setup}[ -f {complete} ] && [ -x {word(found.python)} ]\n").code == 0:
+            return
+    install(connection, note)
+
+
 def _fixed(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
