@@ -80,3 +80,20 @@ def test_an_answer_without_end_is_an_error(guard: None, noise: str, script: str,
     assert raised.value.message == text
     assert "~/.bashrc" in raised.value.hint
     assert "ssh login.alps true" in raised.value.hint
+
+
+def test_settings_with_which_no_command_would_start_are_replaced() -> None:
+    """Only where ssh's configuration has them: versions before 8.7 do not know them."""
+    connection = Connection(Cluster("alps", "login.alps"))
+    usual = {"stdinnull": "no", "forkafterauthentication": "no", "sessiontype": "default"}
+    for settings in ({}, usual):
+        connection.__dict__["_settings"] = settings
+        assert not any("stdinnull" in each for each in connection.shell())
+    connection.__dict__["_settings"] = {**usual, "stdinnull": "yes", "sessiontype": "none"}
+    argv = connection.command("true\n")
+    options = argv[: argv.index("--")]
+    assert "stdinnull=no" in options
+    assert "sessiontype=default" in options
+    assert not any("forkafter" in each for each in options)
+    done = run([*options, "-G", "--", "login.alps"], timeout=60)
+    assert b"stdinnull no" in done.stdout

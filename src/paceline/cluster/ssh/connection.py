@@ -43,6 +43,9 @@ QUIET = (
     "BatchMode=yes", "ControlMaster=no", "ClearAllForwardings=yes", "RemoteCommand=none", "PermitLocalCommand=no",
     "LogLevel=ERROR",
 )  # fmt: skip
+# Settings with which a command would not start, or not read what it is sent. ssh before 8.7 does not know them, so they
+# are only replaced where its configuration has them.
+NEEDED = {"stdinnull": "no", "forkafterauthentication": "no", "sessiontype": "default"}
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,8 @@ class Connection:
     def shell(self, *, terminal: bool = False) -> list[str]:
         """Return `ssh` with all that lets it use this connection, and only this one; a host and a command follow."""
         argv = ["ssh", "-tt" if terminal else "-T", *_options(QUIET), "-S", self.socket.option]
-        return [*argv, "-o", "ProxyCommand=false"]
+        replaced = [f"{key}={value}" for key, value in NEEDED.items() if self._settings.get(key, value) != value]
+        return [*argv, *_options(replaced), "-o", "ProxyCommand=false"]
 
     def require(self) -> None:
         """Raise an error unless the connection is open."""
