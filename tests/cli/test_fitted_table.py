@@ -63,7 +63,7 @@ def test_ps_never_cuts_ids_and_reasons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, width: int | None
 ) -> None:
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
-    monkeypatch.setattr(ps, "_read", lambda *_: (make_overviews(make_records(tmp_path)), 0))
+    monkeypatch.setattr(ps, "read_newest", lambda *_: (make_overviews(make_records(tmp_path)), 0))
     text = draw(width, lambda: ps.command(count=20))
     lines = text.splitlines()
     assert max(map(len, lines)) <= (width or console.PIPE_WIDTH)
@@ -95,7 +95,7 @@ def test_ps_of_a_laptop_has_steps_ages_and_whole_names(
     found[1].folder.attempt(1).path.mkdir(parents=True)
     found[1].folder.attempt(1).failure.write_text(json.dumps(failure))
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
-    monkeypatch.setattr(ps, "_read", lambda *_: (make_overviews(found), 0))
+    monkeypatch.setattr(ps, "read_newest", lambda *_: (make_overviews(found), 0))
     lines = draw(80, lambda: ps.command(count=20)).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["RUN", "STATUS", "STEP", "AGE", "PROGRAM", "WHERE", "/", "WHY"]
@@ -109,7 +109,7 @@ def test_ps_says_how_many_runs_are_older(
 ) -> None:
     records = make_overviews(record for record in make_records(tmp_path) if not live or not record.is_over)
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
-    monkeypatch.setattr(ps, "_read", lambda _, limit: (records[:limit], len(records[limit:]) if limit else 0))
+    monkeypatch.setattr(ps, "read_newest", lambda _, limit: (records[:limit], len(records[limit:]) if limit else 0))
     text = draw(80, lambda: ps.command(count=1, live=live))
     assert "d7f0" in text
     assert "d7f1" not in text
