@@ -28,6 +28,8 @@ ELSEWHERE = {
     "paceline ps --on": ("tests/remote", "--on"),
     "paceline logs -f --on": ("tests/remote", "--on"),
     "paceline cancel --on": ("tests/remote", "--on"),
+    "paceline init --on": ("tests/remote/test_submit.py", '"init", "--on"'),
+    "paceline env build --on": ("tests/remote/test_submit.py", '"env", "build", "--on"'),
     "paceline show --on": ("tests/remote/test_watch.py", '"show", "--on"'),
     "paceline report --on": ("tests/remote/test_watch.py", '"report", "--on"'),
     "paceline fetch": ("tests/remote", '"fetch"'),

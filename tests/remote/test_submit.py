@@ -282,5 +282,7 @@ def test_the_partitions_of_the_cluster_go_into_its_profile(project: Path, slurm:
     assert (project / "paceline.toml").read_text() == f"{before.rstrip()}\n\n{shown}"
     script = slurm("submit", "--on", "slurm", "-t", "5", "--dry-run", "train.py", check=True).stdout
     assert "#SBATCH --partition=main\n" in script
+    (project / "requirements.txt").write_text("numpy\n")
+    assert "#SBATCH --partition=main\n" in slurm("env", "build", "--on", "slurm", "--dry-run", check=True).stdout
     again = slurm("init", "--on", "slurm")
     assert (again.returncode, "has [profiles.slurm.job] already" in again.stderr) == (2, True)

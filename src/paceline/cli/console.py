@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
+NARROWEST = 20  # columns of a terminal for which sentences are wrapped
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
 THEME = {"good": "green", "bad": "red", "warn": "yellow", "dim": "grey50", "name": "bold", "path": "cyan"}
 
@@ -85,13 +86,26 @@ def say(text: str, *, colour: str = "") -> None:
         pass
 
 
+def _fit(text: str) -> str:
+    """Wrap sentences for a terminal. In a pipe or a file, lines stay whole."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return text
+    from paceline.cli.wrapped_text import wrap_prose
+
+    try:
+        width = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stderr.fileno()).columns)
+    except (OSError, ValueError):
+        return text
+    return wrap_prose(text, width) if width >= NARROWEST else text
+
+
 def say_note(text: str) -> None:
-    say(f"paceline: {text}", colour=GREY)
+    say(_fit(f"paceline: {text}"), colour=GREY)
 
 
 def say_about(cluster: str, text: str) -> None:
     """Print what happens on one of several clusters."""
-    say(f"{cluster}: {text}", colour=GREY)
+    say(_fit(f"{cluster}: {text}"), colour=GREY)
 
 
 def say_error(error: PacelineError) -> None:
@@ -100,9 +114,9 @@ def say_error(error: PacelineError) -> None:
 
 
 def say_problem(message: str, hint: str = "") -> None:
-    say(f"paceline: error: {message}", colour=RED)
+    say(_fit(f"paceline: error: {message}"), colour=RED)
     if hint:
-        say(f"  {hint}")
+        say(_fit(f"  {hint}"))
 
 
 def cell(value: object) -> str:

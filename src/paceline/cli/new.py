@@ -39,6 +39,7 @@ def command(
     print(f"  paceline run              {found.reaches} on two CPU cores")
     print("  pytest                    trains for a moment on two ranks")
     print("  paceline submit --gpus 4  trains on Slurm; --dry-run prints the job script")
+    print("From your laptop to a cluster over SSH: write its login node into paceline.toml, as shown at its end.")
     return 0
 
 

@@ -87,6 +87,7 @@ def test_the_runtime_needs_torch(tmp_path: Path) -> None:
     assert (found.about, found.level) == ("imports", PROBLEM)
     assert found.text == "train.py imports torch, which /usr/bin/python3 does not have."
     assert "[profiles.alps.environment]" in found.hint
+    assert "`paceline env build --on alps`" in found.hint
 
 
 def test_a_python_on_a_local_disk(tmp_path: Path) -> None:

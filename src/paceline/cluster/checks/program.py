@@ -16,6 +16,7 @@ from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.environment.probe import MODULE_COMMAND, ProbeResult, module_hint, probe_python
 from paceline.contract.env import ON_CLUSTER
 from paceline.plan.slurm.plan import SlurmPlan
+from paceline.plan.typed_command import to_type
 from paceline.spec import Job
 
 # Runs on the job's own interpreter. Imports that a script guards (in a try, a function, an if) are not checked.
@@ -101,7 +102,8 @@ _FIX = {
 
 def _install() -> str:
     table = f"profiles.{name}.environment" if (name := os.environ.get(ON_CLUSTER)) else "environment"
-    return f"Install it there, or set kind and path in [{table}]."
+    build = f"build an environment with `{to_type('env build')}`"
+    return f"Install it there, {build}, or set kind and path in [{table}]."
 
 
 def _probe(job: Job, plan: SlurmPlan) -> dict[str, Any] | Finding:
