@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import cluster_request
+from paceline.cluster.runs import snapshot
 from paceline.cluster.ssh.code import pack_code
 from paceline.errors import EnvironmentProblem
 from paceline.spec import Program
@@ -40,6 +41,23 @@ def test_code_that_is_too_large_is_data_to_push(tmp_path: Path) -> None:
         pack_code(job, {}, runs=[], cluster="alps")
     assert "paceline data push 'my data.bin' --on alps" in found.value.hint
     assert "--no-snapshot" not in found.value.hint
+
+
+def test_too_many_files_are_data_to_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No option raises their number, and neither --no-snapshot nor snapshot_limit would help."""
+    monkeypatch.setattr(snapshot, "MAX_FILES", 5)
+    for name in ("train.py", "paceline.toml", *(f"my images/{number}/0.png" for number in range(6))):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    job = load_job(Program("train.py"), cwd=tmp_path)
+    with pytest.raises(EnvironmentProblem, match=r"has more than 5 files\. Most are in my images") as found:
+        pack_code(job, {}, runs=[], cluster="alps")
+    assert "paceline data push 'my images' --on alps" in found.value.hint
+    assert "snapshot" not in found.value.hint
+    with pytest.raises(EnvironmentProblem, match="has more than 5 files") as found:
+        snapshot.list_code(tmp_path, limit=1 << 30)
+    assert "--no-snapshot" in found.value.hint
+    assert "snapshot_limit" not in found.value.hint
 
 
 def test_what_takes_the_output_of_the_command_is_no_code(tmp_path: Path) -> None:

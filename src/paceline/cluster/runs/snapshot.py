@@ -7,6 +7,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,7 @@ def find_code(
         elif not _excluded(name, tuple(exclude)) and not any(f"{name}/".startswith(path) for path in excluded):
             names.append(name)
         if len(names) > MAX_FILES:
-            raise _too_large(folder, f"more than {MAX_FILES:,} files", {})
+            raise _too_many(folder, names)
     names = sorted(_without_fetched(folder, names))
     return _measure(folder, names), skipped_secrets
 
@@ -166,7 +167,8 @@ def _without_fetched(folder: Path, names: list[str]) -> list[str]:
 class CodeTooLarge(EnvironmentProblem):
     """The code is more than may be copied."""
 
-    largest: Sequence[str] = ()  # files
+    largest: Sequence[str] = ()  # files; or the folder that has most of them, if they are too many
+    is_count: bool = False  # whether they are too many
 
 
 def _too_large(folder: Path, amount: str, sizes: Mapping[str, int]) -> CodeTooLarge:
@@ -177,6 +179,18 @@ def _too_large(folder: Path, amount: str, sizes: Mapping[str, int]) -> CodeTooLa
         hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass --no-snapshot.",
     )
     problem.largest = largest
+    return problem
+
+
+def _too_many(folder: Path, names: Iterable[str]) -> CodeTooLarge:
+    """Return the error for more files than any limit on their size is about."""
+    count = Counter(name.partition("/")[0] for name in names if "/" in name)
+    most = [name for name, _ in count.most_common(1)]
+    problem = CodeTooLarge(
+        f"The code in {folder} has more than {MAX_FILES:,} files." + (f" Most are in {most[0]}." if most else ""),
+        hint="Add data to .gitignore or to exclude in [project], or pass --no-snapshot.",
+    )
+    problem.largest, problem.is_count = most, True
     return problem
 
 

@@ -48,7 +48,8 @@ def pack_code(job: Job, environ: Mapping[str, str], *, runs: Iterable[Path], clu
             travels=True,
         )
     except CodeTooLarge as problem:  # a job without a snapshot needs the code, too
-        raise EnvironmentProblem(problem.message, hint=_instead(problem.largest, cluster)) from None
+        hint = _instead(problem.largest, cluster, is_count=problem.is_count)
+        raise EnvironmentProblem(problem.message, hint=hint) from None
     names = [name for name in listed.sizes if not takes_output(listed.folder / name)]  # it changes on the way
     files = describe_files(listed.folder, names)
     if sum(size for _, size, _ in files.values()) > limit:  # holes count on the way
@@ -62,12 +63,13 @@ def pack_code(job: Job, environ: Mapping[str, str], *, runs: Iterable[Path], clu
     return Parcel(listed.folder, code, listed.skipped_secrets)
 
 
-def _instead(largest: Sequence[str], cluster: str) -> str:
-    """Return what to do with code that is too large to send."""
-    name = quote(largest[0]) if largest else "FILE"
+def _instead(largest: Sequence[str], cluster: str, *, is_count: bool = False) -> str:
+    """Return what to do with code that is too large to send, or has too many files."""
+    name = quote(largest[0]) if largest else "FOLDER" if is_count else "FILE"
     return (
         f"If it is data, add it to .gitignore or to exclude in [project], and send it with"
-        f" `paceline data push {name} --on {quote(cluster)}`. If it is code, raise snapshot_limit."
+        f" `paceline data push {name} --on {quote(cluster)}`."
+        f"{' No option raises the number of files.' if is_count else ' If it is code, raise snapshot_limit.'}"
     )
 
 
