@@ -136,7 +136,7 @@ def test_a_cluster_that_is_cut_off_does_not_train(lab: Lab, project: Path, lapto
     found = race(lab)
     assert found["chosen"] == "slurm"
     assert "cedar: You are not logged in to cedar; without permission it does not train" in errors
-    assert "cedar could not be reached" in errors
+    assert "cedar: could not be reached" in errors
     wait_until(lambda: not clusters.queue())
     assert trained(lab) == [found["runs"]["slurm"]]
     assert (run_folder(lab, found["runs"]["cedar"]) / "grant").read_text() == "expired\n"
