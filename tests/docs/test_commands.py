@@ -86,6 +86,7 @@ def with_names(commands: list[str], run_id: str) -> list[tuple[str, list[int]]]:
     """Return what to type in this project for each command, and its exit codes if it works."""
     names = {"OTHER-RUN": run_id, "RUN": run_id, "SWEEP": "digits", "my-sweep": "digits"}
     names |= {"--rank 3": "--rank 1", "--attempt 2": "--attempt 1"}  # what this run has
+    names |= {"--resume last --time": "--resume last --env MORE=1 --time"}  # it is done, unless you ask for more
     typed = []
     for command in commands:
         for name, meant in names.items():
