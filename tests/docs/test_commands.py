@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.verdict import STOPPED
 from paceline.sandbox import packages
 from paceline.sandbox.settings import Settings
 from tests.docs.commands import OWN_TESTS, SKIPPED_PAGES, as_typed, is_executed
@@ -82,9 +84,21 @@ def guide_commands() -> list[str]:
     return list(dict.fromkeys(listed))
 
 
-def with_names(commands: list[str], run_id: str) -> list[tuple[str, list[int]]]:
+def copy_as_stopped(run: Path) -> str:
+    """Copy a run as an older one that was stopped; return its id."""
+    copy = run.with_name("20200101-120000-57cd")
+    shutil.copytree(run, copy, symlinks=True)
+    for verdict in copy.glob("job-starts/*/verdict"):
+        verdict.write_text(STOPPED)
+    record = copy / "run.json"
+    record.write_text(record.read_text().replace('"teacher"', '"stopped"'))
+    return copy.name
+
+
+def with_names(commands: list[str], run_id: str, stopped: str) -> list[tuple[str, list[int]]]:
     """Return what to type in this project for each command, and its exit codes if it works."""
     names = {"OTHER-RUN": run_id, "RUN": run_id, "SWEEP": "digits", "my-sweep": "digits"}
+    names |= {"--resume last --time": f"--resume {stopped} --time"}  # a run that is done has nothing left to do
     names |= {"--rank 3": "--rank 1", "--attempt 2": "--attempt 1"}  # what this run has
     names |= {"--resume last --time": "--resume last --env MORE=1 --time"}  # it is done, unless you ask for more
     typed = []
@@ -118,7 +132,7 @@ def test_the_commands_of_the_guides_work(home: Path) -> None:
     try:
         bash(PREPARED)
         (run,) = (home / "spirals/runs/spirals/default").glob("2*")
-        output = bash(FORKED, json.dumps(with_names(commands, run.name)))
+        output = bash(FORKED, json.dumps(with_names(commands, run.name, copy_as_stopped(run))))
         assert json.loads(output) == []
     finally:
         bash("paceline warm stop; paceline sandbox down", check=False)
