@@ -17,6 +17,7 @@ import pytest
 from paceline.cluster.ssh import bundle
 from paceline.cluster.ssh.bundle import Target
 from paceline.cluster.ssh.remote import entry, unpack
+from paceline.cluster.ssh.remote.cache_cleanup import INTERVAL, is_damaged
 from paceline.cluster.ssh.request import Request
 from paceline.contract.files.sent_code import SentCode
 from tests.remote.lab import Lab
@@ -205,6 +206,75 @@ def test_an_archive_that_was_cut_is_not_installed(tmp_path: Path) -> None:
         subprocess.run([*program, digest], input=archive.read_bytes(), check=True)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["name"]
     assert (tmp_path / "cache" / "name" / "module.py").is_file()
+
+
+def test_an_installation_that_was_partly_removed_is_made_again(tmp_path: Path) -> None:
+    """Clusters remove files that were not used for weeks, one by one."""
+    archive = tmp_path / "archive.zip"
+    with zipfile.ZipFile(archive, "w") as out:
+        for name in ("module.py", "deep/other.py", "__main__.py"):
+            out.writestr(name, "x = 1\n")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    program = [sys.executable, unpack.__file__, str(tmp_path / "cache"), "name", digest]
+    made = tmp_path / "cache" / "name"
+
+    def install() -> int:
+        subprocess.run(program, input=archive.read_bytes(), check=True)
+        assert [path.name for path in (tmp_path / "cache").iterdir()] == ["name"]
+        assert unpack.is_whole(str(made))
+        return made.stat().st_ino
+
+    first = install()
+    assert install() == first
+    for name in ("module.py", "deep/other.py", unpack.MODULES, unpack.COMPLETE):
+        (made / name).unlink()
+        assert not unpack.is_whole(str(made))
+        assert install() != first
+        first = made.stat().st_ino
+    (made / "module.py").write_text("x")
+    assert install() != first
+    assert is_damaged(made, thorough=False) is is_damaged(made, thorough=True) is False
+    (made / "module.py").unlink()
+    assert not is_damaged(made, thorough=False)  # it is looked at once a day
+    assert is_damaged(made, thorough=True)
+    os.utime(made / unpack.COMPLETE, (time.time() - 2 * INTERVAL,) * 2)
+    assert is_damaged(made, thorough=False)
+
+
+def test_what_was_removed_on_a_cluster_is_installed_again(lab: Lab, laptop: Laptop, project: Path) -> None:
+    laptop("login", "plain", check=True)
+    laptop("ps", "--on", "plain", check=True)
+    (complete,) = (lab.home / ".cache" / "paceline").glob(f"*/{unpack.COMPLETE}")
+    installed = complete.parent
+    native = next(installed.glob("pydantic_core/*.so")).relative_to(installed)
+    (project / "train.py").write_text("")
+    submit, ps = ["submit", "--yes", "--on", "plain", "train.py"], ["ps", "--on", "plain"]
+    for command, names in ((ps, [unpack.MODULES, "paceline/cli"]), (submit, ["paceline/agent/main.py"])):
+        lab.on_node(f"cd {installed} && rm -rf {' '.join(names)}")
+        done = laptop(*command)
+        assert "installing Paceline" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert all((installed / name).exists() for name in names)
+    lab.on_node(f"cd {installed} && rm -f {native}")
+    done = laptop("ps", "--on", "plain")  # needs it, and did not look first: that happens once a day
+    assert (done.returncode, "Repeat the command" in done.stderr) == (1, True), done.stderr
+    laptop("ps", "--on", "plain", check=True)
+
+
+def test_a_bundle_that_was_cut_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(bundle, "_copy_installed", lambda folder: bool((folder / "package.py").write_text("x = 1\n")))
+    monkeypatch.setattr(Target, "fits_here", lambda self: True)
+    target = Target("/usr/bin/python3", (3, 11), "x86_64", "linux", (2, 28))
+    made = bundle.make_bundle(target)
+    content, written = made.path.read_bytes(), made.path.stat().st_mtime_ns
+    assert bundle.make_bundle(target) == made
+    assert made.path.stat().st_mtime_ns == written
+    middle = len(content) // 2
+    for wrong in (b"", content[:middle], content[:middle] + bytes(100) + content[middle + 100 :]):
+        made.path.write_bytes(wrong)
+        assert bundle.make_bundle(target) == made
+        assert made.path.read_bytes() == content
 
 
 @functools.cache

@@ -64,6 +64,7 @@ def test_while_python_starts_there(tmp_path: Path) -> None:
     (place / "entry.py").write_text(STUB)
     shutil.copy(start.__file__, installed / "__main__.py")
     (installed / unpack.COMPLETE).touch()
+    (installed / unpack.MODULES).touch()
     made = Installation(sys.executable, str(tmp_path), str(installed))
     assert interrupt(["sh", "-c", made.command("run")], tmp_path) == (130, "")
 

@@ -101,7 +101,7 @@ def _sources() -> dict[str, bytes]:
     paths = [package / name for name in FILES]
     for name in PACKAGES:
         paths += sorted((package / name).rglob("*.py"))
-    found = {path.relative_to(package.parent).as_posix(): path.read_bytes() for path in paths if path.is_file()}
+    found = {path.relative_to(package.parent).as_posix(): path.read_bytes() for path in paths}
     return {"__main__.py": MAIN, **found}
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +75,12 @@ def bundle_name(target: Target) -> str:
 
 
 def make_bundle(target: Target) -> Bundle:
-    """Return the archive for a target: from the cache, or made now."""
+    """Return the archive for a target: from the cache if it is whole there, or made now."""
     store = cache_folder() / "bundles"
     store.mkdir(parents=True, exist_ok=True)
     name, sources = bundle_name(target), _sources()
     archive = store / f"{name}.zip"
-    if not archive.is_file():
+    if not _is_whole(archive):
         with _packages(target, store) as folder:
             contents = {path.relative_to(folder).as_posix(): path for path in _files(folder)} | sources
             _write(archive, contents)
@@ -97,6 +98,15 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(root) / name for name in sorted(names) if not name.endswith(".pyc"))
 
 
+def _is_whole(archive: Path) -> bool:
+    """Whether an archive is there, and can be read to its end. A crash of this machine may have cut it."""
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            return packed.testzip() is None
+    except (OSError, EOFError, ValueError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile):
+        return False
+
+
 def _write(archive: Path, contents: dict[str, Path]) -> None:
     partial = archive.with_name(f".{archive.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -106,6 +116,8 @@ def _write(archive: Path, contents: dict[str, Path]) -> None:
                 info = zipfile.ZipInfo(name, FIXED_DATE)
                 info.compress_type = zipfile.ZIP_DEFLATED
                 out.writestr(info, path.read_bytes())
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
         os.replace(partial, archive)
     finally:
         partial.unlink(missing_ok=True)

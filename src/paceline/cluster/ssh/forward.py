@@ -19,7 +19,7 @@ from paceline.cluster.slurm.confirmation.submission import read_run
 from paceline.cluster.ssh.code import Parcel, describe_size, write_contents
 from paceline.cluster.ssh.connection import MAX_NOISE, SSH_FAILED, Connection, new_mark, print_mark
 from paceline.cluster.ssh.conversation import Conversation
-from paceline.cluster.ssh.installation import ABSENT, Installation, install, is_new_output, recorded_installation
+from paceline.cluster.ssh.installation import Installation, install, is_new_output, recorded_installation
 from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS
 from paceline.cluster.ssh.remote_command import (
     SETUP_FAILED,
@@ -29,7 +29,7 @@ from paceline.cluster.ssh.remote_command import (
     setup_text,
     word,
 )
-from paceline.cluster.ssh.request import FOLLOW, UNSETTLED, Request, end_mark
+from paceline.cluster.ssh.request import ABSENT, FOLLOW, UNSETTLED, Request, end_mark
 from paceline.cluster.ssh.unconfirmed import open_submission
 from paceline.contract.checkpoint.size import show_size
 from paceline.contract.verdict import INTERRUPTED_EXIT

@@ -17,12 +17,12 @@ from paceline.cluster.ssh.bundle import Target, bundle_name, cache_folder, make_
 from paceline.cluster.ssh.connection import Answer, Connection
 from paceline.cluster.ssh.remote import unpack
 from paceline.cluster.ssh.remote_command import SETUP_END, SETUP_FAILED, explain_setup, setup_text, word, words
+from paceline.cluster.ssh.request import ABSENT
 from paceline.contract.checkpoint.size import show_size
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
 OLDEST = (3, 10)
-ABSENT = 97  # exit code on the login node if this version is not there
 INSTALL_TIMEOUT = 600.0
 PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3.10", "python3", "python")
 # Printed by every Python from 2.7 on; a broken one fails.
@@ -47,14 +47,18 @@ class Installation:
 
         What `setup` prints comes with `receive`. The commands of requests are not mixed up with it.
         """
-        complete = word(f"{self.folder}/{unpack.COMPLETE}")
         is_request = args[0] == "run"
         end = f"echo {SETUP_END} >&2\n" if self.setup and not is_request else ""
         return (  # Python would start with a traceback for Ctrl-C; `start` listens to it as soon as it can
             f"{setup_text(self.setup, quiet=is_request)}{end}"
-            f"[ -f {complete} ] && [ -x {word(self.python)} ] || exit {ABSENT}\ntrap '' INT\n"
+            f"{self.looks_complete()} && [ -x {word(self.python)} ] || exit {ABSENT}\ntrap '' INT\n"
             f"exec {word(self.python)} -I {word(self.folder)} {words(args)}\n"
         )
+
+    def looks_complete(self) -> str:
+        """Return a condition for the shell: what every command needs is there. It checks the other files itself."""
+        names = (unpack.COMPLETE, unpack.MODULES, "__main__.py")
+        return " && ".join(f"[ -f {word(f'{self.folder}/{name}')} ]" for name in names)
 
 
 def recorded_installation(connection: Connection) -> Installation | None:
@@ -113,7 +117,7 @@ def install(connection: Connection, note: Callable[[str], None]) -> Installation
     about = [target.version, target.machine, target.system, target.libc]
     write_atomically(_record(connection), json.dumps({"python": target.python, "target": about, "cache": cache}))
     source = Path(unpack.__file__).read_text(encoding="utf-8")
-    if connection.call(f"[ -f {word(f'{made.folder}/{unpack.COMPLETE}')} ]\n").code == 0:
+    if connection.call(f"{made.looks_complete()}\n").code == 0:
         return made
     size = show_size(bundle.path.stat().st_size)
     note(f"installing Paceline {paceline.__version__} on {connection.cluster.name}: {size} in {cache}")

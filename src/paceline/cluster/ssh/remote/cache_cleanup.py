@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.cluster.ssh.remote.code_store import CODE, OBJECTS, PARTIAL
-from paceline.cluster.ssh.remote.unpack import COMPLETE
+from paceline.cluster.ssh.remote.unpack import COMPLETE, is_whole
 from paceline.contract.files.sent_code import KEPT
 
 UNUSED = 30 * 86_400.0  # seconds after which something counts as no longer used
@@ -29,6 +29,19 @@ def note_use(installation: Path) -> None:
     with suppress(OSError):
         if _age(installation / COMPLETE) > INTERVAL:
             os.utime(installation / COMPLETE)
+
+
+def is_damaged(installation: Path, *, thorough: bool) -> bool:
+    """Return whether files of an installation are missing: many clusters remove what nobody has used for weeks.
+
+    Looking at each file takes a while on a slow home folder, so it happens only once a day, or if it is to be thorough:
+    a job takes files along that this command does not need itself.
+    """
+    try:
+        is_due = thorough or _age(installation / COMPLETE) > INTERVAL
+    except OSError:
+        return True
+    return is_due and not is_whole(str(installation))
 
 
 def clean_cache(cache: Path, installation: Path) -> None:

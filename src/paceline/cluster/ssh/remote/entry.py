@@ -19,8 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS, clean_cache, note_use
-from paceline.cluster.ssh.request import ENDED, OUTCOME, REQUEST, UNSETTLED, Accepted, Request, end_mark
+from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS, clean_cache, is_damaged, note_use
+from paceline.cluster.ssh.remote.unpack import COMPLETE
+from paceline.cluster.ssh.request import ABSENT, ENDED, OUTCOME, REQUEST, UNSETTLED, Accepted, Request, end_mark
 from paceline.contract.env import ON_CLUSTER, SENT_FOLDER
 from paceline.contract.files.sent_code import KEPT
 from paceline.contract.verdict import INTERRUPTED_EXIT
@@ -45,7 +46,7 @@ def main() -> int | None:
     installation = Path(__file__).resolve().parents[4]  # <cache>/<version>/paceline/cluster/ssh/remote
     cache = installation.parent
     if sys.argv[1] == "receive":
-        return receive(cache)
+        return receive(cache, installation)
     note_use(installation)
     threading.Thread(target=clean_cache, args=(cache, installation), daemon=True).start()
     return take_over(cache / sys.argv[2], terminal=sys.argv[3] == "terminal")
@@ -54,10 +55,18 @@ def main() -> int | None:
 # -- taking a request ------------------------------------------------------------------------------------------
 
 
-def receive(cache: Path) -> int:
-    """Read a request, then the contents that are missing here; answer with the name under which it waits."""
+def receive(cache: Path, installation: Path | None = None) -> int:
+    """Read a request, then the contents that are missing here; answer with the name under which it waits.
+
+    If files of this installation are missing, it says nothing: the laptop installs it again, and repeats the request.
+    """
     try:
-        name = _receive(cache)
+        request = Request.from_json(sys.stdin.buffer.readline().decode("utf-8"))
+        starts_job = bool(request.submission) or request.args[:1] == ["shell"]
+        if installation is not None and is_damaged(installation, thorough=starts_job):
+            (installation / COMPLETE).unlink(missing_ok=True)
+            return ABSENT
+        name = _receive(cache, request)
         try:
             print(json.dumps({"request": name}), flush=True)
         except BrokenPipeError:  # nobody will take it
@@ -73,12 +82,11 @@ def receive(cache: Path) -> int:
     return 0
 
 
-def _receive(cache: Path) -> str:
+def _receive(cache: Path, request: Request) -> str:
     from paceline.cluster.ssh.remote.code_store import CodeStore
 
     os.umask(0o077)
     _remove_old(cache)
-    request = Request.from_json(sys.stdin.buffer.readline().decode("utf-8"))
     store = CodeStore(cache)
     project = None if request.own_folder else store.find(request.code)
     if project is None:

@@ -12,6 +12,7 @@ if __name__ == "__main__":  # last, so that nobody looks into this folder for mo
 import marshal
 import os
 import signal
+from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, SimpleNamespace
@@ -21,6 +22,8 @@ INTERRUPTED_EXIT = 130
 if __name__ == "__main__":  # Python starts without Ctrl-C. Until the command begins, there is nothing to clean up.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED_EXIT))
 
+COMPLETE = "paceline-complete"  # name of a file: with it, this folder counts as complete
+ABSENT = 97  # exit code: the laptop installs this again, and repeats what it has sent
 MODULES = "modules"  # name of the file: {name of a module: (its file, whether it is a package, its code)}
 
 
@@ -96,9 +99,27 @@ def start() -> int | None:
     return code
 
 
-if __name__ == "__main__":
+def mark_damage(folder: str) -> bool:
+    """Let the next command install this again if files are missing. Return whether they are."""
     try:
-        import_from_one_file(sys.path[-1])
+        if import_module("paceline.cluster.ssh.remote.unpack").is_whole(folder):
+            return False
+    except ImportError:
+        pass
+    with suppress(OSError):
+        os.unlink(f"{folder}/{COMPLETE}")
+    return True
+
+
+if __name__ == "__main__":
+    here, receives = sys.path[-1], sys.argv[1:2] == ["receive"]
+    try:
+        import_from_one_file(here)
         sys.exit(start())
+    except ImportError as problem:
+        if not mark_damage(here):
+            raise
+        lost = f"paceline: error: Files of Paceline are missing in {here}: {problem}.\n  Repeat the command:"
+        sys.exit(ABSENT if receives else f"{lost} it installs them again.")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_EXIT)

@@ -14,7 +14,7 @@ import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
-COMPLETE = "paceline-complete"  # a file that the folder has once everything is in it
+COMPLETE = "paceline-complete"  # a file that the folder has once everything is in it: a list of its files
 MODULES = "modules"  # a file with all modules, as `start` reads it
 RARE = ("pygments/lexers/", "pygments/styles/", "paceline/templates/files/")  # not worth compiling
 THREADS = 32
@@ -26,7 +26,7 @@ def install(cache: str, name: str, digest: str) -> None:
     os.makedirs(cache, exist_ok=True)
     remove_abandoned(cache)
     final = os.path.join(cache, name)
-    if os.path.exists(os.path.join(final, COMPLETE)):
+    if is_whole(final):
         return
     partial = tempfile.mkdtemp(prefix=".partial-", dir=cache)
     try:
@@ -37,15 +37,42 @@ def install(cache: str, name: str, digest: str) -> None:
         with zipfile.ZipFile(archive) as packed:
             extract(packed, content)
             write_modules(packed, content, final)
-        with open(os.path.join(content, COMPLETE), "w", encoding="ascii") as mark:
-            mark.write(digest)
+            write(os.path.join(content, COMPLETE), list_files(packed, content).encode("utf-8"))
         try:
             os.rename(content, final)
         except OSError:
-            if not os.path.exists(os.path.join(final, COMPLETE)):
+            if not os.path.isdir(final):
                 raise
+            if not is_whole(final):  # clusters remove files that nobody has used for long
+                os.rename(final, os.path.join(partial, "damaged"))
+                os.rename(content, final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def list_files(packed: zipfile.ZipFile, folder: str) -> str:
+    """Return a line with the size and the name of each file that was unpacked, and of that with all modules."""
+    sizes = {info.filename: info.file_size for info in packed.infolist()}
+    sizes[MODULES] = os.path.getsize(os.path.join(folder, MODULES))
+    return "".join(f"{size} {name}\n" for name, size in sizes.items())
+
+
+def is_whole(folder: str) -> bool:
+    """Whether all files are there as they were unpacked."""
+    try:
+        with open(os.path.join(folder, COMPLETE), encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, ValueError):
+        return False
+    with ThreadPoolExecutor(THREADS) as pool:
+        return bool(lines) and all(pool.map(lambda line: is_there(folder, *line.split(" ", 1)), lines))
+
+
+def is_there(folder: str, size: str, name: str = "") -> bool:
+    try:
+        return os.path.getsize(os.path.join(folder, name)) == int(size)
+    except (OSError, ValueError):
+        return False
 
 
 def extract(packed: zipfile.ZipFile, folder: str) -> None:
