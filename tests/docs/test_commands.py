@@ -100,7 +100,6 @@ def with_names(commands: list[str], run_id: str, stopped: str) -> list[tuple[str
     names = {"OTHER-RUN": run_id, "RUN": run_id, "SWEEP": "digits", "my-sweep": "digits"}
     names |= {"--resume last --time": f"--resume {stopped} --time"}  # a run that is done has nothing left to do
     names |= {"--rank 3": "--rank 1", "--attempt 2": "--attempt 1"}  # what this run has
-    names |= {"--resume last --time": "--resume last --env MORE=1 --time"}  # it is done, unless you ask for more
     typed = []
     for command in commands:
         for name, meant in names.items():
