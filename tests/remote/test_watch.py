@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -352,7 +353,11 @@ def test_the_browser_shows_runs_through_a_lost_connection_and_acts_there(
     laptop("login", "plain", check=True)
     user = pwd.getpwnam(lab.user)
     job = {**os.environ, "SLURM_JOB_ID": "1"}  # not one of the processes that the login node counts
-    with subprocess.Popen(["sleep", "600"], user=user.pw_uid, group=user.pw_gid, env=job) as command:
+    with (
+        subprocess.Popen(["sleep", "600"], user=user.pw_uid, group=user.pw_gid, env=job) as command,
+        contextlib.ExitStack() as cleanup,
+    ):
+        cleanup.callback(command.kill)
         (run.folder / "job-starts" / START / "process").write_text(describe_processes([command.pid]))
         run.own()
         watcher = Watcher(lab, project, "ui", "ui", "--on", "plain", "--no-browser", "--allow-actions")
@@ -372,7 +377,7 @@ def test_the_browser_shows_runs_through_a_lost_connection_and_acts_there(
             run.own()
             wait_until(lambda: runs()["runs"][0]["step"] == 3)
             address = f"{base}api/runs/{run.folder.name}"
-            assert "not mirrored" in client.get(f"{base}api/cluster").json()["problem"]
+            assert "not listed on this machine" in client.get(f"{base}api/cluster").json()["problem"]
             lab.cut()
             lab.wait_until_empty()
             wait_until(lambda: "no connection to plain since" in runs()["scratch"])

@@ -55,7 +55,7 @@ EXAMPLES = """\
   paceline run train.py                     one rank per GPU, or two on the CPU
   paceline run --nproc 4 --cpu train.py --lr 0.1
   paceline submit --nodes 2 --gpus 8 train.py --lr 0.1
-  paceline submit --on alps --gpus 4 train.py    over SSH, after `paceline login`
+  paceline submit --on alps train.py        over SSH, after `paceline login`
 
 Options of Paceline go before the script; everything after it is passed to the
 script unchanged.
