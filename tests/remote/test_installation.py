@@ -258,6 +258,7 @@ def test_what_was_removed_on_a_cluster_is_installed_again(lab: Lab, laptop: Lapt
     lab.on_node(f"cd {installed} && rm -f {native}")
     done = laptop("ps", "--on", "plain")  # needs it, and did not look first: that happens once a day
     assert (done.returncode, "Repeat the command" in done.stderr) == (1, True), done.stderr
+    assert list((lab.home / ".cache" / "paceline").glob("request-*")) == []
     laptop("ps", "--on", "plain", check=True)
 
 

@@ -112,14 +112,18 @@ def mark_damage(folder: str) -> bool:
 
 
 if __name__ == "__main__":
-    here, receives = sys.path[-1], sys.argv[1:2] == ["receive"]
+    here, (verb, *request) = sys.path[-1], sys.argv[1:]
     try:
         import_from_one_file(here)
         sys.exit(start())
     except ImportError as problem:
         if not mark_damage(here):
             raise
+        if verb == "receive":
+            sys.exit(ABSENT)
+        with suppress(OSError):  # there may be secrets in it, and nobody will take it
+            os.unlink(f"{os.path.dirname(here)}/{request[0]}")
         lost = f"paceline: error: Files of Paceline are missing in {here}: {problem}.\n  Repeat the command:"
-        sys.exit(ABSENT if receives else f"{lost} it installs them again.")
+        sys.exit(f"{lost} it installs them again.")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_EXIT)
