@@ -165,6 +165,24 @@ def test_gitignore_counts_without_a_repository(tmp_path: Path) -> None:
         }  # fmt: skip
 
 
+def test_nothing_travels_if_git_cannot_read_gitignore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, programs = tmp_path / "project", tmp_path / "bin"
+    for folder in (project, programs):
+        folder.mkdir()
+    for name in ("train.py", "patients.csv"):
+        (project / name).write_text("x")
+    (programs / "git").write_text("#!/bin/sh\necho 'fatal: bad config line 1' >&2\nexit 128\n")
+    (programs / "git").chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(programs))
+        assert {*list_code(project, limit=MB, travels=True).sizes} == {"patients.csv", "train.py"}
+        (project / ".gitignore").write_text("patients.csv\n")
+        with pytest.raises(EnvironmentProblem, match="bad config line 1"):
+            list_code(project, limit=MB, travels=True)
+        (programs / "git").unlink()
+        assert "train.py" in list_code(project, limit=MB, travels=True).sizes
+
+
 def test_without_git_the_folder_is_listed_without_clutter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "project" / "wandb").mkdir(parents=True)
     for name in ("train.py", "wandb/x"):

@@ -70,7 +70,7 @@ def test_while_python_starts_there(tmp_path: Path) -> None:
     (installed / unpack.COMPLETE).touch()
     (installed / unpack.MODULES).touch()
     made = Installation(sys.executable, str(tmp_path), str(installed))
-    assert interrupt(["sh", "-c", made.command("run")], tmp_path) == (130, "")
+    assert interrupt(["sh", "-c", made.command("run", "request-1a", "pipes")], tmp_path) == (130, "")
 
 
 def test_ssh_is_out_of_reach_of_the_terminal() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -206,15 +207,19 @@ def _list(folder: Path, *, travels: bool) -> Iterator[str]:
         return iter(_list_by_git(folder, travels=travels))
     except _GitProblem as problem:
         if travels and repository_root(folder) is not None:
-            raise EnvironmentProblem(
-                f"git cannot list the files of {folder}, so nobody knows which of them it ignores: {problem}",
-                hint="Nothing was sent. Try `git status` there, and fix what it reports.",
-            ) from None
+            raise _unlisted(folder, problem) from None
         return _list_without_repository(folder, travels=travels)
 
 
 class _GitProblem(Exception):
     """Why git does not list files: there is no repository, it is broken, or there is no git."""
+
+
+def _unlisted(folder: Path, problem: Exception) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"git cannot list the files of {folder}, so nobody knows which of them it ignores: {problem}",
+        hint="Nothing was sent. Try `git status` there, and fix what it reports.",
+    )
 
 
 def _list_by_git(folder: Path, *, travels: bool) -> list[str]:
@@ -255,8 +260,11 @@ def _list_without_repository(folder: Path, *, travels: bool) -> Iterator[str]:
             there = (f"--git-dir={place}", f"--work-tree={folder}", "-C", str(folder))
             clutter = (f"--exclude={pattern}" for pattern in CLUTTER)
             listed = _git(*there, "ls-files", "-z", "--others", "--exclude-standard", *clutter)
-    except (_GitProblem, OSError):
-        yield from _walk(folder)
+    except (_GitProblem, OSError) as problem:
+        found = list(_walk(folder))
+        if travels and shutil.which("git") and any(os.path.basename(name) == ".gitignore" for name in found):
+            raise _unlisted(folder, problem) from None
+        yield from found
         return
     names = _expand(folder, listed, travels=travels)
     environments = tuple(name.removesuffix("pyvenv.cfg") for name in names if name.endswith("/pyvenv.cfg"))

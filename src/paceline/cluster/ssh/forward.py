@@ -117,10 +117,10 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: N
     if is_answer or (code != UNSETTLED and not submission.is_repeat):
         submission.confirm()
         if code != 0 or not request.awaits:
-            return code
+            return 1 if code == ABSENT and not is_answer else code
         return _await(connection, request, parcel, submission.id, note=note)
     submission.close()  # an earlier job may be there, and nobody has looked for it
-    return 1 if code == UNSETTLED else code
+    return 1 if code in (UNSETTLED, ABSENT) else code
 
 
 def _await(connection: Connection, request: Request, parcel: Parcel, submission: str, *, note: Note) -> int:

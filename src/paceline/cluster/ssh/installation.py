@@ -45,13 +45,17 @@ class Installation:
     def command(self, *args: str) -> str:
         """Return shell text that becomes one of Paceline's programs on the other side, or fails with `ABSENT`.
 
-        What `setup` prints comes with `receive`. The commands of requests are not mixed up with it.
+        What `setup` prints comes with `receive`. The commands of requests are not mixed up with it. A request that
+        nobody can carry out is removed: there may be secrets in it.
         """
         is_request = args[0] == "run"
         end = f"echo {SETUP_END} >&2\n" if self.setup and not is_request else ""
+        undo = f"rm -f {word(f'{self.cache}/{args[1]}')}; " if is_request else ""
+        lost = f"paceline: error: Files of Paceline are missing in {self.folder}.\n  Repeat the command:"
+        say = f"printf '%s\\n' {word(f'{lost} it installs them again.')} >&2; " if is_request else ""
         return (  # Python would start with a traceback for Ctrl-C; `start` listens to it as soon as it can
-            f"{setup_text(self.setup, quiet=is_request)}{end}"
-            f"{self.looks_complete()} && [ -x {word(self.python)} ] || exit {ABSENT}\ntrap '' INT\n"
+            f"{setup_text(self.setup, quiet=is_request, undo=undo)}{end}"
+            f"{self.looks_complete()} && [ -x {word(self.python)} ] || {{ {undo}{say}exit {ABSENT}; }}\ntrap '' INT\n"
             f"exec {word(self.python)} -I {word(self.folder)} {words(args)}\n"
         )
 

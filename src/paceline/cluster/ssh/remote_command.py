@@ -64,19 +64,20 @@ done
 """
 
 
-def setup_text(setup: str | None, *, quiet: bool = False) -> str:
+def setup_text(setup: str | None, *, quiet: bool = False, undo: str = "") -> str:
     """Return shell text that makes Slurm and modules known, as a login shell would, and runs the user's commands.
 
-    If they fail, the shell ends with `SETUP_FAILED`, and its last message is how they ended. What they print goes to
-    stderr, or nowhere with `quiet`.
+    If they fail, the shell runs `undo` and ends with `SETUP_FAILED`, and its last message is how they ended. What they
+    print goes to stderr, or nowhere with `quiet`.
     """
     if not setup:
         return f"before=$PATH; command -v sbatch >/dev/null 2>&1 || {_PROFILE}\n"
     uses_modules = re.search(r"\b(?:module|ml)\b", setup) is not None
     missing = "command -v sbatch && command -v module" if uses_modules else "command -v sbatch"
+    failed = f'echo "exit code $?" >&2; {undo}exit {SETUP_FAILED}'
     return (
         f"before=$PATH; {{ {missing}; }} >/dev/null 2>&1 || {_PROFILE}\n{_MODULES if uses_modules else ''}"
-        f"trap 'echo \"exit code $?\" >&2; exit {SETUP_FAILED}' EXIT\n"
+        f"trap {word(failed)} EXIT\n"
         f"eval {word(setup)} </dev/null {'>/dev/null 2>&1' if quiet else '>&2'} || exit\ntrap - EXIT\n"
     )
 
