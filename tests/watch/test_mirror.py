@@ -36,6 +36,7 @@ from paceline.watch.mirror.session import update
 from paceline.watch.mirror.write_lock import MirrorBusy
 from paceline.watch.overview import make_overview
 from paceline.watch.records import read_record
+from paceline.watch.scheduler.evidence import Evidence
 from paceline.watch.viewpoint import Viewpoint, look_at
 
 RUN = "project/default/20260101-120000-aaaa"
@@ -508,6 +509,44 @@ def test_the_reader_says_what_is_wrong(process: subprocess.Popen[bytes]) -> None
     assert frame is not None
     assert frame.kind == frames.ERROR
     assert "is not in" in frame.text("message")
+
+
+def test_a_scheduler_that_is_down_stays_so_whichever_runs_are_due(
+    there: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks it for runs without a job, or for those that are over: it answers only if it is asked."""
+    without_job, over = "project/default/20260101-130000-bbbb", "project/default/20260101-140000-cccc"
+    scratch = there.parents[2]
+    for run in (without_job, over):
+        (scratch / run / "job-starts" / "8-0").mkdir(parents=True)
+    (scratch / over / "job").write_text("8")
+    (scratch / over / "claims").mkdir()
+    (scratch / over / "claims" / "1").symlink_to("8-0")
+    verdict = RunFolder(scratch / over).job_start("8-0").verdict
+    verdict.write_text("done\n")
+    os.utime(verdict, (1, 1))
+    is_down = True
+
+    def answer(seen: dict[str, Evidence]) -> dict[str, JobState]:
+        if is_down and not all(each.is_closed for each in seen.values()):
+            raise ClusterError("Slurm is down.")
+        return {job: JobState(job, "RUNNING") for job in seen}
+
+    monkeypatch.setattr(reader, "query_states", answer)
+    asking = reader.Reader(scratch, Path, io.BytesIO(), io.BytesIO())
+
+    def look(*due: str) -> None:
+        if (frame := asking._query_jobs(due)) is not None:
+            mirror.apply(frame)
+
+    look(RUN)
+    for due in ([], [without_job], [over], [over, without_job]):
+        look(*due)
+        with pytest.raises(ClusterError, match=r"Slurm is down\."):
+            read_states(mirror.base, ["7"])
+    is_down = False
+    look()
+    assert read_states(mirror.base, ["7"])["7"].state == "RUNNING"
 
 
 def test_a_list_has_the_newest_runs_and_the_trials_of_sweeps(there: Path) -> None:

@@ -27,7 +27,7 @@ from paceline.watch.mirror.changes import RunChanges
 from paceline.watch.mirror.frames import ALIVE, ERROR, FOUND, JOBS, PASS, Frame, FrameWriter
 from paceline.watch.mirror.job_states import to_row
 from paceline.watch.mirror.run_files import Copy
-from paceline.watch.scheduler.evidence import read_evidence
+from paceline.watch.scheduler.evidence import Evidence, read_evidence
 from paceline.watch.scheduler.shared_answer import query_states
 
 INTERVAL = 1.0  # seconds between looks at a run that was named and changes
@@ -75,6 +75,7 @@ class Reader:
         self._changed: dict[str, float] = {}  # when each run last changed, by our clock
         self._jobs: dict[str, Any] = {}  # as they were sent
         self._problem: str | None = None
+        self._unanswered: dict[str, Evidence] = {}  # jobs that the scheduler did not answer for
         self._has_passed = False
         self._left_out = 0  # trials of a list that do not come
         self._next_scan = 0.0
@@ -192,15 +193,23 @@ class Reader:
             self._send(Frame(ALIVE, {"time": time.time()}))
 
     def _query_jobs(self, runs: Iterable[str]) -> Frame | None:
-        """Return what the scheduler says about the jobs of runs, as far as it is new."""
+        """Return what the scheduler says about the jobs of runs, as far as it is new.
+
+        A scheduler that did not answer is asked for the same jobs again, whichever runs are due: nobody asks it for
+        runs that have no job, or are over, so they do not show that it answers again.
+        """
         folders = [RunFolder(self._scratch / run) for run in runs]
-        seen = read_evidence((each, job) for each in folders if (job := slurm.read_job_id(each)) is not None)
+        found = read_evidence((each, job) for each in folders if (job := slurm.read_job_id(each)) is not None)
+        seen = self._unanswered | found
+        if not seen:
+            return None
         rows, problem, hint = {}, "", ""
         try:
             states = query_states(seen)
-            rows = {job: to_row(states.get(job)) for job in seen}
+            rows, self._unanswered = {job: to_row(states.get(job)) for job in seen}, {}
         except ClusterError as error:
             problem, hint = error.message, error.hint
+            self._unanswered = {job: each for job, each in seen.items() if not each.is_closed}
         new = {job: row for job, row in rows.items() if job not in self._jobs or self._jobs[job] != row}
         if not new and problem == self._problem:
             return None
