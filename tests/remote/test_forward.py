@@ -77,13 +77,23 @@ def test_start_up_files_that_print_without_end(lab: Lab, laptop: Laptop, when: s
     assert "Traceback" not in done.stderr
 
 
-def test_errors_and_exit_codes_are_passed_on(laptop: Laptop) -> None:
+def test_errors_and_exit_codes_are_passed_on(lab: Lab, laptop: Laptop, project: Path, tmp_path: Path) -> None:
     assert laptop("show", "--on", "plain", "nothing").returncode == 1
-    laptop("login", "plain", check=True)
-    done = laptop("show", "--on", "plain", "nothing")
-    assert done.returncode == 2
-    assert "nothing" in done.stderr
-    assert "Traceback" not in done.stderr
+    (tmp_path / "lines").write_text("0.1\n0.2\n")
+    (project / "train.py").touch()
+    (project / "small").touch()
+    with (tmp_path / "lines").open() as lines:  # as in `while read lr; do paceline submit ...; done < lines`
+        for line, code in (
+            ("login plain", 0), ("ps --on plain", 0), ("show --on plain nothing", 2),
+            ("submit --on plain --dry-run train.py", 0), ("data push small --yes --on plain", 0),
+        ):  # fmt: skip
+            options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            with start(lab, *line.split(), cwd=project, stdin=lines, **options) as process:
+                said, _ = process.communicate(timeout=60)
+            assert process.returncode == code, said
+            assert code == 0 or "nothing" in said
+            assert "Traceback" not in said
+            assert os.lseek(lines.fileno(), 0, os.SEEK_CUR) == 0, f"{line} read its caller's input"
     assert laptop("ps", "--on", "plain", "--nonsense").returncode == 2  # found here already
     assert laptop("export", "--on", "plain", "nothing").returncode == 2
     assert laptop("show", "--on", "plain,lab").returncode == 2

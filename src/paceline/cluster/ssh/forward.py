@@ -37,6 +37,7 @@ from paceline.errors import ConnectionProblem, EnvironmentProblem
 from paceline.plan.quote import quote
 
 WITHDRAW_TIMEOUT = 20.0  # seconds
+READS_INPUT = "shell"  # the command that takes piped input; what a caller pipes into others, such as a loop, is its own
 NOTED_SIZE = 5_000_000  # bytes: more than this is named before it is sent
 
 Note = Callable[[str], None]
@@ -75,7 +76,7 @@ class _SetupOutput:
 
 def _command(connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note) -> int:
     installation, name = deliver(connection, request, parcel, note=note, heard=heard)
-    code = _carry_out(connection, installation, name)
+    code = _carry_out(connection, installation, name, reads_input=request.args[:1] == [READS_INPUT])
     if code == SSH_FAILED and not _has_ended(connection, installation, name):
         raise _unanswered(connection)
     return code
@@ -163,13 +164,13 @@ def _interrupted(name: str, jobs: str) -> str:
     return f"interrupted; the {jobs} may be in the queue of {name}. To find out, repeat the command: nothing runs twice"
 
 
-def _carry_out(connection: Connection, installation: Installation, name: str) -> int:
+def _carry_out(connection: Connection, installation: Installation, name: str, *, reads_input: bool = False) -> int:
     code = ABSENT
     try:
         if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             code = _run_in_terminal(connection, installation.command("run", name, "terminal"))
         else:
-            code = _run_in_pipes(connection, installation.command("run", name, "pipes"))
+            code = _run_in_pipes(connection, installation.command("run", name, "pipes"), reads_input=reads_input)
     finally:
         if code in (ABSENT, SETUP_FAILED):
             _withdraw(connection, installation, name)
@@ -296,10 +297,13 @@ def _run_in_terminal(connection: Connection, script: str) -> int:
             raise
 
 
-def _run_in_pipes(connection: Connection, script: str) -> int:
-    """Copy the output as it comes, without what start-up files print before it."""
+def _run_in_pipes(connection: Connection, script: str, *, reads_input: bool) -> int:
+    """Copy the output as it comes, without what start-up files print before it.
+
+    ssh reads all its input at once, so it gets ours only if the command there wants it.
+    """
     mark = new_mark()
-    has_input = sys.stdin is not None and not sys.stdin.isatty()
+    has_input = reads_input and sys.stdin is not None and not sys.stdin.isatty()
     (output, its_output), (errors, its_errors) = socket.socketpair(), socket.socketpair()
     with its_output, its_errors:
         process: subprocess.Popen[bytes] = subprocess.Popen(

@@ -65,7 +65,7 @@ def require_rsync() -> tuple[int, int]:
         raise EnvironmentProblem(
             "There is no rsync here.", hint="Install it with your system's package manager, e.g. `apt install rsync`."
         )
-    done = subprocess.run(["rsync", "--version"], capture_output=True, text=True, check=False)
+    done = subprocess.run(["rsync", "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     match = re.search(r"rsync\s+version v?(\d+)\.(\d+)", done.stdout)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < (3, 0) or "openrsync" in done.stdout:
