@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import console
-from paceline.cluster.checks.machine import SCRATCH_VARIABLES, describe, interfaces, settings
+from paceline.cli.cluster_profile import ClusterFacts, toml
+from paceline.cluster.checks.machine import SCRATCH_VARIABLES, settings
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.partitions import Partition, find_partitions
+from paceline.cluster.slurm.partitions import find_partitions, query_partitions
 from paceline.contract.run_folder import write_atomically
-from paceline.errors import NoSlurm, UsageError
+from paceline.errors import ClusterError, NoSlurm, UsageError
 from paceline.plan.quote import quote
 from paceline.plan.typed_command import cluster as shown_cluster
 from paceline.spec.load import FILE, profile_name, read_file
-from paceline.spec.quantities import slurm_time
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
 
+MAX_FACTS = 1 << 20  # bytes that a cluster may send about itself
 NO_SLURM = (
     "",
     "# There is no Slurm here. To work on a cluster over SSH, write its login node below; `paceline init --on alps`",
@@ -44,22 +47,20 @@ def command(
     If there is one without a profile for this cluster, add the profile to it. With --on, ask that cluster for its
     partitions and add its profile to the paceline.toml here.
     """
-    if name := shown_cluster():
-        if not slurm.available():
-            raise NoSlurm("sinfo was not found.")
-        print("\n".join(_profile(find_partitions(), settings(), name)))
+    if shown_cluster():
+        print(json.dumps(asdict(_facts_for_laptop())))
         return 0
     partitions = find_partitions() if slurm.available() else []
     config = settings() if partitions else {}
     name = profile_name(config.get("ClusterName", "")) or "cluster"
-    profile = _profile(partitions, config, name) if partitions else NO_SLURM
+    profile = ClusterFacts.find(partitions, config).lines(name) if partitions else NO_SLURM
     text = project_file(Path.cwd().name, profile, os.environ)
     if show:
         print(text, end="")
         return 0
     file = Path.cwd() / FILE
     if not file.exists() or force:
-        write_atomically(file, text)
+        _write(file, text)
         print(f"wrote {file}")
     elif partitions and name not in read_file(file).get("profiles", {}):
         _append(file, profile)
@@ -74,6 +75,14 @@ def command(
     return 0
 
 
+def _facts_for_laptop() -> ClusterFacts:
+    if not slurm.available():
+        raise NoSlurm("sinfo was not found.")
+    if not (partitions := query_partitions()):
+        raise ClusterError("Slurm lists no partition.", hint="Check with `sinfo` on the login node.")
+    return ClusterFacts.find(partitions, settings())
+
+
 def forwarded(asked: Forwarded) -> int:
     """Add the profile of the cluster that `--on` names to the file here."""
     from paceline.cli import on_cluster
@@ -84,28 +93,39 @@ def forwarded(asked: Forwarded) -> int:
         raise UsageError("--force does not go with --on.", hint="Remove the old lines from the file, or use --print.")
     if not asked.values.get("show") and "job" in project.values.get("profiles", {}).get(name, {}):
         raise UsageError(f"{file} has [profiles.{name}.job] already.", hint="Print the new lines with --print.")
+    parent = "tool.paceline.profiles" if file.name == "pyproject.toml" else "profiles"
     line = on_cluster.Forwarded(asked.names, asked.key, ["init"], asked.values)
     with on_cluster.converse(line) as talk:
-        lines = talk.output.read().decode(errors="replace").splitlines()
-        code = talk.close()
-        if code != 0:
+        answer = talk.read_line(MAX_FACTS)
+        if not answer and (code := talk.close()) != 0:
             console.say(talk.errors.rstrip())
             return code
-    if file.name != FILE:
-        lines = [re.sub(r"^((?:# )?\[)profiles\.", r"\1tool.paceline.profiles.", each) for each in lines]
+        try:
+            lines = ClusterFacts.read(answer).lines(name, parent=parent)
+        except ValueError:
+            raise talk.connection.unclear() from None
     if asked.values.get("show"):
-        print("\n".join(map(console.printable, lines)).strip())
+        print("\n".join(lines).strip())
         return 0
     if project.file is None:
-        write_atomically(file, project_file(Path.cwd().name, lines, os.environ))
+        _write(file, project_file(Path.cwd().name, lines, os.environ))
     else:
         _append(file, lines)
-    print(f"added [profiles.{name}.job] to {file}\n  `paceline submit --on {quote(name)} train.py` uses it")
+    print(f"added [{parent}.{name}.job] to {file}\n  `paceline submit --on {quote(name)} train.py` uses it")
     return 0
 
 
 def _append(file: Path, lines: Sequence[str]) -> None:
-    write_atomically(file, "\n".join([file.read_text(encoding="utf-8").rstrip(), *lines]) + "\n")
+    """Add lines to a file, with the line endings that it has."""
+    before = file.read_bytes().decode("utf-8")
+    end = "\r\n" if "\r\n" in before else "\n"
+    _write(file, end.join([before.rstrip(), *lines, ""]))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write the file, all of it or nothing. A link stays, and an existing file keeps its permissions."""
+    target = file.resolve()
+    write_atomically(target, text, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644)
 
 
 def project_file(name: str, profile: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -142,11 +162,6 @@ def project_file(name: str, profile: Sequence[str], environ: Mapping[str, str]) 
     return "\n".join([*lines, *profile]) + "\n"
 
 
-def toml(value: str) -> str:
-    """Return a string in TOML syntax, which is that of JSON."""
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _scratch(environ: Mapping[str, str]) -> list[str]:
     for name in SCRATCH_VARIABLES:
         if environ.get(name):
@@ -172,48 +187,3 @@ def _environment(environ: Mapping[str, str]) -> list[str]:
         '# variables = { NCCL_DEBUG = "INFO" }',
         '# secrets = ["WANDB_API_KEY"]    # taken from your shell; never written to scripts or logs',
     ]
-
-
-def _profile(partitions: Sequence[Partition], config: Mapping[str, str], name: str) -> list[str]:
-    lines = ["", f"# The cluster {name}, Slurm {config.get('SLURM_VERSION', '?')}. Its partitions:"]
-    lines += [f"#   {each.name}: {describe(each)}" for each in partitions]
-    if config.get("JobRequeue") == "0":
-        lines.append("# It does not requeue jobs by default; Paceline asks for it, or submits a continuation job.")
-    best = _best(partitions)
-    lines += [f"[profiles.{_key(name)}.job]", f"partition = {toml(best.name)}"]
-    gpus = max(best.gpu_types.values(), default=0)
-    if gpus:
-        lines.append(f"gpus_per_node = {gpus}")
-        kinds = [kind for kind in best.gpu_types if kind]
-        if kinds:
-            lines.append(f"# gpu_type = {toml(kinds[0])}    # of: {', '.join(kinds)}")
-        lines.append(f"cpus_per_gpu = {_share(best)}")
-    limit = slurm_time(best.max_time) if best.max_time else "1-00:00:00"
-    lines += [f"time = {toml(limit)}", '# account = "my-account"', "# nodes = 2"]
-    lines += [
-        "",
-        f"# [profiles.{_key(name)}.environment]",
-        "# Paceline finds the network interface of each node. To choose one yourself"
-        f" (this machine has: {', '.join(interfaces()) or 'none'}):",
-        '# variables = { NCCL_SOCKET_IFNAME = "ib0", GLOO_SOCKET_IFNAME = "ib0" }',
-    ]
-    return lines
-
-
-def _key(name: str) -> str:
-    """Return a name as a key of TOML."""
-    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else toml(name)
-
-
-def _best(partitions: Sequence[Partition]) -> Partition:
-    """Return the default partition if it has GPUs or none has; otherwise the first that has."""
-    default = [each for each in partitions if each.is_default]
-    with_gpus = [each for each in partitions if each.gpu_types]
-    if default and (default[0].gpu_types or not with_gpus):
-        return default[0]
-    return (with_gpus or list(partitions))[0]
-
-
-def _share(partition: Partition) -> int:
-    shares = [kind.cpus // kind.gpu_count for kind in partition.kinds if kind.gpu_count]
-    return max(1, min(shares, default=1))

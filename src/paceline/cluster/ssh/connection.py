@@ -256,6 +256,13 @@ class Connection:
             f" `setup`. Try `ssh {self.cluster.host} true`.",
         )
 
+    def unclear(self) -> ConnectionProblem:
+        """Return the error for an answer that is not what was agreed."""
+        return ConnectionProblem(
+            f"{self.cluster.name} gave an answer that Paceline does not understand.",
+            hint="Try again. If it happens again, ask who runs the cluster: something there has changed the answer.",
+        )
+
     def failure(self, code: int, errors: str) -> ConnectionProblem:
         """Return the error for a command that did not even start."""
         if code == SSH_FAILED and not self.is_open():

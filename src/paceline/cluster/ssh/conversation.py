@@ -12,6 +12,8 @@ from typing import Any
 
 from paceline.cluster.ssh.connection import MAX_NOISE, Connection, new_mark, print_mark
 
+MAX_LINE = 64 << 20  # bytes: a line names each file of a project
+
 
 class Conversation:
     """Runs a script of `sh` on the login node: `send` and `read_line` until `close`, which returns its exit code.
@@ -69,9 +71,13 @@ class Conversation:
         except ConnectionError:
             pass  # the program has ended; its answer says why
 
-    def read_line(self) -> bytes:
-        """Return the next line; empty if the program has ended."""
-        return self.output.readline()
+    def read_line(self, limit: int = MAX_LINE) -> bytes:
+        """Return the next line; empty if the program has ended. Raises ConnectionProblem if it does not end."""
+        line = self.output.readline(limit + 1)
+        if len(line) > limit:
+            self.end()
+            raise self.connection.too_long(limit)
+        return line
 
     def end(self) -> None:
         """End the conversation at once; another thread may be reading."""
