@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.spec.quantities import (
+    brief_seconds,
     parse_mebibytes,
     parse_seconds,
     parse_time_limit,
@@ -87,3 +88,5 @@ def test_sizes_round_trip(mebibytes: int) -> None:
 
 def test_durations_for_people() -> None:
     assert [show_seconds(value) for value in (3, 100, 7200, 90000)] == ["3 s", "1m 40s", "2h", "1d 1h"]
+    assert [show_seconds(float(value)) for value in ("inf", "-inf", "nan")] == ["?"] * 3
+    assert [brief_seconds(float(value)) for value in ("inf", "-inf", "nan")] == ["?"] * 3

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.ps_columns import make_columns
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.metrics.curves import Curves
@@ -218,6 +219,26 @@ def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
     assert (latest.step, latest.time, latest.loss, latest.loss_name) == (3, None, None, "loss")
     assert (latest.rate, latest.rate_unit) == (2.0, "steps/s")
     assert read_latest(tmp_path / "missing").step is None
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"step": 0.0, "time": -2}, {"step": 1e-320, "time": -1}],
+        [{"step": 0, "time": -1e308}, {"step": 1, "time": 1e308}],
+        [{"step": 3, "time": -1, "seconds": 1e308}],
+        [{"step": 3, "time": -1, "seconds": 1e-320}],
+        [{"step": 3, "time": -2}, {"step": -(10**299), "time": -1.5}, {"step": 2 - 10**299, "time": -1}],
+    ],
+)
+def test_metrics_of_somebody_else_cannot_break_a_list(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
+    folder, now = RunFolder(tmp_path), time.time()
+    write_lines(folder.rank_events, [{"time": now - 10, "event": "training", "step": 0, "steps": 1000}])
+    write_lines(folder.metrics, [{**line, "time": now + line["time"], "loss": 1} for line in lines])
+    row = make_overview(make_record(folder, "running"))
+    assert (row.total_steps, round(row.seconds_left or 0.0), row.loss) == (1000, 0, 1)
+    json.dumps(row.to_json(), allow_nan=False)
+    assert make_columns([row])
 
 
 def test_the_numbers_of_one_rank_are_not_those_of_the_run(tmp_path: Path) -> None:

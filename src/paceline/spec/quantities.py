@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _UNITS_OF_TIME = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -55,7 +56,9 @@ def slurm_time(seconds: int) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """Return a duration for people: "1d 2h", "90 s", "3m 20s"."""
+    """Return a duration for people: "1d 2h", "90 s", "3m 20s"; "?" for inf and nan."""
+    if not math.isfinite(seconds):
+        return "?"
     if seconds < 100:
         return f"{seconds:.0f} s"
     rest, parts = round(seconds), []

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import parse_object, read_tail
+from paceline.contract.files.foreign_records import NUMBER, keep_valid, parse_object, read_tail
 from paceline.contract.run_folder import ALONE
 
 TAIL = 16384  # bytes
@@ -54,6 +54,10 @@ class Logged:
     @property
     def pace(self) -> float | None:
         """The seconds per step, with evaluations and saves, but without the time between two job starts."""
+        pace = self._pace()
+        return pace if pace is not None and 0 < pace < math.inf else None
+
+    def _pace(self) -> float | None:
         spans = self._spans()
         if not spans:
             return self.points[-1][2] if self.points else None
@@ -98,7 +102,7 @@ def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
     rate, unit = _rate(last)
     return Latest(
         step=_last_step(records),
-        time=as_number(last.get("time")),
+        time=as_number(keep_valid(last, {"time": NUMBER}).get("time")),
         loss=as_number(last.get(loss_name)),
         loss_name=loss_name,
         rate=rate,
@@ -139,11 +143,14 @@ def _rate(last: Mapping[str, Any]) -> tuple[float | None, str]:
         if (rate := as_number(last.get(name))) is not None:
             return rate, unit
     seconds = as_number(last.get("seconds"))
-    return (1 / seconds, "steps/s") if seconds else (None, "")
+    rate = as_number(1 / seconds) if seconds else None
+    return (rate, "steps/s") if rate is not None else (None, "")
 
 
-def _points(records: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
+def _points(records: Iterable[dict[str, Any]]) -> Iterator[Point]:
+    """Yield the lines that have a time and a whole step: anybody may have written them, with any numbers."""
     for record in records:
-        time, step = as_number(record.get("time")), as_number(record.get("step"))
-        if time is not None and step is not None:
+        known = keep_valid(record, {"time": NUMBER, "step": NUMBER})
+        time, step = as_number(known.get("time")), as_number(known.get("step"))
+        if time is not None and step is not None and step.is_integer():
             yield time, step, as_number(record.get("seconds"))

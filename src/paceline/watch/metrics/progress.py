@@ -15,6 +15,7 @@ SILENT = 300.0  # the same where only logged numbers tell, which may be of one s
 STALLED_STEPS = 20  # and as many steps as would have fit in
 FRESH = 120.0  # seconds; older samples of a node say nothing about now
 PAUSED, PAUSED_STEPS = 5.0, 10  # seconds and steps without a heartbeat: it evaluates, nobody knows for how long
+LONGEST = 1e9  # seconds; nobody waits for longer
 UNSEEN, UNSEEN_LINES = 30.0, 3  # the same for lines, which a file server may show late
 
 
@@ -81,7 +82,7 @@ class Progress:
     def seconds_left(self, total: int | None) -> float | None:
         """Return how long it will still train, at the pace of this attempt.
 
-        None if nobody knows: while it starts, evaluates or hangs.
+        None if nobody knows: while it starts, evaluates or hangs, or if its numbers make no sense.
         """
         step, pace = self.step, self._logged.pace
         if total is None or step is None or pace is None or not self._attempt.is_training:
@@ -93,7 +94,8 @@ class Progress:
         quiet, interval = self._quiet(), max(pace, self._logged.interval)
         if quiet > max(UNSEEN, PAUSED_STEPS * pace, UNSEEN_LINES * interval):
             return None
-        return max(0.0, (total - step) * pace - min(quiet, interval))
+        left = max(0.0, (total - step) * pace - min(quiet, interval))
+        return left if left < LONGEST else None
 
     @property
     def _pace(self) -> float:
