@@ -160,6 +160,34 @@ def test_the_end_of_processes_is_idle() -> None:
     assert failed.total == 50
 
 
+def test_a_script_may_train_in_several_sessions() -> None:
+    """The folds of a cross validation: each has steps and checkpoints of its own, and starts at step 0."""
+    first = [
+        at(0, "launch", attempt=1, ranks=[0]), at(10, "training", step=0, seconds={"setup": 5.0}),
+        at(12, "first_step", step=1, seconds={"setup": 5.0, "first_step": 2.0}),
+        at(40, "saving", step=20, blocked=0.0), at(50, "session_end", step=30),
+    ]  # fmt: skip
+    second = [at(55, "training", step=0, seconds={"setup": 2.0}), at(57, "first_step", step=1, seconds={"setup": 2.0})]
+
+    def seconds(*events: dict[str, Any], now: float | None = None) -> dict[str, float]:
+        result = compute_goodput(events, now)
+        assert result.total == (now or events[-1]["time"])
+        return {name: each for name, each in result.seconds.items() if each}
+
+    assert seconds(*first, now=53.0)["idle"] == 3, "nobody knows that another session follows"
+    live = seconds(*first, *second, now=90.0)
+    assert live == {"starting": pytest.approx(16, abs=2), "training": pytest.approx(74, abs=2)}
+    ended = [at(90, "saving", step=25, blocked=0.0), at(100, "session_end", step=30), at(101, "done", attempt=1)]
+    done = seconds(*first, *second, *ended)
+    assert done == {"starting": pytest.approx(16, abs=2), "training": pytest.approx(84, abs=2), "idle": 1}
+    # The second session fails after its save. The next attempt finds nothing to do in the first one, or skips it.
+    failed = [*ended[:1], at(96, "failed", attempt=1), at(97, "launch", attempt=2, ranks=[0])]
+    over = [at(98, "training", step=30), at(98, "session_end", step=30)]
+    for skipped in ([], over):
+        again = seconds(*first, *second, *failed, *skipped, at(98, "training", step=25), at(120, "done", attempt=2))
+        assert (again["lost"], again["idle"]) == (6, 1)
+
+
 def test_a_requeued_job_waits_until_its_head_agent_arrives() -> None:
     result = compute_goodput(
         [
@@ -344,7 +372,8 @@ def test_a_time_line_stays_small() -> None:
 
 EVENTS = st.sampled_from(
     ["queued", "node", "started", "staging", "staged", "launch", "ranks", "training", "first_step", "saving",
-     "progress", "saved", "failed", "stopped", "done", "restarted", "files", "requeued", "unreachable"]
+     "progress", "saved", "failed", "stopped", "done", "restarted", "files", "requeued", "unreachable",
+     "session_end"]
 )  # fmt: skip
 SECONDS = st.floats(0, 1000)
 FIELDS = st.fixed_dictionaries(

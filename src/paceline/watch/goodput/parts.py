@@ -45,14 +45,20 @@ class Piece:
 
 
 def divide(periods: Sequence[Period]) -> list[Piece]:
-    """Divide all periods. Steps are lost if the next attempt that trains has to repeat them."""
+    """Divide all periods. Steps are lost if the next attempt that trains has to repeat them.
+
+    An attempt may have several sessions, such as folds. All but its last are over, and nobody repeats them. That one
+    continues in the first session of the next attempt that has something left to do.
+    """
     pieces = []
     resumed_at: int | None = None
     for index in range(len(periods) - 1, -1, -1):
         period = periods[index]
         if period.log is not None:
-            pieces.append(_divide_training(period, period.log, resumed_at))
-            resumed_at = period.log.step
+            log = period.log
+            pieces.append(_divide_training(period, log, None if log.is_followed else resumed_at))
+            if not (log.is_followed and log.has_no_step):
+                resumed_at = log.step
         elif period.kind == "starting":
             after = periods[index + 1] if index + 1 < len(periods) else None
             pieces.append(_divide_start(period, after.log if after is not None else None))

@@ -2,10 +2,10 @@
 
 The events used are `queued` (or `submitted`), `node` and `started` (an agent arrives, and has met the others),
 `staging` and `staged`, `launch` and `ranks` (ranks start, and have started, with `uses_runtime`), `training` (the first
-step boundary of an attempt, with its first step and the seconds of its start), `first_batch`, `first_step`, `saving`
+step boundary of a session, with its first step and the seconds of its start), `first_batch`, `first_step`, `saving`
 (with `step`, `blocked` seconds and `waited`, the seconds for which rank 0 has waited for data so far), `progress` (how
-far a live run is), `session_end` (rank 0 has left the session; its processes still have to end), `failed`, `stopped`
-and `done`.
+far a live run is), `session_end` (rank 0 has left the session; its processes still have to end, or open another one),
+`failed`, `stopped` and `done`.
 
 When a requeued job starts again, the time since the last event of the previous job start counts as queued, or only that
 since `queued_at`, if Slurm has said when it requeued the job; while it waits, the event `requeued` says so. Nobody
@@ -27,7 +27,7 @@ ACTIVE = frozenset({"starting", "running", "training"})
 
 @dataclass
 class TrainingLog:
-    """What rank 0 tells of one attempt, from its first step boundary to its end."""
+    """What rank 0 tells of one session, from its first step boundary to its end. Most attempts have only one."""
 
     step: int  # the first one
     phases: dict[str, float]  # seconds of the start, by name
@@ -37,13 +37,18 @@ class TrainingLog:
     steps: list[tuple[float, int]] = field(default_factory=list)  # times at which so many steps were done
     waits: list[tuple[float, float]] = field(default_factory=list)  # times, and the seconds waited for data until then
     left: float | None = None  # when rank 0 left the session
+    is_followed: bool = False  # the script has trained in another session since, such as the next fold
     is_finished: bool = False  # ended by `done` or `stopped`, so nothing after the last save is lost
     is_live: bool = False  # as far as anybody knows
 
     @property
     def is_in_first_step(self) -> bool:
         """Whether its first step has not ended. A script that calls `run.should_stop` does not tell."""
-        return bool(self.phases) and self.first_step is None and all(step <= self.step for _, step in self.steps)
+        return bool(self.phases) and self.has_no_step
+
+    @property
+    def has_no_step(self) -> bool:
+        return self.first_step is None and all(step <= self.step for _, step in self.steps)
 
 
 @dataclass
@@ -118,7 +123,7 @@ class PeriodReader:
         elif name in ("launch", "ranks"):
             if 0 in event.get("ranks", [0]):
                 self._start_ranks(event, name, time)
-        elif name == "training" and phase != "training":
+        elif name == "training" and (phase != "training" or self._has_left_session()):
             self._start_training(event, time)
         elif name in ("first_batch", "first_step", "saving", "progress", "session_end") and phase == "training":
             self._advance(event, name, time)
@@ -171,8 +176,16 @@ class PeriodReader:
         assert self._current is not None
         self._current.attempt = number
 
+    def _has_left_session(self) -> bool:
+        log = self._current.log if self._current is not None else None
+        return log is not None and log.left is not None
+
     def _start_training(self, event: Mapping[str, Any], time: float) -> None:
         attempt = self._current.attempt if self._current is not None else 0
+        if self._current is not None and (last := self._current.log) is not None and last.left is not None:
+            last.is_followed = True
+            self._enter("starting", last.left, part="setup")
+            self._current.attempt = attempt
         if self._current is not None and self._current.kind == "running":  # it has step boundaries after all
             self._current.kind, self._current.part = "starting", "ranks"
         self._enter("training", time)
