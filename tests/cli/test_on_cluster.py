@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import dispatch
+from paceline.cli import dispatch, on_cluster
 from paceline.errors import ClusterError, NoSlurm, UsageError
 
 
@@ -118,6 +118,27 @@ def test_without_slurm_the_error_points_to_a_cluster(line: str, hint: str) -> No
     with pytest.raises(NoSlurm) as problem:
         dispatch(line.split())
     assert problem.value.hint.startswith(f"To use your cluster over SSH, type: {hint}\n  Otherwise, ")
+
+
+@pytest.mark.parametrize(
+    ("line", "sent"),
+    [
+        ("submit --on alps --yes --gpus 4 train.py --yes", "submit --gpus 4 train.py --yes"),
+        ("submit --yes --on alps -J --yes train.py", "submit -J --yes train.py"),
+        ("sweep sweep.toml --on alps --yes", "sweep sweep.toml"),
+        ("env build --yes --on=alps --local", "env build --local"),
+        ("env remove --on alps --yes abc", "env remove --yes abc"),  # asked there
+        ("clean --yes --on alps", "clean --yes"),
+    ],
+)
+def test_what_answers_a_question_of_this_machine_is_no_part_of_the_line(line: str, sent: str) -> None:
+    """So the same command with `--yes` is the same command: it looks for a job whose answer was lost."""
+    Path("sweep.toml").write_text('[sweep]\nscript = "train.py"\n[space]\nx = [1, 2]\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(on_cluster, "make_request", lambda asked, _: pytest.fail(" ".join(asked.line)))
+        with pytest.raises(pytest.fail.Exception) as caught:
+            dispatch(line.split())
+    assert caught.value.msg == sent
 
 
 def test_without_slurm_and_without_a_cluster_the_error_says_how_to_name_one(guard: None) -> None:

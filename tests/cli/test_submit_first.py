@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -103,7 +103,7 @@ def interrupted(guard: None, tmp_path: Path) -> Iterator[Race]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         patch.chdir(tmp_path)
-        race = Race.begin(None, LINE)
+        race = Race.begin(None, LINE, ["cedar", "alps"])
         race.send("alps")
         race.send("cedar")
         yield race
@@ -112,7 +112,7 @@ def interrupted(guard: None, tmp_path: Path) -> Iterator[Race]:
 LINE = ["submit", "--first", "--env", "TOKEN=hush", "train.py"]
 
 
-def start_again(line: list[str], *, at_terminal: str | None = None) -> None:
+def start_again(line: list[str], *, at_terminal: str | None = None, on: Sequence[str] = ("alps", "cedar")) -> None:
     """Type a command; `at_terminal` is the answer to its question. The error comes from what it does next."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(submit_first, "_prepare", lambda *_: pytest.fail("prepared"))
@@ -120,7 +120,7 @@ def start_again(line: list[str], *, at_terminal: str | None = None) -> None:
         for stream in (stdin, sys.stderr):
             patch.setattr(stream, "isatty", lambda: at_terminal is not None, raising=False)
         patch.setattr(sys, "stdin", stdin)
-        submit_first.start(Forwarded(["alps", "cedar"], "submit", line, {"first": True}))
+        submit_first.start(Forwarded(on, "submit", line, {"first": True}))
 
 
 def test_a_contest_that_was_killed_is_finished_and_not_started_again(interrupted: Race, tmp_path: Path) -> None:
@@ -133,19 +133,20 @@ def test_a_contest_that_was_killed_is_finished_and_not_started_again(interrupted
 
 
 def test_a_contest_starts_if_it_is_wanted_or_another_one(interrupted: Race, tmp_path: Path) -> None:
-    def goes_on(line: list[str], answer: str | None = None) -> None:
+    def goes_on(line: list[str], answer: str | None = None, on: Sequence[str] = ("alps", "cedar")) -> None:
         with pytest.raises(pytest.fail.Exception, match="prepared"):
-            start_again(line, at_terminal=answer)
+            start_again(line, at_terminal=answer, on=on)
 
     goes_on(LINE, "y\n")
     goes_on([*LINE, "--lr", "0.1"])
+    goes_on(LINE, on=("alps", "birch"))
     with interrupted.locked():  # its command still runs
         goes_on(LINE)
     (tmp_path / "elsewhere").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path / "elsewhere")
         goes_on(LINE)
-    Race.begin(None, LINE).save()  # killed before it had sent anything
+    Race.begin(None, LINE, ["alps", "cedar"]).save()  # killed before it had sent anything
     interrupted.finish()
     goes_on(LINE)
 

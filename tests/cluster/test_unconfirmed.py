@@ -16,7 +16,7 @@ MANY = """
 import time
 from paceline.cluster.ssh.unconfirmed import open_submission
 for _ in range(60):
-    it = open_submission("alps", ["submit", "train.py"])
+    it = open_submission("alps", "login.alps", ["submit", "train.py"])
     assert not it.is_repeat, "every answer has arrived"
     assert it.path.stat().st_ino, "the file is there until its answer is"
     time.sleep(0.001)
@@ -43,14 +43,15 @@ def test_identical_submissions_at_the_same_time(cache: Path) -> None:
 
 
 def test_a_submission_is_repeated_until_its_answer_is_here() -> None:
-    first = open_submission("alps", ["submit", "a.py"])
-    beside = open_submission("alps", ["submit", "a.py"])  # the first is still waiting
+    first = open_submission("alps", "login.alps", ["submit", "a.py"])
+    beside = open_submission("alps", "login.alps", ["submit", "a.py"])  # the first is still waiting
     assert not beside.is_repeat
     beside.confirm()
     first.close()  # its answer was lost
-    assert not open_submission("alps", ["submit", "b.py"]).is_repeat
-    again = open_submission("alps", ["submit", "a.py"])
+    assert not open_submission("alps", "login.alps", ["submit", "b.py"]).is_repeat
+    assert not open_submission("alps-debug", "login.alps", ["submit", "a.py"]).is_repeat  # another profile of this host
+    again = open_submission("alps", "login.alps", ["submit", "a.py"])
     assert again.is_repeat
     assert again.id == first.id
     again.confirm()
-    assert not open_submission("alps", ["submit", "a.py"]).is_repeat
+    assert not open_submission("alps", "login.alps", ["submit", "a.py"]).is_repeat

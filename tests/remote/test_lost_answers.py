@@ -92,7 +92,7 @@ def test_the_same_command_gives_one_job(
     laptop("login", "link", check=True)
     if end == "killed":
         assert_nothing_happens_while_slurm_is_silent(lab, laptop, slurm_node)
-    again = laptop(*line, check=True)
+    again = laptop(line[0], "--yes", *line[1:], check=True)  # the same command: this only answers a question
     assert f"looks for its {jobs} before it submits anything" in again.stderr
     (job,) = slurm_node.queue()
     assert f"as job {job.partition('_')[0]}" in again.stdout.replace("submitted", "", 1)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 HERE = "here"  # as --on: this machine, whatever paceline.toml says
 ALL = "all"
+YES = "yes"  # answers the question whether to send code
 # Commands that have the option, by their key: the module, and the subcommand if a module has several.
 FORWARDED = frozenset({
     "submit", "sweep", "sweep_show", "sweep_cancel", "ps", "show", "logs", "wait", "metrics", "report", "cancel",
@@ -64,7 +65,7 @@ def options_for(key: str) -> list[Any]:
     app = typer.Typer(add_completion=False)
     app.command()(carrier)
     made: dict[str, Any] = {str(each.name): each for each in typer.main.get_command(app).params}
-    names = ("on", "yes") if key in CARGO else ("on",)
+    names = ("on", YES) if key in CARGO else ("on",)
     for name in names:
         made[name].expose_value = False
     return [made[name] for name in names]
@@ -126,7 +127,10 @@ def _is_slurm_machine() -> bool:
 
 
 def without_option(typed: Sequence[str], params: Sequence[Any]) -> list[str]:
-    """Return what was typed without `--on`. Variables that were named without a value get this machine's."""
+    """Return what was typed without `--on`, and without the `--yes` that goes with it: the question is asked here.
+
+    Variables that were named without a value get this machine's.
+    """
     takers = {flag: each for each in params if each.param_type_name == "option" for flag in each.opts}
     variables = {flag for group in TABLE.values() for each in group if each.kind == VARIABLES for flag in each.flags}
     kept: list[str] = []
@@ -137,7 +141,7 @@ def without_option(typed: Sequence[str], params: Sequence[Any]) -> list[str]:
         flag, equals, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
         taker = takers.get(flag)
         if taker is None or taker.is_flag:
-            kept.append(word)
+            kept += [word] if taker is None or taker.name != YES or taker.expose_value else []
             continue
         parts = [word] if equals or value else [word, next(words, "")]
         if flag in variables:

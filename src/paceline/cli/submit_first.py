@@ -134,10 +134,10 @@ def start(asked: Forwarded) -> int:
     for key, flag in NOT_WITH_FIRST.items():
         if asked.values.get(key):
             raise UsageError(f"{flag} does not go with --first.", hint=f"Leave out {flag}, or name one cluster.")
-    _require_no_interrupted(asked.line)
+    _require_no_interrupted(asked.line, names)
     prepared = _prepare(asked, names)
     config = asked.values.get("config")
-    race = Race.begin(os.path.abspath(config) if isinstance(config, str) else None, asked.line)
+    race = Race.begin(os.path.abspath(config) if isinstance(config, str) else None, asked.line, names)
     with race.locked():
         race.save()
         console.say_note(f"if this command is interrupted: paceline submit --finish {race.id}")
@@ -153,11 +153,11 @@ def start(asked: Forwarded) -> int:
         raise problems[-1]
 
 
-def _require_no_interrupted(line: Sequence[str]) -> None:
+def _require_no_interrupted(line: Sequence[str], names: Sequence[str]) -> None:
     """Raise an error if the same command was interrupted, so that its jobs may still train; in a terminal, ask."""
     from paceline.cluster.ssh.first.race_file import find_interrupted
 
-    race = find_interrupted(line)
+    race = find_interrupted(line, names)
     if race is None:
         return
     where = ", ".join(dict.fromkeys((*race.submissions, *race.runs)))

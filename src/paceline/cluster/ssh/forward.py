@@ -84,8 +84,8 @@ def _command(connection: Connection, request: Request, parcel: Parcel, *, note: 
 
 def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note) -> int:
     """Carry out what submits jobs. If its answer is lost, the same command looks for its jobs before it submits any."""
-    submission = open_submission(connection.cluster.host, request.args)
     name = connection.cluster.name
+    submission = open_submission(name, connection.cluster.host, request.args)
     jobs, are = ("job", "is one") if request.args[0] == "submit" else ("jobs", "are any")
     if submission.is_repeat:
         note(f"the answer to this command was lost earlier: {name} looks for its {jobs} before it submits anything")

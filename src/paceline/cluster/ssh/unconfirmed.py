@@ -39,11 +39,14 @@ class Submission:
         os.close(self._descriptor)
 
 
-def open_submission(host: str, args: Sequence[str]) -> Submission:
-    """Return the submission of this command: an earlier one from the same folder, unless that has its answer."""
+def open_submission(cluster: str, host: str, args: Sequence[str]) -> Submission:
+    """Return the submission of this command: an earlier one from the same folder, unless that has its answer.
+
+    `cluster` is the name that `--on` has: another profile of the same host is another job.
+    """
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = hashlib.sha256(json.dumps([host, os.getcwd(), *args]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([cluster, host, os.getcwd(), *args]).encode()).hexdigest()[:16]
     with _locked_folder():
         for path in sorted(folder.iterdir()):
             if _is_expired(path):

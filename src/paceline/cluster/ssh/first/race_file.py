@@ -38,8 +38,8 @@ class Race:
     is_over: bool = False
 
     @classmethod
-    def begin(cls, config: str | None, line: Sequence[str] = ()) -> Race:
-        return cls(secrets.token_hex(4), os.getcwd(), config, time.time(), _digest(line))
+    def begin(cls, config: str | None, line: Sequence[str] = (), clusters: Sequence[str] = ()) -> Race:
+        return cls(secrets.token_hex(4), os.getcwd(), config, time.time(), _digest(line, clusters))
 
     @classmethod
     def load(cls, name: str) -> Race:
@@ -126,18 +126,19 @@ def unfinished() -> list[Race]:
     return sorted(found, key=lambda race: race.created)
 
 
-def find_interrupted(line: Sequence[str]) -> Race | None:
+def find_interrupted(line: Sequence[str], clusters: Sequence[str]) -> Race | None:
     """Return the newest submission of the same command from this folder that may have jobs and that nobody finishes."""
+    command = _digest(line, clusters)
     for race in reversed(unfinished()):
-        if race.command == _digest(line) and race.folder == os.getcwd() and (race.submissions or race.runs):
+        if race.command == command and race.folder == os.getcwd() and (race.submissions or race.runs):
             with suppress(UsageError), race.locked():
                 if not (found := Race.load(race.id)).is_over:
                     return found
     return None
 
 
-def _digest(line: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(list(line)).encode()).hexdigest()[:32]
+def _digest(line: Sequence[str], clusters: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps([sorted({*clusters}), *line]).encode()).hexdigest()[:32]
 
 
 def _folder() -> Path:
