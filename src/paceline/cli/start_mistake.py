@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.contract.verdict import USAGE_EXIT
 from paceline.plan.quote import quote
 from paceline.spec import Job
 from paceline.spec.option_table import options_of
+from paceline.watch.failures import is_usage_error
 
 OWN_FLAGS = ("--resume", "--max-restarts", "--dry-run", "--config")  # of `paceline run`, beside those of the table
 
@@ -31,11 +31,6 @@ def explain_mistake(failure: Mapping[str, Any], job: Job) -> str:
         return ""
     example = f"paceline run {ours[0]} ..."
     return f"the script got {', '.join(ours)}: options of Paceline go before the script, as in `{example}`"
-
-
-def is_usage_error(failure: Mapping[str, Any]) -> bool:
-    """Return whether the script rejected its arguments, as argparse and click do."""
-    return failure.get("code") == USAGE_EXIT and not failure.get("type")
 
 
 def resume_otherwise(run_id: str, job: Job) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.contract.files.foreign_records import Fields, keep_valid, read_object, read_tail
 from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.contract.verdict import USAGE_EXIT
 from paceline.plan.typed_command import to_type
 from paceline.watch.goodput import read_events
 
@@ -31,6 +33,11 @@ def read_failure(attempt: AttemptFolder) -> dict[str, Any]:
     if is_agent and host and _slurm_lost(RunFolder(attempt.path.parent), host):
         failure |= {"cause": "lost", "message": NODE_DIED}
     return failure
+
+
+def is_usage_error(failure: Mapping[str, Any]) -> bool:
+    """Return whether the script rejected its arguments, as argparse and click do."""
+    return failure.get("code") == USAGE_EXIT and not failure.get("type")
 
 
 def _slurm_lost(run: RunFolder, host: str) -> bool:

@@ -9,6 +9,7 @@ from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.sweep.folder import TrialFolder
 from paceline.plan.quote import quote
 from paceline.plan.typed_command import cluster, to_type
+from paceline.watch.failures import is_usage_error, read_failure
 
 
 def submit_again(folder: RunFolder) -> str:
@@ -54,4 +55,6 @@ def describe_start(folder: RunFolder) -> str:
     saves_itself = any(event["event"] == "ranks" and not event.get("uses_runtime", True) for event in starts)
     if saves_itself and not has_trained:
         return "from the script's own checkpoint, if any"
+    if (attempts := folder.attempts()) and is_usage_error(read_failure(attempts[-1])):
+        return "add the script and other arguments: it rejected these"
     return "no checkpoint: the script starts again"

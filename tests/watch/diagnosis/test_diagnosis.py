@@ -17,6 +17,7 @@ from paceline.cluster.checks import quota
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING
 from paceline.contract.heartbeat_file import FINISHED, READY, RUNNING
 from paceline.watch.diagnosis import disk
+from paceline.watch.resume_hint import describe_start
 from tests.watch.diagnosis.recorded_run import RecordedRun
 
 Plant = Callable[[RecordedRun], None]
@@ -568,3 +569,20 @@ def test_every_finding_leads_to_a_section_of_the_guide() -> None:
         used |= set(re.findall(r"(?:\{DOCS\}|troubleshooting\.md)#([\w-]+)", path.read_text(encoding="utf-8")))
     assert len(used) > 8
     assert used <= known
+
+
+@pytest.mark.parametrize(
+    ("failure", "advice"),
+    [
+        ({"type": "ModuleNotFoundError", "message": "No module named 'einops.torch'"}, "Install einops in the"),
+        ({"code": 2, "last_line": "train.py: error: unrecognized arguments: --lrr"}, "The script rejected its argum"),
+        ({"type": "KeyError", "message": "'x'", "where": "train.py:9 in main"}, "Look at train.py:9 in main. Read the"),
+    ],
+)
+def test_the_advice_fits_the_error(tmp_path: Path, failure: dict[str, Any], advice: str) -> None:
+    run = RecordedRun(tmp_path / "run")
+    run.fails(**failure)
+    (found,) = run.problems()
+    assert found.hint.startswith(advice)
+    rejected = "add the script and other arguments: it rejected these"
+    assert (describe_start(run.folder) == rejected) is (failure.get("code") == 2)

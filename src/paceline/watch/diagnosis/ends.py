@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from paceline import errors
 from paceline.cluster.checks.findings import PROBLEM, Finding
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.plan.typed_command import to_type
 from paceline.watch.diagnosis.evidence import Evidence
-from paceline.watch.failures import describe_failure, failure_text, name_failure
+from paceline.watch.failures import describe_failure, failure_text, is_usage_error, name_failure
 
 DOCS = "docs/troubleshooting.md"
 _LEFT = re.compile(r"Ranks? [\d, ]+ ha(?:s|ve) ended normally, without the collective")
@@ -55,7 +57,18 @@ def _hint(evidence: Evidence, text: str, advice: str) -> str:
         )
     if evidence.failure.get("cause") == "crash" and evidence.failure.get("where"):
         return f"Compiled code crashed at that line: look at the library that it calls, and its version. {log}"
+    advice = advice or _advise(evidence.failure)
     return " ".join(filter(None, [advice, log])) or f"Read the logs: {to_type(f'logs {run}')}."
+
+
+def _advise(failure: Mapping[str, Any]) -> str:
+    """Return what to do about the script's own exception; empty if nothing is known about it."""
+    lacks = re.match(r"No module named '([^'.]+)", str(failure.get("message", "")))
+    if failure.get("type") == "ModuleNotFoundError" and lacks:
+        return f"Install {lacks[1]} in the environment of this run. Its package may have another name."
+    if is_usage_error(failure):
+        return "The script rejected its arguments: correct what follows it in your command."
+    return f"Look at {where}." if (where := failure.get("where")) else ""
 
 
 def _split_advice(text: str, kind: str) -> tuple[str, str]:
