@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,26 @@ def test_run_starts_it(script: str, expected: str, tmp_path: Path, paceline: Pac
     if "-m" not in script:  # a module is found from the current folder
         done = paceline("run", "--nproc", "1", cwd=folder / "src", check=True)
         assert expected in done.stdout
+
+
+def test_pytest_and_git_do_not_see_the_runs(tmp_path: Path, paceline: Paceline) -> None:
+    folder = tmp_path / "project"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "tests" / "test_train.py").write_text("def test_it():\n    pass\n")
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    paceline("run", "--nproc", "1", "train.py", cwd=folder, check=True, PACELINE_SCRATCH="")
+    assert len(list(folder.glob("runs/*/*/*/code/tests/test_train.py"))) == 1
+    status = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=folder, check=True, text=True, capture_output=True
+    ).stdout
+    assert status.split() == ["??", "tests/", "??", "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, text=True, capture_output=True
+    )
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
+    listed = paceline("ps", cwd=folder, check=True, PACELINE_SCRATCH="").stdout
+    assert len(listed.splitlines()) == 2  # the heading and the run
 
 
 def test_a_typed_script_comes_first_and_other_commands_know_it_too(tmp_path: Path, paceline: Paceline) -> None:

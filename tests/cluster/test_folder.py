@@ -68,6 +68,54 @@ def test_a_failed_body_removes_only_its_own_folders(tmp_path: Path) -> None:
     assert list((scratch / "p" / "e").iterdir()) == [created.folder.path]
 
 
+def test_only_a_new_scratch_folder_of_a_project_is_hidden_from_git_and_pytest(tmp_path: Path) -> None:
+    def names(scratch: Path) -> list[str]:
+        with folders.create_run_folder(RunPath(scratch, "p", "e", new_run_id())):
+            return sorted(os.listdir(scratch))
+
+    project = tmp_path / "project"
+    (project / "mine").mkdir(parents=True)
+    (project / "paceline.toml").touch()
+    hidden = [".gitignore", "conftest.py", "p"]
+    assert names(tmp_path / "no-project" / "runs") == names(project / "a" / "b") == hidden
+    assert names(project / "a" / "b") == hidden
+    assert names(tmp_path / "scratch") == names(project / "mine") == ["p"]  # elsewhere, and a folder of the user's
+
+
+def test_a_run_that_fails_removes_a_scratch_folder_of_a_project_unless_another_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "runs"
+
+    def fail() -> None:
+        with folders.create_run_folder(RunPath(scratch, "p", "e", new_run_id())):
+            raise SpecError("no")
+
+    with pytest.raises(SpecError):
+        fail()
+    assert not scratch.exists()
+    rmdir = Path.rmdir
+
+    def come_first(path: Path) -> None:
+        if path == scratch:
+            (scratch / "other").mkdir()
+        rmdir(path)
+
+    monkeypatch.setattr(Path, "rmdir", come_first)
+    with pytest.raises(SpecError):
+        fail()
+    assert sorted(os.listdir(scratch)) == [".gitignore", "conftest.py", "other"]
+
+
+def test_a_run_starts_if_the_files_for_git_and_pytest_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "SHIELDS", {"missing/.gitignore": "*", "conftest.py": ""})
+    with folders.create_run_folder(RunPath(tmp_path / "runs", "p", "e", new_run_id())) as run_path:
+        assert run_path.folder.path.is_dir()
+    assert folders.list_runs_and_sweeps(tmp_path / "runs") == ([], [])
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 kB, which fills up like a disk."""

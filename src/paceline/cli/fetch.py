@@ -108,15 +108,18 @@ def _what(values: Any) -> str:
 
 
 def _target(listing: Listing, to: Path | None) -> Path:
+    from paceline.cluster.runs.folder import create_scratch
     from paceline.contract.sweep.folder import SweepFolder
 
     if to is not None:
         return to.absolute() / listing.key
-    folder = runs.scratch_here().joinpath(*listing.place)
+    scratch = runs.scratch_here()
+    folder = scratch.joinpath(*listing.place)
     if len(listing.place) == 5 and SweepFolder(folder.parent.parent).spec.exists():
         raise UsageError(
             f"{folder.parent.parent} is a sweep of this machine.", hint="Choose another folder with --to FOLDER."
         )
+    create_scratch(scratch)
     return folder
 
 

@@ -145,13 +145,16 @@ def command(
 
 
 def _prove(request: Request, script: Script, load: Any, output: Path | None) -> int:
-    from paceline.cluster.runs.folder import resolve_scratch
+    from paceline.cluster.runs.folder import create_scratch, resolve_scratch
     from paceline.proof.local_runner import LocalRunner, choose_folder, full_disk
     from paceline.proof.proof import Prover
     from paceline.proof.report import write_report
 
     job, program = load(script.program), script.program
-    folder = choose_folder(output, resolve_scratch(job, os.environ) / job.project_name, program.name)
+    scratch = resolve_scratch(job, os.environ)
+    if output is None:
+        create_scratch(scratch)
+    folder = choose_folder(output, scratch / job.project_name, program.name)
     with ProofProgress(request) as progress:
         runner = LocalRunner(script, load=load, folder=folder, progress=progress.show, tell=progress.tell)
         try:

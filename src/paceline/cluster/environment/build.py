@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironment, store_path
+from paceline.cluster.runs.folder import create_scratch
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.sbatch import run_sbatch
 from paceline.cluster.slurm.states import LIVE, WAITING
@@ -160,6 +161,7 @@ def write_build(plan: BuildPlan) -> None:
     """Write the build's folder, complete before the build starts."""
     remove_old_builds(plan.target.path.parent)
     try:
+        create_scratch(plan.target.path.parents[2])
         plan.folder.path.mkdir(parents=True, mode=0o700)
         for name, text in plan.files.items():
             write_atomically(plan.folder.path / name, text)

@@ -27,6 +27,14 @@ from paceline.spec import Job
 
 SCRATCH = "PACELINE_SCRATCH"
 DEFAULT_SCRATCH = "runs"
+PROJECT_MARKS = (".git", "paceline.toml", "pyproject.toml")
+# In a scratch folder of a project: git must not add logs and checkpoints, nor pytest collect copies of the tests.
+_WRITTEN_BY = "# Written by Paceline:"
+SHIELDS = {
+    ".gitignore": f"{_WRITTEN_BY} git ignores the runs in this folder.\n*\n",
+    "conftest.py": f"{_WRITTEN_BY} pytest skips the runs in this folder, which have copies of your tests.\n"
+    'collect_ignore_glob = ["*"]\n',
+}
 JOB_ID = re.compile(r"\d+(_\d+)?")  # of a job, or of a task of an array
 
 
@@ -275,9 +283,8 @@ def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
     """Create a new run folder, and remove everything again if the body fails, unless a job may need it."""
     created: list[Path] = []
     try:
-        for parent in reversed([run_path.folder.path.parent, *run_path.folder.path.parent.parents]):
-            if not parent.exists():
-                _create(parent, created)
+        create_scratch(run_path.scratch, created)
+        _create_all(run_path.folder.path.parent, created)
         while True:
             try:
                 run_path.folder.path.mkdir()
@@ -300,6 +307,42 @@ def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
         raise
 
 
+def create_scratch(scratch: Path, created: list[Path] | None = None) -> None:
+    """Create the scratch folder if it is missing, and add the folders that this creates to `created`.
+
+    In a project, a new one gets `SHIELDS`. An existing folder stays as it is: it may be the user's own.
+    """
+    new: list[Path] = []
+    try:
+        _create_all(scratch, new)
+    finally:
+        if created is not None:
+            created += new
+    if scratch in new and _is_in_project(scratch):
+        _write_shields(scratch)
+
+
+def _is_in_project(scratch: Path) -> bool:
+    return scratch.name == DEFAULT_SCRATCH or any(
+        (parent / mark).exists() for parent in scratch.parents for mark in PROJECT_MARKS
+    )
+
+
+def _write_shields(scratch: Path) -> None:
+    for name, text in SHIELDS.items():
+        try:
+            with open(scratch / name, "x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError:  # they are a convenience; whatever is wrong with the folder, the run itself will say it
+            continue
+
+
+def _create_all(path: Path, created: list[Path]) -> None:
+    for each in reversed([path, *path.parents]):
+        if not each.exists():
+            _create(each, created)
+
+
 def _create(path: Path, created: list[Path]) -> None:
     try:
         path.mkdir()
@@ -317,6 +360,20 @@ def _remove(created: list[Path]) -> None:
             # Runs create their folder before they use the store, so a store without run folders is ours alone.
             if os.listdir(path) == [STORE]:
                 shutil.rmtree(path / STORE)
-            path.rmdir()
+            _remove_folder(path)
         except OSError:
             return
+
+
+def _remove_folder(path: Path) -> None:
+    """Remove a folder that has nothing in it, or nothing but `SHIELDS`."""
+    has_shields = set(os.listdir(path)) == set(SHIELDS)
+    if has_shields:
+        for name in SHIELDS:
+            (path / name).unlink()
+    try:
+        path.rmdir()
+    except OSError:  # another run has come meanwhile
+        if has_shields:
+            _write_shields(path)
+        raise
