@@ -10,6 +10,7 @@ from torch import nn
 
 import paceline
 from paceline.runtime.training.capture.fused_update import CompiledUpdate, has_fused_kernel
+from paceline.runtime.training.capture.model_modes import ModelModes
 
 
 def test_on_the_cpu_the_step_runs_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
@@ -123,4 +124,53 @@ def test_adam_is_fused_unless_the_script_has_chosen() -> None:
     assert not fuses(torch.optim.AdamW, fused=False)
     assert not fuses(torch.optim.AdamW, differentiable=True)
     assert not fuses(torch.optim.AdamW, dtype=torch.complex64)
+    assert fuses(torch.optim.AdamW, dtype=torch.float64)
+    assert not fuses(torch.optim.AdamW, dtype=torch.bfloat16)  # whose separate operations round
     assert not fuses(torch.optim.NAdam)
+
+
+def make_blocks() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Dropout()))
+
+
+MODE_CHANGES: dict[str, Any] = {
+    "eval of all": lambda model: model.eval(),
+    "eval of one": lambda model: model[1][0].eval(),
+    "attribute": lambda model: setattr(model[1][1], "training", False),
+    "frozen": lambda model: model[1][0].weight.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("change", MODE_CHANGES)
+def test_a_graph_depends_on_the_mode_of_every_module(change: str) -> None:
+    model = make_blocks()
+    modes = ModelModes([model])
+    before = modes.key()
+    assert modes.key() == before
+    MODE_CHANGES[change](model)
+    assert not modes.has_changed(1)
+    assert modes.key() != before
+    model.train().requires_grad_(True)
+    assert modes.key() == before
+
+
+PART_CHANGES: dict[str, Any] = {
+    "replaced": lambda model: setattr(model[1], "1", nn.Dropout()),
+    "removed": lambda model: model[1].pop(1),
+    "removed in front": lambda model: model.__delitem__(0),
+    "appended": lambda model: model[1].append(nn.Dropout()),
+    "inserted": lambda model: model.insert(0, nn.Dropout()),
+    "inside a leaf": lambda model: model[1][1].add_module("other", nn.Dropout()),
+    "no module": lambda model: setattr(model[1], "1", None),
+}
+
+
+@pytest.mark.parametrize("change", PART_CHANGES)
+def test_a_graph_is_not_used_for_other_modules(change: str) -> None:
+    model = make_blocks()
+    modes = ModelModes([model])
+    assert not modes.has_changed(1)
+    assert modes.has_changed(2)
+    PART_CHANGES[change](model)
+    assert modes.has_changed(1)
+    assert not ModelModes([model]).has_changed(1)

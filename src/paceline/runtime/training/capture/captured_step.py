@@ -13,6 +13,7 @@ from paceline.contract import env
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.training.capture.host_values import no_waits
+from paceline.runtime.training.capture.model_modes import ModelModes
 from paceline.runtime.training.capture.optimizers import GraphOptimizers
 from paceline.runtime.training.capture.step_graph import Batch, Records, StepGraph
 from paceline.runtime.training.ddp import DDPModel
@@ -59,8 +60,7 @@ class CapturedStep:
         self._pool: Any = None
         self._stream: Any = None
         self._parameters: list[Any] = []  # of all models and optimizers
-        self._owned: list[Any] = []  # of all models
-        self._num_models = 0
+        self._modes = ModelModes()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._eager:
@@ -144,13 +144,12 @@ class CapturedStep:
             else:
                 self._give_up(f"it gets a {type(leaf).__name__}; pass tensors and plain values")
                 return None
-        models = self._wrapper.models
-        if len(models) != self._num_models:
-            self._num_models = len(models)
-            self._owned = [parameter for model in models for parameter in model.model.parameters()]
-        trained = bytes([parameter.requires_grad for parameter in self._owned])
-        modes = tuple([model.model.training for model in models])
-        return (batch.structure, *values, self._gradients.micro_step(), trained, modes, torch.is_grad_enabled())
+        if self._modes.has_changed(len(self._wrapper.models)):
+            self._modes = ModelModes([each.model for each in self._wrapper.models])
+            self._forget_graphs()  # they have the old modules
+        return (
+            batch.structure, *values, self._gradients.micro_step(), *self._modes.key(), torch.is_grad_enabled()
+        )  # fmt: skip
 
     @property
     def _warm_up_steps(self) -> int:
@@ -161,6 +160,7 @@ class CapturedStep:
     def _forget_graphs(self) -> None:
         """Capture anew: something has changed that the graphs have as a constant."""
         self._version = self._optimizers.version
+        self._parameters = []
         self._graphs.clear()
         self._warm.clear()
 
@@ -179,7 +179,9 @@ class CapturedStep:
     def _warm_up(self, key: Key, args: Any, kwargs: Any) -> Any:
         self._warm[key] = count = self._warm.get(key, 0) + 1
         if len(self._warm) > 4 * MAX_GRAPHS:
-            self._give_up(f"its arguments have had {len(self._warm)} different shapes or values")
+            self._give_up(
+                f"there are {len(self._warm)} different shapes or values of its arguments, or modes of modules"
+            )
             return self._function(*args, **kwargs)
         if count < self._warm_up_steps:
             return self._run_eagerly(args, kwargs)  # the first steps may compile, and DDP regroups: both wait

@@ -15,6 +15,8 @@ import torch
 from paceline.runtime.console import note
 
 MAX_TENSORS = 100  # more of them take longer to compile, and gain less: each operation keeps the device busy
+# In lower precision, each operation rounds; one kernel for all of them does not, and would train differently.
+_UNROUNDED = (torch.float32, torch.float64)
 
 
 def has_fused_kernel(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
@@ -22,7 +24,7 @@ def has_fused_kernel(optimizer: torch.optim.Optimizer, group: dict[str, Any]) ->
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or group["differentiable"]:
         return False
     is_open = group["fused"] is None and group["foreach"] is None
-    return is_open and all(parameter.is_floating_point() for parameter in group["params"])
+    return is_open and all(parameter.dtype in _UNROUNDED for parameter in group["params"])
 
 
 class CompiledUpdate:
@@ -48,7 +50,6 @@ class CompiledUpdate:
         parameters = [parameter for group in groups for parameter in group["params"]]
         if len(parameters) > MAX_TENSORS or any(type(each.data) is not torch.Tensor for each in parameters):
             return None
-        # In lower precision, each operation rounds; a fused kernel does not, and would train differently.
         return cls(optimizer) if all(each.dtype == torch.float32 for each in parameters) else None
 
     def install(self) -> None:
