@@ -6,7 +6,7 @@ Imports may read variables of any name. What C and C++ code reads is unknown her
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from paceline.agent.workers.variables.early_variables import READ_LATER, early_variables
@@ -15,28 +15,56 @@ from paceline.agent.workers.variables.early_variables import READ_LATER, early_v
 reads: dict[str, str | None] = {}
 
 
-_listed: set[str] = set()  # names that somebody who copies all variables reads next
+class _Listing:
+    """Somebody goes through all names. Who reads all of them in this order makes a copy, perhaps with a filter.
+
+    That is not noted: it says nothing about their use, and torch itself imports modules that do it (`items()`).
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names, self._values = names, dict[str, str]()
+
+    def takes(self, name: str, value: str) -> bool:
+        """Whether this is the next read of a copy, as far as anybody knows yet."""
+        done = len(self._values)
+        if done < len(self._names) and self._names[done] == name:
+            self._values[name] = value
+            return True
+        return False
+
+    def end(self) -> None:
+        """Note what was read if that was no copy."""
+        if len(self._values) < len(self._names):
+            for name, value in self._values.items():
+                reads.setdefault(name, value)
+
+
+_listing = _Listing()  # the last one
 
 
 class _RecordedEnviron(os._Environ[str]):
-    """`os.environ`, while it notes what is read. A copy of all variables is none: it says nothing about their use."""
+    """`os.environ`, while it notes what is read."""
 
     def __iter__(self) -> Iterator[str]:
-        for name in super().__iter__():
-            _listed.add(name)
-            yield name
-            _listed.discard(name)
+        names = list(super().__iter__())
+        _begin_listing(names)
+        return iter(names)
 
     def __getitem__(self, name: str) -> str:
-        if name in _listed:
-            return super().__getitem__(name)
         try:
             value = super().__getitem__(name)
         except KeyError:
             reads.setdefault(name, None)
             raise
-        reads.setdefault(name, value)
+        if not _listing.takes(name, value):
+            reads.setdefault(name, value)
         return value
+
+
+def _begin_listing(names: Sequence[str]) -> None:
+    global _listing
+    _listing.end()
+    _listing = _Listing(names)
 
 
 @contextmanager
@@ -48,6 +76,7 @@ def record_reads() -> Iterator[None]:
         yield
     finally:
         os.environ.__class__ = plain
+        _begin_listing(())
 
 
 def find_difference(variables: Mapping[str, str], read: Mapping[str, str | None]) -> str | None:
