@@ -53,18 +53,29 @@ def command(
         is_over = _wait(targets, deadline)
     except KeyboardInterrupt:
         for target in targets:
-            if not target.is_over:
+            if not target.seems_over:
                 console.say_note(f"{target.name} keeps running")
         raise
     for target in targets:
         target.explain(with_name=len(targets) > 1)
     if not is_over:
-        left = ", ".join(target.name for target in targets if not target.is_over)
-        waited = show_seconds(parse_time_limit(timeout))
-        console.say_problem(f"Not over after {waited}: {left}.", "The runs keep running.")
+        _say_left([target for target in targets if not target.is_over], show_seconds(parse_time_limit(timeout)))
         return TIMEOUT_EXIT
     codes = {target.exit_code for target in targets}
     return 1 if 1 in codes else STOPPED_EXIT if STOPPED_EXIT in codes else 0
+
+
+def _say_left(targets: list[Target], waited: str) -> None:
+    """Say which runs are not over, and which look so, but may be on their way back into the queue."""
+    left = ", ".join(target.name for target in targets if not target.seems_over)
+    unsure = ", ".join(f"{target.name} ({target.progress.status})" for target in targets if target.seems_over)
+    if left:
+        console.say_problem(f"Not over after {waited}: {left}.", "Only the wait has ended, not the runs.")
+    if unsure:
+        hint = (
+            "Paceline checks twice, a few seconds apart, because a requeued job looks over for a moment. Wait longer."
+        )
+        console.say_problem(f"Not known to be over after {waited}: {unsure}.", hint)
 
 
 def _wait(targets: list[Target], deadline: float | None) -> bool:

@@ -39,6 +39,10 @@ class Target(Protocol):
     def is_over(self) -> bool: ...
 
     @property
+    def seems_over(self) -> bool:
+        """Whether it is over, or was at the last look: a job that is being requeued looks over for a moment."""
+
+    @property
     def exit_code(self) -> int: ...
 
     @property
@@ -62,6 +66,10 @@ class RunTarget:
         self.name = name if name and name.startswith(typed) else folder.key  # as the user calls it
         self._next = 0.0
         self.progress = Progress(self._monitor.record.status)
+
+    @property
+    def seems_over(self) -> bool:
+        return self.is_over or self._monitor.record.is_over
 
     @property
     def exit_code(self) -> int:
@@ -97,6 +105,10 @@ class SweepTarget:
         self._seen_over = 0  # times in a row: a trial that is being requeued looks missing for a moment
         self._next = 0.0
         self.progress = self._read()
+
+    @property
+    def seems_over(self) -> bool:
+        return self.is_over or self._seen_over > 0
 
     @property
     def exit_code(self) -> int:
