@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -92,6 +93,16 @@ def test_a_command_gets_the_notification(launch: Launch, tmp_path: Path) -> None
     assert json.loads((tmp_path / "got").read_text())["event"] == "done"
     assert (tmp_path / "text").read_text() == "test: done\n"
     assert (tmp_path / "key").read_text() == "from the environment\n"
+
+
+def test_a_command_gets_the_text_in_one_line(tmp_path: Path) -> None:
+    """It may become the subject of a mail."""
+    text = "p/r: failed: rank 0 failed: ValueError: no\n  at train.py:3\r\nBcc: all@example.org\u2028x\0"
+    payload = {"event": "failed", "text": text, "run_id": "r", "status": "failed"}
+    run_command(f'cd {tmp_path}; cat > got; printf %s "$PACELINE_NOTIFY_TEXT" > text', payload, os.environ)
+    said = "p/r: failed: rank 0 failed: ValueError: no at train.py:3 Bcc: all@example.org x"
+    assert (tmp_path / "text").read_text() == said
+    assert json.loads((tmp_path / "got").read_text())["text"] == text
 
 
 def test_stalled_ranks_are_told_once(launch: Launch, webhook: Webhook) -> None:

@@ -70,8 +70,9 @@ def run_command(command: str, payload: Mapping[str, Any], environ: Mapping[str, 
     """Run a shell command with the notification as JSON on its standard input. Raises NotDelivered."""
     variables = {
         f"PACELINE_NOTIFY_{name.upper()}": str(payload[name]).replace("\0", "")
-        for name in ("event", "text", "run_id", "status")
+        for name in ("event", "run_id", "status")
     }
+    variables["PACELINE_NOTIFY_TEXT"] = " ".join(str(payload["text"]).replace("\0", "").split())  # for a subject
     try:
         process = subprocess.Popen(
             ["/bin/sh", "-c", command], env={**environ, **variables}, stdin=subprocess.PIPE,
