@@ -53,7 +53,8 @@ def test_the_laptops_code_runs_there(lab: Lab, project: Path, slurm: Laptop) -> 
     (project / "helper.py").write_text("TEXT = 'changed since'\n")
     (project / "data").mkdir()
     (project / "data" / "big.bin").write_bytes(b"x" * 1000)
-    done = slurm("submit", *SMALL, "-J", "first", "--follow", "train.py", *ARGS, "--data=data/big.bin")
+    script = str(project / "train.py")  # a path of the laptop's, which the cluster does not have
+    done = slurm("submit", *SMALL, "-J", "first", "--follow", script, *ARGS, "--data=data/big.bin")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stay here" in done.stderr
     assert "project: data/big.bin." in done.stderr

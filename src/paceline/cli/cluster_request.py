@@ -26,7 +26,22 @@ if TYPE_CHECKING:
     from paceline.spec import Job
 
 OPTIONS = {"env_build": "env"}  # the name in the table of options, if it is not the key
+EXTRAS = re.compile(r"(.*?)(\[[\w., -]*\])")  # of a file, as in pyproject.toml[gpu]
 PASSED_ON = ("NO_COLOR", "COLORTERM", "COLUMNS")  # variables of this terminal
+
+
+class FileName(str):
+    """A word of a command line that names a file of this machine."""
+
+
+def mark_file(word: str) -> str:
+    """Return a word as a `FileName` if there is such a file, perhaps with extras."""
+    return FileName(word) if os.path.isfile(word) or os.path.isfile(_without_extras(word)) else word
+
+
+def _without_extras(word: str) -> str:
+    match = EXTRAS.fullmatch(word)
+    return match[1] if match and not os.path.exists(word) else word
 
 
 def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Request, Parcel]:
@@ -43,6 +58,7 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
     cargo = cargo_of(asked.key, asked.values)
     found = _secrets(job) if cargo.secrets or cargo.secret_names else NO_SECRETS
     parcel = _pack(asked, job, project, code=cargo.code, secret_files={*found.sources.values()})
+    line = [_name_there(word, job, parcel) if isinstance(word, FileName) else word for word in asked.line]
     secrets = found if cargo.secrets else replace(found, values=dict.fromkeys(found.values, ""))
     sends_code = cargo.code and bool(parcel.code.files)
     if sends_code or (cargo.secrets and secrets.values):
@@ -50,7 +66,7 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
         is_announced = ask_first(cluster, parcel, sent, code=sends_code, yes=bool(asked.values.get("yes")))
         parcel = replace(parcel, is_announced=is_announced)
     request = Request(
-        asked.line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster, parcel.folder),
+        line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster, parcel.folder),
         secrets.values, secrets.sources, submits=_submits(asked), awaits=_awaits(asked),
         own_folder=cargo.code and _works_in_project(asked, job),
     )  # fmt: skip
@@ -119,10 +135,6 @@ def _pack(asked: Forwarded, job: Job, project: ProjectFile, *, code: bool, secre
     parcel = pack_code(job, os.environ, runs=_runs_here(), cluster=asked.names[0])
     if skipped := [each for each in parcel.skipped_secrets if each not in secret_files]:
         console.say_note(f"secrets left out of the code: {', '.join(skipped)}")
-    if asked.key == "submit" and not job.program.is_module and job.program.name:
-        _require_sent(job.program.name, job, parcel)
-    if asked.key == "sweep":
-        _require_sent(asked.values["file"], job, parcel)
     named = [each.partition("=")[2] if re.match(r"-[^=]*=", each) else each for each in job.program.args]
     left = [each for each in named if _stays_here(each, job, parcel)]
     if left:
@@ -141,12 +153,28 @@ def _runs_here() -> list[Path]:
         return []
 
 
-def _require_sent(name: str, job: Job, parcel: Parcel) -> None:
-    if _stays_here(name, job, parcel):
+def _name_there(word: FileName, job: Job, parcel: Parcel) -> str:
+    """Return how a command on the cluster finds a file of this machine: as it was typed, unless that leads elsewhere.
+
+    A full path would name a file of the cluster's. Raises UsageError for a file that is not sent.
+    """
+    name = _without_extras(word)
+    place, target = _place(job.cwd / name, parcel), _place(Path(os.path.realpath(job.cwd / name)), parcel)
+    if target not in parcel.code.files:
         raise UsageError(
             f"{name} would not be sent: git ignores it, or it lies outside the project {job.folder}.",
             hint="Only the project's code goes to the cluster: what git tracks, and new files that it does not ignore.",
         )
+    folder, inside = _relative(job.cwd, parcel.folder), place if place in parcel.code.files else target
+    if os.path.normpath(os.path.join(folder, name)) == inside:
+        return str(word)
+    there = os.path.relpath(inside, folder)
+    return f"{'./' * there.startswith('-')}{there}{word.removeprefix(name)}"
+
+
+def _place(path: Path, parcel: Parcel) -> str:
+    """Return the name of a file in the project; it may be a link itself."""
+    return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), parcel.folder).replace(os.sep, "/")
 
 
 def _stays_here(name: str, job: Job, parcel: Parcel) -> bool:
@@ -154,7 +182,7 @@ def _stays_here(name: str, job: Job, parcel: Parcel) -> bool:
     path = job.cwd / name
     if not name or not os.path.lexists(path):
         return False
-    inside = os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), parcel.folder).replace(os.sep, "/")
+    inside = _place(path, parcel)
     return inside != "." and inside not in parcel.code.files and not any(
         each.startswith(f"{inside}/") for each in parcel.code.files
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from paceline.cli import console
 from paceline.cli.cargo import CARGO
-from paceline.cli.cluster_request import make_request
+from paceline.cli.cluster_request import FileName, make_request, mark_file
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import PacelineError, UsageError
 from paceline.plan.quote import quote
@@ -29,6 +29,7 @@ FORWARDED = frozenset({
     "export", "sync", "doctor", "shell", "env_build", "env_list", "env_remove", "data_stage", "data_push", "clean",
     "fetch", "top", "ui", "init",
 })  # fmt: skip
+TAKE_FILES = ("sweep", "env_build")  # as arguments; the commands that take a script have its name there
 ONLY_TYPED = ("init",)  # a default cluster does not count
 # Commands that write files: the parameter, and the file that is written without it.
 OUTPUTS: dict[str, dict[str, str | None]] = {
@@ -84,7 +85,10 @@ def forward_if_asked(command: Any, ctx: Any, typed: list[str], script: list[str]
         )
     if names and (values.get("on") or not values.get("local")):  # --local, typed alone, means this machine
         path = ctx.command_path.split()[1:]
-        args = [*path, *without_option(typed, command.params), *script]
+        if script and not values.get("module"):
+            script = [mark_file(script[0]), *script[1:]]
+        takes_files = key_of(command) in TAKE_FILES
+        args = [*path, *without_option(typed, command.params, takes_files=takes_files), *script]
         raise Forwarded(names, key_of(command), args, values)
 
 
@@ -126,27 +130,30 @@ def _is_slurm_machine() -> bool:
     return configured()
 
 
-def without_option(typed: Sequence[str], params: Sequence[Any]) -> list[str]:
+def without_option(typed: Sequence[str], params: Sequence[Any], *, takes_files: bool = False) -> list[str]:
     """Return what was typed without `--on`, and without the `--yes` that goes with it: the question is asked here.
 
-    Variables that were named without a value get this machine's.
+    Variables that were named without a value get this machine's. Files are marked as such.
     """
+    mark = mark_file if takes_files else str
     takers = {flag: each for each in params if each.param_type_name == "option" for flag in each.opts}
     variables = {flag for group in TABLE.values() for each in group if each.kind == VARIABLES for flag in each.flags}
     kept: list[str] = []
     words = iter(typed)
     for word in words:
         if word == "--":
-            return [*kept, word, *words]
+            return [*kept, word, *map(mark, words)]
         flag, equals, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
         taker = takers.get(flag)
         if taker is None or taker.is_flag:
-            kept += [word] if taker is None or taker.name != YES or taker.expose_value else []
+            kept += [mark(word)] if taker is None else [word] if taker.name != YES or taker.expose_value else []
             continue
         parts = [word] if equals or value else [word, next(words, "")]
         if flag in variables:
             text = value if equals else parts[1]
             parts = [flag, text if "=" in text or text not in os.environ else f"{text}={os.environ[text]}"]
+        elif flag == "--config":
+            parts = [flag, FileName(value if equals else parts[1])]
         kept += parts if flag != "--on" else []
     return kept
 
