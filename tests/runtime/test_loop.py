@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from tqdm import tqdm
 
 import paceline
+from paceline.agent.workers.bootstrap import report_error
 from paceline.errors import CheckpointError, UsageError
 from tests.forked_ranks import Ranks
 from tests.runtime.data.datasets import Noisy, Numbers, Positioned
@@ -385,8 +387,59 @@ def test_a_script_that_goes_on_after_max_steps_ends(tmp_path: Path, capfd: pytes
         with pytest.raises(SystemExit) as ended:
             train(tmp_path, endless, 3)
         assert ended.value.code == 0
-        assert "max_steps=3 is reached, but the script keeps calling run.steps" in capfd.readouterr().err
+        assert "max_steps=3 is reached, but the script begins another loop of run.steps" in capfd.readouterr().err
     assert len(train(tmp_path, endless, 11)) == 8  # the end of the first pass, the second and the third
+
+
+def test_a_script_that_begins_a_loop_after_max_steps_ends_before_its_mean(tmp_path: Path) -> None:
+    printed = []
+
+    def body(run: Any, seen: Seen) -> None:
+        run.resume()
+        for _ in range(3):
+            loader, total = [torch.tensor([number]) for number in range(4)], 0
+            for batch in run.steps(loader):  # another list in each epoch
+                total += 1
+                seen.append((0, "", values(batch)))
+            printed.append(run.step / total)
+
+    for max_steps in (3, 4):  # within the first loop, and at its end
+        with pytest.raises(SystemExit) as ended:
+            train(tmp_path / str(max_steps), body, max_steps)
+        assert ended.value.code == 0
+        assert [each.name for each in (tmp_path / str(max_steps) / "checkpoints").glob("step-*")] == [
+            f"step-{max_steps:08}"
+        ]
+    assert printed == [1, 1]
+
+
+def test_what_follows_the_loop_runs_if_all_steps_were_done_before(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(run: Any, seen: Seen) -> None:
+        loader = run.loader(Numbers(8), batch_size=2)
+        run.resume()
+        for batch in run.steps(loader):
+            seen.append((0, "", values(batch)))
+        seen.append((0, "after", None))
+
+    def failing(run: Any, seen: Seen) -> None:
+        body(run, seen)
+        assert len(seen) > 1, "this fails"
+
+    assert len(train(tmp_path, body, 3)) == 4
+    assert train(tmp_path, body, 3) == [(0, "after", None)]
+    text = "The run had done its --max-steps, so this loop of run.steps was empty."
+    assert text not in capfd.readouterr().err
+    with pytest.raises(AssertionError, match="this fails"):
+        train(tmp_path, failing, 3)
+    assert text in capfd.readouterr().err
+    error = tmp_path / "error.json"
+    report_error(error, ZeroDivisionError("division by zero"), rank=0, step=3)
+    assert json.loads(error.read_text())["message"] == f"division by zero. {text}"
+    train(tmp_path, body, 4)
+    report_error(error, ZeroDivisionError("division by zero"), rank=0, step=3)
+    assert json.loads(error.read_text())["message"] == "division by zero"
 
 
 def test_a_loop_after_max_steps_notices_a_stop(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,8 @@ _PR_SET_PDEATHSIG = 1
 
 exit_code: Any = None  # what a rank's program has ended with; None while it runs, and in other processes
 
+failure_context = ""  # a sentence that an uncaught exception of the program is reported with
+
 # Threads of torch that release Python objects after each collective or backward pass, and need the GIL for it.
 TORCH_THREADS = ("pt_gloo_runloop", "pt_autograd")
 EXIT_TIMEOUT = 2.0  # seconds for these threads to come to rest at exit

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
+from paceline.contract import process
 from paceline.errors import UsageError
 from paceline.runtime.checkpoint import rng
 from paceline.runtime.console import note
@@ -22,6 +23,7 @@ from paceline.runtime.training.gradients import Gradients
 inspector: Callable[[Any], None] | None = None
 
 MAX_EMPTY_LOOPS = 100  # after `max_steps`; a script that enters more of them waits for steps that never come
+EMPTY_LOOP = "The run had done its --max-steps, so this loop of run.steps was empty."
 
 
 class Loop:
@@ -52,6 +54,7 @@ class Loop:
         self._loops = 0  # loops of `steps` that this epoch has begun
         self._is_open = False  # whether the script is in one
         self._empty: list[Any] = []  # the loaders of loops that were entered after `max_steps`
+        self._first_step = 0  # the number of steps that this process began with
         self._loader: Any = None  # of the current loop
         self._late: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders made after the resume, which saves no others
         self._saved: frozenset[int] = frozenset()  # ids of the objects that checkpoints include
@@ -81,7 +84,7 @@ class Loop:
 
     def resume(self, *, step: int, epoch: int, position: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.step, self.epoch = step, epoch
+        self.step, self.epoch, self._first_step = step, epoch, step
         self._resumed = {"loop": 0, "loader": None, "left": False, **position}
         self._generators = rng.capture()
 
@@ -213,19 +216,25 @@ class Loop:
         self.total_steps.begin_loop(number=number, step=self.step, left=left, length=total, more_epochs=more_epochs)
 
     def _pass_empty(self, loader: Any) -> None:
-        """Run the boundary of a loop that `max_steps` leaves no steps for, and end a script that repeats it."""
+        """Run the boundary of a loop that `max_steps` leaves no steps for.
+
+        Outside of `run.epochs`, it ends a script that has made the last step itself: nothing after this loop expects
+        it to be empty. A script that was resumed after the last step goes on, since what follows its loop may still
+        have to run, until it enters a loop over the same loader again.
+        """
         self._boundary.consensus.begin_loop()
         if self._boundary.poll(self.step, may_save=False):
             raise Stopped
-        again = not self.in_epochs and any(each is loader for each in self._empty)
+        again = self.step > self._first_step or any(each is loader for each in self._empty)
         self._empty.append(loader)
-        if again or len(self._empty) > MAX_EMPTY_LOOPS:
+        if (again and not self.in_epochs) or len(self._empty) > MAX_EMPTY_LOOPS:
             if self._rank == 0:
                 note(
-                    f"max_steps={self._max_steps} is reached, but the script keeps calling run.steps: it ends here. "
-                    "Raise max_steps, or end the script's own loop at that step"
+                    f"max_steps={self._max_steps} is reached, but the script begins another loop of run.steps: it ends "
+                    "here, and nothing after that loop runs. A loop of run.epochs ends at max_steps by itself"
                 )
             raise Completed
+        process.failure_context = EMPTY_LOOP
 
     def _reach(self, loader: Any, number: int) -> bool:
         """Return whether a resumed epoch is past this loop. If it is in this one, give a late loader its position.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from paceline.contract import process
 from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
@@ -136,7 +137,7 @@ class session:
             raise UsageError(
                 "A session is already open in this process.", hint="Leave it, or call run.end() after paceline.start."
             )
-        _open = True
+        _open, process.failure_context = True, ""
         try:
             self._parts = session_parts.build(self._settings, self._context, self._folder, self._trackers)
             return self._parts.run
@@ -166,6 +167,8 @@ class session:
         if isinstance(error, Stopped):
             raise SystemExit(0) from None
         if error is not None:
+            if process.failure_context and isinstance(error, Exception) and self._context.launch_spec is None:
+                note(process.failure_context)  # otherwise the agent's report has it
             explained = explain_out_of_memory(error, step=parts.run._current_step, device=parts.run.device)
             if explained is not None:
                 raise explained from error

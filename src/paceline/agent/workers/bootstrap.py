@@ -154,8 +154,12 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
 def report_error(path: Path, error: BaseException, *, rank: int, step: int) -> None:
     """Write the exception where the agent reads it; a full disk must not hide the exception itself."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    message, context = str(error), process.failure_context
+    if context and isinstance(error, Exception):
+        text += f"{context}\n"
+        message = message if "\n" in message else f"{message.rstrip('.')}. {context}" if message else context
     record = {
-        "rank": rank, "host": socket.gethostname(), "type": type(error).__name__, "message": str(error),
+        "rank": rank, "host": socket.gethostname(), "type": type(error).__name__, "message": message,
         "traceback": text, "step": step, "time": time.time(),
     }  # fmt: skip
     with suppress(OSError):
