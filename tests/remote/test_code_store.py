@@ -108,6 +108,20 @@ def test_only_what_an_interrupted_command_has_left_is_removed(tmp_path: Path) ->
     assert os.listdir(tmp_path / "code") == [".partial-1"]
 
 
+@pytest.mark.parametrize(
+    ("folder_age", "file_age", "stays"), [(2, 0, True), (30, 1, True), (2, 2, True), (30, 25, False)]
+)
+def test_what_a_long_export_writes_stays(tmp_path: Path, folder_age: int, file_age: int, *, stays: bool) -> None:
+    """A file that grows does not change its folder."""
+    folder, now = tmp_path / "output-1", time.time()
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    os.utime(folder / "model.safetensors", (now - file_age * 3600,) * 2)
+    os.utime(folder, (now - folder_age * 3600,) * 2)
+    entry._remove_old(tmp_path)
+    assert folder.exists() == stays
+
+
 @pytest.mark.parametrize("name", ["results.csv", "tool.sh", "sub/config.json"])
 def test_content_that_was_changed_there_is_sent_again(laptop: Path, tmp_path: Path, name: str) -> None:
     store = CodeStore(tmp_path)

@@ -179,8 +179,14 @@ def test_the_content_of_a_link_is_sent(project: Path, lab: Lab, laptop: Laptop, 
     (project / "link.bin").symlink_to("real.bin")
     (project / "gone.bin").symlink_to("nowhere")
     laptop("data", "push", "link.bin", "--yes", "--on", "plain", check=True)
-    assert not (there / "real.bin").is_symlink()
-    assert (there / "real.bin").read_text() == "content"
+    assert not (there / "link.bin").is_symlink()
+    assert (there / "link.bin").read_text() == "content"
+    (project / "imagenet-2012").mkdir()
+    (project / "imagenet-2012" / "a.bin").write_text("image")
+    (project / "data").symlink_to("imagenet-2012")
+    done = laptop("data", "push", "data", "--yes", "--on", "plain", check=True)
+    assert f"sent 1 file, 5 bytes, to plain:{there}/data\n" in done.stdout
+    assert names(there) == {"link.bin", "data/a.bin"}  # where `stage` looks for what has these names here
     assert "no file or folder" in laptop("data", "push", "gone.bin", "--yes", "--on", "plain").stderr
 
 

@@ -115,7 +115,7 @@ def _ask(asked: Forwarded, data: SentData) -> tuple[Any, dict[str, Any]]:
     from paceline.cli.on_cluster import Forwarded, converse
 
     to = asked.values.get("to")
-    name = data.path.resolve().name + "/" * data.is_folder
+    name = data.name + "/" * data.is_folder
     line = ["data", "push", "--serve", to if isinstance(to, str) else "", "--", name]
     with converse(Forwarded(asked.names, asked.key, line, asked.values)) as talk:
         try:

@@ -81,6 +81,28 @@ def test_only_what_was_transferred_is_counted(images: Path, tmp_path: Path) -> N
     assert (there / "labels.csv").read_bytes() == (images / "labels.csv").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("data", "data"), ("data/", "data"), ("./data/.", "data"), ("data/train", "train"), ("images", "images"),
+        ("images/..", "project"), ("data/..", "project"), (".", "project"), ("images/train/..", "images"),
+        ("copy.csv", "copy.csv"),
+    ],
+)  # fmt: skip
+def test_data_arrives_under_the_name_that_you_typed(
+    images: Path, monkeypatch: pytest.MonkeyPatch, typed: str, name: str
+) -> None:
+    project = images.parent / "project"
+    images.rename(images.parent / "moved")
+    project.mkdir()
+    (images.parent / "moved").rename(project / "images")
+    (project / "data").symlink_to("images")
+    (project / "copy.csv").symlink_to("images/labels.csv")
+    monkeypatch.chdir(project)
+    found = find_data(Path(typed))
+    assert (found.name, found.path) == (name, Path(typed).resolve())
+
+
 def test_the_summary_of_rsync() -> None:
     done = Transfer(0, SUMMARY, "")
     assert (done.files, done.size, done.sent) == (1203, 12_345_000, 1_045_000)

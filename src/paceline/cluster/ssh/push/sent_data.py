@@ -17,6 +17,7 @@ PARTIAL = ".paceline-partial"  # the folder of files that are not complete yet, 
 class SentData:
     path: Path
     is_folder: bool
+    name: str = ""  # as it was typed: of a link, that of the link
     files: int = 0
     size: int = 0  # bytes
     secrets: list[str] = field(default_factory=list)  # left out
@@ -49,10 +50,11 @@ def find_data(path: Path) -> SentData:
             f"{path} looks like a file of secrets, so it is not sent.",
             hint="Secrets of runs have a way of their own: see `paceline reference secrets`.",
         )
-    path = path.resolve()  # of a link, what it leads to is sent
+    typed, path = path.name, path.resolve()  # of a link, what it leads to is sent
+    name = typed if typed not in ("", "..") else path.name
     if not path.is_dir():
-        return SentData(path, is_folder=False, files=1, size=path.stat().st_size)
-    found = SentData(path, is_folder=True)
+        return SentData(path, is_folder=False, name=name, files=1, size=path.stat().st_size)
+    found = SentData(path, is_folder=True, name=name)
     for parent, folders, names in os.walk(path, onerror=lambda problem: found.unreadable.append(str(problem.filename))):
         links = [each for each in folders if os.path.islink(os.path.join(parent, each))]
         folders[:] = [each for each in folders if each != PARTIAL]  # rsync leaves it out

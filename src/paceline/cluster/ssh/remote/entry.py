@@ -36,6 +36,7 @@ SSH_FAILED = 255  # ssh's own exit code, also if a signal has killed the command
 GRACE = 5.0  # seconds between an interrupt and the end of a command that nobody reads any more
 EXPIRY = 3600.0  # seconds after which what a command has left behind is removed
 REQUEST_EXPIRY = 300.0  # the same for a request, which is taken within seconds
+OUTPUT_EXPIRY = 86_400.0  # the same for files for the laptop, which a command may write and send for hours
 OUTPUT = "output-"  # folders of files that a command writes for the laptop
 EARLIER = "when you typed this command earlier; not submitted again"
 _taken: list[tuple[Path, bool]] = []  # the request that this process carries out, and whether its end is noted
@@ -116,8 +117,15 @@ def _remove_old(cache: Path) -> None:
     for path in [path for pattern in patterns for path in cache.glob(pattern)]:
         with suppress(OSError):
             limit = REQUEST_EXPIRY if path.name.startswith((REQUEST, ENDED)) else EXPIRY
-            if time.time() - path.lstat().st_mtime > limit and not (path / KEPT).exists():
+            limit = OUTPUT_EXPIRY if path.name.startswith(OUTPUT) else limit
+            if time.time() - _last_change(path) > limit and not (path / KEPT).exists():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _last_change(path: Path) -> float:
+    """Return when a path, or what is directly in it, has changed: the growth of a file does not change its folder."""
+    inside = list(os.scandir(path)) if path.is_dir() and not path.is_symlink() else []
+    return max(path.lstat().st_mtime, *(each.stat(follow_symlinks=False).st_mtime for each in inside), 0.0)
 
 
 # -- carrying it out -------------------------------------------------------------------------------------------
