@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -130,17 +129,3 @@ def test_what_a_cluster_sends_is_what_the_laptop_reads() -> None:
     found = ClusterFacts.find([Partition("gpu", kinds=[kind])], {"SLURM_VERSION": "24.05", "JobRequeue": "0"})
     assert (found.partition, found.gpus_per_node, found.cpus_per_gpu, found.requeues) == ("gpu", 4, 8, False)
     assert ClusterFacts.read(json.dumps(vars(found)).encode()) == found
-
-
-def test_a_line_without_end_is_an_error(guard: None) -> None:
-    class Here(Connection):
-        def command(self, script: str, *, terminal: bool = False) -> list[str]:
-            return ["sh", "-c", script]
-
-        def watched(self, *_: Any) -> Any:
-            return nullcontext()
-
-    with Conversation(Here(Cluster("alps", "login.alps")), "echo first; yes | tr -d '\\n'\n") as talk:
-        assert talk.read_line() == b"first\n"
-        with pytest.raises(ConnectionProblem, match="The answer of alps is too long: more than 1 MB"):
-            talk.read_line(1 << 20)

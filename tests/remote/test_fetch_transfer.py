@@ -68,8 +68,8 @@ class _Cut:
     def __init__(self, source: IO[bytes], limit: int) -> None:
         self._source, self._left = source, limit
 
-    def readline(self) -> bytes:
-        return self._source.readline()
+    def readline(self, size: int) -> bytes:
+        return self._source.readline(size)
 
     def read(self, size: int) -> bytes:
         self._left -= size
@@ -472,7 +472,7 @@ def test_a_log_that_grows_while_it_is_sent_comes_as_it_was(run: Path, home: Path
 def test_a_file_that_never_rests_is_named_and_everything_else_comes(
     run: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(run / "collected/result.csv", bytes(5 * MB))
+    write(run / "collected/result.csv", os.urandom(5 * MB))  # it does not fit into a pipe, packed or not
     monkeypatch.setattr(download, "PAUSE", 0.0)
 
     class Always(Quiet):

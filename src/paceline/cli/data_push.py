@@ -5,20 +5,33 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import console
 from paceline.cli.travel_question import confirm
 from paceline.contract.checkpoint.size import show_size
+from paceline.contract.files.foreign_records import make, parse_object
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
 from paceline.plan.home_path import expand_home
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster import Forwarded
+    from paceline.cluster.ssh.connection import Connection
     from paceline.cluster.ssh.push.sent_data import SentData
     from paceline.cluster.ssh.push.survey import Survey
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where data goes on a cluster."""
+
+    target: str
+    exists: bool
+    free: int  # bytes
+    rsync: str | None
 
 
 def command(
@@ -58,10 +71,8 @@ def _serve(name: str, to: str) -> int:
         if to.endswith("/") or (to and target.is_dir() and not is_folder):
             target /= name
         target.parent.mkdir(parents=True, exist_ok=True)
-        answer = {
-            "target": str(target), "exists": target.exists(), "free": shutil.disk_usage(target.parent).free,
-            "rsync": shutil.which("rsync"),
-        }  # fmt: skip
+        free = shutil.disk_usage(target.parent).free
+        answer: dict[str, object] = asdict(_Place(str(target), target.exists(), free, shutil.which("rsync")))
     except PacelineError as problem:
         answer = {"error": problem.message, "hint": problem.hint, "usage": isinstance(problem, UsageError)}
     except OSError as problem:
@@ -81,19 +92,19 @@ def forwarded(asked: Forwarded) -> int:
 
     require_rsync()
     data = find_data(expand_home(asked.values["path"]))
-    connection, answer = _ask(asked, data)
-    name, target = connection.cluster.name, str(answer["target"])
-    if not answer["rsync"]:
+    connection, there = _ask(asked, data)
+    name, target = connection.cluster.name, there.target
+    if not there.rsync:
         raise EnvironmentProblem(
             f"There is no rsync on {name}.", hint=f"Set `setup` in [profiles.{name}] to load it, e.g. a module."
         )
-    if not answer["exists"] and data.size > answer["free"]:
-        free = show_size(answer["free"])
+    if not there.exists and data.size > there.free:
+        free = show_size(there.free)
         raise EnvironmentProblem(
             f"{show_size(data.size)} do not fit into {target}: {free} are free.", hint="Choose another place with --to."
         )
-    rsync, place = str(answer["rsync"]), f"{name}:{target}"
-    found = survey(connection, data, to=target, rsync=rsync) if answer["exists"] else None
+    rsync, place = there.rsync, f"{name}:{target}"
+    found = survey(connection, data, to=target, rsync=rsync) if there.exists else None
     _state(data, place, found)
     is_current = found is not None and found.is_whole and found.files == 0
     if not asked.values.get("yes") and not is_current:
@@ -111,7 +122,7 @@ def _describe_end(files: int, sent: int, place: str) -> str:
     return f"sent {_count(files)}, {show_size(sent)}, to {place}"
 
 
-def _ask(asked: Forwarded, data: SentData) -> tuple[Any, dict[str, Any]]:
+def _ask(asked: Forwarded, data: SentData) -> tuple[Connection, _Place]:
     from paceline.cli.on_cluster import Forwarded, converse
 
     to = asked.values.get("to")
@@ -119,14 +130,17 @@ def _ask(asked: Forwarded, data: SentData) -> tuple[Any, dict[str, Any]]:
     line = ["data", "push", "--serve", to if isinstance(to, str) else "", "--", name]
     with converse(Forwarded(asked.names, asked.key, line, asked.values)) as talk:
         try:
-            answer = json.loads(talk.read_line())
+            answer = parse_object(talk.read_line())
+            place = make(_Place, answer) if "error" not in answer else None
         except ValueError:
             talk.close()
-            raise ConnectionProblem(f"No usable answer from {asked.names[0]}: {talk.errors.strip()}") from None
-    if "error" in answer:
+            if said := talk.errors.strip():
+                raise ConnectionProblem(f"No usable answer from {asked.names[0]}: {said}") from None
+            raise talk.connection.unclear() from None
+    if place is None:
         kind = UsageError if answer.get("usage") else EnvironmentProblem
-        raise kind(str(answer["error"]), hint=str(answer["hint"]))
-    return talk.connection, answer
+        raise kind(str(answer["error"]), hint=str(answer.get("hint", "")))
+    return talk.connection, place
 
 
 def _state(data: SentData, place: str, found: Survey | None) -> None:

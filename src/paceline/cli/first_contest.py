@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -11,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import console
 from paceline.cli.on_cluster import Forwarded, converse
 from paceline.cluster.ssh.request import OUTCOME
+from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.files.grant_file import GRANTED, REFUSED
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError
 from paceline.plan.quote import quote
+from paceline.plan.run_path import is_run_id
 from paceline.watch.records import LOST
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ CANCEL_TIMEOUT = 60.0  # seconds in which clusters are told that another one has
 TRIES = 2  # of a cluster whose connection is closed, before the command ends without it
 EXPECTED = "; expected to start "  # how the reason of a job that waits ends
 Answer = dict[str, Any]
+STATE: dict[str, Any] = {"decision": str | None, "waits": bool, "over": bool, "status": str, "detail": str}
 NO_JOB: Answer = {"decision": REFUSED, "waits": False, "over": True, "status": "no job was submitted", "detail": ""}
 
 
@@ -36,11 +38,24 @@ def ask_outcome(name: str, submission: str, config: str | None) -> str | None:
     Raises PacelineError, OSError or ValueError if it does not answer.
     """
     with converse(Forwarded([name], "submit_first", list(OUTCOME), {"config": config}), submission) as talk:
-        answer = json.loads(talk.read_line())
-    if not isinstance(answer, dict) or not isinstance(answer.get("run", 0), str | None):
-        raise ValueError(f"{name} gave no usable answer")
-    run: str | None = answer["run"]
+        answer = parse_object(talk.read_line())
+    return read_run(answer) if answer.get("run", 0) is not None else None
+
+
+def read_run(answer: Answer) -> str:
+    """Return the run that an answer names. Raises ValueError if it names none: commands to copy have it."""
+    run = answer.get("run")
+    if not isinstance(run, str) or not is_run_id(run):
+        raise ValueError("it names no run")
     return run
+
+
+def read_state(line: bytes) -> Answer:
+    """Return how far a cluster is. Raises ValueError if its answer says anything else."""
+    answer = parse_object(line)
+    if not all(key in answer and isinstance(answer[key], kind) for key, kind in STATE.items()):
+        raise ValueError("a key is missing")
+    return answer
 
 
 def describe_state(found: Answer) -> str:
@@ -97,8 +112,7 @@ class Contender:
                 self._talk = converse(Forwarded([self.name], "submit_first", line, {"config": self._config}))
                 self._talk.__enter__()
             self._talk.send(f"{question}\n".encode())
-            answer = json.loads(self._talk.read_line())
-            return answer if isinstance(answer, dict) else None
+            return read_state(self._talk.read_line())
         except (PacelineError, OSError, ValueError) as problem:
             self._problem = self._describe(problem)
             self.hang_up()
@@ -214,7 +228,7 @@ class Contest:
                 if found["decision"] == GRANTED:
                     trains.append(name)
                 elif name not in self.race.out and name in self.race.runs:
-                    print(f"{name}: cancelled {self.race.runs[name]}", flush=True)
+                    print(console.printable(f"{name}: cancelled {self.race.runs[name]}"), flush=True)
             time.sleep(0.1)
         unreachable += waiting
         for name in unreachable:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.cluster.ssh.connection import Connection
 
 CHUNK = 1 << 20
+MAX_DIGITS = 18  # of the size of a file
 # The options that name a file, by command and parameter, and the file that is written without one.
 OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "export": {"output": ("--output", "-o")}, "sweep_show": {"csv": ("--csv",), "report": ("--report",)},
@@ -123,7 +124,7 @@ def _bring(connection: Connection, remote: str, path: Path) -> str:
         with Conversation(connection, script) as talk, partial.open("xb") as sink, TransferProgress() as progress:
             about = talk.read_line().decode(errors="replace").strip()
             size, digest = talk.read_line().strip(), talk.read_line()[:64].decode(errors="replace")
-            if not size.isdigit():
+            if not size.isdigit() or len(size) > MAX_DIGITS:
                 raise EnvironmentProblem(f"{remote} cannot be read: {talk.errors.strip() or 'no answer'}.")
             progress.begin(int(size))
             found, arrived = hashlib.sha256(), 0

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console, runs
+from paceline.contract.files.foreign_records import parse_object
 from paceline.errors import PacelineError, UsageError
 from paceline.spec.option_table import RESOURCES
 
@@ -205,6 +206,7 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, race: Race
 
     `race` then has its submission still if there may be a job all the same.
     """
+    from paceline.cli.first_contest import read_run
     from paceline.cluster.ssh.forward import converse
 
     name = connection.cluster.name
@@ -216,16 +218,18 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, race: Race
             race.take_back(name)
             raise
         with conversation as talk:
-            lines = list(iter(talk.read_line, b""))
+            last = b""
+            for line in iter(talk.read_line, b""):
+                last = line
             code, errors = talk.close(), talk.errors
-        for line in errors.splitlines():
-            console.say(f"{name}: {line.removeprefix('paceline: ')}")
-        if code != 0 or not lines:
+        for said in errors.splitlines():
+            console.say(f"{name}: {said.removeprefix('paceline: ')}")
+        if code != 0 or not last:
             _settle(race, name)
             raise UsageError(f"{name} did not take the job.", hint="Its message is above.")
-        told = json.loads(lines[-1])
-        race.note_run(name, str(told["run"]))
-        print(f"{name}: submitted {race.runs[name]} as job {told['job']}", flush=True)
+        told = parse_object(last)
+        race.note_run(name, read_run(told))
+        print(console.printable(f"{name}: submitted {race.runs[name]} as job {told['job']}"), flush=True)
     except (PacelineError, OSError, ValueError, KeyError, TypeError) as problem:
         found = problem if isinstance(problem, PacelineError) else UsageError(f"{name} gave no usable answer.")
         console.say_error(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from paceline.cluster.ssh.connection import MAX_NOISE, SSH_FAILED, Connection, n
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.installation import Installation, install, is_new_output, recorded_installation
 from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS
+from paceline.cluster.ssh.remote.code_store import key_of
 from paceline.cluster.ssh.remote_command import (
     SETUP_FAILED,
     describe_setup,
@@ -32,6 +32,7 @@ from paceline.cluster.ssh.remote_command import (
 from paceline.cluster.ssh.request import ABSENT, FOLLOW, UNSETTLED, Request, end_mark
 from paceline.cluster.ssh.unconfirmed import open_submission
 from paceline.contract.checkpoint.size import show_size
+from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 from paceline.plan.quote import quote
@@ -246,7 +247,9 @@ def _deliver(
         talk.send(f"{request.to_json()}\n".encode())
         answer = _read_answer(talk)
         if answer is not None and "missing" in answer:
-            wanted = answer["missing"]
+            wanted = _read_wanted(answer["missing"], parcel)
+            if wanted is None:
+                raise connection.unclear()
             size, largest = describe_size(parcel, wanted)
             if size > NOTED_SIZE and not parcel.is_announced:
                 note(f"sending {show_size(size)} of code to {connection.cluster.name}: {largest}")
@@ -270,16 +273,25 @@ def _deliver(
         raise EnvironmentProblem(
             f"{connection.cluster.name} cannot take your code: {answer['error']}", hint=str(answer.get("hint", ""))
         )
+    if not isinstance(answer.get("request"), str):
+        raise connection.unclear()
     return str(answer["request"])
+
+
+def _read_wanted(wanted: Any, parcel: Parcel) -> dict[str, str] | None:
+    """Return the contents that the other side asks for; None if it asks for anything but the files of the parcel."""
+    files = parcel.code.files
+    if not isinstance(wanted, dict) or not all(isinstance(name, str) and name in files for name in wanted.values()):
+        return None
+    return wanted if all(key == key_of(files[name]) for key, name in wanted.items()) else None
 
 
 def _read_answer(talk: Conversation) -> dict[str, Any] | None:
     line = talk.read_line()
     try:
-        answer = json.loads(line)
+        return parse_object(line)
     except ValueError:
         return None
-    return answer if isinstance(answer, dict) else None
 
 
 # -- the command -----------------------------------------------------------------------------------------------

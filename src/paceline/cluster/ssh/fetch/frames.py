@@ -7,8 +7,15 @@ import struct
 import zlib
 from typing import IO, Any
 
+from paceline.contract.files.foreign_records import parse_object
+
 CHUNK = 1 << 20  # bytes of a frame, at most
+MAX_LINE = 256 << 20  # bytes: a line lists all files of a run
 _HEAD = struct.Struct(">IB")  # length, and whether it is compressed
+
+
+class TooLong(Exception):
+    """The other side has sent a line that is longer than any list of files."""
 
 
 def write_line(sink: IO[bytes], value: dict[str, Any]) -> None:
@@ -17,14 +24,17 @@ def write_line(sink: IO[bytes], value: dict[str, Any]) -> None:
 
 
 def read_line(source: IO[bytes]) -> dict[str, Any]:
-    """Return the next line. Raises EOFError if the other side has ended, or does not make sense."""
+    """Return the next line. Raises EOFError if the other side has ended, or does not make sense.
+
+    Raises TooLong if the line does not end.
+    """
+    line = source.readline(MAX_LINE + 1)
+    if len(line) > MAX_LINE:
+        raise TooLong
     try:
-        value = json.loads(source.readline())
+        return parse_object(line)
     except ValueError:
         raise EOFError from None
-    if not isinstance(value, dict):
-        raise EOFError
-    return value
 
 
 def write_frame(sink: IO[bytes], part: bytes, *, compress: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.fetch.contents import Contents, RemoteFile
-from paceline.cluster.ssh.fetch.frames import read_frame, read_line, write_line
+from paceline.cluster.ssh.fetch.frames import MAX_LINE, TooLong, read_frame, read_line, write_line
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.foreign_records import make
 from paceline.errors import ConnectionProblem, EnvironmentProblem, UsageError
@@ -99,6 +99,9 @@ class RemoteFiles:
     def _guarded(self, read: Any) -> Any:
         try:
             return read()
+        except TooLong:
+            self._talk.end()
+            raise self._talk.connection.too_long(MAX_LINE) from None
         except (EOFError, ConnectionError):
             raise self._lost() from None
 
