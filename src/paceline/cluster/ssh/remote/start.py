@@ -112,17 +112,17 @@ def mark_damage(folder: str) -> bool:
 
 
 if __name__ == "__main__":
-    here, (verb, *request) = sys.path[-1], sys.argv[1:]
+    here, arguments = sys.path[-1], sys.argv[1:]  # `receive`, or `run` and the name of a request
     try:
         import_from_one_file(here)
         sys.exit(start())
     except ImportError as problem:
         if not mark_damage(here):
             raise
-        if verb == "receive":
+        if arguments[:1] == ["receive"]:
             sys.exit(ABSENT)
-        with suppress(OSError):  # there may be secrets in it, and nobody will take it
-            os.unlink(f"{os.path.dirname(here)}/{request[0]}")
+        with suppress(OSError, IndexError):  # there may be secrets in it, and nobody will take it
+            os.unlink(f"{os.path.dirname(here)}/{arguments[1]}")
         lost = f"paceline: error: Files of Paceline are missing in {here}: {problem}.\n  Repeat the command:"
         sys.exit(f"{lost} it installs them again.")
     except KeyboardInterrupt:
