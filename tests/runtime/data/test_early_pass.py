@@ -55,6 +55,15 @@ class Stream(IterableDataset[Any]):
             yield torch.tensor([index, 1.0, torch.rand(()).item()])
 
 
+class EpochStream(Stream):
+    """A stream that knows its epoch."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
 def fetched(file: Path) -> list[int]:
     return [int(line.split()[0]) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -88,10 +97,10 @@ def train(run: Run, loader: Any, count: int | None = None) -> list[list[list[flo
     return [batch.tolist() for batch in run.steps(loader, max_steps=count)]
 
 
-@pytest.mark.parametrize("kind", [Recorded, Stream])
+@pytest.mark.parametrize("kind", [Recorded, Stream, EpochStream])
 def test_the_first_batch_is_loaded_before_the_loop(kind: Any, tmp_path: Path) -> None:
     data = kind(16, tmp_path / "items")
-    wanted = expected(data)
+    wanted = expected(kind(16, tmp_path / "items"))
     with open_run(tmp_path / "run") as run:
         before = torch.get_rng_state()
         loader = run.loader(data, batch_size=4, num_workers=2, early=True)

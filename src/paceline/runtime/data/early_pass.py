@@ -34,8 +34,9 @@ class EarlyPass:
         if not torch.is_grad_enabled():  # workers are copies of this process as it is now
             return
         with suppress(Exception):
-            self._watch.record()
-            self._batches, self._key, self._began = start(), _key(position), time.perf_counter()
+            batches, began = start(), time.perf_counter()
+            self._watch.record()  # now: the start of a pass may change the data set, as `set_epoch` does
+            self._batches, self._key, self._began = batches, _key(position), began
 
     def take(self, position: tuple[Any, ...], stop: Callable[[], None]) -> Iterator[Any] | None:
         """Return the pass if it has begun from this position, and the data set is still what it was then.
