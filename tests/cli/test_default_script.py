@@ -71,6 +71,7 @@ def test_a_typed_script_comes_first_and_other_commands_know_it_too(tmp_path: Pat
     ("script", "message"),
     [
         ('"missing.py"', "names 'missing.py', but there is no such file."),
+        ('"tarin.py"', "Did you mean 'train.py'?"),
         ('"src"', "names 'src', but there is no such file."),
         ("3", "Invalid script = 3 in [project]"),
         ('""', "There is no script to run."),

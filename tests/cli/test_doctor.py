@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from paceline.cli import single_command
+from paceline.cli import dispatch, single_command
 from paceline.cli.doctor import command, measure_nodes, names_a_run, report
 from paceline.cluster.checks import machine
 from paceline.cluster.checks.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
@@ -57,6 +57,18 @@ def test_a_run_that_is_lost_is_not_ticked_off(paceline: Callable[..., Any], tmp_
     folder.run_json.write_text("{}")
     done = paceline("doctor", "last", PACELINE_SCRATCH=str(tmp_path))
     assert done.stdout.startswith(f"· run         {folder.path.name} is lost"), done.stdout
+
+
+def test_a_run_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder(tmp_path / "project" / "default" / "20260101-000000-aaaa")
+    started = folder.job_start("pid-1-a")
+    started.path.mkdir(parents=True)
+    folder.run_json.write_text("{}")
+    started.verdict.write_text("failed\n")
+    folder.claims.mkdir()
+    (folder.claims / "1").symlink_to(started.path.name)
+    dispatch(["doctor", str(folder.path)])
+    assert f"{folder.path.name} has failed" in capsys.readouterr().out
 
 
 def test_fitness_of_a_local_run_or_of_none(paceline: Callable[..., Any]) -> None:

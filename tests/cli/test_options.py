@@ -288,7 +288,17 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
         (
             "run --gpu 2 t.py",
             "Unknown option --gpu. --gpus applies to `paceline submit`, not to `paceline run`.",
-            "See",
+            "Here, you get one rank per GPU. For 2 ranks, use --nproc 2; CUDA_VISIBLE_DEVICES=0,1 chooses the GPUs.",
+        ),
+        (
+            "run --gpus 3 t.py",
+            "--gpus applies to `paceline submit`, not to `paceline run`.",
+            "Here, you get one rank per GPU. For 3 ranks, use --nproc 3; CUDA_VISIBLE_DEVICES=0,1,2 chooses the GPUs.",
+        ),
+        (
+            "run --gpus-per-node=1 t.py",
+            "--gpus-per-node applies to `paceline submit`, not to `paceline run`.",
+            "Here, you get one rank per GPU. For 1 rank, use --nproc 1; CUDA_VISIBLE_DEVICES=0 chooses the GPU.",
         ),
         ("run --lr 0.1 t.py", "Unknown option --lr.", "Options of your script go after it: paceline run train.py --lr"),
         ("run --max_restarts 1 t.py", "Unknown option --max_restarts. Did you mean --max-restarts?", "See"),
@@ -302,6 +312,21 @@ def test_options_in_the_wrong_place_are_explained(command: str, message: str, hi
         dispatch(command.split())
     assert error.value.message == message
     assert error.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("command", ["run", "ps", "sweep", "sweep show", "env build", "data", "reference"])
+def test_there_is_help_by_every_usual_name(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for typed in ([*command.split(), "--help"], [*command.split(), "-h"], ["help", *command.split()]):
+        dispatch(typed)
+        texts.append(capsys.readouterr().out)
+    assert texts[0].startswith(f"Usage: paceline {command} ")
+    assert texts == texts[:1] * 3
+
+
+def test_help_after_a_script_is_for_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch(["run", "--dry-run", __file__, "-h"])
+    assert 'args = ["-h"]' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_logs_that_do_not_exist_say_what_there_is_instead(folder: RunFolder, mon
     assert problem()[1] == f"Its ranks did not start. See `paceline show {run}`."
     folder.slurm_log.write_text("no such module\n")
     assert problem() == (
-        "There is no output; the run is failed.",
+        "There is no output; the run has failed.",
         f"Its ranks did not start. Read the output of the batch script: paceline logs --batch {run}",
     )
     folder.attempt(1).path.mkdir()

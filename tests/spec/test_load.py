@@ -128,6 +128,21 @@ def test_an_invalid_flag_is_named(flag: tuple[str, str, Any], message: str, tmp_
     assert "hush" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("a100:4", "For a type, write --gpus 4 --gpu-type a100."),
+        ("gpu:h100:2", "For a type, write --gpus 2 --gpu-type h100."),
+        ("gpu:2", "Write --gpus 2."),
+        ("two", ""),
+    ],
+)
+def test_gpus_with_a_type_as_slurm_writes_them(text: str, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="use a whole number") as caught:
+        load(tmp_path, "", ("--gpus", "job.gpus_per_node", text))
+    assert caught.value.hint == hint
+
+
 def test_variables_that_set_up_the_command_line_are_the_users(tmp_path: Path) -> None:
     variables = {"PACELINE_SCRATCH": "/s", "PACELINE_SANDBOX": "/b"}
     assert dict(load(tmp_path, "", ("--env", "environment.variables", variables)).environment.variables) == variables

@@ -33,7 +33,8 @@ def test_durations(text: object, seconds: int) -> None:
     ("text", "seconds"),
     [
         ("30", 1800), ("30:00", 1800), ("2:30:00", 9000), ("1-12", 129600), ("1-12:30", 131400),
-        ("1-12:30:00", 131400), ("90m", 5400), ("2h30m", 9000), ("90s", 90), (" 5 ", 300),
+        ("1-12:30:00", 131400), ("90m", 5400), ("2h30m", 9000), ("90s", 90), (" 5 ", 300), ("5min", 300),
+        ("4hours", 14400), ("4 h", 14400), ("1 Day 12 hrs", 129600), ("90 secs", 90), ("2 weeks", 1209600),
     ],
 )  # fmt: skip
 def test_time_limits_take_all_of_slurms_forms(text: object, seconds: int) -> None:
@@ -54,7 +55,10 @@ def test_a_time_limit_is_not_zero(text: str) -> None:
         parse_time_limit(text)
 
 
-@pytest.mark.parametrize("text", ["", "5", "2 hours", "h", "-5m", -5, True, 1.5, "1:2:3:4", "12:0:0", None])
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "2 hours or so", "2 our", "5 months", "hours", "h", "-5m", -5, True, 1.5, "1:2:3:4", "12:0:0", None],
+)
 def test_invalid_durations(text: object) -> None:
     with pytest.raises(ValueError, match="a duration such as"):
         parse_seconds(text)

@@ -189,6 +189,8 @@ def test_a_sweep_is_found_by_name_folder_and_time(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no sweep 'letters'") as caught:
         find_sweep("letters", tmp_path)
     assert "digits, digits-long, words" in caught.value.hint
+    with pytest.raises(UsageError, match="You have no sweeps in"):
+        find_sweep("last", tmp_path / "elsewhere")
 
 
 def test_a_sweep_without_trials(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ OTHER_NAMES = {
     **dict.fromkeys(("status", "list"), "paceline ps"),
     **dict.fromkeys(("stop", "kill"), "paceline cancel RUN"),
 }
+HELP = ["-h", "--help"]
+GPU_FLAGS = ("--gpus", "--gpus-per-node")
+MAX_LISTED_GPUS = 16
 TORCHRUN_ADDRESSES = ("--standalone", "--rdzv", "--master", "--node-rank", "--node_rank")
 
 
@@ -126,6 +129,8 @@ def _is_interrupt(error: BaseException) -> bool:
 
 def dispatch(args: list[str]) -> int:
     """Import the module of a command and run it with the other arguments."""
+    if args[:1] == ["help"] and args[1:]:
+        return dispatch([*args[1:], "--help"])
     if not args or args[0] in ("--help", "-h", "help"):
         print(overview())
         return 0 if args else USAGE_EXIT
@@ -155,7 +160,7 @@ def run_command(name: str, args: list[str]) -> int:
     module = importlib.import_module(COMMANDS[name][0])
     app = getattr(module, "app", None) or single_command(module.command)
     try:
-        result = app(args=args, prog_name=f"paceline {name}", standalone_mode=False)
+        result = app(args=args, prog_name=f"paceline {name}", standalone_mode=False, help_option_names=HELP)
     except Forwarded as asked:  # some commands have something to do here, too
         carry_out = getattr(module, "forwarded", forward)
         return int(carry_out(asked))
@@ -199,6 +204,7 @@ def _misplaced_on(args: list[str], group: str = "") -> UsageError | None:
 def _usage_error(error: Any, name: str, args: list[str]) -> UsageError:
     """Return a usage error of click's in our words."""
     from paceline.spec.option_table import options_of
+    from paceline.spec.synonyms import find_option
 
     path = error.ctx.command_path if error.ctx else f"paceline {name}"
     hint = f"See `{path} --help`, or `paceline reference {path.removeprefix('paceline ')}`."
@@ -212,6 +218,8 @@ def _usage_error(error: Any, name: str, args: list[str]) -> UsageError:
         is_group = error.ctx is not None and hasattr(error.ctx.command, "commands")
         return (_misplaced_on(args, name) if is_group else None) or does_not_apply(name, hint)
     owners = [each for each in ("run", "submit") if any(option in known.all_flags for _, known in options_of(each))]
+    if name == "run" and option in GPU_FLAGS:
+        hint = _ranks_instead(option, args)
     if owners and name not in owners:
         commands = " and ".join(f"`paceline {each}`" for each in owners)
         return UsageError(f"{option} applies to {commands}, not to `paceline {name}`.", hint=hint)
@@ -219,7 +227,23 @@ def _usage_error(error: Any, name: str, args: list[str]) -> UsageError:
         return UsageError(f"Unknown option {option}.", hint="Omit it: Paceline finds the nodes and a free port itself.")
     parameters = error.ctx.command.params if error.ctx else ()
     own = {flag for each in parameters for flag in (*each.opts, *each.secondary_opts)}
+    if name == "run" and (meant := find_option(option, "submit")) and meant.name in GPU_FLAGS:
+        hint = _ranks_instead(option, args)
     return _unknown_option(option, name, own, hint)
+
+
+def _ranks_instead(option: str, args: list[str]) -> str:
+    """Return how `paceline run` chooses GPUs, for the number that somebody typed after an option."""
+    typed = [each.partition("=")[2] for each in args if each.startswith(f"{option}=")]
+    typed += args[args.index(option) + 1 :][:1] if option in args else []
+    text = typed[0] if typed else ""
+    count = int(text) if text.isdecimal() and 1 <= int(text) <= MAX_LISTED_GPUS else 2
+    ranks, gpus = ("1 rank", "the GPU") if count == 1 else (f"{count} ranks", "the GPUs")
+    visible = ",".join(map(str, range(count)))
+    return (
+        f"Here, you get one rank per GPU. For {ranks}, use --nproc {count}; CUDA_VISIBLE_DEVICES={visible}"
+        f" chooses {gpus}."
+    )
 
 
 def _unknown_option(option: str, name: str, own: Collection[str], hint: str) -> UsageError:

@@ -98,7 +98,7 @@ def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
 
     record = read_record(folder)
     is_well = not record.is_over or record.status in (DONE, STOPPED)
-    run = Finding("run", GOOD if is_well else NOTE, f"{record.folder.key} is {record.status}")
+    run = Finding("run", GOOD if is_well else NOTE, f"{record.folder.key} {record.status_phrase}")
     stacks = bool(find_slow_ranks(read_evidence(record))) if record.status == "running" else False
     found = diagnose(read_evidence(record, ask_nodes(record, stacks=stacks)))
     if fitness:

@@ -151,7 +151,7 @@ def project_file(name: str, profile: Sequence[str], environ: Mapping[str, str]) 
         '# grace = "2m"            # save and stop this long before the time limit',
         "# max_attempts = 3        # failed attempts before giving up",
         '# exit_timeout = "30s"    # once a rank has exited, end the others after this long without progress',
-        '# hang_timeout = "30m"    # treat ranks as hung after this long without a heartbeat',
+        '# hang_timeout = "30m"    # treat ranks as hung after this long without a step',
         "",
         "[notify]",
         '# webhook = "SLACK_WEBHOOK"  # tell a chat when the run ends or stalls; set SLACK_WEBHOOK=https://... in .env',

@@ -95,7 +95,7 @@ class WaitNotes:
 
     def update(self, record: Record) -> None:
         is_waiting = record.state is not None and record.state.phase == WAITING
-        text = f"{record.folder.key} is {record.status}{f' ({record.detail})' if record.detail else ''}"
+        text = f"{record.folder.key} {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
         if is_waiting and text != self._said:
             console.say_note(text)
         elif self._said and not is_waiting and not record.is_over:

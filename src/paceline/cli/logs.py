@@ -111,7 +111,7 @@ def _print_batch(folder: RunFolder, *, tail: int | None, follow: bool, raw: bool
     """Print the output of the batch script, which belongs to no attempt."""
     file, record = LogFile(folder.slurm_log), read_record(folder)
     if not folder.slurm_log.exists() and not (follow and record.job is not None):
-        status = f"the run is {record.status}{f' ({record.detail})' if record.detail else ''}"
+        status = f"the run {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
         wait = f"Wait for it with `{to_type(f'logs -f --batch {folder.key}')}`."
         hint = "Only runs of Slurm have one." if record.job is None else wait
         raise UsageError(f"There is no log of a batch script in {folder.path}; {status}.", hint=hint)
@@ -176,7 +176,7 @@ def _no_log(record: Record, *, rank: int | None, attempt: int | None) -> UsageEr
     """Return the error for a log that does not exist: what there is instead."""
     folder, run = record.folder, record.folder.key
     attempts = [each.number for each in folder.attempts()]
-    status = f"the run is {record.status}{f' ({record.detail})' if record.detail else ''}"
+    status = f"the run {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
     if attempts and attempt is not None and attempt not in attempts:
         return UsageError(
             f"Run {run} has no attempt {attempt}.", hint=f"Its attempts: {', '.join(map(str, attempts))}."

@@ -82,7 +82,8 @@ class Settings:
             return find_program([name, *rest] if name else None, is_module=is_module, cwd=cwd, command=command)
         if not (job.folder / name).is_file():
             source = job.source("project.script")
-            raise UsageError(f"{source} names {name!r}, but there is no such file.", hint="Fix it, or name a script.")
+            hint = _similar_script(job.folder / name, os.path.dirname(name)) or "Fix it, or name a script."
+            raise UsageError(f"{source} names {name!r}, but there is no such file.", hint=hint)
         return find_program([os.path.relpath(job.folder / name, cwd), *rest], is_module=False, cwd=cwd)
 
     def note_profile(self, job: Job) -> None:
@@ -190,13 +191,19 @@ def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path, comm
 
 def _suggestion(path: Path, folder: str) -> str:
     """Return what to do about a missing script; `folder` is the one that was typed with it."""
+    if not path.parent.is_dir():
+        return f"There is no folder {path.parent}."
+    general = "Options of Paceline go before the script, the script's own after it. Use -m for a module."
+    return _similar_script(path, folder) or general
+
+
+def _similar_script(path: Path, folder: str) -> str:
+    """Return the script that a misspelt one most likely means, as a question; empty if there is none."""
     import difflib
 
     try:
         scripts = sorted(entry.name for entry in path.parent.iterdir() if entry.suffix == ".py")
     except OSError:
-        return f"There is no folder {path.parent}."
+        return ""
     close = difflib.get_close_matches(path.name, scripts, n=1)
-    if close:
-        return f"Did you mean {os.path.join(folder, close[0])!r}?"
-    return "Options of Paceline go before the script, the script's own after it. Use -m for a module."
+    return f"Did you mean {os.path.join(folder, close[0])!r}?" if close else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from paceline.cli import options, remote_output, single_command
+from paceline.cli import HELP, options, remote_output, single_command
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
 from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES, SWEEP, TABLE, options_of
@@ -29,14 +29,14 @@ SUBCOMMANDS = {"show": "paceline.cli.sweep_show", "cancel": "paceline.cli.sweep_
 OWN_KEYS = {option.key for option in TABLE[SWEEP]}
 
 
-def app(*, args: list[str], prog_name: str, standalone_mode: bool) -> Any:
+def app(*, args: list[str], prog_name: str, **settings: Any) -> Any:
     """Dispatch `paceline sweep show` and `cancel`, as a typer group with a default command would."""
     position = find_subcommand(args)
     if position is None:
-        return single_command(command)(args=args, prog_name=prog_name, standalone_mode=standalone_mode)
+        return single_command(command)(args=args, prog_name=prog_name, **settings)
     name = args[position]
     return single_command(importlib.import_module(SUBCOMMANDS[name]).command)(
-        args=[*args[:position], *args[position + 1 :]], prog_name=f"{prog_name} {name}", standalone_mode=standalone_mode
+        args=[*args[:position], *args[position + 1 :]], prog_name=f"{prog_name} {name}", **settings
     )
 
 
@@ -45,7 +45,7 @@ def find_subcommand(args: Sequence[str]) -> int | None:
     if not SUBCOMMANDS.keys() & {*args} or args[0] in SUBCOMMANDS:
         return 0 if args and args[0] in SUBCOMMANDS else None
     made = get_command(single_command(command))
-    parser = made.make_parser(made.context_class(made, info_name="paceline sweep"))
+    parser = made.make_parser(made.context_class(made, info_name="paceline sweep", help_option_names=HELP))
     parser.allow_interspersed_args = False
     values, rest, _ = parser.parse_args(list(args))
     return len(args) - len(rest) - 1 if values.get("file") in SUBCOMMANDS else None

@@ -6,6 +6,9 @@ import math
 import re
 
 _UNITS_OF_TIME = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_WORDS_OF_TIME = {"s": "sec secs second seconds", "m": "min mins minute minutes", "h": "hr hrs hour hours",
+                  "d": "day days", "w": "week weeks"}  # fmt: skip
+_UNIT_OF = {word: unit for unit, words in _WORDS_OF_TIME.items() for word in (unit, *words.split())}
 _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
 A_TIME = "a duration such as 90m, 2h30m or 1-12:00:00"
@@ -25,15 +28,19 @@ def parse_time_limit(value: object) -> int:
 
 
 def parse_seconds(value: object) -> int:
-    """Return the seconds of a duration: a whole number, "90m", "1d12h", or Slurm's "days-hours[:minutes[:seconds]]"."""
+    """Return the seconds of a duration: a whole number, "90m", "1d12h", or Slurm's "days-hours[:minutes[:seconds]]".
+
+    Units may be words: "5min", "2 hours".
+    """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if not isinstance(value, str) or not value.isascii():
         raise ValueError(A_TIME)
     text = value.strip().lower()
-    if re.fullmatch(r"(\d+(\.\d+)?[smhdw]\s*)+", text):
-        parts = re.findall(r"(\d+(?:\.\d+)?)([smhdw])", text)
-        return round(sum(float(amount) * _UNITS_OF_TIME[unit] for amount, unit in parts))
+    if re.fullmatch(r"(\d+(\.\d+)?\s*[a-z]+\s*)+", text):
+        parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text)
+        if all(word in _UNIT_OF for _, word in parts):
+            return round(sum(float(amount) * _UNITS_OF_TIME[_UNIT_OF[word]] for amount, word in parts))
     if days := re.fullmatch(r"(\d+)-(\d+)(?::(\d\d))?(?::(\d\d))?", text):
         return _total(*days.groups())
     if clock := re.fullmatch(r"(?:(\d+):)?(\d+):(\d\d)", text):

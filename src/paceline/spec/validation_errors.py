@@ -158,4 +158,7 @@ def explain_flag(problem: ValidationError, flag: str) -> SpecError:
             f"--profile chooses steps to profile. To work on a cluster over SSH: --on {name}. "
             f"For the settings in [profiles.{name}]: --cluster-profile {name}."
         )
+    if flag.startswith("--gpus") and (match := re.fullmatch(r"(?:gpu:)?([A-Za-z][\w.-]*):(\d+)", name)):
+        kind, count = match.groups()
+        hint = f"Write --gpus {count}." if kind == "gpu" else f"For a type, write --gpus {count} --gpu-type {kind}."
     return SpecError(f"Invalid {flag} {value}: use {_expected(error)}.", hint=hint)

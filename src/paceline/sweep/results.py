@@ -125,7 +125,8 @@ def find_sweep(name: str, scratch: Path) -> SweepFolder:
 
     names = ", ".join(path.name for path in known[:8])
     hint = f"The sweeps are: {names}." if names else "Start one with `paceline sweep sweep.toml`."
-    raise UsageError(f"You have no sweep {name!r} in {scratch}.", hint=f"{hint} {suggest_clusters('sweeps')}".rstrip())
+    what = f"sweep {name!r}" if known else "sweeps"
+    raise UsageError(f"You have no {what} in {scratch}.", hint=f"{hint} {suggest_clusters('sweeps')}".rstrip())
 
 
 def find_own_sweep(name: str, scratch: Path) -> SweepFolder:

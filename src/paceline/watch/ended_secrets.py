@@ -37,7 +37,7 @@ def find_ended_secrets(scratch: Path, query: QueryStates = slurm.states) -> list
     own = [folder for folder in find_runs(scratch) if is_own_folder(folder.path)]
     runs = [folder for folder in own if read_secret_names(folder.environment)]
     found = [
-        EndedSecrets(record.folder.environment, f"{_names(record.folder.environment)}; the run is {record.status}")
+        EndedSecrets(record.folder.environment, f"{_names(record.folder.environment)}; the run {record.status_phrase}")
         for record in read_records(runs, query)
         if record.is_over and not _may_requeue(record)
     ]

@@ -102,6 +102,13 @@ def test_unknown_names_suggest_others() -> None:
     with pytest.raises(PacelineError, match="no entry 'lr'") as caught:
         dispatch(["reference", "lr"])
     assert "run.params.lr" in caught.value.hint
+    for part in ("hang", "ang-time"):
+        with pytest.raises(PacelineError) as caught:
+            dispatch(["reference", part])
+        assert caught.value.hint.startswith("Did you mean hang_timeout"), caught.value.hint
+    with pytest.raises(PacelineError) as caught:
+        dispatch(["reference", "blah"])
+    assert "Did you mean" not in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_the_time_line_shows_what_happened_when(folder: RunFolder) -> None:
     [marks] = [line[11:] for line in lines if line.startswith("job starts")]
     assert [place for place, each in enumerate(marks) if each == "^"] == [6, 55]
     text = " ".join("\n".join(lines).split())
-    assert "2 failures: one per 6m" in text
+    assert "; 2 failures, one per 6m" in text
     assert "n1" in text
     assert "CPU ███░░░ 50% · memory ██░░░░ 25% · 2 GPUs ████░░ 75% GPU memory ███░░░ 50%" in text
     assert '... File "train.py", line 27' in text

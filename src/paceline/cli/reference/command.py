@@ -20,6 +20,8 @@ from paceline.errors import UsageError
 from paceline.spec.synonyms import find_key, is_of_script
 from paceline.spec.validation_errors import OF_SCRIPT
 
+MIN_PART = 3  # letters of a name that are enough to suggest it
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -103,9 +105,16 @@ def _unknown(pages: Sequence[Page], name: str) -> UsageError:
     known = list({each: None for page in pages for section in page.sections for each in _names(section)})
     if is_of_script(name):
         return UsageError(f"The reference has no entry {name!r}.", hint=OF_SCRIPT.format(key=name.lstrip("-")))
-    close = difflib.get_close_matches(name, known, n=3)
+    close = _parts(name, known) or difflib.get_close_matches(name, known, n=3, cutoff=0.7)
     hint = f"Did you mean {' or '.join(close)}?" if close else "List everything: paceline reference"
     return UsageError(f"The reference has no entry {name!r}.", hint=hint)
+
+
+def _parts(name: str, known: Sequence[str]) -> list[str]:
+    """Return the names that a name is a part of, those that begin with it first: `hang` is for `hang_timeout`."""
+    part = name.lstrip("-").lower().replace("-", "_")
+    found = [each for each in known if part in each.lower().replace("-", "_")] if len(part) >= MIN_PART else []
+    return sorted(found, key=lambda each: (not each.lower().startswith(part), len(each)))[:3]
 
 
 def _names(section: Section) -> list[str]:

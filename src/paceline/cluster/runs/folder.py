@@ -157,7 +157,7 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     raise RunNotFound(
         f"There is no run {name!r} in {scratch}.",
         hint=f"{_suggestion(name, known)}{_elsewhere()}Give a run's id, the start or end of it, its name or the start"
-        " of that, its job id, or its folder. Of another user's run, give the whole id or the folder. "
+        " of that, its job id, or its folder. For another user's run, give the whole id or the folder. "
         f"`{to_type('ps')}` lists runs.",
     )
 

@@ -75,7 +75,7 @@ def _sum(goodput: GoodputDetails) -> str:
     text = f"of {show_seconds(goodput.total)}"
     if goodput.failures:
         between = show_seconds(goodput.seconds_between_failures or 0.0)
-        text += f", with {goodput.failures} failure{'s' * (goodput.failures > 1)}: one per {between} on nodes"
+        text += f"; {goodput.failures} failure{'s' * (goodput.failures > 1)}, one per {between} of time on nodes"
     return text
 
 

@@ -31,7 +31,7 @@ def check_failure(evidence: Evidence) -> list[Finding]:
         tail = [line.strip() for line in evidence.batch_log.splitlines() if line.strip()]
         return [
             Finding(
-                "end", PROBLEM, f"The run is {record.status}, and no rank has reported an error.",
+                "end", PROBLEM, f"The run {record.status_phrase}, and no rank has reported an error.",
                 "Read the batch script's output: paceline logs --batch RUN.",
                 evidence=tuple(f"slurm.log: {line[:200]}" for line in tail[-3:]), docs=f"{DOCS}#it-died",
             )

@@ -44,6 +44,11 @@ class Record:
         return self.folder.path.name
 
     @property
+    def status_phrase(self) -> str:
+        """The status after the run's name: "is running", "has failed"."""
+        return "has failed" if self.status == FAILED else f"is {self.status}"
+
+    @property
     def latest(self) -> Latest:
         """What the run logged last, and its pace unless it is over."""
         return self.newest or read_latest(self.folder.metrics, with_pace=not self.is_over)
