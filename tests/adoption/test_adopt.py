@@ -10,11 +10,15 @@ import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from paceline.adoption.advice import Advice, advise
 from paceline.adoption.source import Source, read_source
+from paceline.cli.adopt import _list
+from paceline.cluster.local.machine import usable_gpus
 from paceline.errors import UsageError
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -87,7 +91,9 @@ def test_the_changes_of_a_plain_script() -> None:
         "run = paceline.start()",
     ]
     remarks = adopt("argparse_main").remarks
-    assert [(each.line, each.must) for each in remarks] == [(34, False), (43, False)], "its own loss, the evaluation"
+    assert [(each.line, each.must) for each in remarks] == [(34, False), (43, False), (0, False)], (
+        "its own loss, the evaluation, functions that need the run"
+    )
 
 
 def test_the_example_of_the_page() -> None:
@@ -138,7 +144,7 @@ def test_what_cannot_be_changed_is_said_with_its_line() -> None:
     assert {(each.line, each.must) for each in sliced.remarks} == {(8, True)}
     assert [each.line for each in folds.remarks if each.must] == [6, 18], "one function makes both loaders"
     assert {each.line for each in folds.remarks} >= {6, 10, 13}, "BatchNorm and the loop of folds"
-    assert [(each.line, each.must) for each in adopt("decorated_main").remarks] == [(37, True), (37, False)]
+    assert [(each.line, each.must) for each in adopt("decorated_main").remarks] == [(37, True), (37, False), (0, False)]
     assert "x.to(run.device)" in adopt("decorated_main").remarks[0].text, "it evaluates on the CPU"
     none = advise_text("from engine import train\ntrain()\n")
     assert (none.edits, none.verdict[:25]) == ([], "No training loop was foun")
@@ -376,13 +382,38 @@ def test_write_keeps_the_old_script(tmp_path: Path, paceline: Paceline) -> None:
     assert sorted(os.listdir(tmp_path)) == ["real.py", "real.py.orig", "real.py.orig.2", "train.py"]
 
 
+def test_line_numbers_are_those_of_the_file_as_it_is(tmp_path: Path, paceline: Paceline) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(GUARDED)
+    shown = paceline("adopt", "train.py", check=True).stdout
+    lines = GUARDED.splitlines()
+    assert f"line {lines.index('    for epoch in range(first, 3):') + 1}: this loop over epochs stays" in shown
+    assert "line 2: the import that the lines below need" not in shown
+    written = paceline("adopt", "--write", "train.py", check=True).stdout
+    new = script.read_text().splitlines()
+    assert f"line {new.index('    for epoch in range(first, 3):') + 1}: this loop over epochs stays" in written
+    assert f"line {new.index('import paceline') + 1}: the import that the lines below need" in written
+    assert f"line {new.index('    run = paceline.start()') + 1}: finds this rank" in written
+    assert "  train and main use `run`, which exists only when train.py runs as the script" in written
+    module: dict[str, Any] = {"__name__": "train"}
+    exec(script.read_text(), module)
+    module["run"] = SimpleNamespace(steps=lambda loader: iter(()))  # as `train.run = paceline.start()` sets it
+    module["train"](None, None, None)
+
+
+def test_neighbouring_lines_are_ranges() -> None:
+    assert _list([107, 108, 109, 110]) == "107 to 110"
+    assert _list([3, 7, 8, 9, 12, 13]) == "3, 7 to 9, 12, 13"
+
+
 def test_write_tells_what_is_left(tmp_path: Path, paceline: Paceline) -> None:
     """A script that is changed in part is written, and the exit code says that it is not done."""
     script = tmp_path / "my train.py"
     script.write_bytes((CORPUS / "sliced_by_hand.py").read_bytes())
     shown = paceline("adopt", script.name, check=True)
     assert "to apply it: paceline adopt --write 'my train.py'" in shown.stdout
-    assert "  paceline run --nproc 2 'my train.py'" in shown.stdout
+    tried = "--nproc 2" if usable_gpus(os.environ) > 1 else "--cpu --nproc 2"
+    assert f"\nthen check it:\n  paceline run {tried} 'my train.py'\n" in shown.stdout
     script.chmod(0o444)
     refused = paceline("adopt", "--write", script.name)
     assert (refused.returncode, "is read-only" in refused.stderr) == (2, True), refused.stderr
@@ -426,3 +457,30 @@ def test_mistakes_on_the_command_line(tmp_path: Path, paceline: Paceline) -> Non
         done = paceline("adopt", "--write", name)
         assert (done.returncode, message in done.stderr, "\x1b" in done.stderr) == (2, True, False), done.stderr
     assert sorted(os.listdir(tmp_path)) == ["broken.py", "folder"]
+
+
+GUARDED = """\
+import torch
+from torch.utils.data import DataLoader
+
+
+def train(model, loader, optimizer):
+    for x, y in loader:
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def main(first):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader([(torch.randn(8), torch.randn(1))] * 64, batch_size=8, drop_last=True)
+    for epoch in range(first, 3):
+        train(model, loader, optimizer)
+
+
+if __name__ == "__main__":
+    main(0)
+"""

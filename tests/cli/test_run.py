@@ -516,6 +516,14 @@ def test_a_killed_process_leaves_nothing_running(victim: str, project: Path, scr
         time.sleep(0.1)
 
 
+def test_flags_that_a_script_without_a_session_ignores(paceline: Paceline, project: Path) -> None:
+    (project / "plain.py").write_text("print('trained')\n")
+    one = ("run", "--cpu", "--nproc", "1")
+    done = paceline(*one, "--max-steps", "5", "--seed", "1", "plain.py", cwd=project, check=True)
+    text = "paceline: note: --max-steps and --seed had no effect: the script does not use paceline.session.\n"
+    assert text in done.stderr.replace("--seed and --max-steps", "--max-steps and --seed")
+
+
 COUNTS_DOWN = """\
 import sys, torch, paceline
 with paceline.session(cpu=True, report=False, progress=False) as run:
@@ -537,8 +545,9 @@ def test_runs_that_start_from_others(paceline: Paceline, project: Path, scratch:
     (project / "train.py").write_text(COUNTS_DOWN)
     torch.save({"weight": torch.tensor([[9.0]])}, project / "model.pt")
     one = ("run", "--cpu", "--nproc", "1")
-    first = paceline(*one, "--init-from", "model.pt", "train.py", "1", cwd=project, check=True)
+    first = paceline(*one, "--seed", "1", "--init-from", "model.pt", "train.py", "1", cwd=project, check=True)
     assert "begins with 0 9.0\n" in first.stdout
+    assert "had no effect" not in first.stderr
     again = paceline("run", "--resume", "last", cwd=project, check=True)
     assert "begins with 2 7.0\n" in again.stdout
     assert re.search(r"done after .*, with nothing left to do: ", again.stderr)

@@ -18,7 +18,7 @@ from paceline.adoption.rules.loops import change_loops
 from paceline.adoption.rules.models import wrap_models
 from paceline.adoption.rules.output import change_folders, change_loads, change_prints, change_trackers
 from paceline.adoption.rules.resume import RESUME
-from paceline.adoption.rules.session import Entry, free_name, open_session
+from paceline.adoption.rules.session import Entry, free_name, open_session, remark_import
 from paceline.adoption.script import Script
 from paceline.adoption.source import Edit, Remark, Source, apply
 from paceline.adoption.training import Training, find_training
@@ -120,7 +120,8 @@ def _single(script: Script, found: Training, name: str) -> Advice:
     files = Files(script, found.origins, ranks)
     saves = list(files.change(lambda _: f"{run}.is_rank_zero"))
     soft = [*change_devices(script, run), *saves, *change_prints(script, ranks, run)]
-    entry = Entry(script, [*_needing(script, rules), *_placed(script, soft)])
+    users = [*_needing(script, rules), *_placed(script, soft)]
+    entry = Entry(script, users)
     if entry.statement is None:
         where = Remark(found.backwards[0].lineno, "nothing at the top of the script leads here")
         return Advice("Its training loop is never called.", remarks=[where])
@@ -133,6 +134,7 @@ def _single(script: Script, found: Training, name: str) -> Advice:
     edits, remarks = _split(
         [*open_session(script, entry, run), *rules, *late, *others, *hazards.find(), *hazards.prints()]
     )
+    remarks += remark_import(script, entry, users, run)
     verdict = "These changes make it train on several ranks."
     if any(remark.must for remark in remarks):
         verdict = "These changes are a part of what it needs to train on several ranks; the rest is up to you."

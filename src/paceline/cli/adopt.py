@@ -8,6 +8,7 @@ import shlex
 import shutil
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,7 @@ from paceline.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from paceline.adoption.advice import Advice
-    from paceline.adoption.source import Source
+    from paceline.adoption.source import Edit, Source
 
 
 def command(
@@ -50,38 +51,73 @@ def command(
         raise UsageError(f"There is no script {str(script)!r}.", hint="Name yours: paceline adopt train.py")
     source = read_source(script)
     advice = advise(source)
-    _show(source, advice)
+    _show(source, advice, written=write)
     if write and advice.edits:
         kept = _write(script, advice.text.encode(source.encoding))
         print(f"wrote {console.printable(str(script))}; the old one is {console.printable(str(kept))}")
     elif advice.edits:
         print(f"to apply it: paceline adopt --write {console.printable(shlex.quote(str(script)))}")
-    for step in advice.next_steps:
+    if advice.next_steps:
+        print("then check it:" if advice.edits else "to try it:")
+    for step in _fitting(advice.next_steps):
         print(f"  {console.printable(step)}")
     return 1 if write and any(remark.must for remark in advice.remarks) else 0
 
 
-def _show(source: Source, advice: Advice) -> None:
+def _fitting(steps: list[str]) -> list[str]:
+    """Let a script with the runtime try two ranks on the CPU, if they would share a GPU."""
+    from paceline.cluster.local.machine import usable_gpus
+
+    if not any(step.startswith("paceline prove") for step in steps) or usable_gpus(os.environ) > 1:
+        return steps
+    return [step.replace("paceline run --nproc 2", "paceline run --cpu --nproc 2", 1) for step in steps]
+
+
+def _show(source: Source, advice: Advice, *, written: bool) -> None:
+    """Print the diff, the reasons and the remarks, with the line numbers of the file as it is afterwards."""
     name = source.name.lstrip("/")
     diff = difflib.unified_diff(_lines(source.text), _lines(advice.text), f"a/{name}", f"b/{name}", lineterm="")
     for line in diff:
         print(console.printable(line))
     print(console.paint(console.printable(advice.verdict), console.BOLD, sys.stdout))
     reasons: dict[str, list[int]] = {}
-    for edit in advice.edits:
-        number = len(_lines(source.text[: edit.start] + "."))
+    for position, edit in enumerate(advice.edits):
+        number = 1 + _breaks(source.text[: edit.start]) + written * _added(source, advice.edits[:position])
         lines = reasons.setdefault(edit.reason, [])
         lines += [number] if number not in lines else []
     for reason, lines in reasons.items():
-        numbers = ", ".join(map(str, lines[:8])) + (", ..." if lines[8:] else "")
-        print(f"  line{'s' * (len(lines) > 1)} {numbers}: {console.printable(reason)}")
+        print(f"  line{'s' * (len(lines) > 1)} {_list(lines)}: {console.printable(reason)}")
     for title, must in (("change these yourself:", True), ("look at these:", False)):
         remarks = [each for each in advice.remarks if each.must is must]
         if remarks:
             print(title)
         for remark in remarks:
-            where = f"line {remark.line}: " if remark.line else ""
+            start = source.offset(remark.line, 0) if remark.line else 0
+            start += len(source.text[start:]) - len(source.text[start:].lstrip(" \t"))
+            shown = remark.line + written * _added(source, [each for each in advice.edits if each.start <= start])
+            where = f"line {shown}: " if remark.line else ""
             print(f"  {where}{console.printable(remark.text)}")
+
+
+def _added(source: Source, edits: Sequence[Edit]) -> int:
+    """Return how many lines these edits add."""
+    return sum(_breaks(edit.text) - _breaks(source.text[edit.start : edit.end]) for edit in edits)
+
+
+def _breaks(text: str) -> int:
+    return len(_lines(text + ".")) - 1
+
+
+def _list(lines: Sequence[int]) -> str:
+    """Return line numbers as text: "3, 7 to 9, 12"."""
+    parts: list[list[int]] = []
+    for line in sorted(lines):
+        if parts and line == parts[-1][-1] + 1:
+            parts[-1].append(line)
+        else:
+            parts.append([line])
+    texts = [f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]
+    return ", ".join(texts[:8]) + (", ..." if texts[8:] else "")
 
 
 def _lines(text: str) -> list[str]:

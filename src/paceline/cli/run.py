@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from paceline.contract.run_folder import RunFolder
     from paceline.spec import Job, Program
 
+# What was typed for these has an effect only in a session.
+SESSION_KEYS = ("runtime.max_steps", "runtime.seed", "runtime.precision", "checkpoint.every_steps")
 COLOURS = {DONE: console.GREEN, DONE_UNSAVED: console.RED, STOPPED: console.GREY, FAILED: console.RED}
 
 
@@ -83,7 +86,7 @@ def command(
         return 1
     for note in run.prepare(["paceline", *sys.argv[1:]], code_later=True):
         console.say_note(note)
-    return _launch(run)
+    return _launch(run, settings.flags)
 
 
 def _find_run(
@@ -124,7 +127,7 @@ def _has_consent(folder: RunFolder) -> bool:
     raise UsageError(f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine.")
 
 
-def _launch(run: NewRun | ResumedRun) -> int:
+def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
     """Run the agents until they are done; print the verdict and the run folder."""
     from paceline.cluster.local.agents import run_agents
     from paceline.cluster.local.warm_start import find_zygote
@@ -144,7 +147,12 @@ def _launch(run: NewRun | ResumedRun) -> int:
     for note in notes:
         console.say_note(note)
     code = run_agents(plan, prestarted=prestarted, after_start=after_start)
-    from paceline.watch.goodput import compute_goodput, had_nothing_left, read_events  # only now: the run starts first
+    from paceline.watch.goodput import (  # only now: the run starts first
+        compute_goodput,
+        had_nothing_left,
+        had_session,
+        read_events,
+    )
 
     verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
     events = read_events(folder.events)
@@ -152,6 +160,8 @@ def _launch(run: NewRun | ResumedRun) -> int:
     took = show_seconds(starts[0].ended - starts[0].began if starts else time.monotonic() - started)
     if verdict == DONE and had_nothing_left(events):
         took += ", with nothing left to do"
+    if verdict == DONE and not had_session(events):
+        _say_ignored(flags)
     if verdict == DONE and folder.job_start(local_job_start_name()).unsaved.exists():
         code, verdict = 1, DONE_UNSAVED
     word = "cancelled" if verdict == STOPPED and folder.cancelled.exists() else verdict  # as other commands call it
@@ -159,6 +169,14 @@ def _launch(run: NewRun | ResumedRun) -> int:
     if verdict != DONE:
         _say_next(folder, job, failed=verdict == FAILED)
     return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)
+
+
+def _say_ignored(flags: Sequence[Flag]) -> None:
+    """Name the flags that only a session reads."""
+    names = [flag.name for flag in flags if flag.key in SESSION_KEYS]
+    if names:
+        listed = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
+        console.say_note(f"note: {listed} had no effect: the script does not use paceline.session.")
 
 
 def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:

@@ -220,7 +220,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
                PROVABLE),
         Option("runtime.precision", "--precision TYPE", "Autocast precision: fp32, bf16 or fp16.", **_PROVABLE),
         _number("runtime.seed", "--seed N", "Seed for Python, NumPy and torch on all ranks.", **_PROVABLE),
-        _number("runtime.max_steps", "--max-steps N", "Stop after N training steps."),
+        _number("runtime.max_steps", "--max-steps N", "Stop after N training steps (scripts with paceline.session)."),
         Option("runtime.start_from", "--start-from --init-from RUN|FILE",
                "Start with the weights of a run, a checkpoint or a file (.safetensors, .pt)."),
         _switch("runtime.start_continue", "--continue",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from pathlib import PurePath
 
 from paceline.adoption.script import Function, Script
 from paceline.adoption.source import Edit, Remark
@@ -84,11 +85,28 @@ def open_session(script: Script, entry: Entry, run: str) -> Iterator[Edit | Rema
     yield script.source.line_before(entry.statement, line, REASON if entry.is_seeded else REASON + SEED)
 
 
+def remark_import(script: Script, entry: Entry, users: Iterable[ast.AST], run: str) -> Iterator[Remark]:
+    """Say which functions only work in the script itself: whoever imports it does not run its main block."""
+    if script.guard is None or entry.statement not in script.guard.body:
+        return
+    names = {function.name: None for node in users if (function := script.function_of(node)) is not None}
+    module = PurePath(script.source.name).stem
+    if not names or not module.isidentifier():
+        return
+    first, *rest = names
+    text = f"{' and '.join([first, *rest])} use" if len(rest) < 2 else f"{first} and {len(rest)} other functions use"
+    yield Remark(
+        0,
+        f"{text}{'' if rest else 's'} `{run}`, which exists only when {PurePath(script.source.name).name} runs as the"
+        f" script: a test or notebook that imports it has to set `{module}.{run} = paceline.start()` first",
+    )
+
+
 def import_line(script: Script, module: str) -> Edit | Remark:
     """Add an import after the imports at the top."""
     body = script.tree.body
     imports = [each for each in body if isinstance(each, (ast.Import, ast.ImportFrom))]
-    reason = "for the lines below" if module == "paceline" else f"for {module}.environ"
+    reason = "the import that the lines below need" if module == "paceline" else f"for {module}.environ"
     if imports:
         first_block = imports[0]
         for previous, following in pairwise(body):

@@ -42,6 +42,12 @@ def had_nothing_left(events: Iterable[dict[str, Any]]) -> bool:
     return last[-1:] == ["nothing_left"]
 
 
+def had_session(events: Iterable[dict[str, Any]]) -> bool:
+    """Return whether a session of the runtime ended well in the last start of a run."""
+    last = [event["event"] for event in events if event["event"] in ("started", "session_end")]
+    return last[-1:] == ["session_end"]
+
+
 def find_end(folder: RunFolder, events: Sequence[dict[str, Any]]) -> float | None:
     """Return when a run ended whose end nobody recorded, as far as its files tell: it was cancelled, killed or lost."""
     phases = [event for event in events if event["event"] in PHASES or event["event"] in ENDS]
