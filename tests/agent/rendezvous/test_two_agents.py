@@ -56,7 +56,7 @@ def all_reduce():
         peer.sendall(b"x")
     for peer in peers:
         if not peer.recv(1):
-            raise ConnectionError("a peer has gone")
+            raise ConnectionError("Connection closed by peer")
 all_reduce()
 print("ready", os.environ["GROUP_RANK"], address[1], flush=True)
 """
