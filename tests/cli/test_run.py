@@ -520,7 +520,7 @@ def test_flags_that_a_script_without_a_session_ignores(paceline: Paceline, proje
     (project / "plain.py").write_text("print('trained')\n")
     one = ("run", "--cpu", "--nproc", "1")
     done = paceline(*one, "--max-steps", "5", "--seed", "1", "plain.py", cwd=project, check=True)
-    text = "paceline: note: --max-steps and --seed had no effect: the script does not use paceline.session.\n"
+    text = "paceline: --max-steps and --seed had no effect: the script does not use paceline.session\n"
     assert text in done.stderr.replace("--seed and --max-steps", "--max-steps and --seed")
 
 

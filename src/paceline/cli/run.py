@@ -176,7 +176,7 @@ def _say_ignored(flags: Sequence[Flag]) -> None:
     names = [flag.name for flag in flags if flag.key in SESSION_KEYS]
     if names:
         listed = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
-        console.say_note(f"note: {listed} had no effect: the script does not use paceline.session.")
+        console.say_note(f"{listed} had no effect: the script does not use paceline.session")
 
 
 def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
