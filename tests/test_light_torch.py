@@ -1,4 +1,4 @@
-"""The torch of most tests' processes: it trains without its compiler, and compiles when asked to."""
+"""The torch of most tests' processes: it trains without its compiler and more, and has them when asked to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import distributed as dist
 
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
 torch.use_deterministic_algorithms(True)
-model = torch.nn.Linear(2, 2)
+generator = torch.Generator().manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.1))
 opt = torch.optim.AdamW(model.parameters())
 dist.init_process_group("gloo")
 ddp = torch.nn.parallel.DistributedDataParallel(model)
@@ -22,12 +23,14 @@ ddp(torch.ones(1, 2)).sum().backward()
 opt.step()
 dist.destroy_process_group()
 """
-IS_COMPILER_LOADED = """
-print("torch._dynamo.eval_frame" in sys.modules)
+IS_LOADED = """
+print(*(name in sys.modules for name in ("torch._dynamo.eval_frame", "torch._decomp", "torch.ao.quantization")))
 """
 COMPILE = """
 double = torch.compile(lambda x: 2 * x, backend="eager")
 print(double(torch.ones(1)).item(), torch._inductor.config.deterministic)
+indices = torch.zeros(3, dtype=torch.long, device="meta")
+print(len(torch.nn.Embedding(3, 4, device="meta")(indices)), torch.nn.quantized.Linear.__name__)
 """
 
 
@@ -37,11 +40,11 @@ def run(script: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_training_does_not_import_the_compiler() -> None:
-    assert run(TRAIN + IS_COMPILER_LOADED) == ["False"], "a new torch uses more of it: see light_torch/sitecustomize.py"
+def test_a_training_imports_neither_the_compiler_nor_its_like() -> None:
+    assert run(TRAIN + IS_LOADED) == ["False"] * 3, "a new torch uses more of it: see light_torch/sitecustomize.py"
 
 
 @pytest.mark.slow
-def test_the_compiler_is_imported_when_it_is_used() -> None:
+def test_they_are_imported_when_they_are_used() -> None:
     """The settings made before are kept."""
-    assert run(TRAIN + COMPILE + IS_COMPILER_LOADED) == ["2.0", "True", "True"]
+    assert run(TRAIN + COMPILE + IS_LOADED) == ["2.0", "True", "3", "Linear", "True", "True", "True"]

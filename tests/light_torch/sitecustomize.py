@@ -1,8 +1,9 @@
-"""The real torch, less its compiler until something asks for it: a training's imports take half the time.
+"""The real torch, less what a training does not use until something asks for it: its imports take a third of the time.
 
 Python imports this module at its start, in every process that a test starts with this folder in PYTHONPATH. Optimizers
 and DDP import torch's compiler for a few functions that do nothing outside of a compilation. Here these are at hand,
-and the compiler is imported when somebody uses anything else of it. Imports little itself: it runs in every process.
+and the compiler is imported when somebody uses anything else of it. Quantization and export wait in the same way, and
+so do the kernels of the meta device. Imports little itself: it runs in every process.
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ SETTINGS = f"{INDUCTOR}.config"
 ModuleType = type(sys)
 
 # Each module that nobody has used yet, with what optimizers, process groups and DDP call of it without compiling.
-AT_REST: dict[str, dict[str, Any]] = {
+COMPILER: dict[str, dict[str, Any]] = {
     DYNAMO: {"disable": lambda function=None, *_, **__: function, "graph_break": lambda *_, **__: None},
     f"{DYNAMO}.trace_rules": {"clear_lru_cache": lambda: None},
     f"{DYNAMO}.utils": {"get_optimize_ddp_mode": lambda: "ddp_optimizer"},
     INDUCTOR: {},
     SETTINGS: {},
 }
+META_KERNELS: dict[str, dict[str, Any]] = {"torch._meta_registrations": {}}
+EXPORT: dict[str, dict[str, Any]] = {
+    "torch.export": {}, "torch.ao": {}, "torch.quantization": {}, "torch.nn.intrinsic": {}, "torch.nn.qat": {},
+    "torch.nn.quantizable": {}, "torch.nn.quantized": {},
+}  # fmt: skip
+# Modules that compute with tensors on the meta device.
+USE_META = ("torch._decomp", "torch.distributed.tensor", "torch.utils.flop_counter")
 stand_ins: dict[str, Postponed] = {}
 
 
@@ -36,14 +44,14 @@ class Postponed(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        load_compiler()
+        load(self.__name__)
         import importlib
 
         return getattr(importlib.import_module(self.__name__), name)
 
 
 def make_stand_ins() -> None:
-    for name, known in AT_REST.items():
+    for name, known in (COMPILER | META_KERNELS | EXPORT).items():
         stand_ins[name] = Postponed(name)
         stand_ins[name].__dict__.update(known)
         parent, _, leaf = name.rpartition(".")
@@ -51,18 +59,18 @@ def make_stand_ins() -> None:
             stand_ins[parent].__dict__[leaf] = stand_ins[name]
 
 
-def load_compiler() -> None:
-    """Import the modules. Whoever keeps a stand-in gets everything from its module from now on."""
+def load(name: str) -> None:
+    """Import a module and what belongs to it. Whoever keeps a stand-in gets everything from its module from now on."""
     import importlib
 
-    replaced = dict(stand_ins)
-    stand_ins.clear()
-    for name in replaced:
-        sys.modules.pop(name, None)
-    for name, stand_in in replaced.items():
-        module = importlib.import_module(name)
+    groups = [META_KERNELS] if name in META_KERNELS else [EXPORT] if name in EXPORT else [META_KERNELS, COMPILER]
+    replaced = {each: stand_ins.pop(each) for group in groups for each in group if each in stand_ins}
+    for each in replaced:
+        sys.modules.pop(each, None)
+    for each, stand_in in replaced.items():
+        module = importlib.import_module(each)
         known = {key: stand_in.__dict__.pop(key) for key in list(vars(stand_in)) if not key.startswith("__")}
-        if name == SETTINGS:
+        if each == SETTINGS:
             for key, value in known.items():
                 setattr(module, key, value)
 
@@ -72,20 +80,25 @@ class Finder:
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         parent = name.rpartition(".")[0]
+        if name in USE_META and stand_ins.keys() & META_KERNELS.keys() & sys.modules.keys():
+            load(*META_KERNELS)
         if name not in stand_ins and parent not in stand_ins:
             return None
         from importlib.machinery import ModuleSpec, PathFinder
 
         if name in stand_ins:
-            return ModuleSpec(name, self, is_package=name in (DYNAMO, INDUCTOR))  # type: ignore[arg-type]
-        load_compiler()
+            return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        load(parent)
         return PathFinder.find_spec(name, sys.modules[parent].__path__)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return stand_ins[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        pass
+        if module.__name__ in META_KERNELS:  # these come with what a generator of random numbers needs
+            from torch import _C, _opaque_base
+
+            _C._set_generator_metaclass(_opaque_base.OpaqueBaseMeta)
 
 
 def keep_torch() -> None:
