@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import pytest
 
 from tests.chromium import chromium
 from tests.fake_torch import write_fake_torch
+from tests.forked_cli import Commands
 from tests.forked_ranks import Ranks
 
 __all__ = ["chromium"]  # a fixture
@@ -115,18 +115,25 @@ def without_torch(guard: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield
 
 
+@pytest.fixture(scope="session")
+def forked_cli() -> Iterator[Commands]:
+    """Run `paceline` commands without the time that their imports take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(MARK, raising=False)
+        server = Commands()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def paceline(tmp_path: Path, scratch: Path) -> Callable[..., Completed]:
+def paceline(tmp_path: Path, scratch: Path, forked_cli: Commands) -> Callable[..., Completed]:
     """Run a `paceline` command without a terminal: `paceline("run", "train.py", cwd=...)`."""
 
     def run_paceline(
         *args: str, cwd: Path = tmp_path, timeout: float = 120, check: bool = False, **variables: str
     ) -> Completed:
         environment = {**os.environ, "PACELINE_SCRATCH": str(scratch), "COLUMNS": "120", **variables}
-        done = subprocess.run(
-            [sys.executable, "-m", "paceline", *args],
-            cwd=cwd, env=environment, timeout=timeout, text=True, capture_output=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        done = forked_cli([*args], cwd=cwd, env=environment, timeout=timeout)
         assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

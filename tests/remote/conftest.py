@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from paceline.cluster.ssh.clusters import Cluster as RemoteCluster
 from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.control_socket import read_logins
 from paceline.sandbox import NAMESPACES, Settings, missing_packages
+from tests.forked_cli import Commands
 from tests.remote import lab as labs
 from tests.remote.lab import Lab
 from tests.remote.relay import Relay
@@ -111,11 +111,14 @@ def slurm_link(slurm_node: Cluster, lab: Lab) -> Iterator[Relay]:
 
 
 @pytest.fixture
-def laptop(lab: Lab, project: Path) -> Callable[..., Completed]:
-    """Run a `paceline` command on the laptop: `laptop("login", "lab")`."""
+def laptop(lab: Lab, project: Path, forked_cli: Commands) -> Callable[..., Completed]:
+    """Run a `paceline` command on the laptop, without a terminal: `laptop("login", "lab")`."""
 
-    def run(*args: str, check: bool = False, cwd: Path = project, **options: Any) -> Completed:
-        done = labs.paceline(lab, *args, cwd=cwd, **options)
+    def run(
+        *args: str, check: bool = False, cwd: Path = project, timeout: float = 120, input: str = "", **variables: str
+    ) -> Completed:
+        environment = {**os.environ, **lab.variables, **variables}
+        done = forked_cli([*args], cwd=cwd, env=environment, timeout=timeout, input=input)
         assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -288,13 +287,3 @@ def _write_program(path: Path, text: str) -> None:
 def _run(*argv: str) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
-
-
-def paceline(
-    lab: Lab, *args: str, cwd: Path, timeout: float = 120, input: str | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a `paceline` command on the laptop, without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "paceline", *args], cwd=cwd, text=True, capture_output=True, input=input or "",
-        timeout=timeout, env={**os.environ, **lab.variables, **variables},
-    )  # fmt: skip
