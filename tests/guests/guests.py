@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +70,35 @@ def run_peer(guest: Guest, out: Path) -> dict[str, str]:
         PYTHON: [sys.executable],
         MPIRUN: ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable],
     }[guest.peer]
-    return _run([*command, guest.script, *guest.args_for(out)], guest, out)
+    out.mkdir(parents=True)
+    with open(out.parent / "peer.log", "w+") as log:
+        process = subprocess.Popen(
+            [*command, guest.script, *guest.args_for(out)],
+            cwd=SCRIPTS, env=variables(), text=True, stdin=subprocess.PIPE, stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            return _wait_for_results(process, guest, out)
+        except (AssertionError, subprocess.TimeoutExpired) as problem:
+            log.seek(0)
+            raise AssertionError(f"{guest.name}: {problem}\n{log.read()}") from None
+
+
+def _wait_for_results(process: subprocess.Popen[str], guest: Guest, out: Path) -> dict[str, str]:
+    """Return what the ranks wrote. Without Paceline, torch's ranks deadlock now and then while they exit: end them."""
+    assert process.stdin
+    with suppress(BrokenPipeError), process.stdin as answers:
+        answers.write(guest.answer)
+    deadline = time.monotonic() + 300
+    while process.poll() is None and len(results(out)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    try:
+        code = process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait(60)
+        code = 0 if len(results(out)) == 2 else 1
+    assert code == 0, f"exit {code}"
+    return results(out)
 
 
 def run_paceline(guest: Guest, style: str, out: Path, *options: str) -> dict[str, str]:
