@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -37,6 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     last = len(order)
     items.sort(key=lambda item: min((order.get(parent, last) for parent in item.path.parents), default=last))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # no later collection looks at all modules and tests again
 
 
 # What people read and run, and how ranks end, is tested with the torch that people have; other processes start faster.

@@ -82,7 +82,7 @@ with paceline.session(seed=0) as run:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_one_signal_ends_it_although_no_step_ends(number: int, tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     (tmp_path / "temporary").mkdir()

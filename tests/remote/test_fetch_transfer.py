@@ -294,7 +294,7 @@ def is_as_there(run: Path, home: Path, name: str) -> bool:
     return content == (run / name).read_bytes() and record[name] == hashlib.sha256(content).hexdigest()
 
 
-@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("is_done", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("point", [
     "fsync", "fsync share", "replace weights.json", "replace metrics.jsonl", "rename step-00000002", "rename replaced-",
     "first replace weights.json", "first rename step-00000002",

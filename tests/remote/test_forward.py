@@ -171,7 +171,10 @@ def slow(lab: Lab, project: Path) -> Iterator[list[str]]:
     shutil.rmtree(lab.home / "bin")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGKILL))],
+)
 def test_nothing_stays_there_when_the_command_here_ends(
     lab: Lab, laptop: Laptop, project: Path, slow: list[str], number: signal.Signals
 ) -> None:

@@ -59,10 +59,10 @@ def waiting(
         path.unlink(missing_ok=True)
 
 
-SLOW = [pytest.param(end, marks=pytest.mark.slow) for end in ("killed", "silent")]
+SLOW = [pytest.param(end, marks=pytest.mark.slow) for end in ("killed", "silent", "command killed")]
 
 
-@pytest.mark.parametrize("end", ["cut", "command killed", "sweep killed", *SLOW])
+@pytest.mark.parametrize("end", ["cut", "sweep killed", *SLOW])
 def test_the_same_command_gives_one_job(
     lab: Lab, laptop: Laptop, slurm_node: Cluster, slurm_link: Relay, *, waiting: subprocess.Popen[str],
     line: tuple[str, ...], end: str,

@@ -281,7 +281,7 @@ def test_two_watchers_share_one_reader_and_the_second_takes_over(
     lab.wait_until_idle()
 
 
-@pytest.mark.parametrize("is_connected", [True, False])
+@pytest.mark.parametrize("is_connected", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_following_a_run_that_was_removed_ends(
     laptop: Laptop, link: Relay, watch: Callable[..., Watcher], run_there: Callable[..., RunThere], is_connected: bool
 ) -> None:
@@ -452,7 +452,10 @@ def test_a_job_is_followed_through_the_queue(
         slurm_node.clear()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [*(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
+)
 def test_no_reader_stays_on_the_login_node(
     lab: Lab, laptop: Laptop, project: Path, run_there: Callable[..., RunThere], number: signal.Signals
 ) -> None:

@@ -335,7 +335,7 @@ def running() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("action", ["raise ValueError('boom')", "sys.exit(3)"])
+@pytest.mark.parametrize("action", ["raise ValueError('boom')", pytest.param("sys.exit(3)", marks=pytest.mark.slow)])
 def test_a_failing_rank_does_not_hang_the_others(
     running: list[subprocess.Popen[str]], tmp_path: Path, action: str
 ) -> None:

@@ -192,7 +192,7 @@ def test_variables_of_the_job_act_as_in_a_new_process(paceline: Paceline, tmp_pa
 
 
 @light
-@pytest.mark.parametrize("given", ["typed", "file"])
+@pytest.mark.parametrize("given", ["typed", pytest.param("file", marks=pytest.mark.slow)])
 def test_variables_that_imports_read_act_whatever_their_name(paceline: Paceline, tmp_path: Path, given: str) -> None:
     """A run with another value of one imports again. Others change nothing, and neither do copies of all variables."""
     fake = Path(os.environ["PYTHONPATH"])

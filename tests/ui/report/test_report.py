@@ -70,7 +70,7 @@ def ordinary(scratch: Path) -> RunFolder:
     return folder
 
 
-@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("light", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_report_opens_offline_and_shows_everything(
     ordinary: RunFolder, paceline: Callable[..., Completed], offline: Offline, tmp_path: Path, light: bool
 ) -> None:
@@ -102,7 +102,7 @@ def test_a_report_opens_offline_and_shows_everything(
     assert not offline.problems
 
 
-@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("light", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_paper_shows_all_parts_in_light_colours(
     scratch: Path, paceline: Callable[..., Completed], offline: Offline, tmp_path: Path, light: bool
 ) -> None:
@@ -132,7 +132,7 @@ def test_paper_shows_all_parts_in_light_colours(
     assert not offline.problems
 
 
-@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("light", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_sweep_with_the_pages_of_its_best_trials(
     scratch: Path, paceline: Callable[..., Completed], offline: Offline, tmp_path: Path, light: bool
 ) -> None:

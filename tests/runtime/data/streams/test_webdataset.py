@@ -90,7 +90,10 @@ def rank_reads(urls: list[str], workers: int, make: Callable[[list[str]], Any], 
 
 
 @pytest.mark.parametrize("make", [pipeline, by_hand])
-@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (1, 2), (2, 0), (2, 2)])
+@pytest.mark.parametrize(
+    ("world_size", "workers"),
+    [(1, 0), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 2), (2, 0))), (2, 2)],
+)
 def test_every_sample_appears_once_and_an_interrupted_epoch_resumes_exactly(
     ranks: Ranks, shards: list[str], world_size: int, workers: int, make: Callable[[list[str]], Any]
 ) -> None:
