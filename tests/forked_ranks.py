@@ -16,13 +16,6 @@ from typing import Any
 PRELOAD = "tests.preloaded"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _be_a_rank(
     result: Connection, variables: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:

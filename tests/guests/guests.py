@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.ports import free_port
 
 SCRIPTS = Path(__file__).with_name("scripts")
 BIN = Path(sys.executable).parent
@@ -51,12 +52,6 @@ GUESTS = (
 )  # fmt: skip
 ON_CLUSTERS = (*GUESTS, Guest("mpi4py_sum", styles=("mpirun",), peer=MPIRUN))  # `paceline run` has no mpirun style
 BY_NAME = {guest.name: guest for guest in ON_CLUSTERS}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def variables(**more: str) -> dict[str, str]:

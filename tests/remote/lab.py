@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from tests.ports import free_port
 from tests.remote.relay import Relay
 
 SSHD, USERADD, USERDEL = "/usr/sbin/sshd", "/usr/sbin/useradd", "/usr/sbin/userdel"
@@ -48,11 +49,6 @@ def missing() -> str:
         each for each in (SSHD, shutil.which("oathtool"), shutil.which("ssh")) if not each or not os.path.exists(each)
     ]
     return "" if not absent and any(map(os.path.exists, PAM_OATH)) else "install openssh-server libpam-oath oathtool"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @dataclass

@@ -10,13 +10,13 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import socket
 import sys
 import threading
 
 import torch
 
 import tests.preloaded  # noqa: F401 - before the forks, as it takes long
+from tests.ports import free_port
 
 
 def be_a_rank(folder: str, rank: int, world_size: int, port: int) -> None:
@@ -28,12 +28,6 @@ def be_a_rank(folder: str, rank: int, world_size: int, port: int) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     os.environ.update(dict(zip(names, map(str, (rank, rank, world_size, world_size)), strict=True)))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_ranks() -> str | None:

@@ -29,7 +29,8 @@ from paceline.runtime.distributed.cpu_affinity import format_cpu_list, parse_cpu
 from paceline.runtime.distributed.device import find_shared_gpu
 from paceline.runtime.distributed.rank_placement import RankPlacement
 from paceline.runtime.settings import Params, Settings
-from tests.forked_ranks import Ranks, free_port
+from tests.forked_ranks import Ranks
+from tests.ports import free_port
 from tests.runtime.models import net
 from tests.runtime.test_wrap import quiet
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +18,7 @@ from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from tests.agent.conftest import Launch, Launched, until
+from tests.ports import free_port
 
 INDEPENDENT = "2 processes run this script independently"
 
@@ -92,27 +92,17 @@ if __name__ == "__main__":
 ALONE = SPAWN.replace("world_size=2", "world_size=1").replace("nprocs=2", "nprocs=1")
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def test_a_script_that_spawns_its_own_ranks(launch: Launch, free_port: int) -> None:
+def test_a_script_that_spawns_its_own_ranks(launch: Launch) -> None:
     """Under fork each rank would spawn all of them, and all would want the same port."""
-    started = launch(ALONE.format(port=free_port), light=False)
+    started = launch(ALONE.format(port=free_port()), light=False)
     started.wait()
     assert "each calls mp.spawn" in started.err() or "each rank calls mp.spawn" in started.err()
     assert "--style spawn" in started.err()
 
 
 @pytest.mark.slow
-def test_the_spawn_style_with_a_script_that_spawns_and_one_that_does_not(
-    launch: Launch, free_port: int, tmp_path: Path
-) -> None:
-    started = launch(SPAWN.format(port=free_port), light=False, style="spawn")
+def test_the_spawn_style_with_a_script_that_spawns_and_one_that_does_not(launch: Launch, tmp_path: Path) -> None:
+    started = launch(SPAWN.format(port=free_port()), light=False, style="spawn")
     assert started.wait() == 0, started.err()
     assert "warning" not in started.err()
     started = launch(TRAIN + "for _ in range(5): step()\n", light=False, style="spawn", folder=tmp_path / "second")

@@ -19,7 +19,8 @@ from paceline.contract.checkpoint.score import Score
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import CheckpointManager, RetentionPolicy, writer
 from paceline.runtime.checkpoint.retention import attach
-from tests.forked_ranks import Ranks, free_port
+from tests.forked_ranks import Ranks
+from tests.ports import free_port
 from tests.runtime.checkpoint.trainer import Trainer, make
 from tests.small_disk import mount_small_disk
 
