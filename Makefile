@@ -43,10 +43,10 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscop
 system:
 	@tests/system.sh
 
-# Compile first: with PYTHONDONTWRITEBYTECODE, each of a thousand processes would compile Paceline for itself, and each
-# worker all tests, which takes longer: pytest rewrites their asserts.
+# Compile first: with PYTHONDONTWRITEBYTECODE, each of a thousand processes would compile Paceline for itself, each rank
+# the module of its test, and each worker all tests, which takes longer: pytest rewrites their asserts.
 pytest: .make/dev
-	@$(COMPILE) src
+	@$(COMPILE) src tests
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -qq --collect-only >/dev/null || true
 	@$(PYTEST) $(SELECTED)
 

@@ -13,7 +13,10 @@ for name in (
     "paceline.runtime.session", "paceline.runtime.start", "paceline.runtime.checkpoint.manager",
     "paceline.runtime.probe.start",
     "paceline.runtime.training.ddp", "paceline.runtime.training.fsdp", "paceline.runtime.training.wrap",
-    "tests.forked_ranks", "tests.runtime.models",
+    # what test modules import, which a rank does before it can call their functions
+    "numpy", "paceline.agent.health.heartbeat", "paceline.cluster.runs.run_half_zip", "paceline.proof.local_runner",
+    "paceline.runtime.data.evaluation", "paceline.runtime.data.streams.stream_loader",
+    "tests.forked_ranks", "tests.runtime.models", "tests.runtime.test_wrap",
 ):  # fmt: skip
     importlib.import_module(name)
 gc.freeze()  # no collection in a rank copies the pages of these objects

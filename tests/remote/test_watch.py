@@ -73,7 +73,6 @@ class RunThere:
 def run_there(lab: Lab) -> Iterator[Callable[..., RunThere]]:
     yield lambda run_id="20260101-120000-aaaa", name="": RunThere(lab, run_id, name)
     shutil.rmtree(lab.home / "paceline", ignore_errors=True)
-    shutil.rmtree(lab.folder / "laptop" / ".cache" / "paceline" / "mirror", ignore_errors=True)
 
 
 class Watcher:
