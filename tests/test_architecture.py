@@ -87,6 +87,7 @@ def trees() -> list[tuple[Path, ast.Module]]:
     return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in files()]
 
 
+@functools.cache
 def imported(tree: ast.Module) -> set[str]:
     """Everything that a file imports, also inside functions, except what only type checkers see."""
     for node in ast.walk(tree):
@@ -102,6 +103,7 @@ def imported(tree: ast.Module) -> set[str]:
     return names
 
 
+@functools.cache
 def imported_modules(tree: ast.Module) -> set[str]:
     """The modules of ours that a file imports."""
     found = set()

@@ -46,7 +46,11 @@ def test_a_restart_replaces_the_steps_that_it_repeats() -> None:
     assert curve.values[4:6] == [1 / 5, 2 / 6]
 
 
-@pytest.mark.parametrize("undone", range(49_985, 50_001))  # somewhere within the points that are drawn as one
+# Somewhere within the points that are drawn as one.
+UNDONE = [pytest.param(step, marks=pytest.mark.slow if step % 3 else ()) for step in range(49_985, 50_001)]
+
+
+@pytest.mark.parametrize("undone", UNDONE)
 def test_a_restart_undoes_a_spike_also_in_a_long_curve(undone: int) -> None:
     curves = Curves()
     curves.add(lines(range(50_000)))
