@@ -16,15 +16,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import forked_cli as forked_commands
 from tests.chromium import chromium
 from tests.fake_torch import write_fake_torch
-from tests.forked_cli import Commands
 from tests.forked_ranks import Ranks
 
 __all__ = ["chromium"]  # a fixture
 
 ROOT = Path(__file__).parent.parent
-MARK = "PACELINE_TEST_TOKEN"  # every process that a test starts inherits it, however it detaches itself
+# Every process that a test starts inherits it, however it detaches itself. Forked commands do not show it.
+MARK = "PACELINE_TEST_TOKEN"
 
 # Python starts this helper on first use and keeps it to the end: before any test, so that none is blamed for it.
 resource_tracker.ensure_running()
@@ -61,11 +62,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def marked(token: str) -> list[psutil.Process]:
-    """Return all live processes with a test's token in their environment."""
+    """Return all live processes with a test's token in their environment, and all forked commands."""
     wanted, found = f"{MARK}={token}".encode(), []
+    forks = [address.encode() for address in forked_commands.servers]
+    ours = {os.getpid(), *forked_commands.servers.values()}
     for name in filter(str.isdigit, os.listdir("/proc")):  # after every test: psutil would take four times as long
         with suppress(OSError, psutil.Error):
-            if wanted in Path("/proc", name, "environ").read_bytes() and int(name) != os.getpid():
+            is_marked = wanted in Path("/proc", name, "environ").read_bytes()
+            if not is_marked and forks:
+                command = Path("/proc", name, "cmdline").read_bytes()
+                is_marked = any(address in command for address in forks)
+            if is_marked and int(name) not in ours:
                 process = psutil.Process(int(name))
                 if process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
@@ -122,17 +129,17 @@ def without_torch(guard: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
-def forked_cli() -> Iterator[Commands]:
+def forked_cli() -> Iterator[forked_commands.Commands]:
     """Run `paceline` commands without the time that their imports take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(MARK, raising=False)
-        server = Commands()
+        server = forked_commands.Commands()
     yield server
     server.close()
 
 
 @pytest.fixture
-def paceline(tmp_path: Path, scratch: Path, forked_cli: Commands) -> Callable[..., Completed]:
+def paceline(tmp_path: Path, scratch: Path, forked_cli: forked_commands.Commands) -> Callable[..., Completed]:
     """Run a `paceline` command without a terminal: `paceline("run", "train.py", cwd=...)`."""
 
     def run_paceline(

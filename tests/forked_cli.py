@@ -1,7 +1,9 @@
 """`paceline` commands for tests: one server imports the command line once and forks each command from itself.
 
-A command that starts by itself spends most of its time on imports. Tests of how it starts, and those of the guides,
-start it that way.
+Most of a command's start is imports. Tests of the start itself run `python -m paceline`, and so do all tests if the
+variable REAL_COMMANDS is set, as `make test-all` does.
+
+A forked command has the limits, the umask and the hash seed of the server, not those of the test.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import gc
 import importlib
 import json
 import os
-import random
+import select
 import signal
 import socket
 import subprocess
@@ -20,9 +22,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from paceline import cli
 from paceline.__main__ import __file__ as main_file
@@ -30,19 +31,29 @@ from paceline.__main__ import main
 from paceline.contract import process
 
 Completed = subprocess.CompletedProcess[str]
+ROOT = Path(__file__).parent.parent
 # What the commands import when they need it.
 LATER = (
-    "concurrent.futures", "multiprocessing.context", "psutil", "pydantic.type_adapter", "rich.progress", "rich.table",
-    "paceline.cli.mirror_server",
-)  # fmt: skip
+    "concurrent.futures",
+    "multiprocessing.context",
+    "psutil",
+    "pydantic.type_adapter",
+    "rich.progress",
+    "rich.table",
+)
 PATHS = "PYTHONPATH"
-LIGHT_TORCH = str(Path(__file__).parent / "light_torch")  # commands do not import torch
-AT_START = ("PYTHON", "LC_", "LANG")  # Python reads these variables when it starts
+LIGHT_TORCH = str(ROOT / "tests" / "light_torch")  # commands do not import torch
+AT_START = ("PYTHON", "LC_", "LANG", "TZ")  # Python reads these variables when it starts
 MAX_REQUEST = 1 << 20
+servers: dict[str, int] = {}  # the process ID of each, by its address, which is in the command line of all its forks
 
 
 def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name.startswith(AT_START) and name != PATHS}
+
+
+def split_paths(variables: Mapping[str, str]) -> list[str]:
+    return [path for path in variables.get(PATHS, "").split(os.pathsep) if path]
 
 
 class Commands:
@@ -54,67 +65,49 @@ class Commands:
         self.read_at_start = read_at_start(os.environ)
         # Now, while no test is running: the guard attributes later processes to tests.
         self.server = subprocess.Popen(
-            [sys.executable, "-m", __name__, self.address], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-        )
+            [sys.executable, "-m", __name__, self.address, str(os.getpid())],
+            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        )  # fmt: skip
         assert self.server.stdout
         assert self.server.stdout.readline() == b"ready\n", "the server of commands did not start"
+        servers[self.address] = self.server.pid
 
     def __call__(
         self, args: list[str], *, cwd: Path, env: dict[str, str], timeout: float = 120, input: str = ""
     ) -> Completed:
-        if self.starts_differently(env):
+        if os.environ.get("REAL_COMMANDS") or self.starts_differently(env):
             return subprocess.run(
                 [sys.executable, "-m", "paceline", *args],
                 cwd=cwd, env=env, timeout=timeout, text=True, capture_output=True, input=input,
             )  # fmt: skip
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST)
-            connection.connect(self.address)
-            return self._run(connection, args, {"args": args, "cwd": str(cwd), "env": env}, timeout, input)
+            streams = self.start(connection, args, cwd, env, input)
+            try:
+                code = streams.wait(time.monotonic() + timeout)
+            except TimeoutError:
+                raise subprocess.TimeoutExpired(["paceline", *args], timeout, *streams.texts()) from None
+        return subprocess.CompletedProcess(["paceline", *args], code, *streams.texts())
+
+    def start(
+        self, connection: socket.socket, args: list[str], cwd: Path, env: dict[str, str], given: str = ""
+    ) -> Streams:
+        """Start a command, which ends with the connection."""
+        assert cwd.is_dir(), f"no folder {cwd}"
+        request = json.dumps({"args": args, "cwd": str(cwd), "env": env}).encode()
+        assert len(request) < MAX_REQUEST, "more than the server reads"
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST)
+        connection.connect(self.address)
+        return Streams(connection, request, given.encode())
 
     def starts_differently(self, variables: dict[str, str]) -> bool:
-        """Return whether a process with these variables has another start than the server had."""
+        """Return whether a process with these variables would start differently from the server."""
         others = {*split_paths(variables)} - {LIGHT_TORCH}
         customized = any(Path(path, "sitecustomize.py").exists() for path in others)
         return customized or read_at_start(variables) != self.read_at_start
 
-    def _run(
-        self, connection: socket.socket, args: list[str], request: dict[str, Any], timeout: float, given: str
-    ) -> Completed:
-        (their_input, given_to), (read_from, their_output), (read_also, their_errors) = (os.pipe() for _ in range(3))
-        theirs = [their_input, their_output, their_errors]
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", theirs))
-        connection.sendmsg([json.dumps(request).encode()], [rights])
-        for end in theirs:
-            os.close(end)
-        answers = connection.makefile()
-        pid = int(answers.readline())
-        texts = {"stdout": "", "stderr": ""}
-
-        def read(name: str, descriptor: int) -> None:
-            with open(descriptor, errors="replace") as stream:
-                texts[name] = stream.read()
-
-        def write() -> None:
-            with suppress(BrokenPipeError), open(given_to, "w") as stream:
-                stream.write(given)
-
-        todo = ((read, "stdout", read_from), (read, "stderr", read_also), (write,))
-        threads = [threading.Thread(target=what, args=args, daemon=True) for what, *args in todo]
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + timeout
-        for thread in threads:
-            thread.join(max(0, deadline - time.monotonic()))
-            if thread.is_alive():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(["paceline", *args], timeout, *texts.values())
-        connection.settimeout(max(1, deadline - time.monotonic()))
-        return subprocess.CompletedProcess(["paceline", *args], int(answers.readline()), **texts)
-
     def close(self) -> None:
-        """Stop the server now, so that it ends before the session does."""
+        """Stop the server before the session ends."""
+        del servers[self.address]
         self.server.terminate()
         self.server.wait()
         assert self.server.stdout
@@ -122,9 +115,57 @@ class Commands:
         self.folder.cleanup()
 
 
-def preload() -> None:
+class Streams:
+    """A command's input, output and errors. The command ends if the connection to its server does."""
+
+    def __init__(self, connection: socket.socket, request: bytes, given: bytes) -> None:
+        self.connection = connection
+        self.parts: tuple[list[bytes], list[bytes]] = ([], [])
+        pipes = [os.pipe() for _ in range(3)]
+        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+        with ExitStack() as closing:
+            for end in theirs:
+                closing.callback(os.close, end)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", theirs))
+            connection.sendmsg([request], [rights])
+        todo = [(write, pipes[0][1], given), (read, pipes[1][0], self.parts[0]), (read, pipes[2][0], self.parts[1])]
+        self.threads = [threading.Thread(target=what, args=args, daemon=True) for what, *args in todo]
+        for thread in self.threads:
+            thread.start()
+
+    def wait(self, deadline: float) -> int:
+        """Wait until the output ends, and the command too; return its exit code."""
+        for thread in self.threads:
+            thread.join(max(0, deadline - time.monotonic()))
+            if thread.is_alive():
+                raise TimeoutError
+        self.connection.settimeout(max(0.1, deadline - time.monotonic()))
+        code = self.connection.recv(100)
+        assert code, "the server of commands failed"
+        return int(code)
+
+    def texts(self) -> list[str]:
+        return [b"".join(parts).decode().replace("\r\n", "\n").replace("\r", "\n") for parts in self.parts]
+
+
+def read(end: int, parts: list[bytes]) -> None:
+    with open(end, "rb", buffering=0) as stream:
+        while part := stream.read(65536):
+            parts.append(part)
+
+
+def write(end: int, content: bytes) -> None:
+    with suppress(BrokenPipeError), open(end, "wb") as stream:
+        stream.write(content)
+
+
+# -- the server ---------------------------------------------------------------------------------------------
+
+
+def preload(*more: str) -> None:
+    """Import all commands and what they import later."""
     gc.disable()
-    for name in (*(module for module, _ in cli.COMMANDS.values()), *LATER):
+    for name in (*(module for module, _ in cli.COMMANDS.values()), *cli.SERVERS.values(), *LATER, *more):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -132,11 +173,12 @@ def preload() -> None:
 
 
 def serve(address: str) -> None:
+    """Fork a process for each connection. Returns in the process of a command alone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen(16)
         print("ready", flush=True)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for commands
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes that wait for commands
         while True:
             connection, _ = listener.accept()
             if os.fork() == 0:
@@ -148,43 +190,43 @@ def serve(address: str) -> None:
 
 
 def attend(connection: socket.socket) -> None:
-    """Fork a command, send its process ID and then its exit code. Returns in the process of the command alone."""
+    """Fork a command and send its exit code; kill it if the test is gone. Returns in the process of the command."""
     text, fds, _, _ = socket.recv_fds(connection, MAX_REQUEST, 3)
-    request = json.loads(text)
+    if not fds:  # the test has ended before it asked for anything
+        os._exit(1)
     pid = os.fork()
-    if pid:
-        for fd in fds:
-            os.close(fd)
-        connection.send(f"{pid}\n".encode())
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with suppress(OSError):  # the test has given up
-            connection.send(f"{code}\n".encode())
-        os._exit(0)
-    connection.close()
+    if pid == 0:
+        connection.close()
+        become(json.loads(text), fds)
+        return
+    for fd in fds:
+        os.close(fd)
+    waiting = select.poll()
+    waiting.register(ended := os.pidfd_open(pid), select.POLLIN)
+    waiting.register(connection, select.POLLIN)  # nothing more comes but the end
+    if ended not in dict(waiting.poll()):
+        os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with suppress(OSError):
+        connection.send(str(code).encode())
+    os._exit(0)
+
+
+def become(request: dict[str, object], fds: list[int]) -> None:
+    """Look like a process that was started for this command."""
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
-    become(request["args"], request["cwd"], request["env"])
-
-
-def become(args: list[str], cwd: str, variables: dict[str, str]) -> None:
-    """Be as a process that was started for this command."""
-    before = split_paths(os.environ)
+    before, cwd = split_paths(os.environ), str(request["cwd"])
     os.environ.clear()
-    os.environ.update(variables)
+    os.environ.update(request["env"])  # type: ignore[call-overload]
     os.chdir(cwd)
     sys.path[: 1 + len(before)] = [cwd, *split_paths(os.environ)]
-    sys.argv = [main_file, *args]
-    random.seed()
-
-
-def split_paths(variables: Mapping[str, str]) -> list[str]:
-    return [path for path in variables.get(PATHS, "").split(os.pathsep) if path]
+    sys.argv = [main_file, *request["args"]]  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    process.die_with_parent(os.getppid(), signal.SIGTERM)
+    process.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     preload()
     serve(sys.argv[1])
-    process.outlive_parent()
     main()

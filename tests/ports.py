@@ -1,11 +1,11 @@
-"""A free port for servers that a test starts, and whose port it must know before."""
+"""Free ports for servers whose port a test must know in advance."""
 
 from __future__ import annotations
 
 import random
 import socket
 
-# Below the ports that the kernel gives to others by itself, so that none of them takes this one in between.
+# Below the kernel's ephemeral range, so that no outgoing connection takes one in between.
 PORTS = range(12_000, 32_000)
 chance = random.Random()  # a test may seed the shared one
 
@@ -15,7 +15,7 @@ def free_port() -> int:
         port = chance.choice(PORTS)
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))
             except OSError:
                 continue
             return port

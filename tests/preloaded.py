@@ -13,7 +13,7 @@ for name in (
     "paceline.runtime.session", "paceline.runtime.start", "paceline.runtime.checkpoint.manager",
     "paceline.runtime.probe.start",
     "paceline.runtime.training.ddp", "paceline.runtime.training.fsdp", "paceline.runtime.training.wrap",
-    # what test modules import, which a rank does before it can call their functions
+    # what the modules of tests import: a rank imports one before it can call its function
     "numpy", "paceline.agent.health.heartbeat", "paceline.cluster.runs.run_half_zip", "paceline.proof.local_runner",
     "paceline.runtime.data.evaluation", "paceline.runtime.data.streams.stream_loader",
     "tests.forked_ranks", "tests.runtime.models", "tests.runtime.test_wrap",

@@ -199,6 +199,22 @@ def test_torch_is_not_imported(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_each_command_imports_what_it_uses() -> None:
+    """Tests fork commands from a process that has imported all of them."""
+    code = (
+        "import importlib, os\n"
+        "from paceline import cli\n"
+        "for name in [*(module for module, _ in cli.COMMANDS.values()), *cli.SERVERS.values()]:\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        importlib.import_module(name)\n"
+        "        os._exit(0)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_imports_nothing_heavy() -> None:
     check = (
         "import sys; sys.argv = ['paceline', '--help']; from paceline.__main__ import main\n"

@@ -1,4 +1,4 @@
-"""The torch of most tests' processes: it trains without its compiler and more, and has them when asked to."""
+"""The torch of most tests' processes: it trains without its compiler and quantization, and loads them on demand."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ print(*(name in sys.modules for name in ("torch._dynamo.eval_frame", "torch._dec
 COMPILE = """
 double = torch.compile(lambda x: 2 * x, backend="eager")
 print(double(torch.ones(1)).item(), torch._inductor.config.deterministic)
-indices = torch.zeros(3, dtype=torch.long, device="meta")
-print(len(torch.nn.Embedding(3, 4, device="meta")(indices)), torch.nn.quantized.Linear.__name__)
+print(torch.nn.quantized.Linear.__name__)
 """
 
 
@@ -40,11 +39,31 @@ def run(script: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_training_imports_neither_the_compiler_nor_its_like() -> None:
+def test_a_training_imports_no_compiler_and_no_quantization() -> None:
     assert run(TRAIN + IS_LOADED) == ["False"] * 3, "a new torch uses more of it: see light_torch/sitecustomize.py"
 
 
 @pytest.mark.slow
 def test_they_are_imported_when_they_are_used() -> None:
     """The settings made before are kept."""
-    assert run(TRAIN + COMPILE + IS_LOADED) == ["2.0", "True", "3", "Linear", "True", "True", "True"]
+    assert run(TRAIN + COMPILE + IS_LOADED) == ["2.0", "True", "Linear", "True", "True", "True"]
+
+
+META = """
+import sys
+import torch
+
+indices = torch.zeros(3, dtype=torch.long, device="meta")
+try:
+    print(len(torch.nn.Embedding(3, 4, device="meta")(indices)))
+except NotImplementedError:
+    print("not loaded")
+import torch.distributed.tensor
+
+print(len(torch.nn.Embedding(3, 4, device="meta")(indices)), "torch._dynamo.eval_frame" in sys.modules)
+"""
+
+
+def test_kernels_of_the_meta_device_come_with_what_computes_on_it() -> None:
+    """Who uses the meta device without it gets an error rather than another result."""
+    assert run(META) == ["not", "loaded", "3", "False"]

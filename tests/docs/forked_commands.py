@@ -6,8 +6,6 @@ runs in one. Standard output gets a list of what failed: [command, exit code, en
 
 from __future__ import annotations
 
-import gc
-import importlib
 import json
 import os
 import re
@@ -17,22 +15,11 @@ import sys
 import tempfile
 from typing import IO
 
-from paceline import cli
 from paceline.__main__ import main
+from tests.forked_cli import preload
 
-gc.disable()
-# What the commands import when they need it.
-LATER = ("rich.progress", "rich.table", "psutil", "pydantic.type_adapter", "plotly.graph_objects", "optuna")
 SHELL = re.compile(r"[|&;<>()$`]")
 COMMENT = re.compile(r"\s#.*")
-
-
-def preload() -> None:
-    for module, _ in cli.COMMANDS.values():
-        importlib.import_module(module)
-    for module in LATER:
-        importlib.import_module(module)
-    gc.freeze()
 
 
 def start(command: str, out: IO[bytes]) -> int:
@@ -62,5 +49,5 @@ def run_all(commands: list[tuple[str, list[int]]]) -> list[tuple[str, int, str]]
 
 
 if __name__ == "__main__":
-    preload()
+    preload("plotly.graph_objects", "optuna")
     print(json.dumps(run_all(json.load(sys.stdin))))

@@ -72,14 +72,16 @@ def run_peer(guest: Guest, out: Path) -> dict[str, str]:
             cwd=SCRIPTS, env=variables(), text=True, stdin=subprocess.PIPE, stdout=log, stderr=log,
         )  # fmt: skip
         try:
-            return _wait_for_results(process, guest, out)
-        except (AssertionError, subprocess.TimeoutExpired) as problem:
-            log.seek(0)
-            raise AssertionError(f"{guest.name}: {problem}\n{log.read()}") from None
+            problem = _wait_for_results(process, guest, out)
+        finally:
+            process.kill()
+        log.seek(0)
+        assert not problem, f"{guest.name}: {problem}\n{log.read()}"
+    return results(out)
 
 
-def _wait_for_results(process: subprocess.Popen[str], guest: Guest, out: Path) -> dict[str, str]:
-    """Return what the ranks wrote. Without Paceline, torch's ranks deadlock now and then while they exit: end them."""
+def _wait_for_results(process: subprocess.Popen[str], guest: Guest, out: Path) -> str:
+    """Return what went wrong. Ranks of torchrun sometimes deadlock at exit: if their results are there, end them."""
     assert process.stdin
     with suppress(BrokenPipeError), process.stdin as answers:
         answers.write(guest.answer)
@@ -91,9 +93,8 @@ def _wait_for_results(process: subprocess.Popen[str], guest: Guest, out: Path) -
     except subprocess.TimeoutExpired:
         process.terminate()
         process.wait(60)
-        code = 0 if len(results(out)) == 2 else 1
-    assert code == 0, f"exit {code}"
-    return results(out)
+        return "" if guest.peer == TORCHRUN and len(results(out)) == 2 else "it did not end"
+    return f"exit {code}" if code else ""
 
 
 def run_paceline(guest: Guest, style: str, out: Path, *options: str) -> dict[str, str]:

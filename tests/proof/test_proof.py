@@ -83,16 +83,12 @@ def test_single_precision_has_a_tolerance_of_its_own(prove: Prove) -> None:
         ("sum", "an unscaled sum", "2 times smaller"),
         pytest.param("sum in a warm-up", "an unscaled sum", "2 times smaller", marks=pytest.mark.slow),
         ("all data on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
-        pytest.param(
-            "stream on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples", marks=pytest.mark.slow
-        ),
+        ("stream on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
         ("own shuffle", "a wrong sampler", "draws from all of the data by itself"),
         ("whole batch on each rank", "the batch size", "32 samples with 2 ranks and 16 with 1"),
         ("weighting", "a loss that depends on the split of the batch", "not by a common factor"),
         ("rate", "the learning rate", "0.2 with 2 ranks and 0.1 with 1 rank"),
-        pytest.param(
-            "rate in a warm-up", "the learning rate", "2e-09 with 2 ranks and 1e-09 with 1 rank", marks=pytest.mark.slow
-        ),
+        ("rate in a warm-up", "the learning rate", "2e-09 with 2 ranks and 1e-09 with 1 rank"),
         ("initial weights", "initial weights", "Before the first step"),
         ("seed", "no fixed seed", "Two equal runs with 1 rank differ"),
     ],

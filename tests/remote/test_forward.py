@@ -172,8 +172,7 @@ def slow(lab: Lab, project: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGKILL))],
+    "number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
 )
 def test_nothing_stays_there_when_the_command_here_ends(
     lab: Lab, laptop: Laptop, project: Path, slow: list[str], number: signal.Signals

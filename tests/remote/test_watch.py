@@ -280,7 +280,7 @@ def test_two_watchers_share_one_reader_and_the_second_takes_over(
     lab.wait_until_idle()
 
 
-@pytest.mark.parametrize("is_connected", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_connected", [True, False])
 def test_following_a_run_that_was_removed_ends(
     laptop: Laptop, link: Relay, watch: Callable[..., Watcher], run_there: Callable[..., RunThere], is_connected: bool
 ) -> None:
