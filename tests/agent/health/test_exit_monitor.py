@@ -65,22 +65,22 @@ def test_lingering_ranks_are_ended(launch: Launch, state: int, idle: str, verdic
 # Each for longer than the timeout: it computes, downloads, sends through a socket, sends heartbeats, waits for a
 # process that computes, and for one that does nothing itself.
 WORKS = """
-end = time.time() + 1.5
+end = time.time() + 2.5
 while time.time() < end: pass
-for _ in range(15):
+for _ in range(25):
     time.sleep(0.1)
     with open("part", "ab") as file: file.write(bytes(1000))
 import socket
 with socket.create_connection(("127.0.0.1", PORT)) as connection:
-    for _ in range(15):
+    for _ in range(25):
         time.sleep(0.1)
         connection.sendall(bytes(1000))
-for _ in range(15):
+for _ in range(25):
     time.sleep(0.1)
     send_heartbeat(2)
 import subprocess
-subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 1.5: pass"])
-subprocess.run(["sleep", "2"])
+subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 2.5: pass"])
+subprocess.run(["sleep", "4"])
 open("worked", "w").close()
 """
 
@@ -103,10 +103,10 @@ def port() -> Iterator[int]:
 def test_a_rank_that_works_may_outlive_the_others(launch: Launch, port: int) -> None:
     """And another one, idle, may wait for it."""
     waits = "if os.environ['RANK'] == '2':\n    while not os.path.exists('worked'): time.sleep(0.05)\n    sys.exit(0)\n"
-    started = launch(f"STATE, PORT = 0, {port}\n{STAYS}{waits}{WORKS}", nproc=3, exit_timeout=1.0)
+    started = launch(f"STATE, PORT = 0, {port}\n{STAYS}{waits}{WORKS}", nproc=3, exit_timeout=2.0)
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("done", "done")
-    assert started.err().count("they may wait for child processes, so they are ended only after 10 s") == 1
+    assert started.err().count("they may wait for child processes, so they are ended only after 20 s") == 1
 
 
 def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
