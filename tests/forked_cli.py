@@ -13,7 +13,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -21,9 +20,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from paceline import cli
 from paceline.__main__ import __file__ as main_file
@@ -128,6 +128,7 @@ class Streams:
                 closing.callback(os.close, end)
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", theirs))
             connection.sendmsg([request], [rights])
+        todo: list[tuple[Callable[..., None], int, Any]]
         todo = [(write, pipes[0][1], given), (read, pipes[1][0], self.parts[0]), (read, pipes[2][0], self.parts[1])]
         self.threads = [threading.Thread(target=what, args=args, daemon=True) for what, *args in todo]
         for thread in self.threads:
@@ -201,28 +202,31 @@ def attend(connection: socket.socket) -> None:
         return
     for fd in fds:
         os.close(fd)
-    waiting = select.poll()
-    waiting.register(ended := os.pidfd_open(pid), select.POLLIN)
-    waiting.register(connection, select.POLLIN)  # nothing more comes but the end
-    if ended not in dict(waiting.poll()):
-        os.kill(pid, signal.SIGKILL)
+    threading.Thread(target=end_with_the_test, args=(pid, connection), daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with suppress(OSError):
         connection.send(str(code).encode())
     os._exit(0)
 
 
-def become(request: dict[str, object], fds: list[int]) -> None:
+def end_with_the_test(pid: int, connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.recv(1)  # nothing comes but the end
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def become(request: dict[str, Any], fds: list[int]) -> None:
     """Look like a process that was started for this command."""
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
     before, cwd = split_paths(os.environ), str(request["cwd"])
     os.environ.clear()
-    os.environ.update(request["env"])  # type: ignore[call-overload]
+    os.environ.update(request["env"])
     os.chdir(cwd)
     sys.path[: 1 + len(before)] = [cwd, *split_paths(os.environ)]
-    sys.argv = [main_file, *request["args"]]  # type: ignore[misc]
+    sys.argv = [main_file, *request["args"]]
 
 
 if __name__ == "__main__":
