@@ -47,7 +47,6 @@ def pytest_collection_finish() -> None:
 
 
 # What people read and run, and how ranks end, is tested with the torch that people have; other processes start faster.
-LIGHT_TORCH = ROOT / "tests" / "light_torch"
 WHOLE_TORCH = {ROOT / "tests" / name for name in ("docs", "gpu", "guests/test_exit_paths.py")}
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
@@ -57,7 +56,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # A shell that starts pytest in the background ignores SIGINT for it, and so for all that it starts; so do commands
     # that run within a test, once they are interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    light = [] if WHOLE_TORCH.intersection([item.path, *item.path.parents]) else [str(LIGHT_TORCH)]
+    light = [] if WHOLE_TORCH.intersection([item.path, *item.path.parents]) else [forked_commands.LIGHT_TORCH]
     os.environ["PYTHONPATH"] = os.pathsep.join([*light, *filter(None, [PYTHONPATH])])
 
 
