@@ -17,7 +17,7 @@ import pytest
 
 from paceline.adoption.advice import Advice, advise
 from paceline.adoption.source import Source, read_source
-from paceline.cli.adopt import _list
+from paceline.cli.commands.adopt import _list
 from paceline.cluster.local.machine import usable_gpus
 from paceline.errors import UsageError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.trial import main as trial_main
-from paceline.cli import ps, show, sweep_show
+from paceline.cli.commands import ps, show, sweep_show
 from paceline.cluster.runs.prepare import read_launch_spec
 from paceline.cluster.slurm.commands import read_job_id
 from paceline.cluster.slurm.states import JobState

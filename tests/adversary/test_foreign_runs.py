@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import cancel, export, logs, shell, show, sweep_cancel, sync
-from paceline.cli.sweep import find_file as find_sweep_file
+from paceline.cli.commands import cancel, export, logs, shell, show, sweep_cancel, sync
+from paceline.cli.commands.sweep import find_file as find_sweep_file
 from paceline.cluster.local.launch import find_resumed_run
 from paceline.cluster.runs.folder import find_run
 from paceline.cluster.slurm.resumed_draft import Typed, find_resumed_draft

@@ -18,19 +18,8 @@ from pydantic import BaseModel
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from paceline.cli import (
-    dispatch,
-    doctor,
-    env,
-    options,
-    overview,
-    run,
-    run_command,
-    shell,
-    single_command,
-    submit,
-    sweep,
-)
+from paceline.cli import dispatch, options, overview, run_command, single_command
+from paceline.cli.commands import doctor, env, run, shell, submit, sweep
 from paceline.cli.help import GroupedCommand
 from paceline.errors import UsageError
 from paceline.spec.option_table import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of

@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 import pytest
 
 from paceline.cli import dispatch
-from paceline.cli import fetch as cli_fetch
+from paceline.cli.commands import fetch as cli_fetch
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.fetch.contents import RECORDS, Contents, RemoteFile
 from paceline.cluster.ssh.fetch.download import Download, Fetched

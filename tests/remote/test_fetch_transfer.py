@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 
 import pytest
 
-from paceline.cli import fetch as cli_fetch
+from paceline.cli.commands import fetch as cli_fetch
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.fetch import download, server
 from paceline.cluster.ssh.fetch.contents import ALL, LOGS, RECORDS, WEIGHTS, choose_contents

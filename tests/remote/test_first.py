@@ -47,7 +47,7 @@ def trained(lab: Lab) -> list[str]:
     return [Path(line).name for line in path.read_text().split()] if path.exists() else []
 
 
-def race(lab: Lab) -> dict[str, Any]:
+def contest(lab: Lab) -> dict[str, Any]:
     """Return what the laptop has recorded about its newest submission."""
     paths = sorted((lab.folder / "laptop/.local/state/paceline/first").glob("*.json"), key=os.path.getmtime)
     for _ in range(100):  # it may just be written
@@ -71,7 +71,7 @@ def release(cluster: Cluster) -> None:
 
 def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: Cluster) -> None:
     done = laptop("submit", *SMALL, "-J", "both", "train.py", check=True)
-    found = race(lab)
+    found = contest(lab)
     assert "paceline-" not in done.stderr  # what marks the beginning of an answer is not part of it
     winner, (loser,) = found["chosen"], {"slurm", "cedar"} - {found["chosen"]}
     assert f"{winner}: started first, and trains {found['runs'][winner]}" in done.stdout
@@ -106,20 +106,20 @@ def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: C
 
 def test_a_laptop_that_is_killed_after_its_choice(lab: Lab, project: Path, laptop: Laptop, clusters: Cluster) -> None:
     """Whether the permission has been sent or not: only the cluster that was chosen trains, once it is finished."""
-    before = race(lab).get("id")
+    before = contest(lab).get("id")
     with start(lab, "submit", *SMALL, "-N", "2", "train.py", cwd=project, stdin=subprocess.DEVNULL,
                stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
-        while process.poll() is None and (race(lab).get("id") == before or not race(lab)["chosen"]):
+        while process.poll() is None and (contest(lab).get("id") == before or not contest(lab)["chosen"]):
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    chosen = race(lab)["chosen"]
-    done = laptop("submit", "--finish", race(lab)["id"], check=True)
+    chosen = contest(lab)["chosen"]
+    done = laptop("submit", "--finish", contest(lab)["id"], check=True)
     assert f"{chosen}: started first" in done.stdout
-    laptop("wait", race(lab)["runs"][chosen], "--on", chosen, check=True)
+    laptop("wait", contest(lab)["runs"][chosen], "--on", chosen, check=True)
     wait_until(lambda: not clusters.queue())
-    assert trained(lab) == [race(lab)["runs"][chosen]] * 2  # both of its ranks
-    assert "finished already" in laptop("submit", "--finish", race(lab)["id"], check=True).stderr
+    assert trained(lab) == [contest(lab)["runs"][chosen]] * 2  # both of its ranks
+    assert "finished already" in laptop("submit", "--finish", contest(lab)["id"], check=True).stderr
 
 
 @pytest.mark.slow
@@ -128,12 +128,12 @@ def test_a_cluster_that_is_cut_off_does_not_train(lab: Lab, project: Path, lapto
     with start(lab, "submit", *SMALL, *LATER, "--first-timeout", "15s", "train.py", cwd=project,
                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
         wait_until(lambda: len(clusters.queue()) == 2)
-        wait_until(lambda: len(race(lab)["runs"]) == 2)
+        wait_until(lambda: len(contest(lab)["runs"]) == 2)
         laptop("logout", "cedar", check=True)
         release(clusters)
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
-    found = race(lab)
+    found = contest(lab)
     assert found["chosen"] == "slurm"
     assert "cedar: You are not logged in to cedar; without permission it does not train" in errors
     assert "cedar: could not be reached" in errors
@@ -147,13 +147,13 @@ def test_ctrl_c_cancels_all(lab: Lab, project: Path, clusters: Cluster) -> None:
     with start(lab, "submit", *SMALL, *LATER, "train.py", cwd=project, stdin=subprocess.DEVNULL,
                stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
         wait_until(lambda: len(clusters.queue()) == 2)
-        wait_until(lambda: len(race(lab)["runs"]) == 2)
+        wait_until(lambda: len(contest(lab)["runs"]) == 2)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 130, errors
     wait_until(lambda: not clusters.queue())
     assert trained(lab) == []
-    assert race(lab)["is_over"]
+    assert contest(lab)["is_over"]
 
 
 @pytest.mark.slow
@@ -162,10 +162,10 @@ def test_nobody_gets_permission_after_ctrl_c(lab: Lab, project: Path, laptop: La
     with start(lab, "submit", *SMALL, *LATER, "train.py", cwd=project, stdin=subprocess.DEVNULL,
                stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
         wait_until(lambda: len(clusters.queue()) == 2)
-        wait_until(lambda: len(race(lab)["runs"]) == 2)
+        wait_until(lambda: len(contest(lab)["runs"]) == 2)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    found = race(lab)
+    found = contest(lab)
     path = lab.folder / f"laptop/.local/state/paceline/first/{found['id']}.json"
     path.write_text(json.dumps({**found, "chosen": "cedar", "is_given_up": True}))
     done = laptop("submit", "--finish", found["id"])
@@ -173,37 +173,37 @@ def test_nobody_gets_permission_after_ctrl_c(lab: Lab, project: Path, laptop: La
     assert f"cedar: cancelled {found['runs']['cedar']}" in done.stdout
     wait_until(lambda: not clusters.queue())
     assert trained(lab) == []
-    assert race(lab)["is_over"]
+    assert contest(lab)["is_over"]
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_job_whose_answer_is_lost_is_cancelled(lab: Lab, project: Path, clusters: Cluster, end: int) -> None:
     """The command ends when Slurm has the job, and before it hears of it."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    before = race(lab).get("id")
+    before = contest(lab).get("id")
     with start(lab, "submit", *SMALL, *LATER, "train.py", cwd=project, **streams) as process:
         while process.poll() is None and not clusters.queue():
             time.sleep(0.002)
         process.send_signal(end)
         _, errors = process.communicate(timeout=100)
-    found = race(lab)
+    found = contest(lab)
     assert found["id"] != before
     assert f"paceline submit --finish {found['id']}" in errors
     assert found["submissions"]
     if end == signal.SIGKILL:
         assert not found["is_over"]
         with start(lab, "submit", "--finish", found["id"], cwd=project, **streams) as process:
-            wait_until(lambda: process.poll() is not None or bool(race(lab)["runs"]))
+            wait_until(lambda: process.poll() is not None or bool(contest(lab)["runs"]))
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=100)
     wait_until(lambda: not clusters.queue())
-    assert race(lab)["is_over"], errors
+    assert contest(lab)["is_over"], errors
     assert trained(lab) == []
 
 
 def test_all_questions_come_before_the_first_job(lab: Lab, project: Path, laptop: Laptop, clusters: Cluster) -> None:
     """A no to the last question, or a cluster without a connection: no cluster gets the job."""
-    before = race(lab).get("id")
+    before = contest(lab).get("id")
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(project)
@@ -225,7 +225,7 @@ def test_all_questions_come_before_the_first_job(lab: Lab, project: Path, laptop
     done = laptop("submit", *SMALL, *LATER, "--yes", "train.py")
     assert done.returncode == 1
     assert "You are not logged in to cedar" in done.stderr
-    assert race(lab).get("id") == before
+    assert contest(lab).get("id") == before
     assert not clusters.queue()
 
 

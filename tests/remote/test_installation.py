@@ -305,6 +305,12 @@ def test_packages_for_another_python_are_downloaded(
     with zipfile.ZipFile(made.path) as archive:
         names = archive.namelist()
     assert any(name.startswith("pydantic_core/") and expected in name for name in names), names
-    assert {"__main__.py", "paceline/cli/ps.py", "rich/console.py", "typer/main.py", "psutil/__init__.py"} <= set(names)
+    assert {
+        "__main__.py",
+        "paceline/cli/commands/ps.py",
+        "rich/console.py",
+        "typer/main.py",
+        "psutil/__init__.py",
+    } <= set(names)
     assert ("tomli/__init__.py" in names) == (version < (3, 11))
     assert not [path for path in (tmp_path / "paceline" / "bundles").iterdir() if path.suffix != ".zip"]

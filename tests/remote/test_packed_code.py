@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import cluster_request
+from paceline.cli.on_cluster import cluster_request
 from paceline.cluster.runs import snapshot
 from paceline.cluster.ssh.code import pack_code
 from paceline.errors import EnvironmentProblem

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paceline.cli.doctor import diagnose_run
+from paceline.cli.commands.doctor import diagnose_run
 from paceline.watch import silence
 from paceline.watch.records import read_record
 from tests.fault_tolerance.runs import Training, assert_same

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import sweep_show
+from paceline.cli.commands import sweep_show
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.plan.typed_command import meant_for
 from paceline.sweep import results

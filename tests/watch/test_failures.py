@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import runs, show_facts
+from paceline.cli import runs
+from paceline.cli.views import show_facts
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError

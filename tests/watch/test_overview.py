@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.ps_columns import make_columns
+from paceline.cli.views.ps_columns import make_columns
 from paceline.cluster.slurm.states import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.metrics.curves import Curves

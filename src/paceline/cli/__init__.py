@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported when the command is typed."""
+"""The command line: one module per command in `commands`, imported when the command is typed."""
 
 from __future__ import annotations
 
@@ -10,44 +10,47 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
-from paceline.cli import console
+from paceline.cli.output import console
 from paceline.contract.env import ON_CLUSTER
 from paceline.contract.verdict import INTERRUPTED_EXIT, USAGE_EXIT
 from paceline.errors import NoSlurm, PacelineError, UsageError
 
 # Each command: its module (with a `command`, or an `app` if it has subcommands), and what it does.
 COMMANDS = {
-    "run": ("paceline.cli.run", "run a script here, on this machine's GPUs or CPU cores"),
-    "submit": ("paceline.cli.submit", "run a script on Slurm; --dry-run prints the exact job script"),
-    "sweep": ("paceline.cli.sweep", "start many runs: grid, random, TPE, seeds; as job arrays or here"),
-    "ps": ("paceline.cli.ps", "list runs and their status"),
-    "top": ("paceline.cli.top", "watch your runs on the whole screen: loss, ranks, nodes, log"),
-    "show": ("paceline.cli.show", "show one run: its curves, its nodes, and where its time went"),
-    "logs": ("paceline.cli.logs", "print a run's output; -f follows it"),
-    "wait": ("paceline.cli.wait", "wait until runs are over; the exit code says how they ended"),
-    "metrics": ("paceline.cli.metrics", "write a run's numbers for a monitoring system (OpenMetrics)"),
-    "ui": ("paceline.cli.ui", "look at your runs in the browser"),
-    "report": ("paceline.cli.report", "write a run or a sweep as one HTML file, to send or to keep"),
-    "cancel": ("paceline.cli.cancel", "cancel a run for good"),
-    "export": ("paceline.cli.export", "export a run's newest weights to one file"),
-    "fetch": ("paceline.cli.fetch", "bring a run home from a cluster: records, logs, weights"),
-    "sync": ("paceline.cli.sync", "send W&B data of offline runs"),
-    "prove": ("paceline.cli.prove", "show that a script trains the same on any number of ranks"),
-    "inspect": ("paceline.cli.inspect", "see which samples each rank gets, and check whole epochs"),
-    "doctor": ("paceline.cli.doctor", "say why a run hangs, is slow or died; check this machine, or a job"),
-    "shell": ("paceline.cli.shell", "open a shell on a node, with a job's environment"),
-    "env": ("paceline.cli.env", "build, list and remove environments of runs"),
-    "data": ("paceline.cli.data", "send data to a cluster; inspect and pack what runs copy to nodes"),
-    "warm": ("paceline.cli.warm", "show or end the processes that `run --warm` keeps for the next run"),
-    "clean": ("paceline.cli.clean", "list and remove leftover files on compute nodes"),
-    "login": ("paceline.cli.login", "log in to a cluster over SSH, once for all commands with --on"),
-    "logout": ("paceline.cli.logout", "close the connections of `paceline login`"),
-    "new": ("paceline.cli.new", "make a project that runs at once: script, settings, test"),
-    "adopt": ("paceline.cli.adopt", "say what to change in a script so that it trains on several ranks"),
-    "init": ("paceline.cli.init", "write a commented paceline.toml for your cluster"),
-    "reference": ("paceline.cli.reference.command", "look up a key, a flag, a command or a method"),
-    "completion": ("paceline.cli.completion", "print a script that completes commands and options in your shell"),
-    "sandbox": ("paceline.cli.sandbox", "run a real multi-node Slurm on this machine, to try things out"),
+    "run": ("paceline.cli.commands.run", "run a script here, on this machine's GPUs or CPU cores"),
+    "submit": ("paceline.cli.commands.submit", "run a script on Slurm; --dry-run prints the exact job script"),
+    "sweep": ("paceline.cli.commands.sweep", "start many runs: grid, random, TPE, seeds; as job arrays or here"),
+    "ps": ("paceline.cli.commands.ps", "list runs and their status"),
+    "top": ("paceline.cli.commands.top", "watch your runs on the whole screen: loss, ranks, nodes, log"),
+    "show": ("paceline.cli.commands.show", "show one run: its curves, its nodes, and where its time went"),
+    "logs": ("paceline.cli.commands.logs", "print a run's output; -f follows it"),
+    "wait": ("paceline.cli.commands.wait", "wait until runs are over; the exit code says how they ended"),
+    "metrics": ("paceline.cli.commands.metrics", "write a run's numbers for a monitoring system (OpenMetrics)"),
+    "ui": ("paceline.cli.commands.ui", "look at your runs in the browser"),
+    "report": ("paceline.cli.commands.report", "write a run or a sweep as one HTML file, to send or to keep"),
+    "cancel": ("paceline.cli.commands.cancel", "cancel a run for good"),
+    "export": ("paceline.cli.commands.export", "export a run's newest weights to one file"),
+    "fetch": ("paceline.cli.commands.fetch", "bring a run home from a cluster: records, logs, weights"),
+    "sync": ("paceline.cli.commands.sync", "send W&B data of offline runs"),
+    "prove": ("paceline.cli.commands.prove", "show that a script trains the same on any number of ranks"),
+    "inspect": ("paceline.cli.commands.inspect", "see which samples each rank gets, and check whole epochs"),
+    "doctor": ("paceline.cli.commands.doctor", "say why a run hangs, is slow or died; check this machine, or a job"),
+    "shell": ("paceline.cli.commands.shell", "open a shell on a node, with a job's environment"),
+    "env": ("paceline.cli.commands.env", "build, list and remove environments of runs"),
+    "data": ("paceline.cli.commands.data", "send data to a cluster; inspect and pack what runs copy to nodes"),
+    "warm": ("paceline.cli.commands.warm", "show or end the processes that `run --warm` keeps for the next run"),
+    "clean": ("paceline.cli.commands.clean", "list and remove leftover files on compute nodes"),
+    "login": ("paceline.cli.commands.login", "log in to a cluster over SSH, once for all commands with --on"),
+    "logout": ("paceline.cli.commands.logout", "close the connections of `paceline login`"),
+    "new": ("paceline.cli.commands.new", "make a project that runs at once: script, settings, test"),
+    "adopt": ("paceline.cli.commands.adopt", "say what to change in a script so that it trains on several ranks"),
+    "init": ("paceline.cli.commands.init", "write a commented paceline.toml for your cluster"),
+    "reference": ("paceline.cli.commands.reference", "look up a key, a flag, a command or a method"),
+    "completion": (
+        "paceline.cli.commands.completion",
+        "print a script that completes commands and options in your shell",
+    ),
+    "sandbox": ("paceline.cli.commands.sandbox", "run a real multi-node Slurm on this machine, to try things out"),
 }
 
 ABOUT = "Take a PyTorch script from your laptop to every GPU of a Slurm cluster,\nand keep it running until it is done."
@@ -63,7 +66,7 @@ Run `paceline COMMAND --help` for the options of a command."""
 
 
 # What a command with --on starts on the cluster; nobody types it.
-SERVERS = {"mirror-server": "paceline.cli.mirror_server"}
+SERVERS = {"mirror-server": "paceline.cli.on_cluster.mirror_server"}
 
 # What people type for a command that has another name, and what to type instead.
 OTHER_NAMES = {
@@ -155,7 +158,7 @@ def overview() -> str:
 
 def run_command(name: str, args: list[str]) -> int:
     """Run a command's typer app; turn typer's usage errors into ours."""
-    from paceline.cli.on_cluster import Forwarded, forward
+    from paceline.cli.on_cluster.on_cluster import Forwarded, forward
 
     module = importlib.import_module(COMMANDS[name][0])
     app = getattr(module, "app", None) or single_command(module.command)
@@ -165,7 +168,7 @@ def run_command(name: str, args: list[str]) -> int:
         carry_out = getattr(module, "forwarded", forward)
         return int(carry_out(asked))
     except NoSlurm as problem:
-        from paceline.cli.without_slurm import point_to_cluster
+        from paceline.cli.on_cluster.without_slurm import point_to_cluster
 
         raise point_to_cluster(problem, [name, *args], COMMANDS[name][0]) from None
     except Exception as error:
@@ -195,7 +198,7 @@ def single_command(function: Any) -> Any:
 
 def _misplaced_on(args: list[str], group: str = "") -> UsageError | None:
     """Return the error for `--on` before the command, or before the subcommand of a group."""
-    from paceline.cli.misplaced_on import explain_misplaced, is_on
+    from paceline.cli.on_cluster.misplaced_on import explain_misplaced, is_on
 
     modules = {name: module for name, (module, _) in COMMANDS.items()}
     return explain_misplaced(args, modules, group) if args and is_on(args[0]) else None
@@ -213,7 +216,7 @@ def _usage_error(error: Any, name: str, args: list[str]) -> UsageError:
         message = error.format_message().rstrip(".").replace("No such command", "Unknown command")
         return UsageError(f"{message}.", hint=hint)
     if option == "--on":
-        from paceline.cli.misplaced_on import does_not_apply
+        from paceline.cli.on_cluster.misplaced_on import does_not_apply
 
         is_group = error.ctx is not None and hasattr(error.ctx.command, "commands")
         return (_misplaced_on(args, name) if is_group else None) or does_not_apply(name, hint)

@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from paceline.cli import on_cluster
+from paceline.cli.on_cluster import on_cluster
 from paceline.errors import UsageError
 from paceline.spec.option_table import TABLE
 from paceline.spec.pydantic_plugins import plugins_disabled

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import console, options
+from paceline.cli import options
+from paceline.cli.output import console
 from paceline.cluster.runs import folder as folders
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder

@@ -9,7 +9,7 @@ import pytest
 
 import paceline
 from paceline.cli import COMMANDS, dispatch
-from paceline.cli.reference.command import make_pages
+from paceline.cli.commands.reference import make_pages
 from paceline.cli.reference.entries import Page, find
 from paceline.errors import PacelineError
 from paceline.spec.option_table import TABLE

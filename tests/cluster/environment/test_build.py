@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.env import _file_and_table
+from paceline.cli.commands.env import _file_and_table
 from paceline.cluster.environment.build_progress import BuildProgress
 from paceline.cluster.environment.store import StoredEnvironment
 from paceline.cluster.slurm.states import JobState

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline import cli
-from paceline.cli import login
+from paceline.cli.commands import login
 from paceline.cluster.ssh.clusters import ProjectFile, find_cluster, user_file
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import SpecError, UsageError

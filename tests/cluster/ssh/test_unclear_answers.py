@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.cli import data_push, first_contest, on_cluster, submit_first
-from paceline.cli.first_contest import Contender
-from paceline.cli.on_cluster import Forwarded
+from paceline.cli.commands import data_push
+from paceline.cli.on_cluster import first_contest, on_cluster, submit_first
+from paceline.cli.on_cluster.first_contest import Contender
+from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.cluster.ssh import conversation, forward
 from paceline.cluster.ssh.clusters import Cluster
 from paceline.cluster.ssh.code import Parcel, describe_files
@@ -22,7 +23,7 @@ from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.fetch import frames
 from paceline.cluster.ssh.fetch.remote_files import RemoteFiles
-from paceline.cluster.ssh.first.race_file import Race
+from paceline.cluster.ssh.first.contest_file import ContestRecord
 from paceline.cluster.ssh.installation import Installation
 from paceline.cluster.ssh.push.sent_data import SentData
 from paceline.cluster.ssh.remote.code_store import key_of
@@ -116,10 +117,10 @@ def test_the_answer_about_the_place_of_data(
 
 
 @pytest.fixture
-def race(guard: None, tmp_path: Path) -> Iterator[Race]:
+def record(guard: None, tmp_path: Path) -> Iterator[ContestRecord]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        yield Race.begin(None)
+        yield ContestRecord.begin(None)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def race(guard: None, tmp_path: Path) -> Iterator[Race]:
      *({key: value for key, value in STATE.items() if key != left} for left in STATE)],
 )  # fmt: skip
 def test_the_answers_of_a_contest(
-    race: Race, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: object
+    record: ContestRecord, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: object
 ) -> None:
     monkeypatch.setattr(first_contest, "converse", lambda *_: Conversation(ALPS, says(answer)))
     contender = Contender("alps", RUN, "", None)
@@ -137,7 +138,7 @@ def test_the_answers_of_a_contest(
     assert capsys.readouterr().err == "alps: gave no usable answer; without permission it does not train\n"
 
 
-def test_a_state_that_is_understood(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_is_understood(record: ContestRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_contest, "converse", lambda *_: Conversation(ALPS, says(STATE)))
     contender = Contender("alps", RUN, "", None)
     assert contender._exchange("state") == STATE
@@ -148,12 +149,16 @@ def test_a_state_that_is_understood(race: Race, monkeypatch: pytest.MonkeyPatch)
     "answer", [{}, [], {"run": RUN}, {"run": 1, "job": "7"}, {"run": "\x1b]0;x\x07", "job": "7"}, {"run": "$(x)"}]
 )
 def test_the_answer_to_a_submission_of_a_contest(
-    race: Race, parcel: Parcel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: object
+    record: ContestRecord,
+    parcel: Parcel,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: object,
 ) -> None:
     said = says("first line", answer).replace("read -r line; ", "")
     monkeypatch.setattr(forward, "converse", lambda *_, **__: Conversation(ALPS, said))
     request = Request(["submit", "train.py"], ".", parcel.code, submits=True)
-    problem = submit_first._submit(ALPS, request, parcel, race)
+    problem = submit_first._submit(ALPS, request, parcel, record)
     assert problem is not None
     assert problem.message == "alps gave no usable answer."
     assert "\x1b" not in "".join(capsys.readouterr())

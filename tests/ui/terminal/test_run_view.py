@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline.cli.show import show_run
+from paceline.cli.commands.show import show_run
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.details import read_details
 from paceline.watch.records import read_record

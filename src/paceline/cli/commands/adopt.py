@@ -1,0 +1,148 @@
+"""`paceline adopt`: what to change in a script so that it trains on several ranks."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import shutil
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.output import console
+from paceline.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from paceline.adoption.advice import Advice
+    from paceline.adoption.source import Edit, Source
+
+
+def command(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Your training script.")],
+    *,
+    write: Annotated[
+        bool, typer.Option("--write", help="Change the script, and keep the old one as SCRIPT.orig.")
+    ] = False,
+) -> int:
+    """Say what to change in a script so that it trains on several ranks, and why.
+
+    It prints the few lines to change as a diff, the reason for each, and what you should look at yourself, with line
+    numbers. The script may be for a single process, or have DDP of its own. Your script is never run, and changes only
+    if you add --write; comments and layout stay as they are. With --write, the exit code is 1 if something is left that
+    you must change yourself.
+
+    \b
+      paceline adopt train.py            print a diff and the reasons
+      paceline adopt --write train.py    apply it; the old script stays as train.py.orig
+      paceline inspect data train.py     then: see which samples each rank gets
+      paceline prove train.py            then: show that two ranks train as one does
+    """
+    from paceline.adoption.advice import advise
+    from paceline.adoption.source import read_source
+
+    if script.is_dir():
+        raise UsageError(f"{script} is a folder, not a script.", hint=f"Name a file in it, e.g. {script / 'train.py'}.")
+    if not script.is_file():
+        raise UsageError(f"There is no script {str(script)!r}.", hint="Name yours: paceline adopt train.py")
+    source = read_source(script)
+    advice = advise(source)
+    _show(source, advice, written=write)
+    if write and advice.edits:
+        kept = _write(script, advice.text.encode(source.encoding))
+        print(f"wrote {console.printable(str(script))}; the old one is {console.printable(str(kept))}")
+    elif advice.edits:
+        print(f"to apply it: paceline adopt --write {console.printable(shlex.quote(str(script)))}")
+    if advice.next_steps:
+        print("then check it:" if advice.edits else "to try it:")
+    for step in _fitting(advice.next_steps):
+        print(f"  {console.printable(step)}")
+    return 1 if write and any(remark.must for remark in advice.remarks) else 0
+
+
+def _fitting(steps: list[str]) -> list[str]:
+    """Let a script with the runtime try two ranks on the CPU, if they would share a GPU."""
+    from paceline.cluster.local.machine import usable_gpus
+
+    if not any(step.startswith("paceline prove") for step in steps) or usable_gpus(os.environ) > 1:
+        return steps
+    return [step.replace("paceline run --nproc 2", "paceline run --cpu --nproc 2", 1) for step in steps]
+
+
+def _show(source: Source, advice: Advice, *, written: bool) -> None:
+    """Print the diff, the reasons and the remarks, with the line numbers of the file as it is afterwards."""
+    name = source.name.lstrip("/")
+    diff = difflib.unified_diff(_lines(source.text), _lines(advice.text), f"a/{name}", f"b/{name}", lineterm="")
+    for line in diff:
+        print(console.printable(line))
+    print(console.paint(console.printable(advice.verdict), console.BOLD, sys.stdout))
+    reasons: dict[str, list[int]] = {}
+    for position, edit in enumerate(advice.edits):
+        number = 1 + _breaks(source.text[: edit.start]) + written * _added(source, advice.edits[:position])
+        lines = reasons.setdefault(edit.reason, [])
+        lines += [number] if number not in lines else []
+    for reason, lines in reasons.items():
+        print(f"  line{'s' * (len(lines) > 1)} {_list(lines)}: {console.printable(reason)}")
+    for title, must in (("change these yourself:", True), ("look at these:", False)):
+        remarks = [each for each in advice.remarks if each.must is must]
+        if remarks:
+            print(title)
+        for remark in remarks:
+            start = source.offset(remark.line, 0) if remark.line else 0
+            start += len(source.text[start:]) - len(source.text[start:].lstrip(" \t"))
+            shown = remark.line + written * _added(source, [each for each in advice.edits if each.start <= start])
+            where = f"line {shown}: " if remark.line else ""
+            print(f"  {where}{console.printable(remark.text)}")
+
+
+def _added(source: Source, edits: Sequence[Edit]) -> int:
+    """Return how many lines these edits add."""
+    return sum(_breaks(edit.text) - _breaks(source.text[edit.start : edit.end]) for edit in edits)
+
+
+def _breaks(text: str) -> int:
+    return len(_lines(text + ".")) - 1
+
+
+def _list(lines: Sequence[int]) -> str:
+    """Return line numbers as text: "3, 7 to 9, 12"."""
+    parts: list[list[int]] = []
+    for line in sorted(lines):
+        if parts and line == parts[-1][-1] + 1:
+            parts[-1].append(line)
+        else:
+            parts.append([line])
+    texts = [f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]
+    return ", ".join(texts[:8]) + (", ..." if texts[8:] else "")
+
+
+def _lines(text: str) -> list[str]:
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+
+
+def _write(script: Path, content: bytes) -> Path:
+    """Replace a script at once, and keep the old one next to it. Its permissions stay."""
+    target = script.resolve()  # a link stays a link
+    if not target.stat().st_mode & 0o222:
+        raise UsageError(f"{script} is read-only, so it stays as it is.", hint=f"chmod u+w {shlex.quote(str(script))}")
+    numbers = ["", *(f".{number}" for number in range(2, 1000))]
+    kept = next(path for path in (Path(f"{target}.orig{each}") for each in numbers) if not os.path.lexists(path))
+    partial = target.with_name(f".{target.name}.{os.urandom(8).hex()}.partial")
+    try:
+        shutil.copy2(target, kept)
+        with open(partial, "xb") as file:
+            file.write(content)
+        os.chmod(partial, stat.S_IMODE(target.stat().st_mode))
+        os.replace(partial, target)
+    except OSError as problem:
+        partial.unlink(missing_ok=True)
+        kept.unlink(missing_ok=True)
+        reason = problem.strerror or str(problem)
+        raise EnvironmentProblem(
+            f"Cannot write {script}: {reason}.", hint="It is as it was. Check its permissions and the disk's space."
+        ) from None
+    return kept

@@ -1,0 +1,60 @@
+"""`paceline cancel`: cancel runs for good."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli import runs
+from paceline.cli.on_cluster import mirrored, on_cluster
+from paceline.cluster.actions import cancel_run
+from paceline.cluster.slurm import commands as slurm
+from paceline.contract.verdict import DONE, STOPPED
+from paceline.watch.records import Record, newest_verdict, read_record
+from paceline.watch.resume_hint import describe_start, resume_command
+
+Names = Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids, ends of ids, folders, or `last`.")]
+
+
+def forwarded(asked: on_cluster.Forwarded) -> int:
+    """Cancel runs of the cluster that `--on` names, and let the mirror here know."""
+    code = on_cluster.forward(asked)
+    mirrored.renew(asked)
+    return code
+
+
+def command(
+    names: Names,
+    *,
+    save: Annotated[bool, typer.Option("--save", help="Let the ranks write a checkpoint first.")] = False,
+) -> int:
+    """Cancel runs for good: a cancelled run is not requeued.
+
+    `paceline submit --resume RUN` resumes a run of Slurm, and `paceline run --resume RUN` a local one.
+
+    \b
+      paceline cancel 1a2b
+      paceline cancel --save last    save a checkpoint first
+    """
+    for folder in [runs.own(name) for name in names]:
+        record = read_record(folder, slurm.states)  # as it is now: a job of a minute ago may have ended
+        if record.is_over and not _may_requeue(record):
+            print(f"{folder.key} is over already: {record.status}")
+        else:
+            cancel_run(folder, running=record.status == "running", save=save)
+            if record.job is None:
+                print(f"asked {folder.key} to save and stop")
+            else:
+                print(f"cancelled {folder.key} (job {record.job}){', once it has saved' if save else ''}")
+        if record.status != DONE and (again := resume_command(folder, job=record.job)):
+            saves = record.status == "running" and (save or record.job is None)  # a local run always saves
+            print(f"  continue  {again}  ({'from where it stops' if saves else describe_start(folder)})")
+    return 0
+
+
+def _may_requeue(record: Record) -> bool:
+    """Whether a job that looks over may be on its way back into the queue."""
+    if record.job is None or record.status in (DONE, "cancelled"):
+        return False
+    return record.status in ("preempted", "node failed") or newest_verdict(record.folder) == STOPPED

@@ -1,0 +1,74 @@
+"""`paceline data`: the data that runs stage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.commands import data_push
+from paceline.cli.help import GroupedCommand
+from paceline.cli.output import console
+from paceline.cluster.local.staging import scan_data, staging_request
+from paceline.cluster.runs.folder import resolve_scratch
+from paceline.errors import UsageError
+from paceline.spec import Flag, Program, load_job
+
+if TYPE_CHECKING:
+    from paceline.cli.on_cluster.on_cluster import Forwarded
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
+    help="Send data to a cluster, and prepare what runs copy to the nodes' own disks.",
+)  # fmt: skip
+
+
+@app.callback()
+def group() -> None:
+    """Send data to a cluster, and prepare what runs copy to the nodes' own disks."""
+
+
+@app.command(cls=GroupedCommand)
+def stage(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH", help="Paths to stage [default: stage in [data] of paceline.toml]."),
+    ] = None,
+    *,
+    config: options.Config = None,
+    cluster_profile: options.ClusterProfile = None,
+) -> int:
+    """Show what a run would stage, and pack its small files now, so that no job has to.
+
+    \b
+      paceline data stage               what [data] of paceline.toml lists
+      paceline data stage images        <scratch>/<project>/images
+    """
+    flags = [Flag("PATHS", "data.stage", paths or None)]
+    job = load_job(
+        Program(""), flags=flags, config=config, profile=cluster_profile, cwd=Path.cwd(), cluster=options.this_cluster()
+    )
+    request = staging_request(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
+    if not request.items:
+        raise UsageError("Nothing to stage.", hint="Name paths, or set stage in [data] of paceline.toml.")
+    scan = scan_data(request)
+    for line in scan.summary():
+        print(line)
+    for note in scan.notes():
+        console.say_note(note)
+    count = scan.pack(console.say_note)
+    print(f"packed {count} of them into {request.packs}" if count else "nothing left to pack")
+    return 0
+
+
+app.command(cls=GroupedCommand, name="push")(data_push.command)
+
+
+def forwarded(asked: Forwarded) -> int:
+    """Carry out a command for the cluster that `--on` names: `push` runs here, the others there."""
+    from paceline.cli.on_cluster.on_cluster import forward
+
+    return data_push.forwarded(asked) if asked.key == "data_push" else forward(asked)

@@ -1,0 +1,215 @@
+"""`paceline doctor`: find problems on this machine, of a job before it is queued, or of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.output import console
+from paceline.cli.output.json_output import print_json
+from paceline.cluster.checks.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
+from paceline.cluster.runs.folder import find_run, resolve_scratch
+from paceline.errors import PacelineError
+from paceline.spec import Program
+from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES
+
+if TYPE_CHECKING:
+    from paceline.cluster.probes.allocation_probe import Answers
+    from paceline.cluster.probes.live_probe import NodeAnswer
+    from paceline.contract.run_folder import RunFolder
+    from paceline.watch.records import Record
+
+MARKS = {GOOD: ("✓", "good"), NOTE: ("·", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
+INDENT = " " * 14
+OTHER_NODES = "For other nodes: run `paceline doctor` inside an allocation (paceline shell), or submit with --fitness."
+
+
+def names_a_run(name: str) -> bool:
+    """Whether the first argument names a run: a script is a file."""
+    return not name.endswith(".py") and not Path(name).is_file()
+
+
+def is_about_run(args: Sequence[str] | None, *, is_job: bool, is_module: bool) -> bool:
+    """Return whether the arguments name a run, rather than a script with its arguments."""
+    return args is not None and len(args) == 1 and not is_job and not is_module and names_a_run(args[0])
+
+
+@options.takes_settings("doctor", script=True, shown=(RESOURCES, LAUNCH, PROJECT), names_a_run=names_a_run)
+def command(
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN | SCRIPT [ARGS]...]", help="A run; or your script and its arguments."),
+    ] = None,
+    *,
+    settings: options.Settings,
+    is_job: Annotated[bool, typer.Option("--job", help="Check a job, as `paceline submit` does.")] = False,
+    module: options.Module = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> int:
+    """Find out why a run hangs, is slow or died; or check this machine, or a job before you submit it.
+
+    For a run, it reads the run folder and, while the run is live, asks its nodes. Inside an allocation it compares and
+    measures the nodes. Each finding has its evidence and what to do about it. All settings of `paceline submit` work
+    for a job.
+
+    \b
+      paceline doctor last                       the newest run: missing ranks, slow parts, why it died
+      paceline doctor --json 1a2b                the same as JSON
+      paceline doctor --fitness 1a2b             also measure the GPUs, cores and links of its nodes
+      paceline doctor                            this machine and its Slurm; the nodes of an allocation
+      paceline doctor --job --gpus 4 train.py    a job: its script, imports, limits and start time
+    """
+    if args and is_about_run(args, is_job=is_job, is_module=module):
+        job = settings.load(Program(""), here=True)
+        folder = find_run(args[0], resolve_scratch(job, os.environ))
+        return report(diagnose_run(folder, fitness=job.launch.fitness), as_json=as_json)
+    if is_job or args:
+        from paceline.cluster.slurm.draft import Draft
+
+        cwd = Path.cwd()
+        job = settings.load(settings.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
+        return report(Draft(job).findings(), as_json=as_json)
+    from paceline.cluster.checks.machine import inspect_machine, inspect_site, inspect_slurm
+    from paceline.cluster.secrets.secrets import inspect_secrets
+
+    job = settings.load(Program(""))
+    machine = inspect_machine(os.environ, resolve_scratch(job, os.environ))
+    allocation = inspect_allocation() if "SLURM_JOB_ID" in os.environ else []
+    if not allocation and any(flag.key == "launch.fitness" for flag in settings.flags):
+        hint = f"Name a run that Slurm runs: paceline doctor --fitness RUN. {OTHER_NODES}"
+        allocation = [Finding("fitness", WARNING, "--fitness has measured nothing: there is no run to measure.", hint)]
+    return report(
+        [*machine, *allocation, inspect_secrets(job, os.environ), *inspect_site(os.environ), *inspect_slurm()],
+        as_json=as_json,
+    )
+
+
+def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
+    from paceline.contract.verdict import DONE, STOPPED
+    from paceline.watch.diagnosis.diagnosis import diagnose
+    from paceline.watch.diagnosis.evidence import read_evidence
+    from paceline.watch.diagnosis.pace import find_slow_ranks
+    from paceline.watch.records import read_record
+
+    record = read_record(folder)
+    is_well = not record.is_over or record.status in (DONE, STOPPED)
+    run = Finding("run", GOOD if is_well else NOTE, f"{record.folder.key} {record.status_phrase}")
+    stacks = bool(find_slow_ranks(read_evidence(record))) if record.status == "running" else False
+    found = diagnose(read_evidence(record, ask_nodes(record, stacks=stacks)))
+    if fitness:
+        found = [*[each for each in found if each.about != "fitness"], *measure_nodes(record)]
+        found.sort(key=lambda each: [PROBLEM, WARNING, GOOD].index(each.level))
+    if all(each.level == GOOD for each in found):
+        run = dataclasses.replace(run, text=f"{run.text}; nothing wrong was found")
+    return [run, *found]
+
+
+def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
+    """Ask the nodes of a live run of this user's where its ranks are. If that fails, the run folder has to do."""
+    from paceline.cluster.probes.live_probe import NodeAnswer, probe_here, probe_job
+    from paceline.contract.files.ownership import is_own_folder
+    from paceline.contract.hostlist import expand
+    from paceline.contract.launch_spec import LaunchSpec
+
+    if record.status != "running" or not is_own_folder(record.folder.path):
+        return []
+    if record.job is None:
+        return probe_here(record.folder, stacks=stacks)
+    nodes = record.state.nodes if record.state else ""
+    try:
+        launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
+        return probe_job(record.folder, launch_spec, job=record.job, nodes=expand(nodes), stacks=stacks)
+    except (OSError, ValueError, PacelineError) as error:
+        return [NodeAnswer(nodes, problem=str(error).partition("\n")[0])]
+
+
+def measure_nodes(record: Record) -> list[Finding]:
+    """Measure the GPUs, cores and links of a live run's nodes."""
+    from paceline.cluster.probes.allocation_probe import measure_run
+    from paceline.contract.files.ownership import is_own_folder
+    from paceline.contract.launch_spec import LaunchSpec
+
+    if record.status == "running" and record.job is None:
+        text = "This run was not started by Slurm. Its machine can be measured only before it starts."
+        return [Finding("fitness", WARNING, text, "Start it with the check: paceline run --fitness.")]
+    if record.status != "running" or record.job is None or not is_own_folder(record.folder.path):
+        return [Finding("fitness", WARNING, "Only the nodes of a running job of yours can be measured.", OTHER_NODES)]
+    launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
+    return describe_speed(measure_run(record.folder, launch_spec, job=record.job))
+
+
+def inspect_allocation() -> list[Finding]:
+    """Compare and measure the nodes of the allocation around this command."""
+    from paceline.cluster.probes.allocation_probe import ask_allocation, measure_allocation
+    from paceline.watch.diagnosis.resources import compare_versions
+
+    answers = ask_allocation(os.environ)
+    nodes = {str(line.get("host", "?")): line for line in answers.lines}
+    if not nodes:
+        hint = "Check that `srun --overlap hostname` works in this allocation."
+        return [Finding("nodes", WARNING, f"The nodes do not answer: {answers.problem}.", hint)]
+    known = {host: line.get("interfaces") or {} for host, line in nodes.items()}
+    listed = "; ".join(
+        f"{host}: {', '.join(f'{name} {address}' for name, address in own.items() if name != 'lo')}"
+        for host, own in sorted(known.items())
+    )
+    return [
+        Finding("nodes", GOOD, listed), *compare_versions(nodes), *describe_speed(measure_allocation(os.environ)),
+    ]  # fmt: skip
+
+
+def describe_speed(answers: Answers) -> list[Finding]:
+    from paceline.watch.diagnosis.speed import describe_measurements
+
+    measured = answers.measurements()
+    if not measured:
+        hint = "The job's Python needs torch for this."
+        return [
+            Finding("fitness", WARNING, f"The nodes could not be measured: {answers.problem or 'no answer'}.", hint)
+        ]
+    return describe_measurements(measured)
+
+
+def report(findings: Sequence[Finding], *, as_json: bool = False) -> int:
+    """Print the findings; return 1 if one is a problem."""
+    if as_json:
+        print_json(findings=[dataclasses.asdict(each) for each in findings])
+    else:
+        draw(findings)
+    return 1 if worst(findings) == PROBLEM else 0
+
+
+def draw(findings: Sequence[Finding]) -> None:
+    """Print a line per finding; below it the evidence, what to do, and where to read more."""
+    out = console.console()
+    for finding in findings:
+        mark, colour = MARKS[finding.level]
+        out.print(f"[{colour}]{mark}[/] [dim]{console.cell(finding.about):<11}[/] ", end="")
+        out.print(_indented(finding.text), markup=False, soft_wrap=True)
+        for fact in finding.evidence:
+            out.print(f"{INDENT}- {_indented(fact, '  ')}", markup=False, soft_wrap=True)
+        if finding.hint:
+            hint = f"Fix: {finding.hint}" if finding.evidence else finding.hint
+            out.print(f"{INDENT}{_indented(hint)}", markup=False, soft_wrap=True)
+        if finding.docs:
+            out.print(f"{INDENT}{where_to_read(finding.docs)}", markup=False, soft_wrap=True)
+
+
+def where_to_read(docs: str) -> str:
+    """Return the page and the section of the documentation as words: an installed Paceline has no files of it."""
+    page, _, section = docs.partition("#")
+    title = page.rpartition("/")[2].removesuffix(".md").replace("-", " ").capitalize()
+    heading = section.replace("nccls", "NCCL's").replace("gpus", "GPUs").replace("-", " ")
+    return f'More in the documentation: {title}, "{heading[:1].upper()}{heading[1:]}"'
+
+
+def _indented(text: str, more: str = "") -> str:
+    """Return a text whose further lines begin below its first one."""
+    first, *rest = console.printable(text).splitlines() or [""]
+    return "\n".join([first, *(f"{INDENT}{more}{line.strip()}" for line in rest)])

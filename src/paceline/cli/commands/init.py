@@ -1,0 +1,189 @@
+"""`paceline init`: write a commented paceline.toml for your cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.cluster_profile import ClusterFacts, toml
+from paceline.cli.output import console
+from paceline.cluster.checks.machine import SCRATCH_VARIABLES, settings
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.partitions import find_partitions, query_partitions
+from paceline.contract.run_folder import write_atomically
+from paceline.errors import ClusterError, NoSlurm, UsageError
+from paceline.plan.quote import quote
+from paceline.plan.typed_command import cluster as shown_cluster
+from paceline.spec.load import FILE, profile_name, read_file
+
+if TYPE_CHECKING:
+    from paceline.cli.on_cluster.on_cluster import Forwarded
+
+MAX_FACTS = 1 << 20  # bytes that a cluster may send about itself
+NO_SLURM = (
+    "",
+    "# There is no Slurm here. To work on a cluster over SSH, write its login node below; `paceline init --on alps`",
+    "# then adds its partitions. So does `paceline init` on a login node.",
+    "# [profiles.alps]",
+    '# host = "login.example.org"',
+)
+
+
+def command(
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print it and write nothing.")] = False,
+) -> int:
+    """Write a commented paceline.toml in this folder, with a profile for your cluster.
+
+    If there is one without a profile for this cluster, add the profile to it. With --on, ask that cluster for its
+    partitions and add its profile to the paceline.toml here.
+    """
+    if shown_cluster():
+        print(json.dumps(asdict(_facts_for_laptop())))
+        return 0
+    partitions = find_partitions() if slurm.available() else []
+    config = settings() if partitions else {}
+    name = profile_name(config.get("ClusterName", "")) or "cluster"
+    profile = ClusterFacts.find(partitions, config).lines(name) if partitions else NO_SLURM
+    text = project_file(Path.cwd().name, profile, os.environ)
+    if show:
+        print(text, end="")
+        return 0
+    file = Path.cwd() / FILE
+    if not file.exists() or force:
+        _write(file, text)
+        print(f"wrote {file}")
+    elif partitions and name not in read_file(file).get("profiles", {}):
+        _append(file, profile)
+        print(f"added [profiles.{name}] to {file}")
+    else:
+        raise UsageError(
+            f"There is a {FILE} here already.",
+            hint="Print one with --print, or use --force. For a cluster over SSH, add its profile with --on CLUSTER.",
+        )
+    if partitions:
+        print(f"  `paceline submit train.py` uses [profiles.{name}] on this cluster")
+    return 0
+
+
+def _facts_for_laptop() -> ClusterFacts:
+    if not slurm.available():
+        raise NoSlurm("sinfo was not found.")
+    if not (partitions := query_partitions()):
+        raise ClusterError("Slurm lists no partition.", hint="Check with `sinfo` on the login node.")
+    return ClusterFacts.find(partitions, settings())
+
+
+def forwarded(asked: Forwarded) -> int:
+    """Add the profile of the cluster that `--on` names to the file here."""
+    from paceline.cli.on_cluster import on_cluster
+
+    project, name = on_cluster.find_project(asked), asked.names[0]
+    file = project.file or Path.cwd() / FILE
+    if asked.values.get("force"):
+        raise UsageError("--force does not go with --on.", hint="Remove the old lines from the file, or use --print.")
+    if not asked.values.get("show") and "job" in project.values.get("profiles", {}).get(name, {}):
+        raise UsageError(f"{file} has [profiles.{name}.job] already.", hint="Print the new lines with --print.")
+    parent = "tool.paceline.profiles" if file.name == "pyproject.toml" else "profiles"
+    line = on_cluster.Forwarded(asked.names, asked.key, ["init"], asked.values)
+    with on_cluster.converse(line) as talk:
+        answer = talk.read_line(MAX_FACTS)
+        if not answer and (code := talk.close()) != 0:
+            console.say(talk.errors.rstrip())
+            return code
+        try:
+            lines = ClusterFacts.read(answer).lines(name, parent=parent)
+        except ValueError:
+            raise talk.connection.unclear() from None
+    if asked.values.get("show"):
+        print("\n".join(lines).strip())
+        return 0
+    if project.file is None:
+        _write(file, project_file(Path.cwd().name, lines, os.environ))
+    else:
+        _append(file, lines)
+    print(f"added [{parent}.{name}.job] to {file}\n  `paceline submit --on {quote(name)} train.py` uses it")
+    return 0
+
+
+def _append(file: Path, lines: Sequence[str]) -> None:
+    """Add lines to a file, with the line endings that it has."""
+    before = file.read_bytes().decode("utf-8")
+    end = "\r\n" if "\r\n" in before else "\n"
+    _write(file, end.join([before.rstrip(), *lines, ""]))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write the file, all of it or nothing. A link stays, and an existing file keeps its permissions."""
+    target = file.resolve()
+    write_atomically(target, text, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644)
+
+
+def project_file(name: str, profile: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return the text of the file."""
+    folder_name = re.sub(r"[^A-Za-z0-9_ .+@=,-]", "-", name) or "project"
+    lines = [
+        "# Paceline's settings for this project. All keys are optional; flags override them.",
+        "",
+        "[project]",
+        f"name = {toml(folder_name)}",
+        *_scratch(environ),
+        "",
+        "[environment]",
+        *_environment(environ),
+        "",
+        "[launch]",
+        '# style = "fork"          # or srun, torchrun, spawn, mpirun, lightning, accelerate',
+        '# preload = ["numpy"]     # imported once per node, before the ranks are forked',
+        "",
+        "[resume]",
+        '# requeue = true          # requeue at the time limit, and resume ("always": the script resumes by itself)',
+        "# requeues_per_day = 50   # end the run after this many requeues within a day",
+        '# grace = "2m"            # save and stop this long before the time limit',
+        "# max_attempts = 3        # failed attempts before giving up",
+        '# exit_timeout = "30s"    # once a rank has exited, end the others after this long without progress',
+        '# hang_timeout = "30m"    # treat ranks as hung after this long without a step',
+        "",
+        "[notify]",
+        '# webhook = "SLACK_WEBHOOK"  # tell a chat when the run ends or stalls; set SLACK_WEBHOOK=https://... in .env',
+        "",
+        "[params]",
+        "# lr = 0.1                # run.params.lr in the script; --param lr=0.2 overrides it",
+    ]
+    return "\n".join([*lines, *profile]) + "\n"
+
+
+def _scratch(environ: Mapping[str, str]) -> list[str]:
+    for name in SCRATCH_VARIABLES:
+        if environ.get(name):
+            return [f'scratch = "${name}/paceline"    # for run folders: a disk that all nodes see']
+    return ['# scratch = "/shared/me/paceline"    # for run folders: a disk that all nodes see']
+
+
+def _environment(environ: Mapping[str, str]) -> list[str]:
+    loaded = [name for name in environ.get("LOADEDMODULES", "").split(":") if name]
+    if environ.get("VIRTUAL_ENV"):
+        lines = ['kind = "venv"', f"path = {toml(environ['VIRTUAL_ENV'])}"]
+    elif environ.get("CONDA_PREFIX"):
+        lines = ['kind = "conda"', f"path = {toml(environ['CONDA_PREFIX'])}"]
+    else:
+        lines = [
+            '# kind = "venv"          # or current, conda, container',
+            '# requirements = "requirements.txt"    # built by `paceline env build`; or path = "/home/me/venv"',
+        ]
+    modules = f"modules = {json.dumps(loaded)}" if loaded else '# modules = ["cuda/12.4"]'
+    return [
+        *lines,
+        modules,
+        '# variables = { NCCL_DEBUG = "INFO" }',
+        '# secrets = ["WANDB_API_KEY"]    # taken from your shell; never written to scripts or logs',
+    ]

@@ -1,0 +1,148 @@
+"""`paceline inspect`: look at what a script does, without training it to the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.commands.doctor import report
+from paceline.cli.help import GroupedCommand
+from paceline.cli.output import console
+from paceline.contract.run_folder import write_atomically
+from paceline.errors import EnvironmentProblem, UsageError
+from paceline.spec.option_table import LAUNCH, TRAINING
+from paceline.spec.typed_flags import Flag
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from paceline.contract.files.sample_records import LoaderFacts
+    from paceline.inspection.samples import Samples
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
+    help="See which samples each rank gets.",
+)  # fmt: skip
+PICTURE = "inspect-data.svg"
+SHOWN_KEYS = 8
+WITHOUT = ("launch.warm", "runtime.profile", "runtime.system_metrics")  # nothing of the run stays
+
+
+@app.callback()
+def group() -> None:
+    """See which samples each rank gets."""
+
+
+@app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
+@options.takes_settings("run", script=True, shown=(LAUNCH, TRAINING), without=WITHOUT)
+def data(
+    args: options.ScriptArgs = None,
+    *,
+    settings: options.Settings,
+    module: options.Module = False,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Show the first N steps.")] = 3,
+    epochs: Annotated[
+        int, typer.Option("--epochs", metavar="N", min=1, help="Read N epochs, and compare their orders.")
+    ] = 2,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", min=1, help="Read N steps of each epoch, not all (e.g. of endless data)."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE.svg", help="Where to write the picture.")
+    ] = Path(PICTURE),
+    as_json: Annotated[bool, typer.Option("--json", help="Print all batches and findings as JSON.")] = False,
+) -> int:
+    """Show which rank gets which samples, and check whole epochs: every sample once, none twice, another order in each.
+
+    Runs your script on this machine's CPU, in a folder that is removed afterwards. Loaders of run.loader are read
+    without training, and of a map-style data set only the first items are loaded. A script with its own DataLoader
+    trains for as many epochs (two, unless --epochs says otherwise): pass arguments that make them short. The loader
+    that is checked is the one whose batches reach backward().
+
+    \b
+      paceline inspect data train.py                 two ranks
+      paceline inspect data --nproc 4 train.py       four ranks; arguments of the script follow it
+      paceline inspect data --limit 100 stream.py    the first 100 steps of each epoch
+    """
+    from paceline.cluster.local.machine import current_folder
+    from paceline.inspection.recorded_run import Request, overrides, record
+    from paceline.inspection.sample_checks import check_samples
+    from paceline.inspection.sample_picture import draw_samples
+
+    cwd = current_folder()
+    program = settings.find_program(args, is_module=module, cwd=cwd, command="inspect data")
+    if output.suffix != ".svg":
+        raise UsageError(f"The picture is an SVG file, but -o names {output}.", hint=f"Use -o {output}.svg.")
+    if not as_json and not output.absolute().parent.is_dir():
+        raise UsageError(f"There is no folder {output.parent} for the picture.", hint="Use another -o.")
+    request = Request(program, epochs, limit)
+    with tempfile.TemporaryDirectory(prefix="paceline-inspect-") as name:
+        folder = Path(name)
+        flags = [*settings.flags, *overrides(folder)]
+        if not any(flag.key == "runtime.cpu" for flag in flags):
+            flags.append(Flag("--cpu", "runtime.cpu", True))
+        job = settings.load(request.recorder(folder, cwd), cwd=cwd, flags=flags, here=True)
+        with _status(f"reading {epochs} epochs of {program.name}"):
+            samples = record(job, folder, ["paceline", *sys.argv[1:]])
+    findings = check_samples(samples)
+    if as_json:
+        ranks = [{**asdict(rank), "ended": sorted(rank.ended)} for rank in samples.ranks]
+        print(json.dumps({"ranks": ranks, "findings": [asdict(finding) for finding in findings]}))
+        return int(any(finding.level == "problem" for finding in findings))
+    _print_samples(samples, steps)
+    code = report(findings)
+    _write_picture(draw_samples(samples, f"{program.name} on {samples.facts.world_size} ranks"), output)
+    return code
+
+
+def _status(text: str) -> Status:
+    return console.console(stderr=True).status(text)
+
+
+def _write_picture(picture: str, path: Path) -> None:
+    try:
+        write_atomically(path, picture)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise EnvironmentProblem(f"Cannot write the picture {path}: {reason}.", hint="Use another -o.") from None
+    console.say_note(f"picture: {path}")
+
+
+def _describe(facts: LoaderFacts) -> str:
+    size = f"{facts.samples:,} samples" if facts.samples is not None else "a stream"
+    scope = "of all ranks" if facts.kind == "run.loader" else "per rank"
+    batch = f", batch size {facts.batch_size} {scope}" if facts.batch_size else ""
+    return console.printable(f"{facts.kind} of {facts.dataset}: {size}{batch}")
+
+
+def _print_samples(samples: Samples, steps: int) -> None:
+    from rich.table import Table
+
+    facts, out = samples.facts, console.console()
+    workers = f", {facts.num_workers} workers each" if facts.num_workers else ""
+    out.print(f"{_describe(facts)}, {facts.world_size} ranks{workers}", markup=False)
+    for other in samples.others:
+        out.print(f"not checked: {_describe(other)}", markup=False)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("step", "rank", "worker"):
+        table.add_column(column, justify="right")
+    table.add_column("samples", overflow="ellipsis", no_wrap=True)
+    previous = None
+    for rank, batch_ in samples.epochs[0].batches():
+        if batch_.step >= steps:
+            break
+        place = f"{batch_.step}.{batch_.micro}" if facts.accumulate > 1 else str(batch_.step)
+        shown = " ".join(console.cell(key) for key in batch_.keys[:SHOWN_KEYS])
+        more = f" … ({len(batch_.keys)})" if len(batch_.keys) > SHOWN_KEYS else ""
+        worker = "-" if batch_.worker is None else str(batch_.worker)
+        table.add_row("" if place == previous else place, str(rank), worker, shown + more)
+        previous = place
+    out.print(table)

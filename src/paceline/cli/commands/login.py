@@ -1,0 +1,69 @@
+"""`paceline login`: open the connection to a cluster that all other commands use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.output import console
+from paceline.cluster.ssh.clusters import ON, ProjectFile, explain_table, find_cluster, user_file
+from paceline.cluster.ssh.connection import Connection
+from paceline.cluster.ssh.control_socket import read_logins
+from paceline.errors import UsageError
+
+
+def command(
+    cluster: Annotated[
+        str | None, typer.Argument(metavar="CLUSTER", help="The cluster [default: that of paceline.toml].")
+    ] = None,
+    *,
+    show: Annotated[bool, typer.Option("--show", help="List the clusters, and whether you are logged in.")] = False,
+) -> int:
+    """Log in to a cluster over SSH, once for all commands with `--on CLUSTER`.
+
+    It uses your `ssh` and its configuration: keys, agents, jump hosts. You answer its questions here; no other command
+    asks. The connection stays open until `paceline logout`, or until it has been idle for 12 hours.
+
+    \b
+      paceline login alps          one password or code
+      paceline ps --on alps        uses that connection
+      paceline login --show        list your clusters
+      paceline logout              close all connections
+    """
+    project = ProjectFile.find(Path.cwd())
+    if show:
+        return _show(project)
+    name = cluster or os.environ.get(ON) or project.default
+    if name is None:
+        if not project.clusters():
+            raise UsageError("No cluster is configured.", hint=explain_table(project))
+        raise UsageError("Which cluster?", hint="Name one, as in `paceline login alps`, or list them with --show.")
+    connection = Connection(find_cluster(name, project))
+    if connection.is_open():
+        console.say_note(f"you are logged in to {name} already")
+        return 0
+    connection.open()
+    console.say_note(f"logged in to {name} ({connection.cluster.host}); to log out: paceline logout {name}")
+    return 0
+
+
+def _show(project: ProjectFile) -> int:
+    clusters = project.clusters()
+    logged_in = {login.host for login in read_logins()}
+    if not clusters:
+        console.say_note("no cluster is configured")
+        console.say(f"  {explain_table(project)}")
+    for name in project.without_host():
+        console.say_note(f"[{name}] of {user_file()} has no host, so it names no cluster")
+    names = {name: console.printable(name) for name in sorted(clusters)}
+    columns = (names.values(), [each.host for each in clusters.values()])
+    widths = [max(map(len, column), default=0) for column in columns]
+    for name, shown in names.items():
+        cluster = clusters[name]
+        known = cluster.host in logged_in or Connection(cluster).socket.is_users
+        state = "logged in" if known and Connection(cluster).is_open() else "not logged in"
+        print(f"{shown:<{widths[0]}}  {cluster.host:<{widths[1]}}  {state}", flush=True)
+    return 0

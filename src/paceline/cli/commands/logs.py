@@ -1,0 +1,193 @@
+"""`paceline logs`: print the output of a run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from paceline.cli import runs
+from paceline.cli.on_cluster import mirrored
+from paceline.cli.views.log_printer import LogPrinter, follow_until_over, has_several_logs
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import FAILED
+from paceline.errors import UsageError
+from paceline.plan.typed_command import to_type
+from paceline.spec.quantities import parse_seconds
+from paceline.watch import viewpoint
+from paceline.watch.logs.log_file import LineSplitter, LogFile, Lookup
+from paceline.watch.logs.monitor import POLL_INTERVAL, RunMonitor
+from paceline.watch.logs.rank_log import Filter
+from paceline.watch.logs.run_log import LogLine, RunLog
+from paceline.watch.records import Record, newest_verdict, read_record
+
+ALL = "all"
+
+forwarded = mirrored.forwarded  # with --on
+
+
+def command(
+    run: runs.Run = "last",
+    *,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the run is over.")] = False,
+    rank: Annotated[str, typer.Option("--rank", metavar="N|all", help="Print the output of this rank.")] = ALL,
+    attempt: Annotated[int | None, typer.Option("--attempt", metavar="N", help="Print this attempt only.")] = None,
+    grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Print the lines that contain this text.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="Print only lines from the last TIME, e.g. 10m or 2h30m.")
+    ] = "",
+    tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", help="Print the last N lines.")] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Print the time of each line.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Pass on escape sequences, and every update of progress bars.")
+    ] = False,
+    batch: Annotated[bool, typer.Option("--batch", help="Print the output of the batch script and Slurm.")] = False,
+) -> int:
+    """Print the output of all ranks and attempts of a run, sorted by time, with the rank before each line.
+
+    \b
+      paceline logs                        all output of the newest run
+      paceline logs -f 1a2b                follow a run through restarts and requeues until it is over
+      paceline logs -f --tail 20 1a2b      the same, from the last 20 lines on
+      paceline logs --rank 3 --since 10m 1a2b
+      paceline logs --grep loss --attempt 2 1a2b
+      paceline logs --batch 1a2b           the batch script and Slurm
+    """
+    chosen = Filter(_parse_rank(rank), grep, _parse_since(since), keeps_states=raw)
+    _check(chosen, attempt=attempt, tail=tail, follow=follow)
+    if batch and (chosen != Filter(keeps_states=raw) or attempt is not None or timestamps):
+        raise UsageError(
+            "--batch prints the output of the batch script, which has no ranks, attempts or times.",
+            hint="Combine it with -f, --tail or --raw alone.",
+        )
+    folder = runs.named(run)
+    if batch:
+        _print_batch(folder, tail=tail, follow=follow, raw=raw)
+        return 0
+    record = read_record(folder)
+    prefixes = chosen.rank is None and has_several_logs(record)
+    printer = LogPrinter(folder, sys.stdout, prefixes=prefixes, raw=raw, timestamps=timestamps)
+    run_log = RunLog(folder, keeps_states=raw)
+    lines = _select(run_log, chosen, attempt=attempt, tail=tail, complete=follow)
+    if follow:
+        _require_rank(record, chosen.rank)
+        with runs.goes_on(folder):
+            follow_until_over(run_log, printer, rank=chosen.rank, grep=chosen.grep, lines=lines)
+    else:
+        _print_all(record, printer, lines, rank=chosen.rank, attempt=attempt)
+    # Another rank may have failed than the one printed here. Who asks for some lines of the log gets these alone.
+    is_part = attempt is not None or (not follow and (tail is not None or chosen.grep or chosen.since is not None))
+    if not is_part and newest_verdict(folder) == FAILED:
+        runs.say_failure(folder)
+    return 0
+
+
+def _select(
+    run_log: RunLog, chosen: Filter, *, attempt: int | None, tail: int | None, complete: bool
+) -> Iterator[LogLine]:
+    rank, grep, since = chosen.rank, chosen.grep, chosen.since
+    if tail is not None:
+        found = run_log.tail(tail, rank=rank, attempt=attempt, grep=grep, since=since, complete=complete)
+        return iter(found)
+    return run_log.lines(rank=rank, attempt=attempt, grep=grep, since=since, complete=complete)
+
+
+def _print_all(
+    record: Record, printer: LogPrinter, lines: Iterator[LogLine], *, rank: int | None, attempt: int | None
+) -> None:
+    folder = record.folder
+    attempts = [each for each in folder.attempts() if attempt in (None, each.number)]
+    logs = [path for each in attempts for path in each.path.glob("*.log")]
+    wanted = [path for path in logs if rank is None or path.name == f"rank-{rank}.log" or path.name.startswith("node-")]
+    if not wanted:
+        raise _no_log(record, rank=rank, attempt=attempt)
+    _require_rank(record, rank)
+    printer.print(lines)
+
+
+def _print_batch(folder: RunFolder, *, tail: int | None, follow: bool, raw: bool) -> None:
+    """Print the output of the batch script, which belongs to no attempt."""
+    file, record = LogFile(folder.slurm_log), read_record(folder)
+    if not folder.slurm_log.exists() and not (follow and record.job is not None):
+        status = f"the run {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
+        wait = f"Wait for it with `{to_type(f'logs -f --batch {folder.key}')}`."
+        hint = "Only runs of Slurm have one." if record.job is None else wait
+        raise UsageError(f"There is no log of a batch script in {folder.path}; {status}.", hint=hint)
+    printer, size, lookup = LogPrinter(folder, sys.stdout, raw=raw), file.size(), Lookup(keeps_states=raw)
+    splitter = LineSplitter(0, lookup)
+    if tail is not None:
+        pieces = list(zip(range(tail), file.lines_backwards(size, lookup), strict=False))
+        printer.print(_batch_line(piece[1]) for _, piece in reversed(pieces))
+        splitter = file.splitter_at(size, lookup)
+    monitor = RunMonitor(folder) if follow else None
+    with runs.goes_on(folder):
+        while True:
+            over = monitor is None or monitor.is_over()
+            if file.is_another(splitter):
+                splitter = LineSplitter(0, lookup)
+            printer.print(_batch_line(content) for _, content in file.lines(splitter, file.size()))
+            if over:
+                break
+            viewpoint.require_news()
+            time.sleep(POLL_INTERVAL)
+    printer.print(_batch_line(content) for _, content in splitter.finish())
+
+
+def _batch_line(content: bytes) -> LogLine:
+    return LogLine(None, None, 0, content.decode("utf-8", "replace"))
+
+
+def _parse_rank(text: str) -> int | None:
+    if text.lower() == ALL:
+        return None
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise UsageError(f'Invalid --rank "{text}": use the number of a rank, or all.')
+    return int(text)
+
+
+def _parse_since(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        return time.time() - parse_seconds(text)
+    except ValueError as expected:
+        raise UsageError(f'Invalid --since "{text}": use {expected}.') from None
+
+
+def _check(chosen: Filter, *, attempt: int | None, tail: int | None, follow: bool) -> None:
+    if tail is not None and tail < 0:
+        raise UsageError(f"Invalid --tail {tail}: use the number of lines to print, from 0.")
+    if "\n" in chosen.grep:
+        raise UsageError("Invalid --grep: use a text without line breaks.")
+    if follow and attempt is not None:
+        raise UsageError("-f follows the newest attempt.", hint="Omit --attempt, or omit -f.")
+
+
+def _require_rank(record: Record, rank: int | None) -> None:
+    ranks = int(record.details.get("nodes") or 1) * int(record.details.get("nproc") or 1)
+    if rank is not None and rank >= ranks:
+        has = "1 rank, rank 0" if ranks == 1 else f"{ranks} ranks, from 0"
+        raise UsageError(f"Run {record.folder.key} has no rank {rank}.", hint=f"It has {has}.")
+
+
+def _no_log(record: Record, *, rank: int | None, attempt: int | None) -> UsageError:
+    """Return the error for a log that does not exist: what there is instead."""
+    folder, run = record.folder, record.folder.key
+    attempts = [each.number for each in folder.attempts()]
+    status = f"the run {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
+    if attempts and attempt is not None and attempt not in attempts:
+        return UsageError(
+            f"Run {run} has no attempt {attempt}.", hint=f"Its attempts: {', '.join(map(str, attempts))}."
+        )
+    _require_rank(record, rank)
+    if not record.is_over:
+        hint = f"Wait for it with `{to_type(f'logs -f {run}')}`."
+    elif folder.slurm_log.exists():
+        hint = f"Its ranks did not start. Read the output of the batch script: {to_type(f'logs --batch {run}')}"
+    else:
+        hint = f"Its ranks did not start. See `{to_type(f'show {run}')}`."
+    what = "output" if rank is None else f"log of rank {rank}"
+    return UsageError(f"There is no {what}{'' if record.is_over else ' yet'}; {status}.", hint=hint)

@@ -1,0 +1,215 @@
+"""`paceline prove`: show that a script trains the same on any number of ranks."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.output import console
+from paceline.cli.views.prove_output import ProofProgress, print_proof
+from paceline.errors import UsageError
+from paceline.spec.option_table import OUTPUT
+
+if TYPE_CHECKING:
+    from paceline.proof.local_runner import Script
+    from paceline.proof.proof import Request
+    from paceline.spec import Job, Program
+    from paceline.spec.typed_flags import Flag
+
+PROOF = "Proof"
+DEFAULT_STEPS = 30
+KERNELS = "runtime.deterministic"  # on GPUs, equal runs differ without it
+
+
+def _option(*names: str, metavar: str | None = None, help: str, panel: str = PROOF) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel)
+
+
+Ranks = Annotated[
+    str | None, _option("--ranks", metavar="LIST", help="Numbers of ranks (default: 1,2,4, up to the number of GPUs).")
+]
+Styles = Annotated[
+    str, _option("--styles", metavar="LIST", help="Launch styles: fork, torchrun, spawn, lightning, accelerate.")
+]
+Steps = Annotated[int, _option("--steps", metavar="N", help="Training steps of each run.")]
+Interrupt = Annotated[bool, _option("--interrupt/--no-interrupt", help="Also stop a run in the middle, and resume it.")]
+Without = Annotated[
+    list[str] | None,
+    _option(
+        "--without", metavar="dropout|batchnorm",
+        help="Turn dropout off, or let BatchNorm use statistics of all ranks, to prove the rest; repeatable.",
+    ),
+]  # fmt: skip
+Tolerance = Annotated[
+    float | None,
+    _option(
+        "--tolerance", metavar="X",
+        help="Largest difference (default: 1e-6 in float64, 1e-4 in fp32, 1e-2 in fp16, 5e-2 in bf16).",
+    ),
+]  # fmt: skip
+Metric = Annotated[
+    str | None,
+    _option(
+        "--metric", metavar="NAME", help="Metric to compare, as you log it (default: loss, or what backward() gets)."
+    ),
+]
+Metrics = Annotated[
+    str | None,
+    _option("--metrics", metavar="FILE", help="JSON lines with the loss that the script writes; may have {folder}."),
+]
+BatchArg = Annotated[
+    str | None,
+    _option(
+        "--batch-arg", metavar="OPTION",
+        help="The script's option for the batch size per rank: its value is divided by the ranks.",
+    ),
+]  # fmt: skip
+GlobalBatch = Annotated[
+    int | None,
+    _option("--global-batch", metavar="N", help="Global batch size, for {batch_per_rank} among the arguments."),
+]
+ScaleLr = Annotated[
+    str | None,
+    _option(
+        "--scale-lr", metavar="linear|sqrt",
+        help="Also train with batches and learning rates that grow with the ranks, and show the curves.",
+    ),
+]  # fmt: skip
+Output = Annotated[
+    Path | None, _option("-o", "--output", metavar="DIR", help="New folder for the report.", panel=OUTPUT)
+]
+
+
+@options.takes_settings("prove", script=True)
+def command(
+    args: options.ScriptArgs = None,
+    *,
+    settings: options.Settings,
+    module: options.Module = False,
+    ranks: Ranks = None,
+    styles: Styles = "fork,torchrun",
+    steps: Steps = DEFAULT_STEPS,
+    interrupt: Interrupt = True,
+    without: Without = None,
+    tolerance: Tolerance = None,
+    metric: Metric = None,
+    metrics: Metrics = None,
+    batch_arg: BatchArg = None,
+    global_batch: GlobalBatch = None,
+    scale_lr: ScaleLr = None,
+    output: Output = None,
+) -> int:
+    """Train a few steps on 1, 2 and 4 ranks, in several launch styles and with an interruption, and compare.
+
+    The global batch is the same in all runs, so losses and final weights have to agree up to rounding, and bit for bit
+    at equal numbers of ranks. If they don't, you learn what broke it, and the exit code is 1.
+
+    \b
+      paceline prove train.py                          a script that uses paceline.session
+      paceline prove --ranks 1,2 --steps 100 train.py --lr 0.1
+      paceline prove --without dropout train.py        prove the rest of a model with dropout
+      paceline prove --scale-lr linear train.py        also show batches that grow with the ranks
+      paceline prove --batch-arg --bs ddp.py --bs 64   a plain DDP script: --bs 64, --bs 32, --bs 16
+      paceline prove --global-batch 64 ddp.py -b {batch_per_rank}      the same, by a placeholder
+    """
+    from paceline.cluster.local.machine import current_folder
+    from paceline.proof.local_runner import Script
+    from paceline.spec.typed_flags import Flag
+
+    cwd = current_folder()
+    program = settings.find_program(args, is_module=module, cwd=cwd, command="prove")
+
+    base = list(settings.flags)
+
+    def load(program: Program, flags: Sequence[Flag] = ()) -> Job:
+        return settings.load(program, cwd=cwd, flags=[*base, *flags], here=True)
+
+    from paceline.proof.proof import Request
+
+    job = load(program)
+    gpus = _count_gpus(job)
+    if gpus and KERNELS not in job.sources:
+        base.append(Flag("--deterministic", KERNELS, True))
+    cases = _cases(gpus, ranks, styles, steps=steps, interrupt=interrupt)
+    scaled = _scaled(cases, scale_lr, steps=steps)
+    request = Request(cases, metric, metrics is not None, tolerance, _changes(without), scaled)
+    script = Script(program, batch_arg, global_batch, metrics)
+    for case in (*request.cases, *request.scaled):  # find a batch that the ranks cannot share before anything runs
+        script.arguments(case, Path())
+    return _prove(request, script, load, output)
+
+
+def _prove(request: Request, script: Script, load: Any, output: Path | None) -> int:
+    from paceline.cluster.runs.folder import create_scratch, resolve_scratch
+    from paceline.proof.local_runner import LocalRunner, choose_folder, full_disk
+    from paceline.proof.proof import Prover
+    from paceline.proof.report import write_report
+
+    job, program = load(script.program), script.program
+    scratch = resolve_scratch(job, os.environ)
+    if output is None:
+        create_scratch(scratch)
+    folder = choose_folder(output, scratch / job.project_name, program.name)
+    with ProofProgress(request) as progress:
+        runner = LocalRunner(script, load=load, folder=folder, progress=progress.show, tell=progress.tell)
+        try:
+            proof = Prover(request, runner, tell=progress.tell, skip=progress.skip).prove()
+            report = write_report(proof, folder, title=" ".join([program.name, *program.args]))
+        except KeyboardInterrupt:
+            progress.tell(f"interrupted: nothing is proved. The runs so far are in {folder}")
+            raise
+        except OSError as error:
+            raise full_disk(folder) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error from None
+        finally:
+            runner.remove_weights()
+    print_proof(proof)
+    console.say_note(f"report: {report}")
+    return 0 if proof.holds else 1
+
+
+def _count_gpus(job: Job) -> int:
+    from paceline.cluster.local.machine import detect_machine
+
+    return 0 if job.runtime.cpu else detect_machine(os.environ).gpus
+
+
+def _cases(gpus: int, ranks: str | None, styles: str, *, steps: int, interrupt: bool) -> Any:
+    from paceline.plan.local import LOCAL_STYLES
+    from paceline.proof.cases import plan_cases
+
+    counts = _numbers(ranks) if ranks else [count for count in (1, 2, 4) if not gpus or count <= gpus]
+    names = [each.strip() for each in styles.split(",") if each.strip()]
+    for name in names:  # before there is a folder
+        if name not in LOCAL_STYLES:
+            raise UsageError(f'Invalid --styles "{name}": use some of {", ".join(LOCAL_STYLES)}.')
+    return tuple(plan_cases(counts, names, steps=steps, interrupt=interrupt))
+
+
+def _scaled(cases: Any, rule: str | None, *, steps: int) -> Any:
+    from paceline.proof.cases import plan_scaled
+
+    if rule not in (None, "linear", "sqrt"):
+        raise UsageError(f'Invalid --scale-lr "{rule}": use linear or sqrt.')
+    return tuple(plan_scaled([case.ranks for case in cases], steps=steps, rule=rule)) if rule else ()
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise UsageError(f'Invalid --ranks "{text}".', hint="Use numbers and commas: --ranks 1,2,4.") from None
+
+
+def _changes(without: Sequence[str] | None) -> tuple[str, ...]:
+    from paceline.contract.files.probe_spec import CHANGES
+
+    for each in without or ():
+        if each not in CHANGES:
+            raise UsageError(f'Invalid --without "{each}".', hint=f"Use one of {', '.join(CHANGES)}.")
+    return tuple(without or ())

@@ -1,0 +1,62 @@
+"""`paceline report`: a run or a sweep as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import runs
+from paceline.cli.on_cluster import mirrored
+from paceline.cli.on_cluster.remote_output import describe
+from paceline.contract.checkpoint.size import show_size
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.sweep.folder import SweepFolder
+from paceline.errors import UsageError
+
+forwarded = mirrored.forwarded  # with --on
+
+
+def command(
+    name: Annotated[
+        str, typer.Argument(metavar="RUN|SWEEP", help="Run (as for `show`), or a sweep's name or folder.")
+    ] = "last",
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = Path(
+        "report.html"
+    ),
+    light: Annotated[
+        bool, typer.Option("--light", help="Use static pictures instead of Plotly: small enough for an email.")
+    ] = False,
+) -> int:
+    """Write a run or a sweep as one HTML file that opens without a network.
+
+    \b
+      paceline report                        the newest run, as report.html
+      paceline report 1a2b -o run.html       one run
+      paceline report digits -o digits.html  a sweep, with the pages of its best trials
+      paceline report 1a2b --light           less than 500 kB, with static pictures
+
+    The file has the pages of `paceline ui`: curves, log, nodes, where the time went, settings and code.
+    """
+    write_report(runs.run_or_sweep(name), output, light=light)
+    return 0
+
+
+def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool = False) -> None:
+    """Write the report of a run or a sweep, and say where it is."""
+    from paceline.ui.report.contents import run_answers, sweep_answers
+    from paceline.ui.report.page import render
+
+    if not output.absolute().parent.is_dir():
+        raise UsageError(
+            f"Cannot write {output}: there is no folder {str(output.parent)!r}.",
+            hint="Create it first, or name another file.",
+        )
+    answers, title = sweep_answers(folder) if isinstance(folder, SweepFolder) else run_answers(folder)
+    page = render(answers, title=title, light=light)
+    write_atomically(output.absolute(), page)
+    size = len(page.encode())
+    hint = " (--light writes a small one, without Plotly)" if not light else ""
+    describe(output, f"wrote the report to {{path}}, {show_size(size)}{hint}", print)

@@ -1,0 +1,197 @@
+"""`paceline run`: run a script on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options
+from paceline.cli.output import console
+from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, STOPPED_EXIT, read_verdict
+from paceline.errors import UsageError
+from paceline.spec.option_table import UNTIL_DONE
+from paceline.spec.typed_flags import Flag
+
+if TYPE_CHECKING:
+    from paceline.cluster.local.launch import NewRun, ResumedRun
+    from paceline.contract.run_folder import RunFolder
+    from paceline.spec import Job, Program
+
+# What was typed for these has an effect only in a session.
+SESSION_KEYS = ("runtime.max_steps", "runtime.seed", "runtime.precision", "checkpoint.every_steps")
+COLOURS = {DONE: console.GREEN, DONE_UNSAVED: console.RED, STOPPED: console.GREY, FAILED: console.RED}
+
+
+@options.takes_settings("run", script=True)
+def command(
+    args: options.ScriptArgs = None,
+    *,
+    settings: options.Settings,
+    module: options.Module = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume", metavar="RUN", help="Resume a run: its id, its name, its folder, or `last`.",
+            rich_help_panel=UNTIL_DONE,
+        ),
+    ] = None,
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here", help="With --resume: train a run of Slurm on this machine, without asking.",
+            rich_help_panel=UNTIL_DONE,
+        ),
+    ] = False,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            "--max-restarts", metavar="N", help="Restart failed ranks up to N times (N + 1 attempts).",
+            rich_help_panel=UNTIL_DONE,
+        ),
+    ] = None,
+    dry_run: options.DryRun = False,
+) -> int:  # fmt: skip
+    """Run a script on this machine, with one process (rank) per GPU.
+
+    Options of Paceline go before the script; everything after it is passed on unchanged. The script gets the variables
+    that torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, ...). Logs, checkpoints and metrics go to a run folder.
+
+    \b
+      paceline run train.py --lr 0.1              one rank per GPU, or two on the CPU
+      paceline run --nproc 4 --cpu train.py       four ranks on the CPU
+      paceline run -m my.package.train --lr 0.1   a module, as in python -m
+      paceline run --nodes 2 --nproc 2 train.py   simulate two nodes
+      paceline run --max-restarts 3 train.py      restart after a failure
+      paceline run --resume last                  resume the newest run
+    """
+    if here and resume is None:
+        raise UsageError("--here needs --resume.", hint="A new run trains here anyway: omit --here.")
+    run = _find_run(args, settings, is_module=module, resume=resume, max_restarts=max_restarts)
+    if dry_run:
+        from paceline.cluster.checks.stop_contract import describe_stop
+        from paceline.cluster.local.warm_start import describe_cold
+
+        copies = f"a copy of {run.job.folder}" if run.job.project.snapshot else "no copy is kept"
+        print(run.plan.show(code=copies, stop=describe_stop(run.job)))
+        for note in describe_cold(run.plan.launch_spec, warm=run.job.launch.warm):
+            console.say_note(note)
+        return 0
+    if resume is not None and not here and not _has_consent(run.plan.run_path.folder):
+        console.say_note("nothing was started")
+        return 1
+    for note in run.prepare(["paceline", *sys.argv[1:]], code_later=True):
+        console.say_note(note)
+    return _launch(run, settings.flags)
+
+
+def _find_run(
+    args: list[str] | None, settings: options.Settings, *, is_module: bool, resume: str | None, max_restarts: int | None
+) -> NewRun | ResumedRun:
+    from paceline.cluster.local.launch import NewRun, find_resumed_run
+    from paceline.cluster.local.machine import current_folder
+
+    cwd, flags = current_folder(), list(settings.flags)
+    if max_restarts is not None:
+        if max_restarts < 0:
+            raise UsageError(f"Invalid --max-restarts {max_restarts}: use at least 0.")
+        if any(flag.key == "resume.max_attempts" for flag in flags):
+            raise UsageError("--max-restarts and --max-attempts contradict each other.", hint="Use only one of them.")
+        flags.append(Flag("--max-restarts", "resume.max_attempts", max_restarts + 1))
+
+    def load(program: Program) -> Job:
+        return settings.load(program, cwd=cwd, flags=flags, here=True)
+
+    if resume is None:
+        return NewRun(load(settings.find_program(args, is_module=is_module, cwd=cwd)))
+    program = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
+    return find_resumed_run(resume, program, load=load, cwd=cwd)
+
+
+def _has_consent(folder: RunFolder) -> bool:
+    """Ask on a login node whether to train a run of Slurm there; raise an error if nobody can answer."""
+    from paceline.cluster.slurm import commands as slurm
+    from paceline.watch.resume_hint import submit_again
+
+    job = slurm.read_job_id(folder)
+    if job is None or "SLURM_JOB_ID" in os.environ or not slurm.available():
+        return True
+    what = f"Run {folder.path.name} was submitted to Slurm (job {job}), and this is not a job"
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        console.say_note(f"{what}; to continue in the queue: {submit_again(folder)}")
+        return typer.confirm(f"Train it here, on {socket.gethostname()}?", err=True)
+    raise UsageError(f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine.")
+
+
+def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
+    """Run the agents until they are done; print the verdict and the run folder."""
+    from paceline.cluster.local.agents import run_agents
+    from paceline.cluster.local.warm_start import find_zygote
+    from paceline.cluster.runs.claims import local_job_start_name
+    from paceline.spec.quantities import show_seconds
+
+    def after_start() -> None:
+        if sys.stderr.isatty():  # the first rank's line may take long: somebody who watches should know why
+            console.say_note(f"starting {plan.shape}")
+        for note in run.keep_code():
+            console.say_note(note)
+
+    started = time.monotonic()
+    plan, job = run.plan, run.job
+    folder = plan.run_path.folder
+    prestarted, notes = find_zygote(plan, warm=job.launch.warm)
+    for note in notes:
+        console.say_note(note)
+    code = run_agents(plan, prestarted=prestarted, after_start=after_start)
+    from paceline.watch.goodput import (  # only now: the run starts first
+        compute_goodput,
+        had_nothing_left,
+        had_session,
+        read_events,
+    )
+
+    verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
+    events = read_events(folder.events)
+    starts = compute_goodput(events).job_starts[-1:]  # as `paceline show` counts, from the arrival of the agents
+    took = show_seconds(starts[0].ended - starts[0].began if starts else time.monotonic() - started)
+    if verdict == DONE and had_nothing_left(events):
+        took += ", with nothing left to do"
+    if verdict == DONE and not had_session(events):
+        _say_ignored(flags)
+    if verdict == DONE and folder.job_start(local_job_start_name()).unsaved.exists():
+        code, verdict = 1, DONE_UNSAVED
+    word = "cancelled" if verdict == STOPPED and folder.cancelled.exists() else verdict  # as other commands call it
+    console.say(f"paceline: {word} after {took}: {folder.path}", colour=COLOURS[verdict])
+    if verdict != DONE:
+        _say_next(folder, job, failed=verdict == FAILED)
+    return code or {DONE: 0, STOPPED: STOPPED_EXIT}.get(verdict, 1)
+
+
+def _say_ignored(flags: Sequence[Flag]) -> None:
+    """Name the flags that only a session reads."""
+    names = [flag.name for flag in flags if flag.key in SESSION_KEYS]
+    if names:
+        listed = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
+        console.say_note(f"{listed} had no effect: the script does not use paceline.session")
+
+
+def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
+    """Print how to go on, and what to type instead if the command line itself was the mistake."""
+    from paceline.cli.start_mistake import explain_mistake, resume_otherwise
+    from paceline.contract.checkpoint.marker import find_checkpoints
+    from paceline.watch.failures import is_usage_error, read_failure
+    from paceline.watch.resume_hint import describe_start
+
+    run_id, attempts = folder.path.name, folder.attempts()
+    failure = read_failure(attempts[-1]) if failed and attempts else {}
+    if mistake := explain_mistake(failure, job):
+        console.say_note(mistake)
+    if is_usage_error(failure) and not find_checkpoints(folder.path):
+        console.say_note(f"to continue with other arguments: {resume_otherwise(run_id, job)}")
+    else:
+        console.say_note(f"to continue: paceline run --resume {run_id} ({describe_start(folder)})")

@@ -1,0 +1,101 @@
+"""`paceline shell`: a shell inside an allocation, with a job's exact environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options, runs
+from paceline.cli.output import console
+from paceline.cluster.runs.run_half_zip import stored_run_half
+from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.draft import Draft
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import UsageError
+from paceline.plan.environment.variables import submission_environment
+from paceline.plan.quote import command_line
+from paceline.plan.slurm.interactive_shell import SETUP, allocate_argv, join_argv, setup_from_plan, setup_from_script
+from paceline.plan.typed_command import cluster
+from paceline.spec import Flag, Program
+from paceline.spec.option_table import PROJECT, RESOURCES
+from paceline.watch.records import read_record
+
+
+@options.takes_settings("shell", shown=(RESOURCES, PROJECT))
+def command(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="A run in progress; without it, a new allocation.")
+    ] = None,
+    *,
+    settings: options.Settings,
+    node: Annotated[str | None, typer.Option("--node", help="Which node of the run (default: the first).")] = None,
+    dry_run: options.DryRun = False,
+) -> int:
+    """Open a shell on a node, with the exact environment of a job: modules, venv, variables.
+
+    A new allocation takes the options of `paceline submit` for resources and for the environment.
+
+    \b
+      paceline shell 1a2b          inside a run, next to its ranks
+      paceline shell --gpus 1      in a new allocation
+      echo nvidia-smi | paceline shell 1a2b     run commands from a pipe; exits with their code
+    """
+    terminal = sys.stdin is not None and sys.stdin.isatty()
+    _reject_unused(run, node, settings)
+    if run is not None:
+        argv, setup, environ = _inside(run, node, terminal=terminal)
+    else:
+        # An interactive job is not requeued, so any time limit fits.
+        job = settings.load(Program("shell"), flags=[*settings.flags, Flag("shell", "resume.requeue", False)])
+        draft = Draft(job)
+        plan = draft.plan(draft.run_path)
+        half = "" if dry_run else stored_run_half(draft.run_path.store, compiled=job.environment.kind == "current")
+        setup = setup_from_plan(plan, str(half))
+        argv, environ = allocate_argv(plan, terminal=terminal), plan.submitter
+    if dry_run:
+        print(command_line(argv))
+        return 0
+    if name := cluster():
+        console.say_note(
+            f"this shell is on {name}, in a copy of your code: changes to it do not come back to your laptop"
+        )
+    terminal_variables = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
+    return slurm.attach(argv, environ={**environ, **terminal_variables, SETUP: setup})
+
+
+def _reject_unused(run: str | None, node: str | None, settings: options.Settings) -> None:
+    """Raise an error for options of a new allocation with a run, and the other way round: they would do nothing."""
+    if run is None and node is not None:
+        raise UsageError(
+            "--node chooses a node of a run.", hint="Name the run, or use --nodelist for a new allocation."
+        )
+    typed = [flag.name for flag in settings.flags]
+    typed += [name for name, value in (("--config", settings.config), ("--cluster-profile", settings.profile)) if value]
+    if run is not None and typed:
+        raise UsageError(
+            f"{typed[0]} applies to a new allocation, but {run} has one already.",
+            hint="Omit the option, or omit the run.",
+        )
+
+
+def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], str, dict[str, str]]:
+    folder = runs.own(run)
+    record = read_record(folder, slurm.states)  # as it is now: it may have started a moment ago
+    if record.job is None or record.status != "running":
+        status = record.status if record.job else f"{record.status}, and not a Slurm job"
+        raise UsageError(
+            f"Cannot open a shell in {record.run_id}: it is {status}.",
+            hint="Omit the run to open one in a new allocation.",
+        )
+    # A trial's script is in the folder of its submission, where the link to its run half leads.
+    submission = RunFolder(folder.run_half.resolve().parent)
+    script = folder.script if folder.script.exists() else submission.script
+    launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
+    setup = setup_from_script(script, launch_spec)
+    # The shell gets what the job was submitted with, and nothing else of this shell.
+    environ = submission_environment(os.environ, ()).variables
+    return join_argv(slurm.numeric_job_id(record.job), node=node, terminal=terminal), setup, environ

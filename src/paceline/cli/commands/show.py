@@ -1,0 +1,140 @@
+"""`paceline show`: show one run: what was asked, how it went, its curves, and where its time went."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import runs
+from paceline.cli.on_cluster import mirrored
+from paceline.cli.output import console
+from paceline.cli.output.json_output import print_json
+from paceline.cli.output.wrapped_text import wrap_command, wrap_text
+from paceline.cli.views.show_facts import asked_facts, command_facts, state_facts
+from paceline.contract.verdict import DONE
+from paceline.watch.details import RunDetails, read_details
+from paceline.watch.metrics.curves import Curves
+from paceline.watch.metrics.metrics_file import MetricsFile
+from paceline.watch.records import Record, read_record, typed_there
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+INDENT = 11  # columns before the values
+COMMANDS = ("command", "script", "before", "repeat")  # lines that people copy to a shell
+PICTURE_WIDTH = 80  # in a pipe
+MAX_PICTURE_WIDTH = 120
+
+forwarded = mirrored.forwarded  # with --on
+
+
+def command(
+    run: runs.Run = "last",
+    *,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show how the code has changed since the run was started.")
+    ] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="Show only the names of changed files and line counts.")] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Show only the curves, and where the time went.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for other programs.")] = False,
+) -> int:
+    """Show one run: its status, what you asked for, its curves and nodes, and where the time went.
+
+    \b
+      paceline show                 the newest run
+      paceline show 1a2b --diff     what has changed in the project since 1a2b was started
+      paceline show 1a2b --stat     the same, one line per file
+      paceline show 1a2b --json     everything that is known about it
+    """
+    if diff or stat:
+        from paceline.cli.views.show_diff import show_differences
+
+        return show_differences(runs.named(run), names_only=stat)
+    record = read_record(runs.named(run))
+    details = read_details(record)
+    if as_json:
+        print_json(**details.to_json())
+        return 0
+    if plots:
+        show_pictures(record, details, console.console())
+    else:
+        show_run(record, details, console.console())
+    return 0
+
+
+def show_run(record: Record, details: RunDetails, out: Console) -> None:
+    """Print a run, the most important first."""
+    from paceline.ui.terminal.run_view import failure_lines, node_lines
+
+    width, unicode = _picture_size(out)
+    _print_facts(state_facts(record, details.overview), out)
+    _print_lines([] if record.status == DONE else failure_lines(details.failure), out)
+    with typed_there(record.folder):
+        asked, commands = asked_facts(record), command_facts(record, details.commands)
+    _print_facts(asked, out, apart=True)
+    show_pictures(record, details, out)
+    _print_lines(node_lines(details, width=width, unicode=unicode), out)
+    _print_facts(commands, out, apart=True)
+
+
+def show_pictures(record: Record, details: RunDetails, out: Console) -> None:
+    """Print where the time of a run went, and its curves."""
+    from paceline.ui.terminal.run_view import curve_lines
+    from paceline.ui.terminal.time_view import goodput_lines, timeline_lines
+
+    width, unicode = _picture_size(out)
+    curves, metrics = Curves(), MetricsFile(record.folder.metrics)
+    curves.add(metrics.read_new())
+    _print_lines(timeline_lines(details, width=width, unicode=unicode), out)
+    # The time line of a single attempt is a bar of its goodput already.
+    has_bar = len(details.attempts) > 1
+    _print_lines(goodput_lines(details.goodput, width=width, unicode=unicode, with_bar=has_bar), out, apart=has_bar)
+    _print_lines(curve_lines(curves.all(), first=details.overview.loss_name, width=width, unicode=unicode), out)
+    if metrics.is_sampled:
+        _print_facts([("", "The metrics file is large: these curves are drawn from a sample of its lines.")], out)
+
+
+def _picture_size(out: Console) -> tuple[int, bool]:
+    """Return how wide pictures may be, and whether they may have more characters than ASCII."""
+    from paceline.ui.terminal.plots import supports_unicode
+
+    width = PICTURE_WIDTH if out.width == console.PIPE_WIDTH else min(out.width, MAX_PICTURE_WIDTH)
+    return width - INDENT, supports_unicode(out.encoding)
+
+
+def _print_facts(facts: list[tuple[str, str]], out: Console, *, apart: bool = False) -> None:
+    """Print facts; `apart` from what comes before, in a terminal."""
+    if apart and facts and out.is_terminal:
+        out.print()
+    for name, text in facts:
+        out.print(f"[dim]{name:<{INDENT - 1}}[/] ", end="")
+        out.print(_wrap(name, console.printable(text), out.width), markup=False, soft_wrap=True)
+
+
+def _print_lines(lines: list[tuple[str, Text]], out: Console, *, apart: bool = True) -> None:
+    """Print lines of pictures. Text in them wraps; in a pipe, lines end where their text does."""
+    from rich.text import Text
+
+    if apart and lines and out.is_terminal:
+        out.print()
+    for name, text in lines:
+        first = Text(f"{console.printable(name):<{INDENT - 1}} ", "dim")
+        width = max(20, out.width - INDENT)
+        pieces = [
+            piece for line in text.split("\n") for piece in (line.wrap(out, width) if len(line) > width else [line])
+        ]
+        for piece in pieces or [Text()]:
+            piece.rstrip()
+            line = Text.assemble(first, piece)
+            line.rstrip()
+            out.print(line, soft_wrap=True)
+            first = Text(" " * INDENT)
+
+
+def _wrap(name: str, text: str, width: int) -> str:
+    """Return a value, indented, that a terminal does not break within words. In a pipe its lines stay whole."""
+    if width != console.PIPE_WIDTH:
+        text = (wrap_command if name in COMMANDS else wrap_text)(text, width - INDENT)
+    return text.replace("\n", f"\n{'':<{INDENT}}")

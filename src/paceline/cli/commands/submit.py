@@ -1,0 +1,205 @@
+"""`paceline submit`: run a script on Slurm."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options, runs
+from paceline.cli.on_cluster import submit_first
+from paceline.cli.output import console
+from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
+from paceline.errors import UsageError
+from paceline.plan.typed_command import to_type
+from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
+from paceline.watch.resume_hint import describe_start, submit_again
+
+if TYPE_CHECKING:
+    from paceline.cli.on_cluster.on_cluster import Forwarded
+    from paceline.cluster.checks.findings import Finding
+    from paceline.cluster.slurm.draft import Draft, Submitted
+    from paceline.contract.run_folder import RunFolder
+
+
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume", metavar="RUN", help="Resume a run that has ended: its id, its name, its job, or `last`.",
+        rich_help_panel=UNTIL_DONE,
+    ),
+]  # fmt: skip
+After = Annotated[
+    list[str] | None,
+    typer.Option("--after", metavar="RUN", help="Start after this run is done; repeatable.", rich_help_panel=RESOURCES),
+]
+ScriptOnly = Annotated[
+    Path | None,
+    typer.Option(
+        "--script-only", metavar="FILE", help="Prepare the run and write its script to FILE; submit nothing.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait for the end; exit with the run's status.", rich_help_panel=OUTPUT)
+]
+Follow = Annotated[bool, typer.Option("--follow", help="Wait, and print rank 0's output.", rich_help_panel=OUTPUT)]
+# The second half of --wait and --follow with --on: the folder of a run that was submitted just now.
+Awaited = Annotated[str | None, typer.Option("--await", hidden=True)]
+
+
+@options.takes_settings("submit", script=True)
+def command(
+    args: options.ScriptArgs = None,
+    *,
+    settings: options.Settings,
+    module: options.Module = False,
+    resume: Resume = None,
+    after: After = None,
+    dry_run: options.DryRun = False,
+    script_only: ScriptOnly = None,
+    wait: Wait = False,
+    follow: Follow = False,
+    first: submit_first.First = False,
+    first_timeout: submit_first.FirstTimeout = None,
+    finish: submit_first.Finish = None,
+    serve_first: submit_first.ServeFirst = None,
+    awaited: Awaited = None,
+) -> int:
+    """Run a script on Slurm.
+
+    Options of Paceline go before the script; everything after it is passed on unchanged. Shortly before the time limit
+    the run saves a checkpoint, requeues itself and resumes.
+
+    \b
+      paceline submit --nodes 2 --gpus 8 --time 4h train.py --lr 0.1
+      paceline submit -N 2 --gpus 8 -t 1-12 -p gpu -A project train.py
+      paceline submit --gpus 1 --follow train.py         print rank 0's output
+      paceline submit --dry-run --gpus 8 train.py        print the exact script
+      paceline submit --after last --gpus 8 evaluate.py  start when the newest run is done
+      paceline submit --resume last --time 8h            resume a run, with a longer limit
+      paceline submit --resume last train.py --epochs 20  resume with other arguments and today's code
+      paceline submit --on alps,cedar --first train.py   whichever cluster starts first
+    """
+    if serve_first is not None:
+        return submit_first.serve(serve_first)
+    if finish is not None:
+        return submit_first.finish(finish)
+    if awaited is not None:
+        return wait_until_done(runs.own(awaited), follow=follow)
+    if resume is not None and script_only is not None:
+        raise UsageError(
+            "--script-only prepares a new run.", hint="Leave it out, or submit job.sbatch of the run folder yourself."
+        )
+    if first_timeout is not None and not first:
+        raise UsageError(
+            "--first-timeout needs --first.", hint="Add it, as in `--on alps,cedar --first`, or omit both."
+        )
+    from paceline.cluster.slurm.confirmation.submission import is_carried_out_here
+
+    patience = submit_first.read_patience(first_timeout) if first else 0.0
+    draft = _draft(args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience)
+    if dry_run:
+        return _show(draft)
+    warn(draft.check())
+    submitted = draft.submit(["paceline", *sys.argv[1:]], script_only=script_only)
+    if first:
+        return submit_first.answer(submitted)
+    describe(submitted, script_only)
+    if submitted.job_id is not None and (follow or wait) and not is_carried_out_here():
+        return wait_until_done(submitted.folder, follow=follow)
+    return 0
+
+
+def _show(draft: Draft) -> int:
+    """Print what a dry run shows."""
+    from paceline.cluster.checks.stop_contract import describe_stop
+
+    print(draft.plan(draft.run_path).show(stop=describe_stop(draft.job)), end="")
+    if not draft.partitions and not draft.job.resources.cpus_per_gpu:
+        console.say_note("no Slurm here to ask: the script requests 1 core per GPU, not a fair share of a node's")
+    return 0
+
+
+def forwarded(asked: Forwarded) -> int:
+    """Submit to the cluster that `--on` names, or to several if the first to start is wanted."""
+    from paceline.cli.on_cluster.on_cluster import forward
+
+    if asked.values.get("finish"):
+        return submit_first.finish(str(asked.values["finish"]))
+    return submit_first.start(asked) if asked.values.get("first") else forward(asked)
+
+
+def _draft(
+    args: list[str] | None, settings: options.Settings, *, is_module: bool, resume: str | None, after: Sequence[str],
+    grant_timeout: float,
+) -> Draft:  # fmt: skip
+    """Return the new run to submit, or the one to go on with."""
+    from paceline.cluster.slurm.draft import Draft
+    from paceline.cluster.slurm.resumed_draft import Typed, find_resumed_draft
+
+    cwd = Path.cwd()
+    if resume is None:
+        found = settings.find_program(args, is_module=is_module, cwd=cwd, command="submit")
+        return Draft(settings.load(found, cwd=cwd), after=after, grant_timeout=grant_timeout)
+    program = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
+    typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
+    draft = find_resumed_draft(resume, program, typed=typed, cwd=cwd, after=after)
+    console.say_note(f"{draft.run_path.run_id} continues with its code: {draft.code}")
+    return draft
+
+
+def warn(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        console.say_note(f"{finding.text}{f' ({finding.hint})' if finding.hint else ''}")
+
+
+def describe(submitted: Submitted, script_only: Path | None) -> None:
+    """Print where the run is and what to type next."""
+    for note in submitted.notes:
+        console.say_note(note)
+    plan, job_id = submitted.plan, submitted.job_id
+    run = plan.run_path.run_id
+    if job_id is None:
+        print(f"prepared {run}; submit it: sbatch {script_only}")
+    else:
+        nodes = f"{plan.counts.nodes} node{'s' * (plan.counts.nodes > 1)}"
+        ranks = f"{plan.counts.nproc} rank{'s' * (plan.counts.nproc > 1)}"
+        print(f"submitted {run} as job {job_id}: {nodes} x {ranks}")
+    print(f"  folder  {submitted.folder.path}")
+    if plan.launch_spec.cwd.startswith(f"{submitted.folder.work}/"):
+        print(f"  files   {plan.launch_spec.cwd}")
+    if job_id is not None:
+        print(f"  logs    {to_type(f'logs -f {run}')}")
+        print(f"  state   {to_type('ps')}")
+        print(f"  cancel  {to_type(f'cancel {run}')}", flush=True)
+
+
+def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
+    """Wait for the end of a run; return its status as an exit code."""
+    from paceline.cli.views.log_printer import LogPrinter, WaitNotes, follow_until_over
+    from paceline.watch.goodput import had_nothing_left, read_events
+    from paceline.watch.logs.monitor import wait_until_over
+    from paceline.watch.logs.run_log import RunLog
+    from paceline.watch.records import killed_shell
+
+    with runs.goes_on(folder):
+        if follow:
+            record = follow_until_over(RunLog(folder), LogPrinter(folder, sys.stdout), rank=0)
+        else:
+            record = wait_until_over(folder, WaitNotes().update)
+    colour = console.GREEN if record.status == DONE else console.RED
+    left = ", with nothing left to do" if had_nothing_left(read_events(folder.events)) else ""
+    console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}{left}", colour=colour)
+    if record.status == DONE:
+        return 0
+    if record.requeue_problem or killed_shell(folder, record.state) or record.status == DONE_UNSAVED:
+        console.say_note(record.detail)
+    if record.status not in (STOPPED, DONE_UNSAVED):
+        runs.say_failure(folder)
+    console.say_note(f"output of the job: {folder.slurm_log}")
+    console.say_note(f"to continue: {submit_again(folder)} ({describe_start(folder)})")
+    return STOPPED_EXIT if record.status == STOPPED else 1

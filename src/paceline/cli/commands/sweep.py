@@ -1,0 +1,187 @@
+"""`paceline sweep`: many runs, each a point of a search space."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from paceline.cli import HELP, options, single_command
+from paceline.cli.on_cluster import remote_output
+from paceline.contract.sweep.folder import SweepFolder
+from paceline.errors import UsageError
+from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES, SWEEP, TABLE, options_of
+from paceline.spec.typed_flags import Flag
+
+if TYPE_CHECKING:
+    from paceline.sweep.settings import SweepSettings
+
+forwarded = remote_output.forwarded  # with --on
+
+# Subcommands, and the module of each. Anything else starts a sweep.
+SUBCOMMANDS = {"show": "paceline.cli.commands.sweep_show", "cancel": "paceline.cli.commands.sweep_cancel"}
+# Keys whose flags set `[sweep]`, and not the settings of trials.
+OWN_KEYS = {option.key for option in TABLE[SWEEP]}
+
+
+def app(*, args: list[str], prog_name: str, **settings: Any) -> Any:
+    """Dispatch `paceline sweep show` and `cancel`, as a typer group with a default command would."""
+    position = find_subcommand(args)
+    if position is None:
+        return single_command(command)(args=args, prog_name=prog_name, **settings)
+    name = args[position]
+    return single_command(importlib.import_module(SUBCOMMANDS[name]).command)(
+        args=[*args[:position], *args[position + 1 :]], prog_name=f"{prog_name} {name}", **settings
+    )
+
+
+def find_subcommand(args: Sequence[str]) -> int | None:
+    """Return the position of a subcommand, which options may precede, as in `sweep --on alps show NAME`."""
+    if not SUBCOMMANDS.keys() & {*args} or args[0] in SUBCOMMANDS:
+        return 0 if args and args[0] in SUBCOMMANDS else None
+    made = get_command(single_command(command))
+    parser = made.make_parser(made.context_class(made, info_name="paceline sweep", help_option_names=HELP))
+    parser.allow_interspersed_args = False
+    values, rest, _ = parser.parse_args(list(args))
+    return len(args) - len(rest) - 1 if values.get("file") in SUBCOMMANDS else None
+
+
+@options.takes_settings("sweep", shown=(SWEEP, RESOURCES, LAUNCH, PROJECT))
+def command(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="sweep.toml, a list of command lines (.txt), a W&B sweep.yml, or the name of a sweep."
+        ),
+    ],
+    *,
+    settings: options.Settings,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run on this machine instead of Slurm.", rich_help_panel=SWEEP)
+    ] = False,
+    resubmit: Annotated[
+        str | None,
+        typer.Option(
+            "--resubmit",
+            metavar="failed|missing",
+            help="Rerun failed or missing trials of this sweep.",
+            rich_help_panel=SWEEP,
+        ),
+    ] = None,
+    dry_run: options.DryRun = False,
+) -> int:
+    """Start many runs: every point of a grid, random points, or points that TPE chooses.
+
+    Each trial is a full run, with checkpoints, requeue and resume. Its point is in run.params, and is passed to
+    the script as --key value. All settings of `paceline submit` work here too, for each trial.
+
+    \b
+      paceline sweep sweep.toml                      as job arrays on Slurm
+      paceline sweep --local --count 4 sweep.toml    here, the first four points
+      paceline sweep --pack 4 --gpus 1 sweep.toml    four trials share a node
+      paceline sweep experiment_configurations.txt   one command line per line
+      paceline sweep sweep.yml                       a W&B sweep; its agents are tasks of a job array
+      paceline sweep --wandb-sweep me/digits/ab12 --parallel 4 --count 10 train.py
+      paceline sweep --resubmit failed NAME          run failed trials again
+      paceline sweep --count 100 sweep.toml          again: adds the trials that are missing
+      paceline sweep show NAME                       its trials, best first
+      paceline sweep cancel NAME                     cancel it
+    """
+    from paceline.cli.views.sweep_output import ConsoleReporter
+    from paceline.sweep.local_sweep import LocalSweep
+    from paceline.sweep.slurm_sweep import SlurmSweep
+
+    if resubmit not in (None, "failed", "missing"):
+        raise UsageError(f'Invalid --resubmit "{resubmit}": use failed or missing.')
+    if local:
+        _reject_job_flags(settings)
+    sweep = (LocalSweep if local else SlurmSweep)(load(file, settings, here=local), ConsoleReporter())
+    if dry_run:
+        print(sweep.describe(resubmit))
+        return 0
+    return sweep.run(resubmit)
+
+
+def _reject_job_flags(settings: options.Settings) -> None:
+    """A local sweep takes the flags of `paceline run`, and its own."""
+    known = OWN_KEYS | {option.key for _, option in options_of("run")}
+    for flag in settings.flags:
+        if flag.key not in known:
+            raise UsageError(f"{flag.name} applies to jobs on Slurm, not to a sweep with --local.", hint="Omit it.")
+
+
+def load(file: str, settings: options.Settings, *, here: bool) -> SweepSettings:
+    """Load a sweep: its file, and what was typed. With `here`, its trials run on this machine."""
+    from paceline.cli.views.sweep_output import warn_of_conflict
+    from paceline.sweep.settings import read_settings
+
+    path, known = find_file(file)
+    own = {flag.key: flag for flag in settings.flags if flag.key in OWN_KEYS}
+    typed = [
+        *(flags_of_sweep(known, path) if known else ()),
+        *(replace(flag, key=key.split(".")[1]) for key, flag in own.items()),
+    ]
+    flags = [flag for flag in settings.flags if flag.key not in OWN_KEYS]
+    if known and not any(flag.key == "project.experiment" for flag in flags):
+        flags.append(Flag("--experiment", "project.experiment", known.path.parent.name))
+    found = read_settings(
+        path, typed=typed, flags=flags, params=settings.params, config=settings.config, profile=settings.profile,
+        cluster=options.this_cluster(here=here),
+    )  # fmt: skip
+    if not here:
+        settings.note_profile(found.job)
+    wandb_sweep = own.get("tracking.wandb_sweep")
+    warn_of_conflict(found, path, wandb_sweep.value if wandb_sweep else None)
+    check_scripts(found)
+    return found
+
+
+def find_file(name: str) -> tuple[Path, SweepFolder | None]:
+    """Return a file; or a sweep that was named, and the file it was started from."""
+    path = Path(name)
+    if path.is_file():
+        return path, None
+    if path.suffix in (".toml", ".txt", ".yml", ".yaml", ".py"):
+        raise UsageError(f"There is no file {name!r} here.", hint="See the examples of `paceline sweep --help`.")
+    from paceline.cli import runs
+    from paceline.sweep.results import find_own_sweep
+
+    sweep = find_own_sweep(name, runs.scratch_here())
+    known = Path(sweep.read_search().file)
+    if not known.is_file():
+        raise UsageError(
+            f"The sweep {sweep.name!r} was started from {known}, which is gone.", hint="Name its file instead."
+        )
+    return known, sweep
+
+
+def flags_of_sweep(sweep: SweepFolder, path: Path) -> list[Flag]:
+    """Return what a sweep has and its file has not: flags that were typed when it was started."""
+    from paceline.spec.load import read_file
+
+    search, who = sweep.read_search(), f"the sweep {sweep.name}"
+    written = read_file(path).get("sweep", {}) if path.suffix == ".toml" else {}
+    found = [Flag(who, "name", search.name), Flag(who, "wandb_sweep", search.wandb_sweep or None)]
+    found.append(Flag(who, "script", search.script or None))
+    if "metric" not in written:
+        found.append(Flag(who, "metric", search.metric))
+    if search.sampler in ("random", "tpe") and "count" not in written:
+        found.append(Flag(who, "count", len({point.group for point in sweep.read_points()})))
+    if search.sampler == "wandb":
+        found.append(Flag(who, "parallel", search.parallel))
+        each = math.ceil(len(sweep.read_points()) / (search.parallel or 1))
+        found.append(Flag(who, "count", each))
+    return found
+
+
+def check_scripts(settings: SweepSettings) -> None:
+    """Raise an error unless every script of the trials exists."""
+    program = settings.job.program
+    for name in settings.scripts:
+        options.find_program([name], is_module=program.is_module, cwd=settings.job.cwd)

@@ -1,0 +1,39 @@
+"""`paceline top`: watch your runs on the whole screen."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from paceline.cli import runs
+from paceline.cli.on_cluster import mirrored
+from paceline.errors import EnvironmentProblem, UsageError
+
+forwarded = mirrored.forwarded  # with --on
+
+
+def command(
+    *,
+    filter: Annotated[
+        str, typer.Option("--filter", metavar="WORDS", help="Show only runs with these words in name, status or job.")
+    ] = "",
+) -> int:
+    """Watch your runs on the whole screen: loss, ranks, nodes, log, time left.
+
+    It only reads the run folders, and asks Slurm no more often than `paceline ps`. Press ? for the keys. Some
+    cancel, stop or requeue a run: it asks first. Colours are those of your terminal; NO_COLOR turns them off.
+    """
+    try:
+        import textual  # noqa: F401
+    except ImportError:
+        raise EnvironmentProblem(
+            "`paceline top` needs Textual, which is not installed here.", hint="Install it: pip install 'paceline[ui]'"
+        ) from None
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("`paceline top` needs a terminal.", hint="`paceline ps` prints the runs once.")
+    from paceline.ui.terminal.top.app import TopApp
+
+    TopApp(runs.scratch_here(), wanted=filter).run()
+    return 0

@@ -1,0 +1,108 @@
+"""`paceline ui`: look at your runs in the browser."""
+
+from __future__ import annotations
+
+import getpass
+import importlib.util
+import os
+import socket
+import sys
+import threading
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import runs
+from paceline.cli.on_cluster import mirrored
+from paceline.cli.output import console
+from paceline.errors import EnvironmentProblem, PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.ui.web.answers import Answers
+
+NEEDED = ("starlette", "uvicorn", "plotly")
+LOOPBACK = ("127.0.0.1", "localhost")
+
+forwarded = mirrored.forwarded  # with --on
+
+
+def command(
+    *,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", help="Listen on this port; default: a free one.", show_default=False)
+    ] = 0,
+    tunnel: Annotated[bool, typer.Option("--tunnel", help="Print the ssh command for your own machine.")] = False,
+    browser: Annotated[
+        bool | None, typer.Option("--browser/--no-browser", help="Open a browser; default: on a desktop.")
+    ] = None,
+    allow_actions: Annotated[
+        bool, typer.Option("--allow-actions", help="Let the page cancel, stop and requeue your runs.")
+    ] = False,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Only 127.0.0.1 is allowed.")] = "127.0.0.1",
+) -> int:
+    """Serve a dashboard of your runs on this machine, and print its link.
+
+    Only people with the link can open it. End it with Ctrl-C; your runs keep running.
+
+    \b
+      paceline ui
+      paceline ui --tunnel      on a login node: also print the ssh command
+    """
+    _check_packages()
+    if host not in LOOPBACK:
+        raise UsageError(
+            f"`paceline ui` does not listen on {host}: everybody who reaches that address could try to connect.",
+            hint="Omit --host. From another machine, use the ssh command that `paceline ui --tunnel` prints.",
+        )
+    from paceline.ui.web.answers import Answers
+
+    answers = Answers(runs.scratch_here(), allow_actions=allow_actions)
+    # Thousands of runs take seconds: begin before the browser asks.
+    threading.Thread(target=_read_runs, args=(answers,), name="paceline-first-rows", daemon=True).start()
+    from paceline.ui.web.app import make_app
+    from paceline.ui.web.security import Access
+    from paceline.ui.web.server import listen, opened_browser, serve
+
+    access = Access()
+    app = make_app(answers, access)
+    with listen(port) as listener, suppress(KeyboardInterrupt):
+        chosen = listener.getsockname()[1]
+        _say_link(access.link(chosen), chosen, tunnel=tunnel)
+        with opened_browser(access.link(chosen)) if _wants_browser(browser) else nullcontext():
+            serve(app, listener)
+    console.say_note("ended; your runs keep running")
+    return 0
+
+
+def _read_runs(answers: Answers) -> None:
+    with suppress(PacelineError, OSError):  # the page says what is wrong
+        answers.rows.read()
+
+
+def _check_packages() -> None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EnvironmentProblem(
+            f"`paceline ui` needs {' and '.join(missing)}, which this Python does not have.",
+            hint=f"Install it: {sys.executable} -m pip install 'paceline[ui]'",
+        )
+
+
+def _wants_browser(asked: bool | None) -> bool:
+    """Whether to open a browser: as asked, or else if this is a desktop."""
+    if asked is not None:
+        return asked
+    has_screen = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return has_screen and "SSH_CONNECTION" not in os.environ and sys.stdout.isatty()
+
+
+def _say_link(link: str, port: int, *, tunnel: bool) -> None:
+    print(f"Open this link in your browser:\n\n  {link}\n")
+    if tunnel or os.environ.get("SSH_CONNECTION"):
+        print(f"If your browser is on another machine, run this there first:\n\n  {tunnel_command(port)}\n")
+    print("Whoever has the link can see your runs: keep it to yourself. Press Ctrl-C to end.", flush=True)
+
+
+def tunnel_command(port: int) -> str:
+    return f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"

@@ -1,0 +1,287 @@
+"""Views of a cluster's runs with `--on`. They run here, on a mirror that is kept fresh while there is a connection."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli import run_command
+from paceline.cli.on_cluster import mirror_server, on_cluster
+from paceline.cli.on_cluster.on_cluster import Forwarded
+from paceline.cli.output import console
+from paceline.errors import ConnectionProblem, PacelineError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.cluster.ssh.clusters import Cluster, ProjectFile
+    from paceline.cluster.ssh.conversation import Conversation
+    from paceline.watch.mirror.mirror_folder import Mirror
+    from paceline.watch.mirror.reader import Scope
+    from paceline.watch.viewpoint import Viewpoint
+
+NEWEST = 100  # runs that a list mirrors
+LITTLE, SOME, ALL_OF_IT = 256 << 10, 4 << 20, 256 << 20  # bytes of each log, at first
+WHOLE_SCREEN = "top"
+PATIENCE = 1.5  # seconds without an answer after which a terminal gets a line
+SILENCE = "PACELINE_SILENCE"  # seconds after which a silent connection counts as lost
+
+
+def forwarded(asked: Forwarded) -> int:
+    """Show runs of the cluster that `--on` names."""
+    if len(asked.names) > 1 or asked.names[0] == on_cluster.ALL:
+        return on_cluster.forward_to_each(asked, forwarded)
+    from paceline.cluster.ssh.clusters import find_cluster
+    from paceline.cluster.ssh.connection import Connection
+    from paceline.watch.mirror.cleanup import clean_mirrors
+    from paceline.watch.mirror.mirror_folder import Mirror
+
+    project = on_cluster.find_project(asked)
+    cluster = find_cluster(asked.names[0], project)
+    scope = _scope(asked)
+    if scope is None and Connection(cluster).is_open():
+        code = on_cluster.forward(asked)
+        if asked.key == "ps":
+            renew(asked)
+        return code
+    mirror = Mirror(mirror_folder(cluster, project))
+    mirror.create()
+    threading.Thread(target=clean_mirrors, args=(mirror.base.parents[1],), daemon=True).start()
+    view = _Show(asked, cluster, mirror)
+    return view.show(scope) if scope is not None else view.show_old(Connection(cluster).not_open())
+
+
+def report_sweep(asked: Forwarded, output: Path) -> int:
+    """Write the report of a sweep of the cluster that `--on` names, on this machine."""
+    from paceline.cluster.ssh.clusters import find_cluster
+    from paceline.cluster.ssh.connection import Connection
+    from paceline.watch.mirror.mirror_folder import Mirror
+
+    project = on_cluster.find_project(asked)
+    cluster = find_cluster(asked.names[0], project)
+    Connection(cluster).require()
+    mirror = Mirror(mirror_folder(cluster, project))
+    mirror.create()
+    return _Show(asked, cluster, mirror).report_sweep(output)
+
+
+def renew(asked: Forwarded) -> None:
+    """Bring runs up to date that the mirror has as live, as far as that is possible.
+
+    What it shows later, without a connection, does not contradict what the user has just seen or done.
+    """
+    from paceline.cluster.ssh.clusters import find_cluster
+    from paceline.cluster.ssh.connection import Connection
+    from paceline.watch.mirror.mirror_folder import Mirror
+
+    project = on_cluster.find_project(asked)
+    cluster = find_cluster(asked.names[0], project)
+    mirror = Mirror(mirror_folder(cluster, project))
+    with suppress(PacelineError, OSError):
+        if mirror.heard().here and Connection(cluster).is_open():
+            _Show(asked, cluster, mirror).renew()
+
+
+@contextmanager
+def sign_of_life(cluster: str) -> Iterator[None]:
+    """Tell somebody at a terminal that this waits, if it takes long: a slow link, a busy login node, a large log."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(PATIENCE, console.say_for_now, [f"waiting for {cluster} ..."])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # its line comes before everything else
+        console.wipe()
+
+
+def mirror_folder(cluster: Cluster, project: ProjectFile) -> Path:
+    """Return where the mirror of a cluster is. Projects with scratch folders of their own have their own mirrors."""
+    from paceline.cluster.ssh.bundle import cache_folder
+
+    tables = [project.values.get("profiles", {}).get(cluster.name, {}), project.values]
+    settings = [table.get("project") for table in tables if isinstance(table, dict)]
+    scratch = next((each["scratch"] for each in settings if isinstance(each, dict) and each.get("scratch")), "")
+    key = hashlib.sha256(json.dumps([cluster.host, str(scratch)]).encode()).hexdigest()[:12]
+    name = cluster.name if re.fullmatch(r"\w[\w.-]{0,60}", cluster.name) else "cluster"
+    return cache_folder() / "mirror" / name / key
+
+
+def _scope(asked: Forwarded) -> Scope | None:
+    """Return what a command shows; None if it runs on the cluster."""
+    from paceline.watch.mirror.reader import Scope
+
+    values, key = asked.values, asked.key
+    if key in ("top", "ui") or (key == "metrics" and values.get("active")):
+        return Scope(newest=NEWEST, follow=key != "metrics" or bool(values.get("follow")), log_bytes=LITTLE)
+    names = _names(asked)
+    if key in ("wait", "metrics"):
+        return Scope(names, follow=key == "wait" or bool(values.get("follow")), log_bytes=LITTLE)
+    if key == "logs" and values.get("follow"):
+        return Scope(names, follow=True, log_bytes=ALL_OF_IT if values.get("tail") is None else SOME)
+    if key == "report" or (key == "show" and not (values.get("diff") or values.get("stat"))):
+        return Scope(names, log_bytes=SOME if key == "report" else LITTLE)
+    return None
+
+
+def _names(asked: Forwarded) -> list[str]:
+    """Return the runs and sweeps that a command names."""
+    values = asked.values
+    if asked.key in ("ps", "top", "ui") or values.get("active"):
+        return [str(values["sweep"])] if values.get("sweep") else []
+    return list(values.get("names") or [str(values.get("run") or values.get("name") or "last")])
+
+
+class _Show:
+    """Shows the mirror of a cluster with the command that was typed."""
+
+    def __init__(self, asked: Forwarded, cluster: Cluster, mirror: Mirror) -> None:
+        self._asked, self._cluster, self._mirror = asked, cluster, mirror
+
+    def show(self, scope: Scope) -> int:
+        from paceline.watch.mirror.follower import Follower
+        from paceline.watch.mirror.session import update
+
+        if re.fullmatch(r"[1-9]\d{0,4}", seconds := os.environ.get(SILENCE, "")):
+            scope = replace(scope, silence=float(seconds))
+        if not scope.follow:
+            try:
+                with sign_of_life(self._cluster.name):
+                    name, warn = self._cluster.name, console.say_note
+                    found = update(self._mirror, scope, self._connect, cluster=name, warn=warn)
+            except ConnectionProblem as problem:
+                return self.show_old(problem)
+            return self._run(self._view(found))
+        say = (lambda text: None) if self._asked.key == WHOLE_SCREEN else console.say_note
+        follower = Follower(
+            self._mirror, scope, self._connect, cluster=self._cluster.name, say=say, warn=console.say_note
+        )
+        try:
+            try:
+                with sign_of_life(self._cluster.name):
+                    follower.begin()
+            except ConnectionProblem as problem:
+                return self.show_old(problem)
+            return self._run(self._view(follower.found, follower.status, follower.end))
+        finally:
+            follower.close()
+
+    def show_old(self, problem: ConnectionProblem) -> int:
+        """Show what the mirror has, without a connection. Raises the problem if it has nothing, or nothing can come."""
+        from paceline.cluster.ssh.connection import Connection
+        from paceline.watch.mirror.follower import show_moment
+
+        heard = self._mirror.heard()
+        if not heard.here or self._asked.key == "wait" or self._asked.values.get("follow"):
+            raise problem
+        is_slow = Connection(self._cluster).is_open()  # there is a connection, and still no answer
+        self._require_known(problem if is_slow else None)
+        why = problem.message.rstrip(".") if is_slow else f"no connection to {self._cluster.name}"
+        said = f"{why}; showing what came until {show_moment(self._last_news())}"
+        console.say_note(f"{said}. {problem.hint if is_slow else f'To connect: paceline login {self._cluster.name}'}")
+        if self._asked.key == "ps":
+            console.say_note("only runs that you have watched from here are listed, each with what came last")
+        return self._run(self._view({}, lambda: said))
+
+    def report_sweep(self, output: Path) -> int:
+        """Write the report of a sweep, which needs packages that this machine has rather than the login node."""
+        from paceline.watch.mirror.reader import Scope
+        from paceline.watch.mirror.session import update
+        from paceline.watch.viewpoint import look_at
+
+        name = f"{mirror_server.SWEEP}{self._asked.values.get('name') or 'last'}"
+        scope = Scope([name], log_bytes=SOME)
+        with sign_of_life(self._cluster.name):
+            found = update(self._mirror, scope, self._connect, cluster=self._cluster.name, warn=console.say_note)
+        with look_at(self._view(found)):
+            return run_command("report", [str(self._mirror.folder / found[name]), "-o", str(output)])
+
+    def renew(self) -> None:
+        """Bring runs up to date that the mirror has as live, without their logs."""
+        from paceline.cli.views.newest_rows import read_newest
+        from paceline.watch.mirror.reader import Scope
+        from paceline.watch.mirror.session import update
+        from paceline.watch.viewpoint import look_at
+
+        folder = self._mirror.folder
+        with look_at(self._view({})):
+            rows, _ = read_newest(folder, None)
+        live = [Path(row.path).relative_to(folder).as_posix() for row in rows if not row.is_over]
+        if live:
+            update(self._mirror, Scope(known=live[:NEWEST], logs=False), self._connect, cluster=self._cluster.name)
+
+    def _require_known(self, problem: PacelineError | None) -> None:
+        """Raise an error if the mirror lacks what is named: the problem, or that there is no connection."""
+        from paceline.cli import runs
+        from paceline.cluster.runs.folder import RunNotFound
+        from paceline.watch.viewpoint import look_at
+
+        with look_at(self._view({})):
+            for name in _names(self._asked):
+                try:
+                    runs.run_or_sweep(name)
+                except RunNotFound:
+                    what = "any run" if name == runs.LAST else repr(name)
+                    cluster = self._cluster.name
+                    raise problem or ConnectionProblem(
+                        f"You have not watched {what} from here, and there is no connection to {cluster}.",
+                        hint=f"Type: paceline login {cluster}",
+                    ) from None
+                except UsageError:
+                    pass  # the command says what is wrong, such as a name of several runs
+
+    def _last_news(self) -> float:
+        """Return when what is shown has come: the run that is named, if one is."""
+        from paceline.cluster.runs.folder import find_run
+
+        heard = self._mirror.heard().here
+        with suppress(PacelineError, OSError):
+            if self._asked.key != "ps":
+                name = next(iter(_names(self._asked)), "last")
+                path = find_run(name, self._mirror.folder).path
+                came = self._mirror.refreshed if self._asked.key in ("logs", "report") else self._mirror.seen
+                return min(heard, came(path) or heard)
+        return heard
+
+    def _run(self, view: Viewpoint) -> int:
+        from paceline.watch.viewpoint import look_at
+
+        with look_at(view):
+            return run_command(self._asked.line[0], self._asked.line[1:])
+
+    def _view(
+        self, found: Mapping[str, str], status: Callable[[], str] = str,
+        end: Callable[[], PacelineError | None] = lambda: None,
+    ) -> Viewpoint:  # fmt: skip
+        from paceline.watch.viewpoint import Viewpoint
+
+        return Viewpoint(self._cluster.name, self._mirror, self._act, found, status, end)
+
+    def _connect(self) -> Conversation:
+        return self._converse([mirror_server.STREAM])
+
+    def _converse(self, args: list[str]) -> Conversation:
+        line = ["mirror-server", *args]
+        config = {"config": self._asked.values.get("config")}
+        return on_cluster.converse(Forwarded(self._asked.names, "mirror_server", line, config))
+
+    def _act(self, verb: str, run: str) -> str:
+        """Do something to a run, on the cluster; return what was done there."""
+        with self._converse([mirror_server.ACT, verb, run]) as talk:
+            said = talk.output.read().decode(errors="replace").strip()
+            code, errors = talk.close(), talk.errors.strip()
+        if code != 0:
+            message = re.sub(r"^paceline: error: ", "", errors.splitlines()[0]) if errors else f"exit code {code}"
+            raise UsageError(f"{self._cluster.name}: {message}")
+        return said

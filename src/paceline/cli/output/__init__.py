@@ -1,0 +1,1 @@
+"""How commands print: the console, tables, wrapped text, JSON and progress bars."""

@@ -1,0 +1,1 @@
+"""What single commands print: rows, facts, log lines and progress."""

@@ -1,0 +1,158 @@
+"""`--on` where it is mistyped: nothing runs in a place that nobody meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import dispatch
+from paceline.cli.on_cluster import on_cluster
+from paceline.errors import ClusterError, NoSlurm, UsageError
+
+
+@pytest.fixture(autouse=True)
+def project(guard: None, tmp_path: Path) -> Iterator[None]:
+    """A project with two clusters, on a machine without ssh and Slurm."""
+    (tmp_path / "paceline.toml").write_text(
+        '[profiles.alps]\nhost = "alps"\n[profiles.cedar]\nhost = "cedar"\n[profiles.birch]\n'
+    )
+    (tmp_path / "train.py").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setenv("HOME", str(tmp_path))
+        patch.setenv("PATH", "/nowhere")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "hint"),
+    [
+        ("submit --on alps --on cedar train.py", "--on is given twice", "--on alps,cedar"),
+        ("ps --on=alps --on alps", "--on is given twice", "--on alps,cedar"),
+        ("submit --on alps,cedar train.py", "This takes one cluster", "Add --first"),
+        ("logs --on alps,cedar last", "This takes one cluster", "once for each of alps, cedar"),
+        ("ps --on alp", "There is no cluster 'alp'.", "Did you mean 'alps'?"),
+        ("ps --on elm", "There is no cluster 'elm'. You have alps, cedar.", '[profiles.elm]\n    host = "'),
+        ("ps --on birch", "[profiles.birch] of ", 'host = "login.example.org"'),
+        ("run --on alps train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
+        ("prove --on alps train.py", "--on does not apply to `paceline prove`", "--help"),
+        ("sandbox --on alps up", "--on does not apply to `paceline sandbox`", ""),
+        ("sweep --local --on alps sweep.toml", "would run on the login node of alps", "Leave out --local"),
+        ("--on alps run train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
+    ],
+)
+def test_mistakes_are_errors(line: str, text: str, hint: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        dispatch(line.split())
+    assert text in problem.value.message
+    assert hint in problem.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "hint"),
+    [
+        ("--on alps ps", "command", "Type: paceline ps --on alps"),
+        (
+            "--on alps submit --env MY_KEY=hush train.py",
+            "command",
+            "Type: paceline submit --on alps --env 'MY_KEY=***' train.py",
+        ),
+        ("--on=alps ps -n 3", "command", "Type: paceline ps --on alps -n 3"),
+        ("--on alps submit train.py --lr 3", "command", "Type: paceline submit --on alps train.py --lr 3"),
+        ("--on alps sweep sweep.toml", "command", "Type: paceline sweep --on alps sweep.toml"),
+        ("--on alps sweep show x", "subcommand", "Type: paceline sweep show --on alps x"),
+        ("--on alps env list", "subcommand", "Type: paceline env list --on alps"),
+        ("--on alps", "command", "Type, for example: paceline ps --on alps"),
+        ("--on", "command", "Type, for example: paceline ps --on CLUSTER"),
+        ("--on cancel", "command", "Type: paceline cancel --on CLUSTER"),
+        ("--on alps pss", "command", "Type, for example: paceline ps --on alps"),
+        ("env --on alps list", "subcommand", "Type: paceline env list --on alps"),
+        ("env --on=alps remove a", "subcommand", "Type: paceline env remove --on alps a"),
+        ("env --on alps", "subcommand", "Type, for example: paceline env build --on alps"),
+        ("env --on list", "subcommand", "Type: paceline env list --on CLUSTER"),
+        ("data --on alps push images", "subcommand", "Type: paceline data push --on alps images"),
+    ],
+)
+def test_an_option_before_the_command_is_an_error_that_says_where_it_goes(line: str, what: str, hint: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        dispatch(line.split())
+    assert problem.value.message == f"--on goes after the {what}."
+    assert problem.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("submit train.py --on alps", "paceline submit --on alps train.py"),
+        ("submit train.py 3 --on=alps,cedar", "paceline submit --on alps,cedar train.py"),
+        ("run --dry-run train.py --on alps", "paceline submit --on alps train.py"),
+        ("submit train.py --on", ""),
+        ("submit train.py --on gpu", ""),  # the script's own
+        ("submit train.py --only alps", ""),
+    ],
+)
+def test_an_option_after_the_script_is_pointed_out(line: str, typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(ClusterError):  # there is no Slurm
+        dispatch(line.split())
+    errors = capsys.readouterr().err
+    assert f"as in `{typed}`" in errors if typed else "goes to the script" not in errors
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        (
+            "submit --gpus 4 train.py --lr 3",
+            "paceline submit --on alps --gpus 4 train.py --lr 3 (you have alps, cedar)",
+        ),
+        ("sweep sweep.toml", "paceline sweep --on alps sweep.toml (you have alps, cedar)"),
+        ("env build", "paceline env build --on alps (you have alps, cedar)"),
+        ("shell", "paceline shell --on alps (you have alps, cedar)"),
+    ],
+)
+def test_without_slurm_the_error_points_to_a_cluster(line: str, hint: str) -> None:
+    Path("sweep.toml").write_text('[sweep]\nscript = "train.py"\n[space]\nx = [1, 2]\n')
+    Path("requirements.txt").write_text("numpy\n")
+    with pytest.raises(NoSlurm) as problem:
+        dispatch(line.split())
+    assert problem.value.hint.startswith(f"To use your cluster over SSH, type: {hint}\n  Otherwise, ")
+
+
+@pytest.mark.parametrize(
+    ("line", "sent"),
+    [
+        ("submit --on alps --yes --gpus 4 train.py --yes", "submit --gpus 4 train.py --yes"),
+        ("submit --yes --on alps -J --yes train.py", "submit -J --yes train.py"),
+        ("sweep sweep.toml --on alps --yes", "sweep sweep.toml"),
+        ("env build --yes --on=alps --local", "env build --local"),
+        ("env remove --on alps --yes abc", "env remove --yes abc"),  # asked there
+        ("clean --yes --on alps", "clean --yes"),
+    ],
+)
+def test_what_answers_a_question_of_this_machine_is_no_part_of_the_line(line: str, sent: str) -> None:
+    """So the same command with `--yes` is the same command: it looks for a job whose answer was lost."""
+    Path("sweep.toml").write_text('[sweep]\nscript = "train.py"\n[space]\nx = [1, 2]\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(on_cluster, "make_request", lambda asked, _: pytest.fail(" ".join(asked.line)))
+        with pytest.raises(pytest.fail.Exception) as caught:
+            dispatch(line.split())
+    assert caught.value.msg == sent
+
+
+def test_without_slurm_and_without_a_cluster_the_error_says_how_to_name_one(guard: None) -> None:
+    Path("paceline.toml").unlink()
+    with pytest.raises(NoSlurm) as problem:
+        dispatch(["submit", "train.py"])
+    assert '[profiles.alps]\n    host = "login.example.org"\n' in problem.value.hint
+    assert "paceline submit --on alps train.py" in problem.value.hint
+    assert '"From your laptop"' in problem.value.hint
+    assert "Otherwise, run this on a login node of your cluster" in problem.value.hint
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_ON_CLUSTER", "alps")
+        with pytest.raises(NoSlurm) as problem:
+            dispatch(["submit", "train.py"])
+    assert "setup" in problem.value.hint
+    assert "--on" not in problem.value.hint
