@@ -60,12 +60,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([*light, *filter(None, [PYTHONPATH])])
 
 
-def marked(token: str) -> list[psutil.Process]:
-    """Return all live processes with a test's token in their environment, and all forked commands."""
+def marked(token: str, older: frozenset[str] = frozenset()) -> list[psutil.Process]:
+    """Return all live processes with a test's token in their environment, and all forked commands.
+
+    `older` has the process IDs of those that were there before: to look at them all takes longer than most tests.
+    """
     wanted, found = f"{MARK}={token}".encode(), []
     forks = [address.encode() for address in forked_commands.servers]
     ours = {os.getpid(), *forked_commands.servers.values()}
-    for name in filter(str.isdigit, os.listdir("/proc")):  # after every test: psutil would take four times as long
+    for name in filter(str.isdigit, frozenset(os.listdir("/proc")) - older):  # psutil would take four times as long
         with suppress(OSError, psutil.Error):
             is_marked = wanted in Path("/proc", name, "environ").read_bytes()
             if not is_marked and forks:
@@ -85,13 +88,13 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     token = uuid.uuid4().hex
     monkeypatch.setenv(MARK, token)
-    before = dict(os.environ)
+    before, older = dict(os.environ), frozenset(os.listdir("/proc"))
     yield
     changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
     changed -= {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # torch sets its own with the first optimizer
     changed -= {"TRITON_CACHE_DIR", "TRITON_PTXAS_PATH"}  # and these when it compiles for a GPU
     deadline = time.monotonic() + 10
-    while (left := marked(token)) and time.monotonic() < deadline:
+    while (left := marked(token, older)) and time.monotonic() < deadline:
         time.sleep(0.05)
     leftovers = [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in left]
     for process in left:
