@@ -15,7 +15,7 @@ from paceline.cli.commands import cancel, export, logs, shell, show, sweep_cance
 from paceline.cli.commands.sweep import find_file as find_sweep_file
 from paceline.cluster.local.launch import find_resumed_run
 from paceline.cluster.runs.folder import find_run
-from paceline.cluster.slurm.resumed_draft import Typed, find_resumed_draft
+from paceline.cluster.slurm.resubmission import Typed, find_resubmission
 from paceline.contract.sweep.folder import Search
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.plan.environment.variables import SECRETS_MARK
@@ -95,7 +95,7 @@ def test_whatever_acts_refuses_a_foreign_run(by_path: bool, scratch: Path) -> No
         "shell": lambda: shell._inside(name, None, terminal=False),
         "sync": lambda: sync.command(name),
         "run --resume": lambda: find_resumed_run(name, None, load=load_job, cwd=scratch),
-        "submit --resume": lambda: find_resumed_draft(name, None, typed=Typed((), (), None, None), cwd=scratch),
+        "submit --resume": lambda: find_resubmission(name, None, typed=Typed((), (), None, None), cwd=scratch),
     }
     for what, act in acts.items():
         with pytest.raises(UsageError, match=r"is not yours: .* belongs to") as error:

@@ -19,8 +19,8 @@ from paceline.cluster.ssh.fetch.download import Download, Fetched
 from paceline.cluster.ssh.fetch.frames import write_frame, write_line
 from paceline.cluster.ssh.fetch.local_copy import LocalCopy
 from paceline.cluster.ssh.fetch.remote_files import Listing, RemoteFiles
+from paceline.cluster.ssh.fetch.safe_path import is_contained
 from paceline.cluster.ssh.fetch.server import FileServer
-from paceline.cluster.ssh.fetch.way import is_contained
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from tests.remote.test_fetch_transfer import Link, Quiet, fetch, write

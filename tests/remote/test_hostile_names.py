@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from paceline.cluster.ssh import control_socket
 from paceline.cluster.ssh.clusters import Cluster, ProjectFile
 from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.remote_command import shell_command, word, words
 from paceline.cluster.ssh.request import Request
+from paceline.cluster.ssh.shell_text import shell_command, word, words
 from paceline.contract.files.sent_code import SentCode
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from tests.remote.lab import Lab

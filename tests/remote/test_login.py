@@ -151,7 +151,7 @@ ARGUMENTS = [
 def test_arguments_arrive_byte_for_byte_in_any_login_shell(
     lab: Lab, laptop: Callable[..., Completed], here: Callable[[str], Connection], shell: str
 ) -> None:
-    from paceline.cluster.ssh.remote_command import words
+    from paceline.cluster.ssh.shell_text import words
 
     path = next((f"{folder}/{shell}" for folder in ("/bin", "/usr/bin") if Path(folder, shell).exists()), None)
     if path is None:

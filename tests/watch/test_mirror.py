@@ -619,10 +619,10 @@ FOLLOW = """
 import sys, time
 from pathlib import Path
 from paceline.watch.mirror.reader import Scope
-from paceline.watch.mirror.turn import Turn
-turn = Turn(Path(sys.argv[1]), Scope(["last"], follow=True), {"last": sys.argv[2]})
-assert turn.take()
-turn.tell(None)
+from paceline.watch.mirror.follower_lock import FollowerLock
+lock = FollowerLock(Path(sys.argv[1]), Scope(["last"], follow=True), {"last": sys.argv[2]})
+assert lock.take()
+lock.tell(None)
 print("here", flush=True)
 time.sleep(600)
 """

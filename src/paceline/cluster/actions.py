@@ -70,11 +70,11 @@ def _stop_here(folder: RunFolder) -> None:
 
 
 def _submit_again(folder: RunFolder) -> str:
-    from paceline.cluster.slurm.resumed_draft import Typed, find_resumed_draft
+    from paceline.cluster.slurm.resubmission import Typed, find_resubmission
 
-    draft = find_resumed_draft(str(folder.path), None, typed=Typed(), cwd=Path.cwd())
-    draft.check()
-    submitted = draft.submit(["paceline", "submit", "--resume", folder.path.name])
+    resubmission = find_resubmission(str(folder.path), None, typed=Typed(), cwd=Path.cwd())
+    resubmission.check()
+    submitted = resubmission.submit(["paceline", "submit", "--resume", folder.path.name])
     return str(submitted.job_id)
 
 

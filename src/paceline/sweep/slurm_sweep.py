@@ -11,7 +11,7 @@ from functools import cached_property
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
-from paceline.cluster.slurm.draft import Draft
+from paceline.cluster.slurm.job_submission import JobSubmission
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import SUBMITTED, Point
 from paceline.errors import ClusterError, JobRejected
@@ -30,15 +30,15 @@ class SlurmSweep(SweepStart):
     """A sweep whose trials are tasks of job arrays."""
 
     @cached_property
-    def draft(self) -> Draft:
-        draft = Draft(self.settings.job, trials=Trials(self.writer.folder.path, self.settings.pack))
-        draft.run_path = self.writer.submission_path()
-        return draft
+    def job_submission(self) -> JobSubmission:
+        job_submission = JobSubmission(self.settings.job, trials=Trials(self.writer.folder.path, self.settings.pack))
+        job_submission.run_path = self.writer.submission_path()
+        return job_submission
 
     def describe_trials(self, numbers: Sequence[int]) -> str:
-        plan = self.draft.plan(self.draft.run_path)
+        plan = self.job_submission.plan(self.job_submission.run_path)
         pack, known = self.settings.pack, slurm.available()
-        allowed = max_new_jobs(self.draft.job.resources.account, wanted=len(numbers)) if known else None
+        allowed = max_new_jobs(self.job_submission.job.resources.account, wanted=len(numbers)) if known else None
         chunks = plan_chunks(
             numbers, pack=pack, max_array=array_size_limit() if known else 1001,
             max_tasks=smallest(allowed, self.settings.tasks),
@@ -51,13 +51,13 @@ class SlurmSweep(SweepStart):
         return "\n".join(["", plan.script, *(f"# submitted by: {call}" for call in calls)])
 
     def run_trials(self, new: Sequence[Point], numbers: Sequence[int]) -> int:
-        for warning in self.draft.check():
+        for warning in self.job_submission.check():
             self.reporter.note(f"{warning.text}{f' ({warning.hint})' if warning.hint else ''}")
-        job, settings = self.draft.job, self.settings
+        job, settings = self.job_submission.job, self.settings
         refusal: ClusterError | None = None
         with self.new_submission(new, numbers) as run_path, mark_starter(run_path.folder.path):
-            self.draft.run_path = run_path
-            plan = self.draft.plan(run_path)
+            self.job_submission.run_path = run_path
+            plan = self.job_submission.plan(run_path)
             notes = self.prepare(run_path, plan.launch_spec, job=job, backend="slurm", snapshot_required=True)
             sbatch.write_files(plan)
             (run_path.folder.path / "logs").mkdir()

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli import dispatch
 from paceline.cli.on_cluster import travel_question
-from paceline.cluster.ssh import forward
+from paceline.cluster.ssh import forwarded_command
 from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.request import Request
 from paceline.errors import UsageError
@@ -43,7 +43,7 @@ def sent(guard: None, tmp_path: Path) -> Iterator[list[Request]]:
         patch.setenv("HOME", str(tmp_path / "home"))
         patch.setattr(Connection, "require", lambda _: None)
         patch.setattr(travel_question, "ask_first", lambda *_, **__: False)
-        patch.setattr(forward, "forward", record)
+        patch.setattr(forwarded_command, "forward", record)
         yield requests
 
 

@@ -46,7 +46,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
     monkeypatch.setattr(Connection, "require", lambda self: None)
     monkeypatch.setattr(Connection, "is_open", lambda self: True)
-    monkeypatch.setattr("paceline.cluster.ssh.forward.forward", forward)
+    monkeypatch.setattr("paceline.cluster.ssh.forwarded_command.forward", forward)
     return requests
 
 

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from paceline.cluster.slurm.confirmation import submission as confirmation
-from paceline.cluster.ssh import conversation, forward, ssh_process
+from paceline.cluster.ssh import conversation, forwarded_command, ssh_process
 from paceline.cluster.ssh.clusters import Cluster
 from paceline.cluster.ssh.code import Parcel
 from paceline.cluster.ssh.installation import Installation
 from paceline.cluster.ssh.remote import entry, start, unpack
-from paceline.cluster.ssh.remote_command import setup_text, shell_command
 from paceline.cluster.ssh.request import Request
+from paceline.cluster.ssh.shell_text import setup_text, shell_command
 from paceline.contract.files.sent_code import SentCode
 from paceline.errors import ConnectionProblem
 
@@ -119,12 +119,12 @@ class Submit:
             return None, "request-1"
 
         self.notes.clear()
-        self._patch.setattr(forward, "deliver", deliver)
-        self._patch.setattr(forward, "_carry_out", lambda *_: code)
-        self._patch.setattr(forward, "_has_ended", lambda *_: has_ended)
+        self._patch.setattr(forwarded_command, "deliver", deliver)
+        self._patch.setattr(forwarded_command, "_carry_out", lambda *_: code)
+        self._patch.setattr(forwarded_command, "_has_ended", lambda *_: has_ended)
         request = Request(["submit", "train.py"], ".", SentCode("project", {}), submits=True)
         parcel = Parcel(self._folder, request.code)
-        return forward.forward(Login(), request, parcel, note=self.notes.append)  # type: ignore[arg-type]
+        return forwarded_command.forward(Login(), request, parcel, note=self.notes.append)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -185,9 +185,9 @@ def test_an_interrupt_before_ssh_listens(monkeypatch: pytest.MonkeyPatch) -> Non
                 raise KeyboardInterrupt
             return super().wait(timeout)
 
-    monkeypatch.setattr(forward.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(forwarded_command.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        forward._run_in_terminal(Login(), "")  # type: ignore[arg-type]
+        forwarded_command._run_in_terminal(Login(), "")  # type: ignore[arg-type]
     assert started[0].poll() == -signal.SIGTERM
 
 

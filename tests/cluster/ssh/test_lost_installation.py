@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.ssh.installation import Installation
-from paceline.cluster.ssh.remote_command import SETUP_FAILED
 from paceline.cluster.ssh.request import ABSENT
+from paceline.cluster.ssh.shell_text import SETUP_FAILED
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.ssh import forward
+from paceline.cluster.ssh import forwarded_command
 from paceline.cluster.ssh.clusters import Cluster
 from paceline.cluster.ssh.code import Parcel
 from paceline.cluster.ssh.connection import Answer
@@ -52,7 +52,7 @@ class Login:
         code = SentCode("p", {})
         args = ["submit", *([f"--{awaits}"] if awaits else []), "train.py"]
         request = Request(args, ".", code, {"A": "b"}, {"KEY": "hush"}, submits=True, awaits=awaits)
-        return forward.forward(self, request, Parcel(Path(), code), note=lambda _: None)  # type: ignore[arg-type]
+        return forwarded_command.forward(self, request, Parcel(Path(), code), note=lambda _: None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -60,10 +60,12 @@ def login(guard: None, tmp_path: Path) -> Iterator[Login]:
     made = Login()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        patch.setattr(forward, "deliver", made.deliver)
-        patch.setattr(forward, "_carry_out", made.carry_out)
-        patch.setattr(forward, "_has_ended", lambda *_: made.is_up)
-        patch.setattr(forward, "recorded_installation", lambda _: Installation("python", "/cache", "/cache/0", ""))
+        patch.setattr(forwarded_command, "deliver", made.deliver)
+        patch.setattr(forwarded_command, "_carry_out", made.carry_out)
+        patch.setattr(forwarded_command, "_has_ended", lambda *_: made.is_up)
+        patch.setattr(
+            forwarded_command, "recorded_installation", lambda _: Installation("python", "/cache", "/cache/0", "")
+        )
         yield made
 
 

@@ -16,7 +16,7 @@ from paceline.cli.commands import data_push
 from paceline.cli.on_cluster import first_contest, on_cluster, submit_first
 from paceline.cli.on_cluster.first_contest import Contender
 from paceline.cli.on_cluster.on_cluster import Forwarded
-from paceline.cluster.ssh import conversation, forward
+from paceline.cluster.ssh import conversation, forwarded_command
 from paceline.cluster.ssh.clusters import Cluster
 from paceline.cluster.ssh.code import Parcel, describe_files
 from paceline.cluster.ssh.connection import Connection
@@ -74,7 +74,7 @@ def parcel(guard: None, tmp_path: Path) -> Parcel:
 def deliver(parcel: Parcel, *answers: object) -> str | None:
     made = Answers("python", "/cache", says(*answers))
     request = Request(["ps"], ".", parcel.code)
-    return forward._deliver(ALPS, made, request, parcel, note=lambda _: None, heard=lambda _: None)
+    return forwarded_command._deliver(ALPS, made, request, parcel, note=lambda _: None, heard=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_answer_to_a_submission_of_a_contest(
     answer: object,
 ) -> None:
     said = says("first line", answer).replace("read -r line; ", "")
-    monkeypatch.setattr(forward, "converse", lambda *_, **__: Conversation(ALPS, said))
+    monkeypatch.setattr(forwarded_command, "converse", lambda *_, **__: Conversation(ALPS, said))
     request = Request(["submit", "train.py"], ".", parcel.code, submits=True)
     problem = submit_first._submit(ALPS, request, parcel, record)
     assert problem is not None

@@ -70,11 +70,11 @@ def command(
         folder = find_run(args[0], resolve_scratch(job, os.environ))
         return report(diagnose_run(folder, fitness=job.launch.fitness), as_json=as_json)
     if is_job or args:
-        from paceline.cluster.slurm.draft import Draft
+        from paceline.cluster.slurm.job_submission import JobSubmission
 
         cwd = Path.cwd()
         job = settings.load(settings.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
-        return report(Draft(job).findings(), as_json=as_json)
+        return report(JobSubmission(job).findings(), as_json=as_json)
     from paceline.cluster.checks.machine import inspect_machine, inspect_site, inspect_slurm
     from paceline.cluster.secrets.secrets import inspect_secrets
 

@@ -12,7 +12,7 @@ from paceline.cli import options, runs
 from paceline.cli.output import console
 from paceline.cluster.runs.run_half_zip import stored_run_half
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.draft import Draft
+from paceline.cluster.slurm.job_submission import JobSubmission
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
@@ -51,9 +51,9 @@ def command(
     else:
         # An interactive job is not requeued, so any time limit fits.
         job = settings.load(Program("shell"), flags=[*settings.flags, Flag("shell", "resume.requeue", False)])
-        draft = Draft(job)
-        plan = draft.plan(draft.run_path)
-        half = "" if dry_run else stored_run_half(draft.run_path.store, compiled=job.environment.kind == "current")
+        submission = JobSubmission(job)
+        plan = submission.plan(submission.run_path)
+        half = "" if dry_run else stored_run_half(submission.run_path.store, compiled=job.environment.kind == "current")
         setup = setup_from_plan(plan, str(half))
         argv, environ = allocate_argv(plan, terminal=terminal), plan.submitter
     if dry_run:

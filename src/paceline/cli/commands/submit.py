@@ -21,7 +21,7 @@ from paceline.watch.resume_hint import describe_start, submit_again
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
     from paceline.cluster.checks.findings import Finding
-    from paceline.cluster.slurm.draft import Draft, Submitted
+    from paceline.cluster.slurm.job_submission import JobSubmission, Submitted
     from paceline.contract.run_folder import RunFolder
 
 
@@ -101,11 +101,11 @@ def command(
     from paceline.cluster.slurm.confirmation.submission import is_carried_out_here
 
     patience = submit_first.read_patience(first_timeout) if first else 0.0
-    draft = _draft(args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience)
+    submission = _submission(args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience)
     if dry_run:
-        return _show(draft)
-    warn(draft.check())
-    submitted = draft.submit(["paceline", *sys.argv[1:]], script_only=script_only)
+        return _show(submission)
+    warn(submission.check())
+    submitted = submission.submit(["paceline", *sys.argv[1:]], script_only=script_only)
     if first:
         return submit_first.answer(submitted)
     describe(submitted, script_only)
@@ -114,12 +114,12 @@ def command(
     return 0
 
 
-def _show(draft: Draft) -> int:
+def _show(submission: JobSubmission) -> int:
     """Print what a dry run shows."""
     from paceline.cluster.checks.stop_contract import describe_stop
 
-    print(draft.plan(draft.run_path).show(stop=describe_stop(draft.job)), end="")
-    if not draft.partitions and not draft.job.resources.cpus_per_gpu:
+    print(submission.plan(submission.run_path).show(stop=describe_stop(submission.job)), end="")
+    if not submission.partitions and not submission.job.resources.cpus_per_gpu:
         console.say_note("no Slurm here to ask: the script requests 1 core per GPU, not a fair share of a node's")
     return 0
 
@@ -133,23 +133,23 @@ def forwarded(asked: Forwarded) -> int:
     return submit_first.start(asked) if asked.values.get("first") else forward(asked)
 
 
-def _draft(
+def _submission(
     args: list[str] | None, settings: options.Settings, *, is_module: bool, resume: str | None, after: Sequence[str],
     grant_timeout: float,
-) -> Draft:  # fmt: skip
+) -> JobSubmission:  # fmt: skip
     """Return the new run to submit, or the one to go on with."""
-    from paceline.cluster.slurm.draft import Draft
-    from paceline.cluster.slurm.resumed_draft import Typed, find_resumed_draft
+    from paceline.cluster.slurm.job_submission import JobSubmission
+    from paceline.cluster.slurm.resubmission import Typed, find_resubmission
 
     cwd = Path.cwd()
     if resume is None:
         found = settings.find_program(args, is_module=is_module, cwd=cwd, command="submit")
-        return Draft(settings.load(found, cwd=cwd), after=after, grant_timeout=grant_timeout)
+        return JobSubmission(settings.load(found, cwd=cwd), after=after, grant_timeout=grant_timeout)
     program = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
     typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
-    draft = find_resumed_draft(resume, program, typed=typed, cwd=cwd, after=after)
-    console.say_note(f"{draft.run_path.run_id} continues with its code: {draft.code}")
-    return draft
+    submission = find_resubmission(resume, program, typed=typed, cwd=cwd, after=after)
+    console.say_note(f"{submission.run_path.run_id} continues with its code: {submission.code}")
+    return submission
 
 
 def warn(findings: Sequence[Finding]) -> None:

@@ -163,7 +163,7 @@ def without_option(typed: Sequence[str], params: Sequence[Any], *, takes_files: 
 
 def forward(asked: Forwarded) -> int:
     """Carry out a command on a cluster and return its exit code."""
-    from paceline.cluster.ssh.forward import forward as forward_request
+    from paceline.cluster.ssh.forwarded_command import forward as forward_request
 
     if len(asked.names) > 1 or asked.names[0] == ALL:
         return forward_to_each(asked, forward)
@@ -174,7 +174,7 @@ def forward(asked: Forwarded) -> int:
 
 def converse(asked: Forwarded, submission: str = "") -> Conversation:
     """Start a command on a cluster that this one talks to. `submission` is the id of the job that it submits."""
-    from paceline.cluster.ssh.forward import converse as converse_about
+    from paceline.cluster.ssh.forwarded_command import converse as converse_about
 
     if len(asked.names) > 1 or asked.names[0] == ALL:
         raise _one_cluster(asked.names, asked.key)

@@ -72,7 +72,7 @@ def _carry_out(asked: Forwarded, files: Mapping[str, Path]) -> int:
     from paceline.cluster.ssh.connection import Connection
     from paceline.cluster.ssh.installation import install, recorded_installation
     from paceline.cluster.ssh.remote.entry import OUTPUT
-    from paceline.cluster.ssh.remote_command import word
+    from paceline.cluster.ssh.shell_text import word
 
     connection = Connection(find_cluster(asked.names[0], on_cluster.find_project(asked)))
     connection.require()
@@ -116,7 +116,7 @@ def _without(line: Sequence[str], flags: Sequence[str]) -> list[str]:
 def _bring(connection: Connection, remote: str, path: Path) -> str:
     """Copy a file from the cluster, and put it in place once it is complete; return what describes it."""
     from paceline.cluster.ssh.conversation import Conversation
-    from paceline.cluster.ssh.remote_command import word
+    from paceline.cluster.ssh.shell_text import word
 
     partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
     file = word(remote)

@@ -26,7 +26,7 @@ from paceline.spec.option_table import RESOURCES
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
-    from paceline.cluster.slurm.draft import Submitted
+    from paceline.cluster.slurm.job_submission import Submitted
     from paceline.cluster.ssh.code import Parcel
     from paceline.cluster.ssh.connection import Connection
     from paceline.cluster.ssh.first.contest_file import ContestRecord
@@ -208,7 +208,7 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, record: Co
     `record` then has its submission still if there may be a job all the same.
     """
     from paceline.cli.on_cluster.first_contest import read_run
-    from paceline.cluster.ssh.forward import converse
+    from paceline.cluster.ssh.forwarded_command import converse
 
     name = connection.cluster.name
     request = replace(request, submission=record.send(name))

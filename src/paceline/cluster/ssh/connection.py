@@ -27,7 +27,7 @@ from paceline.cluster.ssh.control_socket import (
     record_login,
     require_multiplexing,
 )
-from paceline.cluster.ssh.remote_command import shell_command
+from paceline.cluster.ssh.shell_text import shell_command
 from paceline.cluster.ssh.ssh_process import TooLong, as_text, explain, run, run_in_terminal
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 

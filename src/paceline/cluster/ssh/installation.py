@@ -16,8 +16,8 @@ import paceline
 from paceline.cluster.ssh.bundle import Target, bundle_name, cache_folder, make_bundle
 from paceline.cluster.ssh.connection import Answer, Connection
 from paceline.cluster.ssh.remote import unpack
-from paceline.cluster.ssh.remote_command import SETUP_END, SETUP_FAILED, explain_setup, setup_text, word, words
 from paceline.cluster.ssh.request import ABSENT
+from paceline.cluster.ssh.shell_text import SETUP_END, SETUP_FAILED, explain_setup, setup_text, word, words
 from paceline.contract.checkpoint.size import show_size
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ConnectionProblem, EnvironmentProblem

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from paceline.errors import ClusterError, ConnectionProblem, PacelineError
+from paceline.watch.mirror.follower_lock import FollowerLock
 from paceline.watch.mirror.frames import BadStream, CutStream
 from paceline.watch.mirror.mirror_folder import Mirror
 from paceline.watch.mirror.reader import Scope
 from paceline.watch.mirror.session import Connect, Session, Talk, explain
-from paceline.watch.mirror.turn import Turn
 from paceline.watch.mirror.write_lock import MirrorBusy
 
 PAUSES = (1.0, 30.0)  # seconds between tries to connect again: at first, and at most
@@ -34,8 +34,8 @@ class Follower(threading.Thread):
         super().__init__(name="paceline-follower", daemon=True)
         self._mirror, self._scope, self._connect = mirror, scope, connect
         self._cluster, self._say, self._warn = cluster, say, warn
-        self._turn: Turn | None = None
-        self._is_alone = False  # another process has the turn, and does not live
+        self._follower_lock: FollowerLock | None = None
+        self._is_alone = False  # another process holds the lock, and does not live
         self._talk: Talk | None = None
         self._over, self._ready = threading.Event(), threading.Event()
         self._problem: PacelineError | None = None  # what prevents the start
@@ -94,8 +94,8 @@ class Follower(threading.Thread):
         except Exception as problem:  # whoever waits for this thread must hear of its end
             self._fail(ConnectionProblem(f"Cannot follow {self._cluster}: {type(problem).__name__}: {problem}."))
         finally:
-            if self._turn is not None:
-                self._turn.end()
+            if self._follower_lock is not None:
+                self._follower_lock.end()
 
     def _follow(self) -> Session:
         """Follow until the stream ends. What stands in the way at first is raised; later it is waited for."""
@@ -160,31 +160,31 @@ class Follower(threading.Thread):
 
     def _claim(self, found: Mapping[str, str]) -> bool:
         """Whether this process is to follow these runs: no other one does."""
-        if self._turn is None:
-            self._turn = Turn(self._mirror.base, self._scope, found)
+        if self._follower_lock is None:
+            self._follower_lock = FollowerLock(self._mirror.base, self._scope, found)
             self.found = found
             # After a lost connection, `last` may be another run: this one is meant.
             scratch = self._mirror.heard().scratch
             self._scope = replace(self._scope, names=[f"{scratch}/{run}" for run in found.values()])
         if self._scope.newest:  # a list fills while it is shown
             self._ready.set()
-        return self._turn.take() or self._is_alone
+        return self._follower_lock.take() or self._is_alone
 
     def _tell(self) -> None:
-        if self._turn is not None:
-            self._turn.tell(self._lost)
+        if self._follower_lock is not None:
+            self._follower_lock.tell(self._lost)
 
     def _watch_other(self) -> None:
         """Wait until the process that follows the same runs has ended, or is stopped, as by Ctrl-Z."""
-        assert self._turn is not None
-        beat, heard, lives = self._turn.beat(), time.monotonic(), False
-        while not self._over.is_set() and not self._turn.take():
-            if (latest := self._turn.beat()) != beat:
+        assert self._follower_lock is not None
+        beat, heard, lives = self._follower_lock.beat(), time.monotonic(), False
+        while not self._over.is_set() and not self._follower_lock.take():
+            if (latest := self._follower_lock.beat()) != beat:
                 beat, heard, lives = latest, time.monotonic(), True
             elif time.monotonic() - heard > PATIENCE:
                 self._is_alone = True
                 return
-            known, lost = self._turn.listen()
+            known, lost = self._follower_lock.listen()
             if known and lives:
                 self._lost = lost
                 self._ready.set()

@@ -13,7 +13,7 @@ from typing import Protocol
 from paceline.cluster.ssh.fetch.contents import ALL, Contents, RemoteFile
 from paceline.cluster.ssh.fetch.local_copy import LocalCopy, Version
 from paceline.cluster.ssh.fetch.remote_files import Arrival, Listing, RemoteFiles
-from paceline.cluster.ssh.fetch.way import leave_out
+from paceline.cluster.ssh.fetch.safe_path import leave_out
 from paceline.contract.checkpoint.size import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 

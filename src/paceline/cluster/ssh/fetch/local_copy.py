@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.cluster.ssh.fetch.contents import PARTS, RemoteFile
-from paceline.cluster.ssh.fetch.way import RECORD, find_obstacle, make_way
+from paceline.cluster.ssh.fetch.safe_path import RECORD, find_obstacle, make_way
 from paceline.contract.checkpoint.marker import find_damage, read_marker
 from paceline.contract.files.foreign_records import make, read_object, read_objects
 from paceline.contract.run_folder import write_atomically

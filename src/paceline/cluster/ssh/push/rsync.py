@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.push.sent_data import PARTIAL, SentData
-from paceline.cluster.ssh.remote_command import word
+from paceline.cluster.ssh.shell_text import word
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
 CHANGED = (23, 24)  # exit codes of rsync if single files could not be sent, or have disappeared

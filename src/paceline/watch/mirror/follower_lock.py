@@ -1,4 +1,4 @@
-"""Whose turn it is to follow runs: one process receives them, and others that follow the same read what it writes."""
+"""The lock of those who follow runs: one process receives them, and others that follow the same read what it writes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from paceline.watch.mirror.reader import Scope
 BEAT = 1.0  # seconds between signs of life
 
 
-class Turn:
+class FollowerLock:
     """The right to follow these runs, held by a lock that ends with the process.
 
-    A process that is stopped keeps the lock: whoever has the turn sets the time of the file again and again.
+    A process that is stopped keeps the lock: whoever holds it sets the time of the file again and again.
     """
 
     def __init__(self, folder: Path, scope: Scope, found: Mapping[str, str]) -> None:
@@ -32,10 +32,10 @@ class Turn:
         self._descriptor = open_own_file(folder / name, os.O_RDWR | os.O_CREAT)
         self._is_taken = False
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="paceline-turn", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="paceline-follower-lock", daemon=True)
 
     def take(self) -> bool:
-        """Return whether this process has the turn, now or already."""
+        """Return whether this process holds the lock, now or already."""
         if not self._is_taken:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +54,7 @@ class Turn:
                 return
 
     def beat(self) -> int:
-        """Return the last sign of life of whoever has the turn: another one each time."""
+        """Return the last sign of life of whoever holds the lock: another one each time."""
         return os.fstat(self._descriptor).st_mtime_ns
 
     def tell(self, lost: float | None) -> None:

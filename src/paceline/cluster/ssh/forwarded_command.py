@@ -21,7 +21,8 @@ from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.installation import Installation, install, is_new_output, recorded_installation
 from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS
 from paceline.cluster.ssh.remote.code_store import key_of
-from paceline.cluster.ssh.remote_command import (
+from paceline.cluster.ssh.request import ABSENT, FOLLOW, UNSETTLED, Request, end_mark
+from paceline.cluster.ssh.shell_text import (
     SETUP_FAILED,
     describe_setup,
     explain_setup,
@@ -29,7 +30,6 @@ from paceline.cluster.ssh.remote_command import (
     setup_text,
     word,
 )
-from paceline.cluster.ssh.request import ABSENT, FOLLOW, UNSETTLED, Request, end_mark
 from paceline.cluster.ssh.unconfirmed import open_submission
 from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.foreign_records import parse_object

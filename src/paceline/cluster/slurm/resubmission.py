@@ -19,7 +19,7 @@ from paceline.cluster.runs.claims import require_not_running, require_permission
 from paceline.cluster.runs.prepare import EarlierStart, prepare, read_launch_spec
 from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.done_run import require_work_left
-from paceline.cluster.slurm.draft import Draft, Submitted
+from paceline.cluster.slurm.job_submission import JobSubmission, Submitted
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import REDACTED, redact_text
@@ -49,7 +49,7 @@ class Typed:
         )  # fmt: skip
 
 
-class ResumedDraft(Draft):
+class Resubmission(JobSubmission):
     """A run that is over, to be submitted again."""
 
     def __init__(self, job: Job, folder: RunFolder, earlier: EarlierStart, *, after: Sequence[str] = ()) -> None:
@@ -114,9 +114,9 @@ class ResumedDraft(Draft):
         return [name for name in hidden if hidden[name] == REDACTED and name not in self.job.environment.variables]
 
 
-def find_resumed_draft(
+def find_resubmission(
     name: str, program: Program | None, *, typed: Typed, cwd: Path, after: Sequence[str] = ()
-) -> ResumedDraft:
+) -> Resubmission:
     """Find a run by its name, and load its job; without a `program` it is the one that the run had."""
     here = typed.load(program or Program(""), cwd)
     folder = folders.find_own_run(name, folders.resolve_scratch(here, os.environ))
@@ -147,9 +147,9 @@ def find_resumed_draft(
         job = replace(typed.load(project.program, project.cwd, (tables, folder.run_json)), folder=project.folder)
     changes_copy = job.is_typed("project.workdir") or job.is_typed("project.snapshot")
     keeps_code = program is None and _runs_copy(folder, old) and folder.code.is_dir() and not changes_copy
-    draft = ResumedDraft(job, folder, EarlierStart(record, old, keeps_code), after=after)
-    draft.notes += [note] if note else []
-    return draft
+    resubmission = Resubmission(job, folder, EarlierStart(record, old, keeps_code), after=after)
+    resubmission.notes += [note] if note else []
+    return resubmission
 
 
 def _read_record(folder: RunFolder) -> dict[str, Any]:

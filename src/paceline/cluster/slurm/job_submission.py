@@ -46,7 +46,7 @@ class Submitted:
         return self.plan.run_path.folder
 
 
-class Draft:
+class JobSubmission:
     """A job on its way to the queue. With `trials` it is the array of a sweep."""
 
     def __init__(
