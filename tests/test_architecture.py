@@ -54,7 +54,7 @@ EXCEPTIONS = {
     ("__main__", "paceline.cli"),
     ("__main__", "paceline.agent.workers.zygote.prestart"),  # torch loads while the command line is parsed
     ("sweep", "paceline.agent.trial"),  # local trials are opened and closed exactly as jobs do it
-    ("cluster", "paceline.agent.work_folder"),  # `submit --resume` empties the folder that an agent fills
+    ("cluster", "paceline.agent.working_directory"),  # `submit --resume` empties the folder that an agent fills
     ("cluster", "paceline.agent.staging"),  # `data stage` and `clean` do here what agents do on nodes
     ("cluster", "paceline.agent.workers"),  # the command passes on the zygote that it has started, warm or not
     ("agent", "paceline.runtime.probe.start"),  # in a rank of `paceline prove`, before its script

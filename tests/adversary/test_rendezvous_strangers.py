@@ -16,7 +16,7 @@ import pytest
 
 from paceline.agent.rendezvous.handshake import CHALLENGE_SIZE, RESPONSE_SIZE, HeadHandshake, greet_head, read_exactly
 from paceline.contract.run_folder import RunFolder
-from tests.agent.rendezvous.test_rendezvous import WITHIN, Member
+from tests.agent.rendezvous.test_connected_agents import WITHIN, Member
 
 JOIN_TIMEOUT = 30.0  # seconds for all agents; idle connections used to take five each
 INPUTS = 10_000

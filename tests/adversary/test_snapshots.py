@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.work_folder import WorkFolder
+from paceline.agent.working_directory import WorkingDirectory
 from paceline.cluster.runs.prepare import prepare
 from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
 from paceline.cluster.secrets.file_names import is_secret
@@ -50,7 +50,7 @@ def test_modes_are_kept_or_narrowed(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         copy = take(project).path
-        work = WorkFolder(str(tmp_path / "run" / "work" / "project"), str(copy), str(project), frozenset())
+        work = WorkingDirectory(str(tmp_path / "run" / "work" / "project"), str(copy), str(project), frozenset())
         work.fill(work.path)
     finally:
         os.umask(before)
@@ -261,7 +261,7 @@ def test_files_with_holes_are_counted_and_copied_by_their_blocks(tmp_path: Path)
     if (project / "sparse.bin").stat().st_blocks * 512 > MB:
         pytest.skip("this file system has no holes")
     taken = take(project, limit=4 * MB)
-    work = WorkFolder(str(tmp_path / "work" / "project"), str(taken.path), str(project), frozenset())
+    work = WorkingDirectory(str(tmp_path / "work" / "project"), str(taken.path), str(project), frozenset())
     work.fill(work.path)
     for copy in (taken.path / "sparse.bin", Path(work.path) / "sparse.bin"):
         assert (copy.stat().st_size, copy.stat().st_blocks * 512 < 4 * MB) == (1024 * MB, True)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.trial import arguments, close_trial, main, merge_params, open_trial
-from paceline.agent.work_folder import WorkFolder
+from paceline.agent.working_directory import WorkingDirectory
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep import optuna_study
 from paceline.contract.sweep.folder import NoPoint, Point, Search, SweepFolder
@@ -62,7 +62,7 @@ def test_each_trial_has_its_own_working_directory(tmp_path: Path) -> None:
         root = trial.work / "project"
         assert (made.program, made.cwd, made.source) == (f"{root}/sub/train.py", f"{root}/sub", str(root))
         assert made.import_path == ["/lib", str(root)]
-        folder = WorkFolder.of(made)
+        folder = WorkingDirectory.of(made)
         assert folder is not None
         folder.fill(made.cwd)
         return Path(made.cwd)

@@ -20,22 +20,22 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.sampler import Sampler, start_sampler
 from paceline.agent.notify.notifier import Notifier
 from paceline.agent.notify.stall_watch import StallWatch
+from paceline.agent.received_signals import Requests
 from paceline.agent.rendezvous import network
+from paceline.agent.rendezvous.connected_agents import Rendezvous, join
 from paceline.agent.rendezvous.errors import AgentsMissing
 from paceline.agent.rendezvous.job_start import await_verdict
-from paceline.agent.rendezvous.rendezvous import Rendezvous, join
-from paceline.agent.signals import Requests
 from paceline.agent.verdict_writer import VerdictWriter, last_step, newest_checkpoint
-from paceline.agent.work_folder import WorkFolder
 from paceline.agent.workers import fork_safety
-from paceline.agent.workers.fork import ForkedWorkers
+from paceline.agent.workers.forked_group import ForkedWorkers
 from paceline.agent.workers.group import Launch
-from paceline.agent.workers.launch_style import WorkerSelection
+from paceline.agent.workers.group_selection import GroupSelection
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.processes import raise_descriptor_limit
 from paceline.agent.workers.standard_input import StandardInput
 from paceline.agent.workers.variables.rank_variables import thread_count
 from paceline.agent.workers.zygote.start import THREADS
+from paceline.agent.working_directory import WorkingDirectory
 from paceline.contract.files.shared_places import find_own_folder
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
@@ -73,8 +73,8 @@ class Agent:
         self.run, self.launch_spec, self.environ, self.requests = run, launch_spec, environ, requests
         self.verdicts = VerdictWriter(run, launch_spec, environ=environ, say=self.say)
         self.job_start = self.verdicts.job_start
-        self.workers = WorkerSelection(launch_spec, environ, zygote=zygote, interrupted=self._interrupted, say=self.say)
-        self.work = WorkFolder.of(launch_spec)
+        self.workers = GroupSelection(launch_spec, environ, zygote=zygote, interrupted=self._interrupted, say=self.say)
+        self.work = WorkingDirectory.of(launch_spec)
         self.placement: Placement | None = None
         self.rendezvous: Rendezvous | None = None
         self.heartbeats: Heartbeats | None = None
@@ -374,7 +374,7 @@ class Agent:
                 from_queue=self.verdicts.from_queue,
             )  # fmt: skip
             if self.work is not None and outcome.restart_delay is None and outcome.verdict != STOPPED:
-                self._clean_work_folder(self.work, outcome)
+                self._clean_working_directory(self.work, outcome)
         return outcome
 
     def _make_launch(self, folder: AttemptFolder) -> Launch:
@@ -423,7 +423,7 @@ class Agent:
         }  # fmt: skip
         self.rendezvous.send(message)
 
-    def _clean_work_folder(self, work: WorkFolder, outcome: Outcome) -> None:
+    def _clean_working_directory(self, work: WorkingDirectory, outcome: Outcome) -> None:
         """Leave only what the script has written. A failed run keeps its code too, because its traceback names it."""
         if outcome.failure is not None and outcome.failure.type == "FileNotFoundError":
             self.say(f"relative paths start in {self.launch_spec.cwd}; see --workdir to start in the project itself")

@@ -20,8 +20,8 @@ from paceline.agent.health.exit_monitor import ExitMonitor, IdleRank, has_finish
 from paceline.agent.health.hang_reports import HangMonitor
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.independence import IndependenceCheck
-from paceline.agent.rendezvous.rendezvous import Rendezvous
-from paceline.agent.signals import Requests
+from paceline.agent.received_signals import Requests
+from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.stop.request import FILE, INTERRUPT, TERM, StopRequest
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup

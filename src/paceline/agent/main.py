@@ -7,8 +7,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from paceline.agent.signals import Requests
-from paceline.agent.workers import fork
+from paceline.agent.received_signals import Requests
+from paceline.agent.workers import forked_group
 from paceline.agent.workers.zygote.start import FORKING_STYLES
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
@@ -67,11 +67,11 @@ def _read_launch_spec() -> tuple[RunFolder, LaunchSpec]:
         ) from None
 
 
-def _start_zygote(launch_spec: LaunchSpec) -> tuple[fork.ForkedWorkers | None, str]:
+def _start_zygote(launch_spec: LaunchSpec) -> tuple[forked_group.ForkedWorkers | None, str]:
     """Start the zygote for styles that fork ranks. Otherwise return None, and why not if the user should know."""
     forks = launch_spec.style in FORKING_STYLES
-    why_not = (fork.reason_not_to_fork(launch_spec, os.environ) or "") if forks else ""
+    why_not = (forked_group.reason_not_to_fork(launch_spec, os.environ) or "") if forks else ""
     if not forks or why_not:
-        fork.discard_prestarted(os.environ)
+        forked_group.discard_prestarted(os.environ)
         return None, why_not
-    return fork.ForkedWorkers.prepare(launch_spec, os.environ), ""
+    return forked_group.ForkedWorkers.prepare(launch_spec, os.environ), ""

@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.agent.failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
-from paceline.agent.work_folder import WorkFolder
+from paceline.agent.working_directory import WorkingDirectory
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
@@ -90,7 +90,7 @@ def open_trial(
         raise
     write_atomically(trial.trial, json.dumps(record) + "\n")
     launch_spec["programs"] = _read(submission / "programs.json")
-    made = _with_own_work_folder(_trial_launch_spec(sweep, search, point, launch_spec, record), submission, trial)
+    made = _with_own_working_directory(_trial_launch_spec(sweep, search, point, launch_spec, record), submission, trial)
     _remove_old_copies(trial, submission, made)
     write_atomically(trial.launch_spec, json.dumps(asdict(made), indent=1) + "\n", mode=0o600)
     _link(submission / "code", trial.code)
@@ -188,7 +188,7 @@ def _trial_launch_spec(
     )  # fmt: skip
 
 
-def _with_own_work_folder(launch_spec: LaunchSpec, submission: Path, trial: TrialFolder) -> LaunchSpec:
+def _with_own_working_directory(launch_spec: LaunchSpec, submission: Path, trial: TrialFolder) -> LaunchSpec:
     """Each trial has a working directory of its own: trials must not overwrite each other's files."""
     if not launch_spec.work:
         return launch_spec
@@ -207,10 +207,12 @@ def _with_own_work_folder(launch_spec: LaunchSpec, submission: Path, trial: Tria
 def _remove_old_copies(trial: TrialFolder, submission: Path, made: LaunchSpec) -> None:
     """Remove the code and the links of an earlier submission from the working directory, if they are not the same."""
     try:
-        before = WorkFolder.of(LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8")))
+        before = WorkingDirectory.of(LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return
-    now = WorkFolder.of(replace(made, work={**made.work, "code": str(submission / "code")}) if made.work else made)
+    now = WorkingDirectory.of(
+        replace(made, work={**made.work, "code": str(submission / "code")}) if made.work else made
+    )
     if before is not None and before != now:
         before.prune()
 

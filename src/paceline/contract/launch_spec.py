@@ -34,7 +34,7 @@ class LaunchSpec:
     experiment: str = ""
     scratch: str = ""
     source: str = ""  # the project's code as the ranks run it: the working directory's root, or the live folder
-    work: dict[str, Any] = field(default_factory=dict)  # how to fill it (`WorkFolder`); empty for the live folder
+    work: dict[str, Any] = field(default_factory=dict)  # how to fill it (`WorkingDirectory`); empty for the live folder
     params: dict[str, Any] = field(default_factory=dict)  # run.params
     runtime: dict[str, Any] = field(default_factory=dict)  # settings that paceline.session reads
     max_restarts: int = 0  # restarts within one job start

@@ -11,7 +11,7 @@ import pytest
 from paceline.agent.agent_placement import Placement
 from paceline.agent.health import independence
 from paceline.agent.health.heartbeat import Heartbeats, write_coordination
-from paceline.agent.rendezvous.rendezvous import Rendezvous
+from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import group
 from paceline.contract.heartbeat_file import SPAWNS_ALONE, TRAINS_ALONE
 from paceline.contract.jsonl import EventWriter

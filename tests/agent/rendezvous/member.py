@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from paceline.agent.agent_placement import find_placement
-from paceline.agent.rendezvous import rendezvous
+from paceline.agent.rendezvous import connected_agents
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
 
@@ -35,7 +35,7 @@ def main(index: int, count: int, silence_timeout: float = 60.0, timeout: float =
     answer("started")
     placement = find_placement(launch_spec, {**os.environ, "PACELINE_AGENT": f"{index}/{count}"})
     try:
-        joined = rendezvous.join(
+        joined = connected_agents.join(
             placement,
             os.environ,
             {"host": f"host{index}", "pid": os.getpid()},

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.health.cgroup import CpuQuota, cpu_quota
-from paceline.agent.rendezvous.rendezvous import Rendezvous
+from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Launch
 from paceline.agent.workers.zygote.start import DROP_CWD_FROM_PATH

@@ -15,7 +15,7 @@ from paceline.agent import restart_policy
 from paceline.agent.failures import Failure
 from paceline.agent.health.activity import ActivityMonitor
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.rendezvous.rendezvous import Rendezvous
+from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Launch, WorkerGroup
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED

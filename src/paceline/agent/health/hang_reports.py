@@ -14,7 +14,7 @@ from paceline.agent.failures import Failure
 from paceline.agent.health import hang_detection
 from paceline.agent.health.activity import ActivityMonitor
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.rendezvous.rendezvous import Rendezvous
+from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.rendezvous.rendezvous import Rendezvous
+from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers.group import Launch
 from paceline.contract.heartbeat_file import ENDED_ALONE, SPAWNS_ALONE, TRAINS_ALONE
 from paceline.contract.jsonl import EventWriter

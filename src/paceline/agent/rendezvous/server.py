@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from paceline.agent.agent_placement import Placement, node_name
@@ -21,7 +19,8 @@ from paceline.agent.rendezvous.client import (
 )
 from paceline.agent.rendezvous.errors import AgentsMissing, Interrupted
 from paceline.agent.rendezvous.job_start import job_start_folder
-from paceline.agent.rendezvous.network import bind_port, join_address, loopback, plain_address
+from paceline.agent.rendezvous.master_address import choose_addresses
+from paceline.agent.rendezvous.network import bind_port, join_address
 from paceline.agent.rendezvous.transport import encode
 from paceline.agent.workers.processes import raise_descriptor_limit
 from paceline.contract import env
@@ -67,7 +66,7 @@ class RendezvousServer:
             self._reject_all(str(error))
             raise
         roster = [self.facts[index] for index in range(self.placement.count)]
-        head_address, peer_address = _addresses(self.members)
+        head_address, peer_address = choose_addresses(self.members)
         line = encode({"kind": "roster", "roster": encode_roster(roster), "head_address": head_address})
         for sock in self.members.values():
             try:
@@ -154,20 +153,3 @@ def _reject(sock: socket.socket, reason: str) -> None:
     except OSError:
         pass
     sock.close()
-
-
-def _addresses(members: dict[int, socket.socket]) -> tuple[str, str]:
-    """Return the head agent's address as most members reach it, and the address of a member on another node."""
-    remote = []
-    for sock in members.values():
-        try:
-            own, peer = (plain_address(end()[0]) for end in (sock.getsockname, sock.getpeername))
-        except OSError:  # it is gone already, as the transport will find
-            continue
-        # A host that resolves its own name to 127.0.1.1 must not announce that address to the others.
-        if own != peer and not ipaddress.ip_address(own).is_loopback:
-            remote.append((own, peer))
-    if not remote:
-        return loopback(), loopback()
-    address = Counter(own for own, _ in remote).most_common(1)[0][0]
-    return address, next(peer for own, peer in remote if own == address)

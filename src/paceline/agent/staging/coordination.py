@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.agent.agent_placement import Placement
+from paceline.agent.received_signals import Requests
+from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.rendezvous.errors import Interrupted
-from paceline.agent.rendezvous.rendezvous import Rendezvous
-from paceline.agent.signals import Requests
 from paceline.agent.staging.copy.progress import Progress
 from paceline.agent.staging.pack_store import Packs
 from paceline.agent.staging.request import StagingRequest

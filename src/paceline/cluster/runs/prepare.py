@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.work_folder import WorkFolder
+from paceline.agent.working_directory import WorkingDirectory
 from paceline.cluster.local.machine import host_details
 from paceline.cluster.runs.code_identity import identify_code
 from paceline.cluster.runs.links import Links, check_args, find_links
@@ -86,7 +86,7 @@ def prepare(
     if snapshot is not None and snapshot_required and job.project.workdir == "snapshot":
         links = find_links(job.folder.absolute(), snapshot.names, run_folders=run_folders_inside(job.folder, run_path))
         notes += links.notes
-        launch_spec = _with_work_folder(launch_spec, job, snapshot, links, run_path)
+        launch_spec = _with_working_directory(launch_spec, job, snapshot, links, run_path)
     if not launch_spec.work:
         keep_sent(job.folder)
     folder.run_half.unlink(missing_ok=True)  # it may be a link to the store's, which must not be overwritten
@@ -195,7 +195,7 @@ def _no_snapshot(problem: EnvironmentProblem) -> str:
 
 def _remove_code(folder: RunFolder, launch_spec: LaunchSpec) -> None:
     """Make room for a new copy of the code. What the script has written to its working directory stays."""
-    work = WorkFolder.of(launch_spec)
+    work = WorkingDirectory.of(launch_spec)
     if work is not None and os.path.isdir(work.code):
         work.prune()
     folder.code.unlink(missing_ok=True)
@@ -250,7 +250,7 @@ def path_in_run(path: Path, *, job: Job, run_path: RunPath) -> Path:
     return (folder.code if job.project.workdir == "project" else folder.work / project.name) / relative
 
 
-def _with_work_folder(
+def _with_working_directory(
     launch_spec: LaunchSpec, job: Job, snapshot: Snapshot, links: Links, run_path: RunPath
 ) -> LaunchSpec:
     """Tell the head agent how to fill the working directory."""

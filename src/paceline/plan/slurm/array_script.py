@@ -11,8 +11,10 @@ from pathlib import Path
 
 from paceline.errors import SpecError
 from paceline.plan.quote import quote
-from paceline.plan.slurm.batch_script import Script, ScriptPlan, header_lines, launch_lines, source_library
+from paceline.plan.slurm.batch_script import Script, header_lines, source_library
 from paceline.plan.slurm.directives import Directive, TaskCounts, file_pattern
+from paceline.plan.slurm.launch_command import launch_lines
+from paceline.plan.slurm.script_plan import ScriptPlan
 from paceline.spec import Job
 from paceline.spec.quantities import slurm_size
 

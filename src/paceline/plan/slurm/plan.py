@@ -18,8 +18,9 @@ from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.plan.shape import Shape
 from paceline.plan.slurm.array_script import Trials, array_script
-from paceline.plan.slurm.batch_script import ScriptPlan, job_script, shell_library
+from paceline.plan.slurm.batch_script import job_script, shell_library
 from paceline.plan.slurm.directives import Directive, TaskCounts, count_tasks, directives, require_plain_path
+from paceline.plan.slurm.script_plan import ScriptPlan
 from paceline.spec import Job
 
 DEFAULT_ATTEMPTS = 3

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.agent_placement import Placement
 from paceline.agent.rendezvous.errors import AgentsMissing, Interrupted
-from paceline.agent.rendezvous.network import bind_port, loopback
+from paceline.agent.rendezvous.master_address import Master, ReservedPort
+from paceline.agent.rendezvous.network import loopback
 from paceline.contract import env
 from paceline.errors import LaunchError
 
@@ -25,14 +24,6 @@ SILENCE_TIMEOUT = 12.0  # seconds without a message before another agent counts 
 JOIN_TIMEOUT = 120.0  # seconds within which all agents must join
 # Seconds that a node may take to import torch from a slow file system. A lost node is noticed sooner.
 PREPARE_TIMEOUT = 900.0
-
-
-@dataclass(frozen=True)
-class Master:
-    """Where the ranks of an attempt connect: MASTER_ADDR and MASTER_PORT."""
-
-    address: str
-    port: int
 
 
 class Rendezvous:
@@ -58,7 +49,7 @@ class Rendezvous:
         self._interrupted = interrupted
         self._arrived: list[Message] = []  # for `poll`
         self._preparing: list[Message] = []  # for `prepare`; another agent may get there first
-        self._reserved: socket.socket | None = None
+        self._port = ReservedPort()
 
     def describe(self, index: int) -> str:
         """Return the name of an agent for messages to people."""
@@ -68,13 +59,13 @@ class Rendezvous:
     def prepare(self, attempt: int, *, timeout: float = PREPARE_TIMEOUT) -> Master:
         """Wait until all agents are ready for an attempt, and return where its ranks connect. Collective."""
         if self._transport is None:
-            return Master(self.head_address, self._reserve_port())
+            return Master(self.head_address, self._port.reserve())
         if not self.placement.is_head:
             self._transport.send({"kind": "ready", "attempt": attempt}, to=0)
             message = self._await("prepared", attempt, {0}, timeout)[0]
             return Master(message["address"], message["port"])
         self._await("ready", attempt, set(range(1, self.placement.count)), timeout)
-        master = Master(self.head_address, self._reserve_port())
+        master = Master(self.head_address, self._port.reserve())
         self._transport.send({"kind": "prepared", "attempt": attempt, "address": master.address, "port": master.port})
         return master
 
@@ -112,24 +103,10 @@ class Rendezvous:
         return None if self._transport is None else self._transport.fileno()
 
     def close(self) -> None:
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
+        self._port.close()
         if self._transport is not None:
             self._transport.close()
             self._transport = None
-
-    def _reserve_port(self) -> int:
-        """Reserve a free port until the next attempt.
-
-        It is bound but never listened on: no other process gets it, while a rank that binds it with SO_REUSEADDR, as
-        torch's store does, can listen on it.
-        """
-        if self._reserved is not None:
-            self._reserved.close()
-        self._reserved = bind_port(0)
-        port: int = self._reserved.getsockname()[1]
-        return port
 
     def _route(self, messages: list[Message]) -> None:
         for message in messages:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 
 from paceline.agent.agent_placement import Placement
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.workers.exec import ExecWorkers
-from paceline.agent.workers.fork import ForkedWorkers, Interrupted, UnsafeToFork
+from paceline.agent.workers.exec_group import ExecWorkers
+from paceline.agent.workers.forked_group import ForkedWorkers, Interrupted, UnsafeToFork
 from paceline.agent.workers.group import WorkerGroup
-from paceline.agent.workers.torchrun import TorchrunWorkers
+from paceline.agent.workers.torchrun_group import TorchrunWorkers
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
 
 
-class WorkerSelection:
+class GroupSelection:
     """Selects a worker group once; restarts use the same one. `zygote` is the one that `main` started."""
 
     def __init__(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.work_folder import PARTIAL, WorkFolder
 from paceline.agent.workers import bootstrap
+from paceline.agent.working_directory import PARTIAL, WorkingDirectory
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
 
@@ -29,7 +29,7 @@ def live(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def work(tmp_path: Path, live: Path) -> WorkFolder:
+def work(tmp_path: Path, live: Path) -> WorkingDirectory:
     code = tmp_path / "run" / "code"
     for name in ("train.py", "config.yaml", "package/part.py", "package/__pycache__/part.pyc", "results/old.csv"):
         (code / name).parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def work(tmp_path: Path, live: Path) -> WorkFolder:
     (code / "outside").symlink_to("../datasets/y.bin")
     links = ["data", "package/weights.bin", "../datasets"]
     path = tmp_path / "run" / "work" / "project"
-    found = WorkFolder.of(
+    found = WorkingDirectory.of(
         LaunchSpec(
             "r", "train.py", [], source=str(path), work={"code": str(code), "project": str(live), "links": links}
         )
@@ -52,7 +52,7 @@ def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
 
 
-def test_fill_write_and_prune(work: WorkFolder, live: Path, tmp_path: Path) -> None:
+def test_fill_write_and_prune(work: WorkingDirectory, live: Path, tmp_path: Path) -> None:
     path = Path(work.path)
     work.fill(f"{work.path}/package")
     assert names(path) == {
@@ -94,7 +94,7 @@ def test_fill_write_and_prune(work: WorkFolder, live: Path, tmp_path: Path) -> N
     assert names(live) == {"data/x.bin", "data/cache", "package/weights.bin"}
 
 
-def test_nothing_goes_through_a_link(work: WorkFolder, live: Path, tmp_path: Path) -> None:
+def test_nothing_goes_through_a_link(work: WorkingDirectory, live: Path, tmp_path: Path) -> None:
     """Not through the script's, nor through one of an earlier submission that used a folder in place."""
     shutil.copytree(work.code, live, dirs_exist_ok=True, symlinks=True)
     before, path = names(live), Path(work.path)
@@ -119,7 +119,7 @@ def test_nothing_goes_through_a_link(work: WorkFolder, live: Path, tmp_path: Pat
     assert work.written() == []
 
 
-def test_runs_share_no_byte_code(work: WorkFolder, tmp_path: Path) -> None:
+def test_runs_share_no_byte_code(work: WorkingDirectory, tmp_path: Path) -> None:
     """Two trials write a module of the same size in the same second: the byte code of one fits the other's."""
     other = replace(work, path=str(tmp_path / "other/work/project"))
     printed = []
@@ -134,7 +134,7 @@ def test_runs_share_no_byte_code(work: WorkFolder, tmp_path: Path) -> None:
     assert printed == ["0.1", "0.9"]
 
 
-def test_links_in_folders_that_the_snapshot_lacks(work: WorkFolder, live: Path, tmp_path: Path) -> None:
+def test_links_in_folders_that_the_snapshot_lacks(work: WorkingDirectory, live: Path, tmp_path: Path) -> None:
     """Such a folder has the runs, so it is not linked itself."""
     for name in ("out/old/x", "out/y"):
         (live / name).parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def test_links_in_folders_that_the_snapshot_lacks(work: WorkFolder, live: Path, 
     assert (live / "out/old/x").exists()
 
 
-def test_a_start_after_a_script_or_a_kill_left_something_odd(work: WorkFolder) -> None:
+def test_a_start_after_a_script_or_a_kill_left_something_odd(work: WorkingDirectory) -> None:
     path = Path(work.path)
     work.fill(work.path)
     for name in ("package", "results"):
@@ -166,7 +166,7 @@ def test_a_start_after_a_script_or_a_kill_left_something_odd(work: WorkFolder) -
     assert work.written() == ["package", "results", "train.py/"]
 
 
-def test_links_of_the_snapshot_point_to_copies(work: WorkFolder, live: Path, tmp_path: Path) -> None:
+def test_links_of_the_snapshot_point_to_copies(work: WorkingDirectory, live: Path, tmp_path: Path) -> None:
     code, path = Path(work.code), Path(work.path)
     (tmp_path / "alias").symlink_to(live)
     targets = {
@@ -194,14 +194,14 @@ def test_a_rank_does_not_start_elsewhere(tmp_path: Path, monkeypatch: pytest.Mon
         bootstrap._enter_working_directory({"cwd": str(tmp_path / "gone"), "project": "/project"})
 
 
-def test_nothing_stays_if_nothing_was_written(work: WorkFolder, tmp_path: Path) -> None:
+def test_nothing_stays_if_nothing_was_written(work: WorkingDirectory, tmp_path: Path) -> None:
     work.fill(work.path)
     work.prune()
     assert not (tmp_path / "run/work").exists()
     work.prune()  # again, as after a job that ended in the middle of it
 
 
-def test_an_unusable_folder_is_an_error_with_its_reason(work: WorkFolder, tmp_path: Path) -> None:
+def test_an_unusable_folder_is_an_error_with_its_reason(work: WorkingDirectory, tmp_path: Path) -> None:
     (tmp_path / "run/work").write_text("a file")
     with pytest.raises(LaunchError, match=r"Cannot fill the working directory .*/work") as caught:
         work.fill(work.path)
@@ -233,11 +233,11 @@ def test_packages_installed_from_the_project_come_from_its_copy(
     assert mapping == {"inside": str(copy / "src/inside"), "other": "/elsewhere"}
 
 
-def test_git_works_in_it(work: WorkFolder, live: Path) -> None:
+def test_git_works_in_it(work: WorkingDirectory, live: Path) -> None:
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     for args in (["init", "-q"], ["add", "data"], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *args], cwd=live, check=True, capture_output=True)
-    linked = WorkFolder(work.path, work.code, work.project, work.links | {".git"})
+    linked = WorkingDirectory(work.path, work.code, work.project, work.links | {".git"})
     linked.fill(work.path)
     heads = {
         subprocess.run(["git", "rev-parse", "HEAD"], cwd=path, check=True, capture_output=True).stdout

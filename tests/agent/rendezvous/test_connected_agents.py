@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.agent_placement import find_placement
-from paceline.agent.rendezvous import client, rendezvous
+from paceline.agent.rendezvous import client, connected_agents
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.errors import LaunchError
@@ -115,7 +115,7 @@ def is_lost(index: int) -> Callable[[dict[str, Any]], bool]:
 
 def test_a_single_agent_has_no_socket_but_a_port() -> None:
     placement = find_placement(LaunchSpec(run_id="r", program="x", args=[]), {})
-    alone = rendezvous.join(placement, {}, {"host": "a"})
+    alone = connected_agents.join(placement, {}, {"host": "a"})
     assert alone.roster == [{"host": "a"}]
     assert alone.fileno() is None
     assert alone.poll() == []
@@ -287,7 +287,7 @@ def test_several_agents_need_a_token(environ: dict[str, str]) -> None:
     del environ["PACELINE_TOKEN"]
     placement = find_placement(LaunchSpec(run_id="r", program="x", args=[], nodes=2), {"PACELINE_AGENT": "1/2"})
     with pytest.raises(LaunchError, match="PACELINE_TOKEN"):
-        rendezvous.join(placement, environ, {})
+        connected_agents.join(placement, environ, {})
 
 
 def test_a_member_that_cannot_connect_says_what_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,14 +29,14 @@ THREADS = 8  # network file systems answer slowly, but many requests at once
 
 
 @dataclass(frozen=True)
-class WorkFolder:
+class WorkingDirectory:
     path: str
     code: str  # the snapshot
     project: str  # the live folder that was copied
     links: frozenset[str]  # what to link, relative to the project; "../x" lies next to it
 
     @classmethod
-    def of(cls, launch_spec: LaunchSpec) -> WorkFolder | None:
+    def of(cls, launch_spec: LaunchSpec) -> WorkingDirectory | None:
         """Return the working directory of a run; None if its ranks work in the live project."""
         work = launch_spec.work
         if not work:

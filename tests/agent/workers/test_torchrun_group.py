@@ -12,7 +12,7 @@ import pytest
 
 from paceline.agent.failures import Termination
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.workers.torchrun import DIE_WITH_AGENT, TorchrunWorkers
+from paceline.agent.workers.torchrun_group import DIE_WITH_AGENT, TorchrunWorkers
 
 
 def test_a_torchrun_that_waits_for_another_node_is_ended() -> None:
