@@ -32,7 +32,7 @@ from paceline.__main__ import main
 from paceline.agent.workers.variables.early_variables import early_variables
 from paceline.agent.workers.zygote import prestart
 from paceline.agent.workers.zygote.start import ZygoteOptions, start_zygote
-from paceline.contract import process
+from paceline.contract.processes import process
 
 Completed = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parent.parent

@@ -24,11 +24,11 @@ def _be_a_rank(
     os.environ.update(variables)
     import torch
 
-    from paceline.contract import process
+    from paceline.contract.processes import clean_exit
 
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # for data-loader workers; this server has set its own
-    process.keep_process_groups(torch.distributed)  # as in every rank that Paceline forks
+    clean_exit.keep_process_groups(torch.distributed)  # as in every rank that Paceline forks
     try:
         assert PRELOAD in sys.modules, "the server ignores errors of this import: try it by hand"
         result.send((True, function(*args)))

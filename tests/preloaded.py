@@ -11,7 +11,7 @@ for name in (
     "torch.distributed.checkpoint.state_dict", "torch.distributed.elastic.multiprocessing.errors",
     "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
     "paceline.runtime.session", "paceline.runtime.start", "paceline.runtime.checkpoint.manager",
-    "paceline.runtime.probe.start",
+    "paceline.runtime.proof.start",
     "paceline.runtime.training.ddp", "paceline.runtime.training.fsdp", "paceline.runtime.training.wrap",
     # what the modules of tests import: a rank imports one before it can call its function
     "numpy", "paceline.agent.health.heartbeat", "paceline.cluster.runs.run_half_zip", "paceline.proof.local_runner",

@@ -57,7 +57,7 @@ EXCEPTIONS = {
     ("cluster", "paceline.agent.working_directory"),  # `submit --resume` empties the folder that an agent fills
     ("cluster", "paceline.agent.staging"),  # `data stage` and `clean` do here what agents do on nodes
     ("cluster", "paceline.agent.workers"),  # the command passes on the zygote that it has started, warm or not
-    ("agent", "paceline.runtime.probe.start"),  # in a rank of `paceline prove`, before its script
+    ("agent", "paceline.runtime.proof.start"),  # in a rank of `paceline prove`, before its script
 }
 
 CALLS_SUBPROCESS = {"cluster", "sandbox", "agent"}

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from paceline.watch.metrics.curves import Curves
-from paceline.watch.metrics.metrics_file import MetricsFile
+from paceline.watch.metrics.metrics_reader import MetricsReader
 
 from machine import show
 
@@ -32,10 +32,10 @@ def write_file(path: Path, lines: int) -> None:
         out.writelines(map(line, range(lines)))
 
 
-def first_curve(path: Path) -> tuple[float, MetricsFile, Curves]:
+def first_curve(path: Path) -> tuple[float, MetricsReader, Curves]:
     """Return the seconds until the loss can be drawn."""
     began = time.perf_counter()
-    file, curves = MetricsFile(path), Curves()
+    file, curves = MetricsReader(path), Curves()
     curves.add(file.read_new())
     curve = curves.curve("loss")
     took = time.perf_counter() - began
@@ -55,7 +55,7 @@ def every_line(path: Path) -> float:
     return time.perf_counter() - began
 
 
-def follow(path: Path, file: MetricsFile, curves: Curves, step: int) -> float:
+def follow(path: Path, file: MetricsReader, curves: Curves, step: int) -> float:
     """Return the seconds of a look at a file that has a few new lines; the median of many."""
     looks = []
     for _ in range(LOOKS):

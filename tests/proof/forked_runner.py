@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from paceline.contract import env
-from paceline.contract.files.probe_spec import ProbeSpec
+from paceline.contract.files.proof_spec import ProofSpec
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.proof.cases import Case
@@ -26,17 +26,17 @@ HERE = Path(__file__).parent
 
 def run_script(script: str, args: Sequence[str]) -> str:
     """Be a rank as `agent.workers.bootstrap` makes it. Returns what the script prints."""
-    from paceline.runtime.probe.start import start_probe
+    from paceline.runtime.proof.start import start_recorder
 
     sys.argv = [script, *args]
-    probe, printed = start_probe(), io.StringIO()
+    recorder, printed = start_recorder(), io.StringIO()
     with contextlib.redirect_stdout(printed):
         try:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as leaving:
             if leaving.code:
                 raise
-    probe.end_at_exit()
+    recorder.end_at_exit()
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -66,7 +66,7 @@ class ForkedRunner:
         logged = read_logged(RunFolder(own).metrics if metrics is None else metrics)
         return CaseRecords(case, read_ranks(own, case.ranks), logged, printed, "", stopped_after)
 
-    def _launch(self, case: Case, own: Path, spec: ProbeSpec) -> str:
+    def _launch(self, case: Case, own: Path, spec: ProofSpec) -> str:
         path, program, args = own / "probe.json", self.script.program.name, self.script.arguments(case, own)
         path.write_text(spec.to_json(), encoding="utf-8")
         launch = LaunchSpec(

@@ -22,7 +22,7 @@ from paceline.adoption.rules.session import Entry, free_name, open_session, rema
 from paceline.adoption.script import Script
 from paceline.adoption.source import Edit, Remark, Source, apply
 from paceline.adoption.training import Training, find_training
-from paceline.contract.stop.presets import PRESETS
+from paceline.contract.stop.framework_presets import PRESETS
 
 FRAMEWORKS = {  # what a script calls, and the name of the framework
     "accelerate.Accelerator": "Accelerate",

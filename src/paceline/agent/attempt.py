@@ -28,7 +28,7 @@ from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder, RunFolder
-from paceline.contract.stop.presets import Preset
+from paceline.contract.stop.framework_presets import Preset
 from paceline.contract.verdict import DONE, FAILED
 
 TICK = 0.25  # seconds between checks of what cannot wake the loop

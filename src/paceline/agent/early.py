@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from paceline.contract.process import die_with_parent
+from paceline.contract.processes.process import die_with_parent
 
 # What an agent imports until its ranks start; most of it only when it is needed, but here nobody waits for it.
 MODULES = ("paceline.agent.agent", "paceline.agent.staging.cleanup", "paceline.agent.workers.bootstrap")

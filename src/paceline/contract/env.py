@@ -15,7 +15,7 @@ POLL_INTERVAL = "PACELINE_POLL_INTERVAL"  # seconds for which an answer of the s
 ON_CLUSTER = "PACELINE_ON_CLUSTER"  # on a login node: the cluster that `--on` named where the command was typed
 LAPTOP_FOLDER = "PACELINE_LAPTOP_FOLDER"  # there, too: the project's folder where the command was typed
 SENT_FOLDER = "PACELINE_SENT_FOLDER"  # and its copy on the login node
-PROBE = "PACELINE_PROBE"  # what `paceline prove` asks ranks to record: the file of a `ProbeSpec`
+PROBE = "PACELINE_PROBE"  # what `paceline prove` asks ranks to record: the file of a `ProofSpec`
 
 # Paths and names for scripts that do not use the runtime.
 SOURCE_DIR = "PACELINE_SOURCE_DIR"  # the code that the ranks run

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from paceline.contract.files.probe_spec import BATCHNORM, DRAWS, DROPOUT, OTHER_DRAWS
-from paceline.proof.cause import Cause
+from paceline.contract.files.proof_spec import BATCHNORM, DRAWS, DROPOUT, OTHER_DRAWS
 from paceline.proof.comparison import (
     PRINTED,
     LossSource,
@@ -23,6 +22,7 @@ from paceline.proof.comparison import (
     loss_scale,
     relative,
 )
+from paceline.proof.evidence.cause import Cause
 from paceline.proof.evidence.gradients import GradientComparison, all_equal, find_rate_cause
 from paceline.proof.evidence.repeats import find_earlier_cause, find_repeat_cause
 from paceline.proof.evidence.samples import SampleComparison, SampleEvidence

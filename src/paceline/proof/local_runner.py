@@ -17,7 +17,7 @@ from paceline.cluster.runs.prepare import path_in_run, read_launch_spec
 from paceline.contract import env
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
-from paceline.contract.files.probe_spec import ProbeSpec, record_path
+from paceline.contract.files.proof_spec import ProofSpec, record_path
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import EnvironmentProblem, RunError, UsageError
@@ -93,7 +93,7 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 
 class LocalRunner:
-    """Starts each case as `paceline run` would, with a probe in every rank."""
+    """Starts each case as `paceline run` would, with a recorder in every rank."""
 
     def __init__(
         self,
@@ -112,13 +112,13 @@ class LocalRunner:
     def run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
         own = self.folder / "cases" / case.slug
         own.mkdir(parents=True)
-        probe = make_spec(case, against, own=own, weights=self.folder / "weights")
-        run = self._prepare(case, own, _write(probe, own))
+        spec = make_spec(case, against, own=own, weights=self.folder / "weights")
+        run = self._prepare(case, own, _write(spec, own))
         folder = run.plan.run_path.folder
         verdict = self._launch(run.plan, case, own)
         note, stopped_after = "", 0
         if case.interrupted and verdict == STOPPED:
-            note, stopped_after, verdict = self._resume(case, own, probe, folder)
+            note, stopped_after, verdict = self._resume(case, own, spec, folder)
         elif case.interrupted and verdict == DONE:
             note = "it ended before it could be interrupted; use more --steps"
         if self._pool.stopping:
@@ -129,21 +129,21 @@ class LocalRunner:
         metrics = self.script.metrics_file(case, own, cwd=Path(run.plan.launch_spec.cwd))
         return replace(self._read(case, own, folder, metrics), note=note, stopped_after=stopped_after)
 
-    def _prepare(self, case: Case, own: Path, probe: Path) -> _ProbedRun:
+    def _prepare(self, case: Case, own: Path, spec: Path) -> _RecordedRun:
         """Create the folder of a run, with a copy of the project, if there can be one."""
         try:
-            return self._create(case, own, probe)
+            return self._create(case, own, spec)
         except (EnvironmentProblem, UsageError) as problem:
             if not self._has_copies:
                 raise
             self._has_copies = False
-            run = self._create(case, own, probe)
+            run = self._create(case, own, spec)
             self.tell(f"all runs work in {run.job.cwd}, and find each other's files: {problem.message}")
             return run
 
-    def _create(self, case: Case, own: Path, probe: Path) -> _ProbedRun:
+    def _create(self, case: Case, own: Path, spec: Path) -> _RecordedRun:
         job = self._job(case, own)
-        run = _ProbedRun(job, probe)
+        run = _RecordedRun(job, spec)
         run.prepare(["paceline", "prove", job.program.name, *job.program.args])
         return run
 
@@ -186,13 +186,13 @@ class LocalRunner:
         if shutil.disk_usage(self.folder).free < MIN_FREE:
             raise full_disk(self.folder)
 
-    def _resume(self, case: Case, own: Path, probe: ProbeSpec, folder: RunFolder) -> tuple[str, int, str]:
+    def _resume(self, case: Case, own: Path, spec: ProofSpec, folder: RunFolder) -> tuple[str, int, str]:
         """Start a run again that has stopped. Returns what kept it from that, the step, and the verdict."""
         saved = find_checkpoints(folder.path)
         if not saved:
             return "nothing was saved: the script does not call run.resume", 0, STOPPED
         step = checkpoint_step(saved[0].name) or 0
-        _write(replace(probe, stop_at=0), own)
+        _write(replace(spec, stop_at=0), own)
         run = ResumedRun(self._job(case, own), folder, read_launch_spec(folder))
         run.prepare([])
         return "", step, self._launch(run.plan, case, own)
@@ -214,9 +214,9 @@ def read_output(folder: RunFolder) -> str:
     return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists())
 
 
-def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProbeSpec:
+def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProofSpec:
     """Return what the ranks of a case record in the folder `own`, with their final weights in `weights`."""
-    return ProbeSpec(
+    return ProofSpec(
         folder=str(own), steps=case.steps, changes=[*case.without, *case.changes],
         weights=str(weights / f"{case.slug}.pt"),
         references={each.name: str(weights / f"{each.slug}.pt") for each in against},
@@ -225,8 +225,8 @@ def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) 
     )  # fmt: skip
 
 
-class _ProbedRun(NewRun):
-    """A run whose ranks find the spec of their probe, and work in a copy of the project, if the job has a snapshot."""
+class _RecordedRun(NewRun):
+    """A run whose ranks find the spec of their recorder, and work in a copy of the project if there is a snapshot."""
 
     def __init__(self, job: Job, spec: Path) -> None:
         self._spec = spec
@@ -247,7 +247,7 @@ class _ProbedRun(NewRun):
         ))  # fmt: skip
 
 
-def _write(spec: ProbeSpec, own: Path) -> Path:
+def _write(spec: ProofSpec, own: Path) -> Path:
     path = own / "probe.json"
     path.write_text(spec.to_json(), encoding="utf-8")
     return path

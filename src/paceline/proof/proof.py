@@ -9,9 +9,9 @@ from typing import Protocol
 
 from paceline.errors import RunError
 from paceline.proof.cases import Case
-from paceline.proof.cause import Cause
 from paceline.proof.comparison import Comparison, LossSource, choose_source, compare, tolerance
 from paceline.proof.diagnosis import Diagnosis
+from paceline.proof.evidence.cause import Cause
 from paceline.proof.records import CaseRecords
 
 

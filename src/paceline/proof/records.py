@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.files.foreign_records import read_objects
-from paceline.contract.files.probe_spec import END, START, STEP, record_path
+from paceline.contract.files.proof_spec import END, START, STEP, record_path
 from paceline.proof.cases import Case
 from paceline.proof.printed_losses import read_printed
 

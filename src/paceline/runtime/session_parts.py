@@ -37,7 +37,7 @@ from paceline.runtime.step_boundary.profiler import ProfilerWindow
 from paceline.runtime.step_boundary.start_phases import StartPhases
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker
-from paceline.runtime.trackers.metrics_file import MetricsFile
+from paceline.runtime.trackers.metrics_writer import MetricsWriter
 from paceline.runtime.trackers.selection import Trackers, open_trackers
 from paceline.runtime.training.gradients import AUTOCAST_DTYPES, Gradients
 from paceline.runtime.training.replica_check import ReplicaCheck
@@ -79,7 +79,7 @@ def build(
         context, settings, worker.identity, folder=folder, given=requested, store=worker.group.store
     )
     rank_zero_folder = folder if worker.identity.rank == 0 else None
-    lines = MetricsFile(rank_zero_folder.metrics if rank_zero_folder else None, trackers.common)
+    lines = MetricsWriter(rank_zero_folder.metrics if rank_zero_folder else None, trackers.common)
     low = torch.bfloat16 if settings.precision == "bf16" else None
     mesh = RankMesh(worker.identity, worker.device, worker.group)
     world_size = worker.identity.world_size
@@ -92,9 +92,9 @@ def build(
         run._set_mesh(settings.mesh)
     at_end = None
     if env.PROBE in os.environ:
-        from paceline.runtime.probe.start import attach_probe
+        from paceline.runtime.proof.start import attach_recorder
 
-        at_end = attach_probe(run)
+        at_end = attach_recorder(run)
     trackers.start()
     return SessionParts(run, worker.group, boundary, lines, trackers, at_end)
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
 from paceline.contract.redaction import redact_text
-from paceline.contract.stop.presets import SIGNALS
+from paceline.contract.stop.framework_presets import SIGNALS
 from paceline.contract.verdict import STOPPED_EXIT
 from paceline.spec.pydantic_plugins import plugins_disabled
 from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit, slurm_size, slurm_time

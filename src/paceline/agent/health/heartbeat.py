@@ -39,7 +39,7 @@ from paceline.contract.heartbeat_file import (
     unsaved_offset,
     writes_stacks_offset,
 )
-from paceline.contract.stop.presets import PRESETS, Preset
+from paceline.contract.stop.framework_presets import PRESETS, Preset
 
 PREFIX = "heartbeat-"
 MEMORY = "/dev/shm"

@@ -19,7 +19,7 @@ from paceline.agent.staging.copy.transfer import Transfer
 from paceline.agent.staging.folders import Owner, read_owner, remove_tree
 from paceline.contract.files.shared_places import find_own_folder
 from paceline.contract.launcher_variables import slurm_query_environment
-from paceline.contract.process import pid_namespace, process_start
+from paceline.contract.processes.process import pid_namespace, process_start
 
 SQUEUE_TIMEOUT = 20.0  # seconds
 UNMARKED_AGE = 86400.0  # seconds after which a folder without a marker counts as left behind

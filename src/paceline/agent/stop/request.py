@@ -13,8 +13,8 @@ from paceline.agent.workers import fork_safety, processes
 from paceline.agent.workers.group import Launch, WorkerGroup
 from paceline.contract.heartbeat_file import READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.stop import sources
-from paceline.contract.stop.presets import PLAIN_SIGNAL, Preset
+from paceline.contract.stop import script_text
+from paceline.contract.stop.framework_presets import PLAIN_SIGNAL, Preset
 
 LOST = "without a session it cannot save: progress since the script's own last checkpoint is lost"
 MARGIN = 10.0  # seconds before the time limit, to write the verdict and requeue the job
@@ -214,7 +214,7 @@ class StopRequest:
     def _can_resume(self, preset: Preset) -> bool:
         if self._resumes is None:
             spec = self._launch_spec
-            texts = sources.read_sources(spec.program, is_module=spec.is_module, import_path=spec.import_path)
+            texts = script_text.read_sources(spec.program, is_module=spec.is_module, import_path=spec.import_path)
             self._resumes = preset.can_resume(texts, spec.args)
         return self._resumes
 

@@ -29,10 +29,11 @@ from paceline.agent.workers.coordination_probe import CoordinationProbe
 from paceline.agent.workers.store_listener import wait_for_store
 from paceline.agent.workers.variables.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
-from paceline.contract import env, process
+from paceline.contract import env
 from paceline.contract.files.stack_signal import write_stacks_on_signal
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED, ScriptEnd
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.processes import clean_exit, process
 from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
 
 _AGENT_PACKAGE = "paceline.agent."
@@ -92,7 +93,7 @@ def run_forked_rank(spec: dict[str, Any]) -> None:
     _set_threads(parse_thread_count(os.environ.get(THREADS, "")) or spec["threads"])
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None:
-        process.keep_process_groups(distributed)
+        clean_exit.keep_process_groups(distributed)
         wait_for_store(distributed, os.environ)
         if hasattr(distributed, "set_debug_level_from_env"):  # otherwise this torch cannot distribute
             distributed.set_debug_level_from_env()  # the import read the zygote's TORCH_DISTRIBUTED_DEBUG
@@ -104,7 +105,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     for name in REMOVED:
         os.environ.pop(name, None)
     attempt = AttemptFolder(Path(spec["attempt_folder"]), spec["attempt"])
-    process.wait_for_torch_at_exit()
+    clean_exit.wait_for_torch_at_exit()
     script_end = ScriptEnd(spec["heartbeat"], local_rank)
     _set_signals()
     _set_streams(rank)
@@ -122,9 +123,9 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         if spec["project"]:
             _import_from_copy(spec["project"], spec["source"])
         if env.PROBE in os.environ and is_rank:
-            from paceline.runtime.probe.start import start_probe
+            from paceline.runtime.proof.start import start_recorder
 
-            start_probe()
+            start_recorder()
         _run_program(spec)
         process.exit_code, script_end.is_normal = 0, is_rank
         if probe is not None:
@@ -147,7 +148,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         if is_rank or not attempt.error(rank).exists():  # a rank's own report counts more than its parent's
             report_error(attempt.error(rank), error, rank=rank, step=step)
         sys.excepthook(type(error), error, error.__traceback__)
-        process.abandon_process_groups(sys.modules.get("torch.distributed"))
+        clean_exit.abandon_process_groups(sys.modules.get("torch.distributed"))
         raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 
 from paceline.agent.workers.variables.early_variables import is_read_at_import
-from paceline.contract.stop import sources
+from paceline.contract.stop import script_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a zygote must start fast
@@ -21,12 +21,12 @@ def read_program(launch_spec: LaunchSpec) -> str:
     """Return the text of a run's program, from the snapshot if it has one: that is there from the start."""
     import_path = [launch_spec.in_snapshot(path) for path in launch_spec.import_path]
     program = launch_spec.in_snapshot(launch_spec.program)
-    return sources.read_program(program, is_module=launch_spec.is_module, import_path=import_path)[1]
+    return script_text.read_program(program, is_module=launch_spec.is_module, import_path=import_path)[1]
 
 
 def uses_runtime(launch_spec: LaunchSpec) -> bool:
     """Return whether the program imports Paceline; otherwise it probably has no step boundaries."""
-    return sources.imports_runtime(read_program(launch_spec))
+    return script_text.imports_runtime(read_program(launch_spec))
 
 
 def variable_set_before_torch(source: str) -> str | None:

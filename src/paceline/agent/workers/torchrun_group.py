@@ -18,7 +18,7 @@ from paceline.agent.workers.zygote.start import DROP_CWD_FROM_PATH, cannot_start
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
 
 TORCHRUN = -1  # the "rank" of torchrun's own output, which goes to the node's log
-# What `contract.process.die_with_parent` does, where paceline may not be installed.
+# What `contract.processes.process.die_with_parent` does, where paceline may not be installed.
 DIE_WITH_AGENT = "sys.platform == 'linux' and __import__('ctypes').CDLL(None).prctl(1, 9, 0, 0, 0)"
 RUN_TORCHRUN = f"{DROP_CWD_FROM_PATH}; {DIE_WITH_AGENT}; from torch.distributed.run import main; main()"
 # torchrun reports the exit codes of its ranks only in its failure summary.

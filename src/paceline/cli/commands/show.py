@@ -15,7 +15,7 @@ from paceline.cli.views.show_facts import asked_facts, command_facts, state_fact
 from paceline.contract.verdict import DONE
 from paceline.watch.details import RunDetails, read_details
 from paceline.watch.metrics.curves import Curves
-from paceline.watch.metrics.metrics_file import MetricsFile
+from paceline.watch.metrics.metrics_reader import MetricsReader
 from paceline.watch.records import Record, read_record, typed_there
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def show_pictures(record: Record, details: RunDetails, out: Console) -> None:
     from paceline.ui.terminal.time_view import goodput_lines, timeline_lines
 
     width, unicode = _picture_size(out)
-    curves, metrics = Curves(), MetricsFile(record.folder.metrics)
+    curves, metrics = Curves(), MetricsReader(record.folder.metrics)
     curves.add(metrics.read_new())
     _print_lines(timeline_lines(details, width=width, unicode=unicode), out)
     # The time line of a single attempt is a bar of its goodput already.

@@ -11,7 +11,7 @@ from paceline.cluster.slurm.sbatch import known_jobs
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.score import find_best
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.stop.presets import PRESETS, describe_contract
+from paceline.contract.stop.framework_presets import PRESETS, describe_contract
 from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
 from paceline.plan.quote import command_line
 from paceline.plan.typed_command import type_again

@@ -20,7 +20,7 @@ from typing import Any
 
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.files.grant_file import explain_refusal, needs_grant, read_winner
-from paceline.contract.process import pid_namespace, process_start
+from paceline.contract.processes.process import pid_namespace, process_start
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, UsageError

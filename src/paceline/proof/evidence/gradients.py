@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.proof.cause import Cause
+from paceline.proof.evidence.cause import Cause
 from paceline.proof.records import CaseRecords
 
 # Up to rounding; single precision may use TF32.

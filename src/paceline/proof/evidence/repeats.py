@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.proof.cause import Cause
 from paceline.proof.comparison import LossSource
+from paceline.proof.evidence.cause import Cause
 from paceline.proof.records import CaseRecords
 
 EARLIER = "files of an earlier run"

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.proof.records import CaseRecords
 
-Row = Sequence[Sequence[int]]  # the columns of a sample, as the probe records them
+Row = Sequence[Sequence[int]]  # the columns of a sample, as the recorder writes them
 
 
 class ValueKeys:

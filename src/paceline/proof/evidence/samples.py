@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from paceline.proof.cause import Cause
+from paceline.proof.evidence.cause import Cause
 from paceline.proof.evidence.sample_keys import ValueKeys
 from paceline.proof.records import CaseRecords
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.contract import process
 from paceline.contract.hostlist import expand
+from paceline.contract.processes import clean_exit
 from paceline.errors import EnvironmentProblem, RunError
 from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity
@@ -75,7 +75,7 @@ class ProcessGroups:
         """
         if not self.owned or self.main is None:
             return
-        process.keep_forever(self.main, self.control, self.store, dist.distributed_c10d._world)
+        clean_exit.keep_forever(self.main, self.control, self.store, dist.distributed_c10d._world)
         self.main = self.control = self._data = None
 
     def meet(self, identity: Identity, key: str, *, what: str, timeout: float | None) -> None:
@@ -186,8 +186,8 @@ def init_process_groups(
         return ProcessGroups()
     limit = None if timeout is None else datetime.timedelta(seconds=timeout)
     owned = not dist.is_initialized()
-    process.keep_process_groups(dist)
-    process.wait_for_torch_at_exit()
+    clean_exit.keep_process_groups(dist)
+    clean_exit.wait_for_torch_at_exit()
     if owned:
         backend = backend or default_backend(device)
         # With a device id, NCCL creates its communicators now: a fault shows here and not in the first step.

@@ -21,7 +21,7 @@ from paceline.contract import env
 from paceline.contract.files.stack_signal import write_stacks_on_signal
 from paceline.contract.heartbeat_file import READY, ScriptEnd
 from paceline.contract.launcher_variables import SPAWNED
-from paceline.contract.process import die_with_parent
+from paceline.contract.processes.process import die_with_parent
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.launch_context import LaunchContext

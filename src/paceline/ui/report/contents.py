@@ -18,7 +18,7 @@ from paceline.watch import viewpoint
 from paceline.watch.details import read_details
 from paceline.watch.logs.run_log import RunLog
 from paceline.watch.metrics.curves import Curve, Curves
-from paceline.watch.metrics.metrics_file import MetricsFile
+from paceline.watch.metrics.metrics_reader import MetricsReader
 from paceline.watch.records import read_record
 
 CURVES = 160_000  # characters of all curves of a run, about
@@ -67,7 +67,7 @@ def _run(folder: RunFolder, key: str, details: dict[str, Any], *, share: int) ->
     """Return the answers about one run; `share` runs share the space."""
     path = f"api/runs/{quote(key, safe='')}"
     curves = Curves()
-    curves.add(MetricsFile(folder.metrics).read_new())
+    curves.add(MetricsReader(folder.metrics).read_new())
     found = curves.all()
     points = max(MIN_POINTS, min(MAX_POINTS, CURVES // share // POINT // max(1, len(found))))
     return {

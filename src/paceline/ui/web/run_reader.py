@@ -12,7 +12,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.watch.details import read_details
 from paceline.watch.logs.run_log import LogLine, RunLog
 from paceline.watch.metrics.curves import Curve, Curves
-from paceline.watch.metrics.metrics_file import MetricsFile
+from paceline.watch.metrics.metrics_reader import MetricsReader
 from paceline.watch.records import QueryStates, newest_verdict, read_record
 
 MAX_BATCHES = 30  # kept for pages that lost their connection for a moment
@@ -38,7 +38,7 @@ class RunReader:
         self.folder = folder
         self.position = 0
         self._query = query
-        self._metrics = MetricsFile(folder.metrics)
+        self._metrics = MetricsReader(folder.metrics)
         self._curves = Curves()
         self._log = RunLog(folder)
         self._batches: deque[News] = deque(maxlen=MAX_BATCHES)

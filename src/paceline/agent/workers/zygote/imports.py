@@ -12,7 +12,7 @@ from paceline.agent.workers import fork_safety
 from paceline.agent.workers.variables.import_reads import record_reads
 from paceline.agent.workers.variables.rank_variables import thread_variables
 from paceline.agent.workers.zygote.start import ZygoteOptions
-from paceline.contract.stop import sources
+from paceline.contract.stop import script_text
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
@@ -20,7 +20,7 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 def shared_modules(options: ZygoteOptions, folder: str) -> list[str]:
     """Return torch, and what the script in this folder needs of torch and of Paceline. None is the user's own."""
     program = options.program if options.is_module else os.path.join(folder, options.program)
-    _, source = sources.read_program(program, is_module=options.is_module, import_path=[folder])
+    _, source = script_text.read_program(program, is_module=options.is_module, import_path=[folder])
     return ["torch", "torch.distributed", *fork_safety.modules_to_preload(source)]
 
 

@@ -24,7 +24,7 @@ from paceline.agent.workers.warm.server import stay_warm
 from paceline.agent.workers.zygote.imports import import_modules, shared_modules
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
-from paceline.contract import process
+from paceline.contract.processes import clean_exit, process
 
 # A scheduler may signal every process of a step, but only the agent decides what a signal means.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -36,7 +36,7 @@ def main(args: list[str]) -> None:
     process.die_with_parent(parent)
     started = time.time_ns()
     conditions = read_conditions(sys.executable, os.environ) if options.warm else {}  # before signals are ignored
-    process.wait_for_torch_at_exit()  # in the ranks: they inherit it
+    clean_exit.wait_for_torch_at_exit()  # in the ranks: they inherit it
     agent = MessageSocket(socket.socket(fileno=descriptor))
     os.set_inheritable(descriptor, False)
     try:

@@ -13,7 +13,7 @@ from paceline.ui.terminal.top.data.reader import newest_change
 from paceline.watch.details import RunDetails, read_details, renew_numbers
 from paceline.watch.logs.run_log import LogLine, RunLog
 from paceline.watch.metrics.curves import Curve, Curves
-from paceline.watch.metrics.metrics_file import MetricsFile
+from paceline.watch.metrics.metrics_reader import MetricsReader
 from paceline.watch.overview import Overview
 from paceline.watch.records import QueryStates, Record, read_record
 
@@ -55,7 +55,7 @@ class SelectedRun:
     def __init__(self, path: str, query: QueryStates, *, searched: str = "") -> None:
         self.path, self.searched = path, searched
         self._folder, self._query = RunFolder(Path(path)), query
-        self._metrics, self._curves = MetricsFile(self._folder.metrics), Curves()
+        self._metrics, self._curves = MetricsReader(self._folder.metrics), Curves()
         self._log = RunLog(self._folder)
         self._details: RunDetails | None = None
         self._changes: tuple[int, ...] = ()

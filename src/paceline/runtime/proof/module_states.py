@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from paceline.runtime.probe.fingerprints import weights_digest
+from paceline.runtime.proof.fingerprints import weights_digest
 
 
 def digest_modules() -> dict[str, list[int]]:

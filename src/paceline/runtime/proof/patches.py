@@ -1,6 +1,6 @@
-"""Let a probe see what a script does, by wrapping functions of torch that every script calls.
+"""Let a recorder see what a script does, by wrapping functions of torch that every script calls.
 
-The wrappers call what they wrap with the same arguments, so the numbers stay the same, unless the probe's spec asks
+The wrappers call what they wrap with the same arguments, so the numbers stay the same, unless the recorder's spec asks
 for a change: dropout off, or BatchNorm with the statistics of all ranks.
 """
 
@@ -18,35 +18,35 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
-from paceline.contract.files.probe_spec import BATCHNORM, DROPOUT
+from paceline.contract.files.proof_spec import BATCHNORM, DROPOUT
 from paceline.runtime.data.resident.tensor_source import TensorSource
-from paceline.runtime.probe.random_state import read_state
-from paceline.runtime.probe.recorder import Probe
-from paceline.runtime.probe.synchronized_norm import synchronized_batch_norm
+from paceline.runtime.proof.random_state import read_state
+from paceline.runtime.proof.recorder import Recorder
+from paceline.runtime.proof.synchronized_norm import synchronized_batch_norm
 from paceline.runtime.training import fsdp
 from paceline.runtime.training.gradients import Gradients
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
-def install(probe: Probe) -> None:
+def install(recorder: Recorder) -> None:
     """Wrap the functions, for good: the process is a rank of `paceline prove`."""
-    register_optimizer_step_pre_hook(probe.before_step)
-    register_optimizer_step_post_hook(probe.after_step)
-    _wrap(nn.Module, "__call__", functools.partial(_call, probe))
-    _wrap(torch.Tensor, "backward", functools.partial(_backward, probe))
-    _wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip_norm, probe))
-    _wrap(nn.utils, "clip_grad_value_", functools.partial(_clip_value, probe))
-    _wrap(fsdp, "clip_gradients", functools.partial(_clip_norm, probe))
-    _wrap(Gradients, "_normalize_and_clip", functools.partial(_clip_weighted, probe))
+    register_optimizer_step_pre_hook(recorder.before_step)
+    register_optimizer_step_post_hook(recorder.after_step)
+    _wrap(nn.Module, "__call__", functools.partial(_call, recorder))
+    _wrap(torch.Tensor, "backward", functools.partial(_backward, recorder))
+    _wrap(nn.utils, "clip_grad_norm_", functools.partial(_clip_norm, recorder))
+    _wrap(nn.utils, "clip_grad_value_", functools.partial(_clip_value, recorder))
+    _wrap(fsdp, "clip_gradients", functools.partial(_clip_norm, recorder))
+    _wrap(Gradients, "_normalize_and_clip", functools.partial(_clip_weighted, recorder))
     for name in DROPOUTS:
-        _wrap(F, name, functools.partial(_dropout, probe))
-    _wrap(torch, "dropout", functools.partial(_plain_dropout, probe))
-    _wrap(F, "scaled_dot_product_attention", functools.partial(_attention, probe))
-    _wrap(F, "batch_norm", functools.partial(_batch_norm, probe))
+        _wrap(F, name, functools.partial(_dropout, recorder))
+    _wrap(torch, "dropout", functools.partial(_plain_dropout, recorder))
+    _wrap(F, "scaled_dot_product_attention", functools.partial(_attention, recorder))
+    _wrap(F, "batch_norm", functools.partial(_batch_norm, recorder))
     _wrap(dataloader._BaseDataLoaderIter, "_next_index", _next_index)
-    _wrap(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_next_batch, probe))
-    _wrap(TensorSource, "batches", functools.partial(_tensor_batches, probe))
+    _wrap(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_next_batch, recorder))
+    _wrap(TensorSource, "batches", functools.partial(_tensor_batches, recorder))
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
@@ -59,70 +59,70 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
-def _call(probe: Probe, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if torch.compiler.is_compiling() or not probe.is_here:
+def _call(recorder: Recorder, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if torch.compiler.is_compiling() or not recorder.is_here:
         return original(module, *args, **kwargs)
-    probe.depth += 1
+    recorder.depth += 1
     try:
-        call = probe.note_call(module, args, kwargs) if probe.depth == 1 else None
+        call = recorder.note_call(module, args, kwargs) if recorder.depth == 1 else None
         if isinstance(module, nn.RNNBase):
-            output = _recurrent(probe, original, module, *args, **kwargs)
+            output = _recurrent(recorder, original, module, *args, **kwargs)
         else:
             output = original(module, *args, **kwargs)
     finally:
-        probe.depth -= 1
+        recorder.depth -= 1
     if call is not None:
         call.watch(output)
     return output
 
 
-def _backward(probe: Probe, original: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    if not probe.is_here:
+def _backward(recorder: Recorder, original: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if not recorder.is_here:
         return original(loss, *args, **kwargs)
-    probe.depth += 1  # checkpointed activations call modules again
+    recorder.depth += 1  # checkpointed activations call modules again
     state = read_state()
     try:
         return original(loss, *args, **kwargs)
     finally:
-        probe.depth -= 1
-        probe.note_loss(loss, state)
+        recorder.depth -= 1
+        recorder.note_loss(loss, state)
 
 
-def _clip_norm(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _clip_norm(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
     norm = original(*args, **kwargs)
-    probe.note_clip(norm, _bind(original, args, kwargs)["max_norm"])
+    recorder.note_clip(norm, _bind(original, args, kwargs)["max_norm"])
     return norm
 
 
-def _clip_weighted(probe: Probe, original: Any, gradients: Any, info: Any, clip: float) -> Any:
+def _clip_weighted(recorder: Recorder, original: Any, gradients: Any, info: Any, clip: float) -> Any:
     norm = original(gradients, info, clip)
-    probe.note_clip(norm, clip)
+    recorder.note_clip(norm, clip)
     return norm
 
 
-def _clip_value(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _clip_value(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
     values = _bind(original, args, kwargs)
     parameters = values["parameters"]
     each = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     sizes = [float(one.grad.detach().abs().max()) for one in each if one.grad is not None and one.grad.numel()]
-    probe.note_clip(max(sizes, default=0.0), values["clip_value"])
+    recorder.note_clip(max(sizes, default=0.0), values["clip_value"])
     return original(each, *args[1:], **{name: value for name, value in kwargs.items() if name != "parameters"})
 
 
-def _plain_dropout(probe: Probe, original: Any, input: torch.Tensor, p: float, train: bool) -> Any:
+def _plain_dropout(recorder: Recorder, original: Any, input: torch.Tensor, p: float, train: bool) -> Any:
     if not (train and p > 0):
         return original(input, p, train)
-    _note(probe, DROPOUT)
-    return input if DROPOUT in probe.spec.changes else original(input, p, train)
+    _note(recorder, DROPOUT)
+    return input if DROPOUT in recorder.spec.changes else original(input, p, train)
 
 
-def _recurrent(probe: Probe, original: Any, module: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
+def _recurrent(recorder: Recorder, original: Any, module: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
     """Layers of a recurrent network have their dropout inside of one function."""
     rate = module.dropout
     if not (module.training and rate > 0 and module.num_layers > 1):
         return original(module, *args, **kwargs)
-    _note(probe, DROPOUT)
-    if DROPOUT not in probe.spec.changes:
+    _note(recorder, DROPOUT)
+    if DROPOUT not in recorder.spec.changes:
         return original(module, *args, **kwargs)
     module.dropout = 0.0
     try:
@@ -131,30 +131,30 @@ def _recurrent(probe: Probe, original: Any, module: nn.RNNBase, *args: Any, **kw
         module.dropout = rate
 
 
-def _dropout(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _dropout(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
     values = _bind(original, args, kwargs)
     if not (values["training"] and values["p"] > 0):
         return original(*args, **kwargs)
-    _note(probe, DROPOUT)
-    return values["input"] if DROPOUT in probe.spec.changes else original(*args, **kwargs)
+    _note(recorder, DROPOUT)
+    return values["input"] if DROPOUT in recorder.spec.changes else original(*args, **kwargs)
 
 
-def _attention(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _attention(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
     rate = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
     if rate > 0:
-        _note(probe, DROPOUT)
-        if DROPOUT in probe.spec.changes:
+        _note(recorder, DROPOUT)
+        if DROPOUT in recorder.spec.changes:
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs = {name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()}
     return original(*args, **kwargs)
 
 
-def _batch_norm(probe: Probe, original: Any, *args: Any, **kwargs: Any) -> Any:
+def _batch_norm(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
     values = _bind(original, args, kwargs)
     if not values["training"]:
         return original(*args, **kwargs)
-    _note(probe, BATCHNORM)
-    if BATCHNORM in probe.spec.changes:
+    _note(recorder, BATCHNORM)
+    if BATCHNORM in recorder.spec.changes:
         return synchronized_batch_norm(values["input"], values["weight"], values["bias"], values["eps"])
     return original(*args, **kwargs)
 
@@ -166,9 +166,9 @@ def _bind(original: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return bound.arguments
 
 
-def _note(probe: Probe, what: str) -> None:
+def _note(recorder: Recorder, what: str) -> None:
     if not torch.compiler.is_compiling():
-        probe.note_use(what)
+        recorder.note_use(what)
 
 
 def _next_index(original: Any, iterator: Any) -> Any:
@@ -180,21 +180,21 @@ def _next_index(original: Any, iterator: Any) -> Any:
     return found
 
 
-def _next_batch(probe: Probe, original: Any, iterator: Any) -> Any:
+def _next_batch(recorder: Recorder, original: Any, iterator: Any) -> Any:
     batch = original(iterator)
     asked = getattr(iterator, "_paceline_asked", None)
     indices = asked.popleft() if asked else None
-    if isinstance(indices, list) and indices and indices[0] is not None and probe.is_here:  # a stream has no indices
-        probe.note_batch(id(iterator), [each[-1] if isinstance(each, tuple) else each for each in indices])
+    if isinstance(indices, list) and indices and indices[0] is not None and recorder.is_here:  # a stream has no indices
+        recorder.note_batch(id(iterator), [each[-1] if isinstance(each, tuple) else each for each in indices])
     return batch
 
 
-def _tensor_batches(probe: Probe, original: Any, source: Any, *args: Any) -> Iterator[Any]:
+def _tensor_batches(recorder: Recorder, original: Any, source: Any, *args: Any) -> Iterator[Any]:
     order, slices, epoch = args
 
     def noted() -> Iterator[Any]:
         for part in slices:
-            probe.note_batch(id(source), order.keys[part.start : part.stop].tolist())
+            recorder.note_batch(id(source), order.keys[part.start : part.stop].tolist())
             yield part
 
     return iter(original(source, order, noted(), epoch))

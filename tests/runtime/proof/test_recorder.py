@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.contract import env
-from paceline.contract.files.probe_spec import ProbeSpec, record_path
+from paceline.contract.files.proof_spec import ProofSpec, record_path
 from paceline.proof.records import RankRecords
-from paceline.runtime.probe.fingerprints import gradient_summary, row_digests, weights_digest
+from paceline.runtime.proof.fingerprints import gradient_summary, row_digests, weights_digest
 from tests.forked_ranks import Ranks
 
 SAMPLES = 40
@@ -29,15 +29,15 @@ class Net(nn.Module):
         return self.body(x)
 
 
-def train(folder: str, workers: int, probed: bool) -> tuple[list[list[int]], list[float]]:
+def train(folder: str, workers: int, recorded: bool) -> tuple[list[list[int]], list[float]]:
     """Train with accumulation, workers, clipping and evaluations. Returns the samples of each step, and the weights."""
-    if probed:
+    if recorded:
         spec = Path(folder) / "probe.json"
-        spec.write_text(ProbeSpec(folder, steps=7).to_json(), encoding="utf-8")
+        spec.write_text(ProofSpec(folder, steps=7).to_json(), encoding="utf-8")
         os.environ[env.PROBE] = str(spec)
-        from paceline.runtime.probe.start import start_probe
+        from paceline.runtime.proof.start import start_recorder
 
-        start_probe()
+        start_recorder()
     torch.manual_seed(0)
     data = TensorDataset(torch.arange(float(SAMPLES)).reshape(-1, 1))
     loader: Any = DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
@@ -60,8 +60,8 @@ def train(folder: str, workers: int, probed: bool) -> tuple[list[list[int]], lis
             for (x,) in test:
                 model(x=x)
         model.train()
-    if probed:
-        start_probe().end_at_exit()
+    if recorded:
+        start_recorder().end_at_exit()
     return taken, [float(each.detach().sum()) for each in model.parameters()]
 
 

@@ -1,74 +1,21 @@
-"""What a process inherits, and how it ends: with its parent, and without a deadlock in torch."""
+"""What keeps a rank from hanging or aborting when it exits: torch's threads need the GIL until they rest."""
 
 from __future__ import annotations
 
 import atexit
 import functools
 import os
-import signal
 import sys
 import time
 import weakref
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
-
-exit_code: Any = None  # what a rank's program has ended with; None while it runs, and in other processes
-
-failure_context = ""  # a sentence that an uncaught exception of the program is reported with
-
 # Threads of torch that release Python objects after each collective or backward pass, and need the GIL for it.
 TORCH_THREADS = ("pt_gloo_runloop", "pt_autograd")
 EXIT_TIMEOUT = 2.0  # seconds for these threads to come to rest at exit
 _SAMPLE_INTERVAL = 0.01  # seconds; longer than a thread waits between two tries to take the GIL
 _SAMPLES_AT_REST = 5  # a collective that nobody waited for may pause until another rank answers
-
-
-def is_open(descriptor: int) -> bool:
-    """Whether this process has an open file with this number."""
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def process_start(pid: int) -> str:
-    """Return the boot id and the kernel's start time of a process; empty if it does not run."""
-    try:
-        values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except (OSError, IndexError):
-        return ""
-    return "" if values[0] in (b"Z", b"X") else f"{boot} {int(values[19])}"
-
-
-def pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def prctl(option: int, value: int | bytes) -> None:
-    """Call Linux's prctl; elsewhere, do nothing."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def die_with_parent(parent: int | None, signum: int = signal.SIGKILL) -> None:
-    """Get `signum` when the parent ends, even by kill -9. Exit at once if `parent` is no longer the parent."""
-    prctl(_PR_SET_PDEATHSIG, int(signum))
-    if sys.platform == "linux" and parent is not None and os.getppid() != parent:
-        os._exit(1)
-
-
-def outlive_parent() -> None:
-    """Undo `die_with_parent`."""
-    prctl(_PR_SET_PDEATHSIG, 0)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ SAMPLE_LINES = 8  # to parse of those, and all that have more or fewer numbers
 TAIL = 1 << 18  # bytes at the end of a large file, which are read whole
 
 
-class MetricsFile:
+class MetricsReader:
     """A metrics file and how far it has been read: each call returns what has been written since the last one.
 
     Of a file that is large at the first call, lines at evenly spaced places are read, and all at its end: curves have

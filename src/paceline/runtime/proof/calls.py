@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from paceline.runtime.probe.fingerprints import Column, row_digests
-from paceline.runtime.probe.random_state import read_state
+from paceline.runtime.proof.fingerprints import Column, row_digests
+from paceline.runtime.proof.random_state import read_state
 
 MAX_CALLS = 64  # that wait for a backward pass
 

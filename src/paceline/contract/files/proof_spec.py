@@ -17,7 +17,7 @@ START, STEP, END = "start", "step", "end"  # the kinds of records, in the order 
 
 
 @dataclass(frozen=True)
-class ProbeSpec:
+class ProofSpec:
     """The file that the variable PACELINE_PROBE names."""
 
     folder: str  # each rank writes `rank-K.jsonl` there
@@ -34,7 +34,7 @@ class ProbeSpec:
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
-    def read(cls, path: Path) -> ProbeSpec:
+    def read(cls, path: Path) -> ProofSpec:
         """Read a spec. Raises OSError or ValueError."""
         return make(cls, parse_object(path.read_text(encoding="utf-8")))
 

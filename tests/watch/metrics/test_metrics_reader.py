@@ -6,12 +6,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from paceline.watch.metrics.curves import Curves
-from paceline.watch.metrics.metrics_file import LARGE, SAMPLES, MetricsFile
+from paceline.watch.metrics.metrics_reader import LARGE, SAMPLES, MetricsReader
 
 
 def test_reads_only_what_is_new_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    file = MetricsFile(path)
+    file = MetricsReader(path)
     assert list(file.read_new()) == []
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert [record["step"] for record in file.read_new()] == [1, 2]
@@ -24,7 +24,7 @@ def test_reads_only_what_is_new_and_complete(tmp_path: Path) -> None:
 def test_reads_a_file_that_became_shorter_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n')
-    file = MetricsFile(path)
+    file = MetricsReader(path)
     assert len(list(file.read_new())) == 2
     path.write_text('{"step": 7}\n')
     assert [record["step"] for record in file.read_new()] == [7]
@@ -37,7 +37,7 @@ def test_a_large_file_is_sampled_evenly_and_then_followed(tmp_path: Path) -> Non
             rare = ', "accuracy": 0.5' if step % 1000 == 0 else ""
             out.write(f'{{"step": {step}, "time": {step}.5, "loss": {1 / (step + 1)}, "note": "{"x" * 60}"{rare}}}\n')
     assert path.stat().st_size > LARGE
-    file, curves = MetricsFile(path), Curves()
+    file, curves = MetricsReader(path), Curves()
     steps = [record["step"] for record in file.read_new()]
     assert file.is_sampled
     assert len(steps) < 60_000
@@ -48,7 +48,7 @@ def test_a_large_file_is_sampled_evenly_and_then_followed(tmp_path: Path) -> Non
     with path.open("a") as out:
         out.write('{"step": 150000}\n')
     assert [record["step"] for record in file.read_new()] == [150_000]
-    curves.add(MetricsFile(path).read_new())
+    curves.add(MetricsReader(path).read_new())
     assert curves.curve("loss").values[0] == 1.0
     assert len(curves.curve("accuracy").values) > 20, "also what is logged rarely"
 
@@ -56,6 +56,6 @@ def test_a_large_file_is_sampled_evenly_and_then_followed(tmp_path: Path) -> Non
 def test_a_large_file_of_long_lines_is_sampled_too(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {step}, "x": "{"x" * 30_000}"}}\n' for step in range(1200)))
-    steps = [record["step"] for record in MetricsFile(path).read_new()]
+    steps = [record["step"] for record in MetricsReader(path).read_new()]
     assert steps == sorted(set(steps))
     assert len(steps) > 400

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.contract.files.probe_spec import (
+from paceline.contract.files.proof_spec import (
     BATCHNORM,
     DRAWS,
     DROPOUT,
@@ -26,26 +26,26 @@ from paceline.contract.files.probe_spec import (
     OTHER_DRAWS,
     START,
     STEP,
-    ProbeSpec,
+    ProofSpec,
     record_path,
 )
 from paceline.contract.jsonl import LineWriter
 from paceline.errors import RunError
 from paceline.runtime.lr_scale import LrScale, effective_rate, get_lr_scale
-from paceline.runtime.probe.calls import Call, PendingCalls, tensors_of
-from paceline.runtime.probe.final_weights import compare, full_tensors, measure_distance, write
-from paceline.runtime.probe.fingerprints import Column, gradient_summary, weights_digest
-from paceline.runtime.probe.module_states import digest_modules
-from paceline.runtime.probe.random_state import draw_others
+from paceline.runtime.proof.calls import Call, PendingCalls, tensors_of
+from paceline.runtime.proof.final_weights import compare, full_tensors, measure_distance, write
+from paceline.runtime.proof.fingerprints import Column, gradient_summary, weights_digest
+from paceline.runtime.proof.module_states import digest_modules
+from paceline.runtime.proof.random_state import draw_others
 
 MAX_DIGESTED = 2**24  # elements of weights whose digest is recorded in each step
 STOP_DELAY = 0.1  # seconds per step while a stop is due: ranks agree on it every 0.4 seconds
 
 
-class Probe:
+class Recorder:
     """The records of this process, which is one rank."""
 
-    def __init__(self, spec: ProbeSpec, *, rank: int, world_size: int) -> None:
+    def __init__(self, spec: ProofSpec, *, rank: int, world_size: int) -> None:
         self.spec, self.rank, self.world_size = spec, rank, world_size
         self.depth = 0  # of module calls
         self.loop: Any = None  # the loop of the session, if the script uses the runtime

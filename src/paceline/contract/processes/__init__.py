@@ -1,0 +1,1 @@
+"""Processes: how they begin, recognize each other and end."""

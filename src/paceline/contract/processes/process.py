@@ -1,0 +1,61 @@
+"""A process: what it inherits, how others recognize it, and how it ends with its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+exit_code: Any = None  # what a rank's program has ended with; None while it runs, and in other processes
+
+failure_context = ""  # a sentence that an uncaught exception of the program is reported with
+
+
+def is_open(descriptor: int) -> bool:
+    """Whether this process has an open file with this number."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def process_start(pid: int) -> str:
+    """Return the boot id and the kernel's start time of a process; empty if it does not run."""
+    try:
+        values = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except (OSError, IndexError):
+        return ""
+    return "" if values[0] in (b"Z", b"X") else f"{boot} {int(values[19])}"
+
+
+def pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    """Call Linux's prctl; elsewhere, do nothing."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent(parent: int | None, signum: int = signal.SIGKILL) -> None:
+    """Get `signum` when the parent ends, even by kill -9. Exit at once if `parent` is no longer the parent."""
+    prctl(_PR_SET_PDEATHSIG, int(signum))
+    if sys.platform == "linux" and parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    prctl(_PR_SET_PDEATHSIG, 0)
