@@ -47,7 +47,7 @@ def test_two_laptops_at_once(lab: Lab, laptop: Laptop, project: Path) -> None:
         assert process.returncode == 0, errors
         assert '"runs"' in output
     (installed,) = [path for path in cache.iterdir() if (path / unpack.COMPLETE).exists()]
-    assert (installed / "paceline" / "cli" / "ps.py").is_file()
+    assert (installed / "paceline" / "cli" / "commands" / "ps.py").is_file()
     assert not list(cache.glob(".*"))
 
 
