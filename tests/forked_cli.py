@@ -26,12 +26,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from paceline import cli
 from paceline.__main__ import __file__ as main_file
 from paceline.__main__ import main
 from paceline.agent.workers.variables.early_variables import early_variables
 from paceline.agent.workers.zygote import prestart
 from paceline.agent.workers.zygote.start import ZygoteOptions, start_zygote
+from paceline.cli import command_table
 from paceline.contract.processes import process
 
 Completed = subprocess.CompletedProcess[str]
@@ -191,7 +191,8 @@ def write(end: int, content: bytes) -> None:
 def preload(*more: str) -> None:
     """Import all commands and what they import later."""
     gc.disable()
-    for name in (*(module for module, _ in cli.COMMANDS.values()), *cli.SERVERS.values(), *LATER, *more):
+    commands = (module for module, _ in command_table.COMMANDS.values())
+    for name in (*commands, *command_table.SERVERS.values(), *LATER, *more):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

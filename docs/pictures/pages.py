@@ -16,10 +16,10 @@ from playwright.sync_api import Page, sync_playwright
 from sample_runs import SampleRuns
 from top import make_runs
 
-from paceline.cluster.slurm.states import JobState
+from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.sweep.folder import Point, Search, SweepFolder
 from paceline.ui.web.answers import Answers
-from paceline.ui.web.app import make_app
+from paceline.ui.web.routes import make_app
 from paceline.ui.web.security import Access
 from paceline.ui.web.server import listen, make_server
 

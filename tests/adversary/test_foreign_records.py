@@ -16,7 +16,7 @@ from paceline.agent.trial import main as trial_main
 from paceline.cli.commands import ps, show, sweep_show
 from paceline.cluster.runs.prepare import read_launch_spec
 from paceline.cluster.slurm.commands import read_job_id
-from paceline.cluster.slurm.states import JobState
+from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.files.foreign_records import keep_valid, make, parse, read_bounded, read_objects
 from paceline.contract.fitness.measurement import Measurement
 from paceline.contract.launch_spec import LaunchSpec

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import COMMANDS, dispatch
+from paceline.cli import dispatch
+from paceline.cli.command_table import COMMANDS
 from paceline.cli.reference import commands
 from paceline.cli.reference.man import escape
 from paceline.errors import UsageError

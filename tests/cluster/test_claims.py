@@ -16,7 +16,7 @@ import pytest
 
 from paceline.cluster.runs import claims
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.states import JobState
+from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError, UsageError
 from paceline.watch.records import read_record

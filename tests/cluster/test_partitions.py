@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.cluster.slurm.partitions import SEPARATOR, fair_cpus, parse_gres, parse_sinfo
-from paceline.cluster.slurm.states import ENDED, STATES, UNKNOWN, JobState, normalize_state
+from paceline.cluster.slurm.state_meanings import ENDED, STATES, UNKNOWN, JobState, normalize_state
 
 SINFO = "\n".join(
     SEPARATOR.join(line)

@@ -19,7 +19,7 @@ from paceline.cluster.slurm import arrays, limits, sbatch
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.limits import check_limits
 from paceline.cluster.slurm.partitions import NodeKind, Partition, find_partitions
-from paceline.cluster.slurm.states import JobState
+from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import JobRejected, NoAnswer
 from paceline.plan.run_path import RunPath, new_run_id

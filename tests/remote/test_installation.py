@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.ssh import bundle
-from paceline.cluster.ssh.bundle import Target
+from paceline.cluster.ssh import paceline_bundle
+from paceline.cluster.ssh.paceline_bundle import Target
 from paceline.cluster.ssh.remote import entry, unpack
 from paceline.cluster.ssh.remote.cache_cleanup import INTERVAL, is_damaged
 from paceline.cluster.ssh.request import Request
@@ -263,18 +263,20 @@ def test_what_was_removed_on_a_cluster_is_installed_again(lab: Lab, laptop: Lapt
 
 
 def test_a_bundle_that_was_cut_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(bundle, "_copy_installed", lambda folder: bool((folder / "package.py").write_text("x = 1\n")))
+    monkeypatch.setattr(paceline_bundle, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(
+        paceline_bundle, "_copy_installed", lambda folder: bool((folder / "package.py").write_text("x = 1\n"))
+    )
     monkeypatch.setattr(Target, "fits_here", lambda self: True)
     target = Target("/usr/bin/python3", (3, 11), "x86_64", "linux", (2, 28))
-    made = bundle.make_bundle(target)
+    made = paceline_bundle.make_bundle(target)
     content, written = made.path.read_bytes(), made.path.stat().st_mtime_ns
-    assert bundle.make_bundle(target) == made
+    assert paceline_bundle.make_bundle(target) == made
     assert made.path.stat().st_mtime_ns == written
     middle = len(content) // 2
     for wrong in (b"", content[:middle], content[:middle] + bytes(100) + content[middle + 100 :]):
         made.path.write_bytes(wrong)
-        assert bundle.make_bundle(target) == made
+        assert paceline_bundle.make_bundle(target) == made
         assert made.path.read_bytes() == content
 
 
@@ -299,8 +301,8 @@ def test_packages_for_another_python_are_downloaded(
         pytest.skip("no package index can be reached")
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        made = bundle.make_bundle(Target("/usr/bin/python3", version, machine, "linux", (2, 28)))
-        again = bundle.make_bundle(Target("/usr/bin/python3", version, machine, "linux", (2, 28)))
+        made = paceline_bundle.make_bundle(Target("/usr/bin/python3", version, machine, "linux", (2, 28)))
+        again = paceline_bundle.make_bundle(Target("/usr/bin/python3", version, machine, "linux", (2, 28)))
     assert made == again
     with zipfile.ZipFile(made.path) as archive:
         names = archive.namelist()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.states import JobState
+from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import SpecError, UsageError
 from paceline.plan.run_path import RunPath

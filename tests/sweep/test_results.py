@@ -12,7 +12,7 @@ import pytest
 
 from paceline.cluster.runs.claims import claim_run, describe_processes, local_job_start_name
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.states import JobState
+from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.sweep.folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.run_path import RunPath

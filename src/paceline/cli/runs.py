@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import typer_options
 from paceline.cli.output import console
 from paceline.cluster.runs import folder as folders
 from paceline.contract.run_folder import RunFolder
@@ -32,12 +32,12 @@ def scratch_here() -> Path:
     """Return the scratch folder of runs that start from here, or the mirror of a cluster's that is looked at."""
     if (view := viewpoint.current()) is not None:
         return view.scratch
-    return folders.resolve_scratch(load_job(Program(""), cluster=options.this_cluster(here=True)), os.environ)
+    return folders.resolve_scratch(load_job(Program(""), cluster=typer_options.this_cluster(here=True)), os.environ)
 
 
 def project_here() -> tuple[Path, str]:
     """Return the scratch folder and the project of runs that start from here."""
-    job = load_job(Program(""), cluster=options.this_cluster(here=True))
+    job = load_job(Program(""), cluster=typer_options.this_cluster(here=True))
     return folders.resolve_scratch(job, os.environ), job.project_name
 
 

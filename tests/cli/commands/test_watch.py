@@ -18,7 +18,7 @@ from paceline.cli.commands import logs, show, submit
 from paceline.cli.output import console
 from paceline.cli.output.wrapped_text import wrap_command, wrap_text
 from paceline.cli.views import log_printer
-from paceline.cluster.slurm.states import JobState
+from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.quote import command_line

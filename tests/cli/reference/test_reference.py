@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli import COMMANDS, dispatch
+from paceline.cli import dispatch
+from paceline.cli.command_table import COMMANDS
 from paceline.cli.commands.reference import make_pages
 from paceline.cli.reference.entries import Page, find
 from paceline.errors import PacelineError

@@ -17,7 +17,7 @@ import pytest
 from paceline.cli.commands.env import _file_and_table
 from paceline.cluster.environment.build_progress import BuildProgress
 from paceline.cluster.environment.store import StoredEnvironment
-from paceline.cluster.slurm.states import JobState
+from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import ClusterError, EnvironmentProblem, SpecError
 from paceline.plan.environment.build_script import (

@@ -14,7 +14,7 @@ import pytest
 from paceline.cluster.slurm import answer_file
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.answer_file import Answer, AnswerFile
-from paceline.cluster.slurm.states import JobState
+from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, NoAnswer, UsageError
 from paceline.watch.records import read_record, read_records

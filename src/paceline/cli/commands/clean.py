@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import typer_options
 from paceline.cli.output import console
 from paceline.cli.output.json_output import print_json
 from paceline.cluster.local.staging import Leftover, data_folders, find_leftovers, staging_request
@@ -48,7 +48,7 @@ def command(
         raise UsageError("--json and --node do not go together.", hint="Run `paceline clean --json` on the node.")
     if node:
         return _clean_nodes(node, folder=folder, cached=cached, yes=yes)
-    job = load_job(Program(""), cluster=options.this_cluster())
+    job = load_job(Program(""), cluster=typer_options.this_cluster())
     scratch = resolve_scratch(job, os.environ)
     request = staging_request(job, scratch=scratch, environ=os.environ)
     leftovers: list[Leftover | EndedSecrets] = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import typer_options
 from paceline.cli.commands import data_push
 from paceline.cli.help import GroupedCommand
 from paceline.cli.output import console
@@ -38,8 +38,8 @@ def stage(
         typer.Argument(metavar="PATH", help="Paths to stage [default: stage in [data] of paceline.toml]."),
     ] = None,
     *,
-    config: options.Config = None,
-    cluster_profile: options.ClusterProfile = None,
+    config: typer_options.Config = None,
+    cluster_profile: typer_options.ClusterProfile = None,
 ) -> int:
     """Show what a run would stage, and pack its small files now, so that no job has to.
 
@@ -49,7 +49,12 @@ def stage(
     """
     flags = [Flag("PATHS", "data.stage", paths or None)]
     job = load_job(
-        Program(""), flags=flags, config=config, profile=cluster_profile, cwd=Path.cwd(), cluster=options.this_cluster()
+        Program(""),
+        flags=flags,
+        config=config,
+        profile=cluster_profile,
+        cwd=Path.cwd(),
+        cluster=typer_options.this_cluster(),
     )
     request = staging_request(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
     if not request.items:

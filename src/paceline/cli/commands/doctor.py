@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import typer_options
 from paceline.cli.output import console
 from paceline.cli.output.json_output import print_json
 from paceline.cluster.checks.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
@@ -40,16 +40,16 @@ def is_about_run(args: Sequence[str] | None, *, is_job: bool, is_module: bool) -
     return args is not None and len(args) == 1 and not is_job and not is_module and names_a_run(args[0])
 
 
-@options.takes_settings("doctor", script=True, shown=(RESOURCES, LAUNCH, PROJECT), names_a_run=names_a_run)
+@typer_options.takes_settings("doctor", script=True, shown=(RESOURCES, LAUNCH, PROJECT), names_a_run=names_a_run)
 def command(
     args: Annotated[
         list[str] | None,
         typer.Argument(metavar="[RUN | SCRIPT [ARGS]...]", help="A run; or your script and its arguments."),
     ] = None,
     *,
-    settings: options.Settings,
+    settings: typer_options.Settings,
     is_job: Annotated[bool, typer.Option("--job", help="Check a job, as `paceline submit` does.")] = False,
-    module: options.Module = False,
+    module: typer_options.Module = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> int:
     """Find out why a run hangs, is slow or died; or check this machine, or a job before you submit it.

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import typer_options
 from paceline.cli.help import GroupedCommand
 from paceline.cli.output import console
 from paceline.cli.output.json_output import print_json
@@ -49,7 +49,7 @@ def group() -> None:
 
 
 @app.command(cls=GroupedCommand)
-@options.takes_settings("env")
+@typer_options.takes_settings("env")
 def build(
     files: Annotated[
         list[str] | None,
@@ -58,10 +58,10 @@ def build(
         ),
     ] = None,
     *,
-    settings: options.Settings,
+    settings: typer_options.Settings,
     local: Annotated[bool, typer.Option("--local", help="Build here instead of in a job.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Submit the build and return.")] = False,
-    dry_run: options.DryRun = False,
+    dry_run: typer_options.DryRun = False,
 ) -> int:
     """Build the venv or the container image of a project, in a job on the nodes where it will run.
 
@@ -101,7 +101,7 @@ def build(
     return _print_usage(job, inputs, plan.target)
 
 
-def _load(settings: options.Settings, flags: Sequence[Flag]) -> Job:
+def _load(settings: typer_options.Settings, flags: Sequence[Flag]) -> Job:
     job = settings.load(Program("env"), flags=flags)
     if job.environment.kind == "current":  # a build is for later use: the default is a venv
         environment = job.environment.model_copy(update={"kind": "venv"})
@@ -195,12 +195,12 @@ def _file_and_table(job: Job) -> str:
 @app.command("list", cls=GroupedCommand)
 def show_all(
     *,
-    config: options.Config = None,
-    cluster_profile: options.ClusterProfile = None,
+    config: typer_options.Config = None,
+    cluster_profile: typer_options.ClusterProfile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> int:
     """List the environments that were built for this project."""
-    job = load_job(Program("env"), config=config, profile=cluster_profile, cluster=options.this_cluster())
+    job = load_job(Program("env"), config=config, profile=cluster_profile, cluster=typer_options.this_cluster())
     store = stored.store_path(job, os.environ)
     found = stored.list_environments(store)
     if as_json:
@@ -245,11 +245,11 @@ def remove(
     keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Keys from `paceline env list`.")],
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
-    config: options.Config = None,
-    cluster_profile: options.ClusterProfile = None,
+    config: typer_options.Config = None,
+    cluster_profile: typer_options.ClusterProfile = None,
 ) -> int:
     """Remove environments. Queued runs that use one of them will fail."""
-    job = load_job(Program("env"), config=config, profile=cluster_profile, cluster=options.this_cluster())
+    job = load_job(Program("env"), config=config, profile=cluster_profile, cluster=typer_options.this_cluster())
     found = {each.key: each for each in stored.list_environments(stored.store_path(job, os.environ))}
     for key in keys:
         if key not in found:

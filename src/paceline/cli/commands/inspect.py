@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import typer_options
 from paceline.cli.commands.doctor import report
 from paceline.cli.help import GroupedCommand
 from paceline.cli.output import console
@@ -41,12 +41,12 @@ def group() -> None:
 
 
 @app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})
-@options.takes_settings("run", script=True, shown=(LAUNCH, TRAINING), without=WITHOUT)
+@typer_options.takes_settings("run", script=True, shown=(LAUNCH, TRAINING), without=WITHOUT)
 def data(
-    args: options.ScriptArgs = None,
+    args: typer_options.ScriptArgs = None,
     *,
-    settings: options.Settings,
-    module: options.Module = False,
+    settings: typer_options.Settings,
+    module: typer_options.Module = False,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Show the first N steps.")] = 3,
     epochs: Annotated[
         int, typer.Option("--epochs", metavar="N", min=1, help="Read N epochs, and compare their orders.")

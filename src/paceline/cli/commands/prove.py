@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import typer_options
 from paceline.cli.output import console
 from paceline.cli.views.prove_output import ProofProgress, print_proof
 from paceline.errors import UsageError
@@ -86,12 +86,12 @@ Output = Annotated[
 ]
 
 
-@options.takes_settings("prove", script=True)
+@typer_options.takes_settings("prove", script=True)
 def command(
-    args: options.ScriptArgs = None,
+    args: typer_options.ScriptArgs = None,
     *,
-    settings: options.Settings,
-    module: options.Module = False,
+    settings: typer_options.Settings,
+    module: typer_options.Module = False,
     ranks: Ranks = None,
     styles: Styles = "fork,torchrun",
     steps: Steps = DEFAULT_STEPS,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options
+from paceline.cli import typer_options
 from paceline.cli.output import console
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, STOPPED_EXIT, read_verdict
 from paceline.errors import UsageError
@@ -28,12 +28,12 @@ SESSION_KEYS = ("runtime.max_steps", "runtime.seed", "runtime.precision", "check
 COLOURS = {DONE: console.GREEN, DONE_UNSAVED: console.RED, STOPPED: console.GREY, FAILED: console.RED}
 
 
-@options.takes_settings("run", script=True)
+@typer_options.takes_settings("run", script=True)
 def command(
-    args: options.ScriptArgs = None,
+    args: typer_options.ScriptArgs = None,
     *,
-    settings: options.Settings,
-    module: options.Module = False,
+    settings: typer_options.Settings,
+    module: typer_options.Module = False,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +55,7 @@ def command(
             rich_help_panel=UNTIL_DONE,
         ),
     ] = None,
-    dry_run: options.DryRun = False,
+    dry_run: typer_options.DryRun = False,
 ) -> int:  # fmt: skip
     """Run a script on this machine, with one process (rank) per GPU.
 
@@ -91,7 +91,12 @@ def command(
 
 
 def _find_run(
-    args: list[str] | None, settings: options.Settings, *, is_module: bool, resume: str | None, max_restarts: int | None
+    args: list[str] | None,
+    settings: typer_options.Settings,
+    *,
+    is_module: bool,
+    resume: str | None,
+    max_restarts: int | None,
 ) -> NewRun | ResumedRun:
     from paceline.cluster.local.launch import NewRun, find_resumed_run
     from paceline.cluster.local.machine import current_folder

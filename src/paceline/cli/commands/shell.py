@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import options, runs
+from paceline.cli import runs, typer_options
 from paceline.cli.output import console
 from paceline.cluster.runs.run_half_zip import stored_run_half
 from paceline.cluster.slurm import commands as slurm
@@ -25,15 +25,15 @@ from paceline.spec.option_table import PROJECT, RESOURCES
 from paceline.watch.records import read_record
 
 
-@options.takes_settings("shell", shown=(RESOURCES, PROJECT))
+@typer_options.takes_settings("shell", shown=(RESOURCES, PROJECT))
 def command(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="A run in progress; without it, a new allocation.")
     ] = None,
     *,
-    settings: options.Settings,
+    settings: typer_options.Settings,
     node: Annotated[str | None, typer.Option("--node", help="Which node of the run (default: the first).")] = None,
-    dry_run: options.DryRun = False,
+    dry_run: typer_options.DryRun = False,
 ) -> int:
     """Open a shell on a node, with the exact environment of a job: modules, venv, variables.
 
@@ -67,7 +67,7 @@ def command(
     return slurm.attach(argv, environ={**environ, **terminal_variables, SETUP: setup})
 
 
-def _reject_unused(run: str | None, node: str | None, settings: options.Settings) -> None:
+def _reject_unused(run: str | None, node: str | None, settings: typer_options.Settings) -> None:
     """Raise an error for options of a new allocation with a run, and the other way round: they would do nothing."""
     if run is None and node is not None:
         raise UsageError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import options, runs
+from paceline.cli import runs, typer_options
 from paceline.cli.on_cluster import submit_first
 from paceline.cli.output import console
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
@@ -51,15 +51,15 @@ Follow = Annotated[bool, typer.Option("--follow", help="Wait, and print rank 0's
 Awaited = Annotated[str | None, typer.Option("--await", hidden=True)]
 
 
-@options.takes_settings("submit", script=True)
+@typer_options.takes_settings("submit", script=True)
 def command(
-    args: options.ScriptArgs = None,
+    args: typer_options.ScriptArgs = None,
     *,
-    settings: options.Settings,
-    module: options.Module = False,
+    settings: typer_options.Settings,
+    module: typer_options.Module = False,
     resume: Resume = None,
     after: After = None,
-    dry_run: options.DryRun = False,
+    dry_run: typer_options.DryRun = False,
     script_only: ScriptOnly = None,
     wait: Wait = False,
     follow: Follow = False,
@@ -134,8 +134,8 @@ def forwarded(asked: Forwarded) -> int:
 
 
 def _submission(
-    args: list[str] | None, settings: options.Settings, *, is_module: bool, resume: str | None, after: Sequence[str],
-    grant_timeout: float,
+    args: list[str] | None, settings: typer_options.Settings, *, is_module: bool, resume: str | None,
+    after: Sequence[str], grant_timeout: float,
 ) -> JobSubmission:  # fmt: skip
     """Return the new run to submit, or the one to go on with."""
     from paceline.cluster.slurm.job_submission import JobSubmission

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from paceline.cli import HELP, options, single_command
+from paceline.cli import HELP, single_command, typer_options
 from paceline.cli.on_cluster import remote_output
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
@@ -52,7 +52,7 @@ def find_subcommand(args: Sequence[str]) -> int | None:
     return len(args) - len(rest) - 1 if values.get("file") in SUBCOMMANDS else None
 
 
-@options.takes_settings("sweep", shown=(SWEEP, RESOURCES, LAUNCH, PROJECT))
+@typer_options.takes_settings("sweep", shown=(SWEEP, RESOURCES, LAUNCH, PROJECT))
 def command(
     file: Annotated[
         str,
@@ -61,7 +61,7 @@ def command(
         ),
     ],
     *,
-    settings: options.Settings,
+    settings: typer_options.Settings,
     local: Annotated[
         bool, typer.Option("--local", help="Run on this machine instead of Slurm.", rich_help_panel=SWEEP)
     ] = False,
@@ -74,7 +74,7 @@ def command(
             rich_help_panel=SWEEP,
         ),
     ] = None,
-    dry_run: options.DryRun = False,
+    dry_run: typer_options.DryRun = False,
 ) -> int:
     """Start many runs: every point of a grid, random points, or points that TPE chooses.
 
@@ -108,7 +108,7 @@ def command(
     return sweep.run(resubmit)
 
 
-def _reject_job_flags(settings: options.Settings) -> None:
+def _reject_job_flags(settings: typer_options.Settings) -> None:
     """A local sweep takes the flags of `paceline run`, and its own."""
     known = OWN_KEYS | {option.key for _, option in options_of("run")}
     for flag in settings.flags:
@@ -116,7 +116,7 @@ def _reject_job_flags(settings: options.Settings) -> None:
             raise UsageError(f"{flag.name} applies to jobs on Slurm, not to a sweep with --local.", hint="Omit it.")
 
 
-def load(file: str, settings: options.Settings, *, here: bool) -> SweepSettings:
+def load(file: str, settings: typer_options.Settings, *, here: bool) -> SweepSettings:
     """Load a sweep: its file, and what was typed. With `here`, its trials run on this machine."""
     from paceline.cli.views.sweep_output import warn_of_conflict
     from paceline.sweep.settings import read_settings
@@ -132,7 +132,7 @@ def load(file: str, settings: options.Settings, *, here: bool) -> SweepSettings:
         flags.append(Flag("--experiment", "project.experiment", known.path.parent.name))
     found = read_settings(
         path, typed=typed, flags=flags, params=settings.params, config=settings.config, profile=settings.profile,
-        cluster=options.this_cluster(here=here),
+        cluster=typer_options.this_cluster(here=here),
     )  # fmt: skip
     if not here:
         settings.note_profile(found.job)
@@ -184,4 +184,4 @@ def check_scripts(settings: SweepSettings) -> None:
     """Raise an error unless every script of the trials exists."""
     program = settings.job.program
     for name in settings.scripts:
-        options.find_program([name], is_module=program.is_module, cwd=settings.job.cwd)
+        typer_options.find_program([name], is_module=program.is_module, cwd=settings.job.cwd)

@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import runs
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.states import ENDED
+from paceline.cluster.slurm.state_meanings import ENDED
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import ClusterError

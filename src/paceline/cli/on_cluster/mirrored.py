@@ -108,7 +108,7 @@ def sign_of_life(cluster: str) -> Iterator[None]:
 
 def mirror_folder(cluster: Cluster, project: ProjectFile) -> Path:
     """Return where the mirror of a cluster is. Projects with scratch folders of their own have their own mirrors."""
-    from paceline.cluster.ssh.bundle import cache_folder
+    from paceline.cluster.ssh.paceline_bundle import cache_folder
 
     tables = [project.values.get("profiles", {}).get(cluster.name, {}), project.values]
     settings = [table.get("project") for table in tables if isinstance(table, dict)]

@@ -27,9 +27,9 @@ from paceline.spec.option_table import RESOURCES
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
     from paceline.cluster.slurm.job_submission import Submitted
-    from paceline.cluster.ssh.code import Parcel
     from paceline.cluster.ssh.connection import Connection
     from paceline.cluster.ssh.first.contest_file import ContestRecord
+    from paceline.cluster.ssh.project_code import Parcel
     from paceline.cluster.ssh.request import Request
 
 PATIENCE = "10m"

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.cli import COMMANDS, single_command
+from paceline.cli import single_command
+from paceline.cli.command_table import COMMANDS
 from paceline.cli.reference.entries import ROW, Entry, Page, Section, anchor
 from paceline.spec.option_table import TABLE, Option, options_of
 

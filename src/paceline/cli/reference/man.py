@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 import paceline
-from paceline.cli import ABOUT, COMMANDS
+from paceline.cli import ABOUT
+from paceline.cli.command_table import COMMANDS
 from paceline.cli.reference.entries import Page, Section
 
 _FILES = (

@@ -19,7 +19,7 @@ from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironm
 from paceline.cluster.runs.folder import create_scratch
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.sbatch import run_sbatch
-from paceline.cluster.slurm.states import LIVE, WAITING
+from paceline.cluster.slurm.state_meanings import LIVE, WAITING
 from paceline.contract.redaction import redact
 from paceline.contract.run_folder import SUBMITTING, write_atomically
 from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, UsageError

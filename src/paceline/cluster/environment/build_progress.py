@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from paceline.cluster.environment.store import StoredEnvironment
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.states import LIVE, WAITING, JobState
+from paceline.cluster.slurm.state_meanings import LIVE, WAITING, JobState
 from paceline.errors import ClusterError, EnvironmentProblem
 from paceline.plan.environment.build_script import BuildFolder
 from paceline.plan.typed_command import cluster, to_type

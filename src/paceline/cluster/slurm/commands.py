@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.cluster.slurm.answer_file import forget_answer, remember_name
-from paceline.cluster.slurm.states import JobState, normalize_state
+from paceline.cluster.slurm.state_meanings import JobState, normalize_state
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder, write_atomically

@@ -22,7 +22,7 @@ from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.confirmation.submission import note_attempt, note_job
 from paceline.cluster.slurm.limits import explain_rejection
 from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
-from paceline.cluster.slurm.states import ENDED
+from paceline.cluster.slurm.state_meanings import ENDED
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, NoAnswer, NoSlurm, UsageError

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.cluster.ssh.bundle import Target, bundle_name, cache_folder, make_bundle
 from paceline.cluster.ssh.connection import Answer, Connection
+from paceline.cluster.ssh.paceline_bundle import Target, bundle_name, cache_folder, make_bundle
 from paceline.cluster.ssh.remote import unpack
 from paceline.cluster.ssh.request import ABSENT
 from paceline.cluster.ssh.shell_text import SETUP_END, SETUP_FAILED, explain_setup, setup_text, word, words

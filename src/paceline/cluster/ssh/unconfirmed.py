@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from paceline.cluster.ssh.bundle import cache_folder
+from paceline.cluster.ssh.paceline_bundle import cache_folder
 
 EXPIRY = 6 * 86_400.0  # seconds; the other side remembers longer
 

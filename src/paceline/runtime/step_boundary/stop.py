@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
-from paceline.runtime.step_boundary.termination import TerminationWatch
+from paceline.runtime.step_boundary.peer_failure import PeerFailureWatch
 
 INTERVAL = 0.4  # seconds from launch to collection; one small reduction in that time costs far less than 0.1 %
 SLOW_STEP = 2.0  # seconds; from here on a reduction is collected at once: a further step would cost more
@@ -64,7 +64,7 @@ class StopSignals:
         self._heartbeat = heartbeat
         self._notify = notify
         # What is left to do once the agent ends this rank, within a second.
-        self._termination = TerminationWatch(lambda: heartbeat.is_ending, at_end) if at_end is not None else None
+        self._peer_failure = PeerFailureWatch(lambda: heartbeat.is_ending, at_end) if at_end is not None else None
         self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -76,12 +76,12 @@ class StopSignals:
                 self._previous[number] = signal.signal(number, self._on_signal)
         if self._heartbeat.is_on and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
-        if self._termination is not None and self._heartbeat.is_on:
-            self._termination.start()
+        if self._peer_failure is not None and self._heartbeat.is_on:
+            self._peer_failure.start()
 
     def restore(self) -> None:
-        if self._termination is not None and self._previous:
-            self._termination.close()
+        if self._peer_failure is not None and self._previous:
+            self._peer_failure.close()
         for number, handler in self._previous.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._previous.clear()
@@ -91,8 +91,8 @@ class StopSignals:
             # The agent ends its ranks because one has failed. That is not a request to save and stop.
             if self.is_leaving:
                 return
-            if self._termination is not None:
-                self._termination.act()
+            if self._peer_failure is not None:
+                self._peer_failure.act()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.answer_file import Answer, AnswerFile
-from paceline.cluster.slurm.states import ENDED, LIVE, JobState
+from paceline.cluster.slurm.state_meanings import ENDED, LIVE, JobState
 from paceline.errors import ClusterError, NoSlurm
 from paceline.watch import viewpoint
 from paceline.watch.scheduler.evidence import Evidence, gather_evidence

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 
-class TerminationWatch:
+class PeerFailureWatch:
     """Calls a function once when the agent ends this process: from a thread, or from the signal handler."""
 
     def __init__(self, is_ending: Callable[[], bool], action: Callable[[], None]) -> None:
@@ -35,7 +35,7 @@ class TerminationWatch:
             os.close(write_end)
             return
         self._write_end = write_end
-        threading.Thread(target=self._watch, args=(read_end,), name="paceline-termination", daemon=True).start()
+        threading.Thread(target=self._watch, args=(read_end,), name="paceline-peer-failure", daemon=True).start()
 
     def close(self) -> None:
         write_end, self._write_end = self._write_end, None

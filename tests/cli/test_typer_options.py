@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from paceline.cli import dispatch, options, overview, run_command, single_command
+from paceline.cli import dispatch, overview, run_command, single_command, typer_options
 from paceline.cli.commands import doctor, env, run, shell, submit, sweep
 from paceline.cli.help import GroupedCommand
 from paceline.errors import UsageError
@@ -73,7 +73,7 @@ def test_every_flag_is_declared_once(command: str) -> None:
     """In the table, or by the one command that has it."""
     flags = Counter(flag for _, option in options_of(command) for flag in option.flags)
     assert not [flag for flag, count in flags.items() if count > 1]
-    own = Counter(flags_written_in(MODULES[command]) + flags_written_in(options))
+    own = Counter(flags_written_in(MODULES[command]) + flags_written_in(typer_options))
     assert not [flag for flag, count in own.items() if count > 1]
     assert not set(own) & {flag for option in ALL for flag in (*option.flags, option.negative)}
 
