@@ -170,7 +170,9 @@ def test_numbers_that_json_lacks_and_files_that_are_not_there(
     folder.metrics.unlink()
     for log in folder.attempt(1).path.glob("*.log"):
         log.unlink()
-    paceline("report", "--light", "-o", "r.html", check=True)
+    (tmp_path / "link.html").symlink_to("r.html")
+    paceline("report", "--light", "-o", "link.html", check=True)
+    assert (tmp_path / "link.html").is_symlink()
     answers = read_answers((tmp_path / "r.html").read_text())
     details = answers[f"api/runs/{folder.path.name}"]
     assert details["config"] == {"bad": None, "huge": None}

@@ -15,7 +15,7 @@ from paceline.cli import typer_options
 from paceline.cli.commands.doctor import report
 from paceline.cli.help import GroupedCommand
 from paceline.cli.output import console
-from paceline.contract.run_folder import write_atomically
+from paceline.contract.output_file import write_output
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.option_table import LAUNCH, TRAINING
 from paceline.spec.typed_flags import Flag
@@ -109,7 +109,7 @@ def _status(text: str) -> Status:
 
 def _write_picture(picture: str, path: Path) -> None:
     try:
-        write_atomically(path, picture)
+        write_output(path, picture)
     except OSError as error:
         reason = error.strerror or str(error)
         raise EnvironmentProblem(f"Cannot write the picture {path}: {reason}.", hint="Use another -o.") from None

@@ -12,7 +12,8 @@ import typer
 from paceline.cli import runs
 from paceline.cli.on_cluster import mirrored
 from paceline.cli.output import console
-from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.output_file import write_output
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.quantities import parse_time_limit
 from paceline.watch import viewpoint
@@ -81,6 +82,6 @@ def _read(folders: list[RunFolder] | None) -> list[Record]:
 
 def _write(path: Path, text: str) -> None:
     try:
-        write_atomically(path, text)
+        write_output(path, text)
     except OSError as error:
         raise EnvironmentProblem(f"Cannot write {path}: {error.strerror}.", hint="Give another file.") from None

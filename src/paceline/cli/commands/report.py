@@ -10,8 +10,10 @@ import typer
 from paceline.cli import runs
 from paceline.cli.on_cluster import mirrored
 from paceline.cli.on_cluster.remote_output import describe
+from paceline.cli.output import console
 from paceline.contract.checkpoint.size import show_size
-from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.output_file import is_standard_output, write_output
+from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
 
@@ -56,7 +58,8 @@ def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool =
         )
     answers, title = sweep_answers(folder) if isinstance(folder, SweepFolder) else run_answers(folder)
     page = render(answers, title=title, light=light)
-    write_atomically(output.absolute(), page)
+    write_output(output.absolute(), page)
     size = len(page.encode())
     hint = " (--light writes a small one, without Plotly)" if not light else ""
-    describe(output, f"wrote the report to {{path}}, {show_size(size)}{hint}", print)
+    say = console.say_note if is_standard_output(output) else print
+    describe(output, f"wrote the report to {{path}}, {show_size(size)}{hint}", say)

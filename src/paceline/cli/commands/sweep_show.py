@@ -16,7 +16,8 @@ from paceline.cli.output import console
 from paceline.cli.output.fitted_table import Column, fit, make_table
 from paceline.cli.output.json_output import print_json
 from paceline.contract.files.foreign_records import read_object
-from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.output_file import is_standard_output, write_output
+from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import DONE, FAILED
 from paceline.errors import UsageError
 from paceline.plan.quote import quote
@@ -106,9 +107,10 @@ def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
                 hint="Create it first, or name another file.",
             )
     if csv is not None:
-        write_atomically(csv.absolute(), to_csv(sweep))
+        write_output(csv.absolute(), to_csv(sweep))
         count = len(sweep.trials)
-        describe(csv, f"wrote {count} trial{'s' * (count != 1)} to {{path}}", print)
+        say = console.say_note if is_standard_output(csv) else print
+        describe(csv, f"wrote {count} trial{'s' * (count != 1)} to {{path}}", say)
     if report is not None:
         write_report(sweep.folder, report)
 

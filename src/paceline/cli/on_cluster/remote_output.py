@@ -15,6 +15,7 @@ from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.cli.output import console
 from paceline.cli.output.transfer_progress import TransferProgress
 from paceline.contract.env import ON_CLUSTER
+from paceline.contract.output_file import open_output
 from paceline.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
@@ -118,26 +119,21 @@ def _bring(connection: Connection, remote: str, path: Path) -> str:
     from paceline.cluster.ssh.conversation import Conversation
     from paceline.cluster.ssh.shell_text import word
 
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(6)}.partial")
     file = word(remote)
     script = f"cat {word(f'{remote}.about')}; echo; wc -c <{file} && sha256sum <{file} && exec cat {file}\n"
-    try:
-        with Conversation(connection, script) as talk, partial.open("xb") as sink, TransferProgress() as progress:
-            about = talk.read_line().decode(errors="replace").strip()
-            size, digest = talk.read_line().strip(), talk.read_line()[:64].decode(errors="replace")
-            if not size.isdigit() or len(size) > MAX_DIGITS:
-                raise EnvironmentProblem(f"{remote} cannot be read: {talk.errors.strip() or 'no answer'}.")
-            progress.begin(int(size))
-            found, arrived = hashlib.sha256(), 0
-            with suppress(ConnectionError):
-                while part := talk.output.read(CHUNK):
-                    sink.write(part)
-                    found.update(part)
-                    arrived += len(part)
-                    progress.advance(len(part), path.name)
+    with Conversation(connection, script) as talk, open_output(path) as sink, TransferProgress() as progress:
+        about = talk.read_line().decode(errors="replace").strip()
+        size, digest = talk.read_line().strip(), talk.read_line()[:64].decode(errors="replace")
+        if not size.isdigit() or len(size) > MAX_DIGITS:
+            raise EnvironmentProblem(f"{remote} cannot be read: {talk.errors.strip() or 'no answer'}.")
+        progress.begin(int(size))
+        found, arrived = hashlib.sha256(), 0
+        with suppress(ConnectionError):
+            while part := talk.output.read(CHUNK):
+                sink.write(part)
+                found.update(part)
+                arrived += len(part)
+                progress.advance(len(part), path.name)
         if found.hexdigest() != digest:
             raise connection.lost(f"{arrived:,} of {int(size):,} bytes of {path.name} have arrived")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
     return about

@@ -6,18 +6,17 @@ header's metadata holds the tensor's name and shape and the piece's first elemen
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 from paceline.contract.files.foreign_records import parse_object
+from paceline.contract.output_file import open_output
 from paceline.errors import CheckpointError
 
 BLOCK = 4096  # direct writes need memory, offsets and lengths in whole blocks
@@ -116,22 +115,7 @@ def _piece(key: str, entry: dict[str, Any], part: dict[str, Any] | None) -> Piec
 
 def write_file(path: Path, header: bytes, chunks: Iterable[bytes]) -> None:
     """Write a file that is complete or absent."""
-    with open_complete(path) as file:
+    with open_output(path, sync=True) as file:
         file.write(header)
         for chunk in chunks:
             file.write(chunk)
-
-
-@contextlib.contextmanager
-def open_complete(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that appears under its name when it is complete."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 
 from paceline.contract.checkpoint.marker import read_marker
-from paceline.contract.checkpoint.safetensors import Piece, make_header, open_complete, write_file
+from paceline.contract.checkpoint.safetensors import Piece, make_header, write_file
 from paceline.contract.checkpoint.size import show_size
+from paceline.contract.output_file import open_output
 from paceline.errors import PacelineError
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.sharded import state as sharded
@@ -47,7 +48,7 @@ def gather(folder: Path, name: str, names: dict[str, str]) -> dict[str, torch.Te
 def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write a safetensors file or, by its name, one that `torch.load` reads."""
     if output.suffix.lower() != ".safetensors":
-        with open_complete(output) as file:
+        with open_output(output, sync=True) as file:
             torch.save(tensors, file)
         return
     pieces, offset = [], 0
