@@ -25,6 +25,9 @@ def test_without_slurm(tmp_path: Path, paceline: Callable[..., Completed]) -> No
     assert "# submitted by: sbatch --parsable " in shown.stdout
     assert "train.py 'a b'\n" in shown.stdout.partition("# each rank runs: python ")[2]
     assert "requests 1 core per GPU" in shown.stderr
+    assert "keep it" not in shown.stdout, "the script of a dry run has no run folder"
+    assert "# For one that you can submit by hand, type: paceline submit --script-only job.sbatch" in shown.stdout
+    assert "# Slurm has not checked the job. To check it, type: paceline doctor --job ..." in shown.stdout
     assert not (tmp_path / "scratch").exists()
 
     refused = run_paceline("submit", "--gpus", "1", "train.py")

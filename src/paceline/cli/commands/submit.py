@@ -14,7 +14,7 @@ from paceline.cli.on_cluster import submit_first
 from paceline.cli.output import console
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
-from paceline.plan.typed_command import to_type
+from paceline.plan.typed_command import cluster, to_type
 from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
 from paceline.watch.resume_hint import describe_start, submit_again
 
@@ -103,7 +103,7 @@ def command(
     patience = submit_first.read_patience(first_timeout) if first else 0.0
     submission = _submission(args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience)
     if dry_run:
-        return _show(submission)
+        return _show(submission, is_new=resume is None)
     warn(submission.check())
     submitted = submission.submit(["paceline", *sys.argv[1:]], script_only=script_only)
     if first:
@@ -114,11 +114,18 @@ def command(
     return 0
 
 
-def _show(submission: JobSubmission) -> int:
+def _show(submission: JobSubmission, *, is_new: bool) -> int:
     """Print what a dry run shows."""
     from paceline.cluster.checks.stop_contract import describe_stop
 
-    print(submission.plan(submission.run_path).show(stop=describe_stop(submission.job)), end="")
+    by_hand = "For one that you can submit by hand, type: paceline submit --script-only job.sbatch ..."
+    advice = [
+        "This is a preview: nothing has been written, so sbatch cannot run it.",
+        by_hand if is_new and not cluster() else "To submit it, leave out --dry-run.",
+        f"Slurm has not checked the job. To check it, type: {to_type('doctor --job')} ...",
+    ]
+    plan = submission.plan(submission.run_path)
+    print(plan.show(stop=describe_stop(submission.job), advice=advice), end="")
     if not submission.partitions and not submission.job.resources.cpus_per_gpu:
         console.say_note("no Slurm here to ask: the script requests 1 core per GPU, not a fair share of a node's")
     return 0

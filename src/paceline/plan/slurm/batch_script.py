@@ -19,6 +19,7 @@ from paceline.plan.slurm.script_plan import ScriptPlan
 # The headings of a script's sections. `paceline shell` evaluates the lines between them.
 ENVIRONMENT = "# -- environment --"
 LAUNCH = "# -- launch --"
+KEEP = "You can read it, keep it, and submit it again: sbatch job.sbatch"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def shell_library() -> str:
 def job_script(plan: ScriptPlan) -> Script:
     """Return the script of a single run."""
     return Script(
-        header_lines(plan, "You can read it, keep it, and submit it again: sbatch job.sbatch"),
+        header_lines(plan, KEEP),
         [
             f"paceline_run={quote(str(plan.folder.path))} # everything about this run is in this folder",
             f"paceline_python={quote(plan.python)}",

@@ -18,7 +18,7 @@ from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.plan.shape import Shape
 from paceline.plan.slurm.array_script import Trials, array_script
-from paceline.plan.slurm.batch_script import job_script, shell_library
+from paceline.plan.slurm.batch_script import KEEP, job_script, shell_library
 from paceline.plan.slurm.directives import Directive, TaskCounts, count_tasks, directives, require_plain_path
 from paceline.plan.slurm.script_plan import ScriptPlan
 from paceline.spec import Job
@@ -56,11 +56,13 @@ class SlurmPlan:
         """Return the value of an option of sbatch, if it is set."""
         return next((each.value for each in self.directives if each.option == option), None)
 
-    def show(self, *, stop: str = "") -> str:
+    def show(self, *, stop: str = "", advice: Sequence[str] = (KEEP,)) -> str:
         """Return what a dry run prints: the script as it would be submitted, then the command.
 
-        `stop` says how the ranks are asked to stop.
+        `stop` says how the ranks are asked to stop; `advice` is the part of the header that says what the reader can
+        do with the script: without a run folder, Slurm cannot run it.
         """
+        script = self.script.replace(f"# {KEEP}\n", "".join(f"# {line}\n" for line in advice), 1)
         spec = self.launch_spec
         program = [*(["-m"] if spec.is_module else []), spec.program, *spec.args]
         notes = [*(f"note: {note}" for note in self.notes), f"each rank runs: python {command_line(program)}"]
@@ -70,7 +72,7 @@ class SlurmPlan:
             notes.append(f"secrets, whose values are in environment.sh alone: {self.secrets}")
         notes.append("job.sh, which the script sources, is written to the run folder; it is the same for every run")
         return "".join(
-            [f"{self.script}\n", *(f"# {note}\n" for note in notes), f"# submitted by: {command_line(self.sbatch)}\n"]
+            [f"{script}\n", *(f"# {note}\n" for note in notes), f"# submitted by: {command_line(self.sbatch)}\n"]
         )
 
 
