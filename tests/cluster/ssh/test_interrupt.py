@@ -192,5 +192,5 @@ def test_an_interrupt_before_ssh_listens(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_command_that_was_killed_is_still_named(submit: Submit) -> None:
-    with pytest.raises(ConnectionProblem, match="broke off"):
+    with pytest.raises(ConnectionProblem, match="was cut off"):
         submit(255)

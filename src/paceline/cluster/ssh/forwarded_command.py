@@ -196,7 +196,7 @@ def _unanswered(connection: Connection) -> ConnectionProblem:
             hint=f"Jobs keep running. Type: paceline login {name}",
         )
     return ConnectionProblem(
-        f"The command on {name} broke off: it crashed, or something there killed it, such as a limit on memory.",
+        f"The command on {name} was cut off: it crashed, or something there killed it, such as a limit on memory.",
         hint=f"Try again. If it happens again, ask the administrators of {name} whether they limit memory.",
     )
 
