@@ -361,6 +361,53 @@ def test_after_term_nothing_is_requeued(bench: Bench) -> None:
     assert bench.requeues() == []
 
 
+TRAPS = "trap 'echo cleanup' EXIT TERM USR1 CONT"
+
+
+@pytest.mark.parametrize("name", ["USR1", "CONT"])
+def test_traps_of_the_user_do_not_keep_a_job_from_stopping(bench: Bench, name: str) -> None:
+    """Nor does a trap that ends `wait` start the agents a second time."""
+    process = bench.start(f"echo 1 >agent; {WAITS}", setup=TRAPS)
+    start = bench.run / "job-starts" / "7-0"
+    bench.until(start / "agent")
+    process.send_signal(signal.Signals[f"SIG{name}"])
+    if name == "CONT":
+        assert process.stdout is not None
+        assert process.stdout.readline() == "cleanup\n"
+        process.send_signal(signal.SIGUSR1)
+    assert bench.finish(process) == (75, "paceline: job 7: stopped\ncleanup\n"), "the trap for EXIT is theirs"
+    assert (start / "stop").exists()
+    assert (len(bench.calls_of("srun")), bench.requeues()) == (1, ["requeue 7"])
+
+
+def test_traps_of_the_user_do_not_bring_a_cancelled_job_back(bench: Bench) -> None:
+    process = bench.start("until [ -e over ]; do /bin/sleep 0.02; done; " + STOPPED, setup=TRAPS)
+    start = bench.run / "job-starts" / "7-0"
+    bench.until(start / "started")
+    process.send_signal(signal.SIGTERM)
+    (start / "over").touch()
+    assert bench.finish(process) == (75, "paceline: job 7: stopped\ncleanup\n")
+    assert bench.requeues() == []
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("name", ["USR1", "TERM"])
+def test_traps_of_the_user_do_not_disarm_a_task(bench: Bench, name: str, slots: int) -> None:
+    bench.trials("0 1", 0, 1)
+    agents = f"until [ -e stop ] || [ -e over ]; do /bin/sleep 0.02; done; {STOPPED}"
+    process = bench.start(agents, TASK, slots=slots, setup=TRAPS, **TASK_3)
+    starts = [bench.run / "trials" / str(trial) / "job-starts" / "5_3-0" for trial in range(slots)]
+    for start in starts:
+        bench.until(start / "started")
+    process.send_signal(signal.Signals[f"SIG{name}"])
+    if name == "TERM":
+        for start in starts:
+            (start / "over").touch()
+    assert bench.finish(process) == (75, "cleanup\n")
+    assert bench.requeues() == (["requeue 5_3"] if name == "USR1" else [])
+    assert len(bench.calls_of("srun")) == slots
+
+
 def test_term_before_the_agents_start_starts_none(bench: Bench) -> None:
     code, out = bench.carry_out(DONE, setup="kill -TERM $$")
     assert (code, bench.calls_of("srun")) == (1, [])

@@ -63,14 +63,15 @@ paceline_identify_job() {
     paceline_queued_at=$(date -d "${submitted#*=}" +%s 2>/dev/null) || :
 }
 
-# Find this script's own commands, and read words, even if the user's lines have changed PATH or IFS. Commands of theirs
-# are found first.
-paceline_keep_commands() {
+# Undo what the user's lines may have changed in this shell: find this script's own commands (theirs are found first),
+# read words, and receive the signals of Slurm.
+paceline_restore_shell() {
     unset IFS
     case ":$PATH:" in
         *":$paceline_path:"*) ;;
         *) PATH="$PATH:$paceline_path" ;;
     esac
+    paceline_trap_signals
 }
 
 # Name this start by the job and its restart count, in a folder of names. A controller that crashes may forget that it has
@@ -159,9 +160,10 @@ paceline_is_over() {
     [ -e "$verdict" ]
 }
 
-paceline_trap_signals() { # the function that creates the files `stop`
-    # shellcheck disable=SC2064 # the function's name is known now
-    trap "paceline_interrupted=1; $1" USR1
+# Their EXIT trap stays.
+paceline_trap_signals() { # [the function that creates the files `stop`]
+    paceline_on_stop=${1:-$paceline_on_stop}
+    trap 'paceline_interrupted=1; "$paceline_on_stop"' USR1
     trap paceline_terminate TERM
 }
 
@@ -172,13 +174,14 @@ paceline_terminate() {
     [ -z "$paceline_mpirun_pid" ] || kill -TERM "$paceline_mpirun_pid" || :
 }
 
-# Wait for a process, and set paceline_exit to its exit code. A trap interrupts `wait`, so wait again.
+# Wait for a process, and set paceline_exit to its exit code. A trap interrupts `wait`, so wait again; the user's lines
+# may have set one for any other signal.
 paceline_await() {
     while :; do
         paceline_interrupted=''
         paceline_exit=0
         wait "$1" || paceline_exit=$?
-        [ -n "$paceline_interrupted" ] || break
+        [ -n "$paceline_interrupted" ] || { [ "$paceline_exit" -gt 128 ] && kill -0 "$1" 2>/dev/null; } || break
     done
 }
 
@@ -208,7 +211,7 @@ paceline_await_agents() {
 # The rendezvous of the agents: this host, and a port that is different for every job, job start and trial. If the port
 # is taken, the head agent chooses another and tells the others. The token keeps strangers out.
 paceline_open_rendezvous() {
-    paceline_keep_commands
+    paceline_restore_shell
     local port=$((20000 + (paceline_job_number * 31 + paceline_restarts * 7 + ${1:-0} * 13) % 12000))
     PACELINE_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
     export PACELINE_TOKEN PACELINE_RENDEZVOUS="$paceline_host:$port"
@@ -236,7 +239,7 @@ paceline_share_container_entry() {
 # srun kills the head agent if it cannot reach another node. That node may be back soon; if it is dead, Slurm notices
 # within minutes (SlurmdTimeout) and requeues the job. The pauses add up to six minutes.
 paceline_launch() {
-    paceline_keep_commands
+    paceline_restore_shell
     if [ -n "$paceline_terminated" ]; then
         echo "paceline: job $paceline_job was ended before its agents started"
         return 0
@@ -475,7 +478,7 @@ paceline_stop_run() { : >"$paceline_run/job-starts/$paceline_job_start/stop" || 
 
 paceline_finish_job() {
     local nodes folder="$paceline_run/job-starts/$paceline_job_start"
-    paceline_keep_commands
+    paceline_restore_shell
     paceline_read_verdict
     echo "paceline: job $paceline_job: $paceline_verdict"
     if paceline_has_no_verdict; then
@@ -527,6 +530,7 @@ paceline_stop_trials() {
 # place of the user's, in the trials too: so these have the prefix as well.
 paceline_run_trials() {
     local paceline_slot paceline_slots=() paceline_index
+    paceline_restore_shell
     if [ "$1" = 1 ]; then
         for paceline_trial in "${paceline_trials[@]}"; do paceline_run_trial "$paceline_trial"; done
         return 0
@@ -587,7 +591,7 @@ paceline_open_and_run_trial() {
 
 paceline_finish_task() {
     local code=0 again='' files=() folders=() nodes log="$paceline_submission/logs/$paceline_job.log"
-    paceline_keep_commands
+    paceline_restore_shell
     # The task is done if all its trials are, and failed if one of them is.
     for paceline_trial in "${paceline_trials[@]}"; do
         paceline_run="$paceline_sweep/trials/$paceline_trial"
