@@ -373,6 +373,21 @@ def test_params_are_typed_by_toml(text: str, path: list[str], value: Any) -> Non
     assert parse_param(text) == (path, value)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("True", True), ("False", False), ("None", None), (".1", 0.1), ("1.", 1.0), ("-.5", -0.5), ("1.e-3", 1e-3),
+        ("[True, .1, 'a']", [True, 0.1, "a"]),
+        ("5 #fff", "5 #fff"), ("#fff", "#fff"), ("5 ] #", "5 ] #"), ("True #", "True #"), ('"a # b"', "a # b"),
+        ("1, 2", "1, 2"), ("(1, 2)", "(1, 2)"), ("{'a': 1}", "{'a': 1}"), ("b'x'", "b'x'"), ("1j", "1j"),
+        ("007", "007"), ("Truely", "Truely"), ("[" * 900, "[" * 900),
+    ],
+)  # fmt: skip
+def test_params_may_be_spelled_as_in_python_and_have_no_comments(text: str, value: Any) -> None:
+    found = parse_value(text)
+    assert (found, type(found)) == (value, type(value))
+
+
 @pytest.mark.parametrize("text", ["lr", "=3", "a..b=1"])
 def test_invalid_params(text: str) -> None:
     with pytest.raises(SpecError, match="key=value"):

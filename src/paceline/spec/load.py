@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import functools
 import os
@@ -31,6 +32,7 @@ else:
 
 FILE = "paceline.toml"
 PROFILE = "PACELINE_PROFILE"  # the default of --cluster-profile, e.g. set in your shell's rc file
+MAX_LITERAL = 1000  # characters of a value in Python's syntax
 NO_PROFILE = "none"  # as --cluster-profile: not even that of this cluster
 
 
@@ -208,14 +210,30 @@ def parse_param(text: str) -> tuple[list[str], Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value in TOML syntax (0.1, true, [1, 2], "text"); return anything else as a string."""
+    """Parse a value in TOML syntax (0.1, true, [1, 2], "text") or Python's (True, None, .1); else return the text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
+        closed = tomllib.loads(f"value = [{text}]")["value"]  # invalid if the text ends in a comment
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return _python_value(text)
     value = parsed["value"]
     # A string with newlines may parse as further keys, and JSON has no dates.
-    return value if len(parsed) == 1 and _plain(value) == value else text
+    return value if len(parsed) == len(closed) == 1 and _plain(value) == value else text
+
+
+def _python_value(text: str) -> Any:
+    """Return True, False, None, a number or a list of such as Python spells them; anything else as a string."""
+    try:
+        value = ast.literal_eval(text) if len(text) <= MAX_LITERAL and "#" not in text else text
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return value if _is_plain_literal(value) else text
+
+
+def _is_plain_literal(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(each, str) or _is_plain_literal(each) for each in value)
+    return value is None or isinstance(value, (bool, int, float))
 
 
 def _plain(value: Any) -> Any:

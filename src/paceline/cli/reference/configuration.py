@@ -110,7 +110,8 @@ def default_text(value: Any, hint: Any = None) -> str:
 def _params() -> Section:
     intro = (
         "Hyperparameters of your script, of any name: `run.params.lr`, or `run.params.model.width` for a nested table. "
-        "`--param lr=0.1` overrides one."
+        "`--param lr=0.1` overrides one. Its value is in TOML's or Python's syntax (`true` or `True`, `.1`, `None`, "
+        '`[1, 2]`, `"5"` for a string of digits); any other text is a string, also with a `#` in it.'
     )
     return Section("[params]", ("params", "[params]", "--param"), intro, "[params]\nlr = 0.1\nmodel.width = 64")
 
