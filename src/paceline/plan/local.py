@@ -15,7 +15,7 @@ from paceline.errors import SpecError
 from paceline.plan.launch_spec import carry_over, make_launch_spec
 from paceline.plan.quote import command_line, quote
 from paceline.plan.run_path import RunPath
-from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, plain_variables
+from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, note_missing, plain_variables
 from paceline.plan.shape import Machine, Shape, local_shape
 from paceline.spec import Job
 
@@ -112,6 +112,7 @@ def plan_local(
     style, notes = choose_style(job, machine)
     # Secrets go to the agents' environment: the launch spec is a file.
     secrets = choose_secrets(job, environ=environ or {}, file_secrets=file_secrets, in_a_job=False)
+    notes += note_missing(job, secrets)
     variables = plain_variables(job)
     if job.runtime.cpu and machine.gpus:
         variables.setdefault(VISIBLE_DEVICES, "")  # for scripts that choose their device without the runtime

@@ -56,21 +56,42 @@ def choose_secrets(job: Job, *, environ: Mapping[str, str], file_secrets: Secret
         from_shell = name in environ
         values[name] = environ[name] if from_shell else value
         sources[name] = FROM_SHELL if from_shell else file_secrets.sources[name]
-    named = dict.fromkeys(job.environment.secrets, "environment.secrets")
-    if job.notify.webhook is not None:
-        named.setdefault(job.notify.webhook, "notify.webhook")
-    for name, key in named.items():
+    for name, key in _named(job).items():
         _check_name(name, f"{job.source(key)} names", script=in_a_job)
         if name in values:
             continue
         if name in environ:
             values[name], sources[name] = environ[name], FROM_SHELL
         elif in_a_job:
-            raise SpecError(
-                f"{job.source(key)} names {name}, which is not set here or in a secrets file.",
-                hint=f"Export {name} before you submit, write it to ~/.config/paceline/secrets.env, or remove it.",
-            )
+            raise _missing(job, name, key)
     return Secrets(values, sources)
+
+
+def note_missing(job: Job, found: Secrets) -> list[str]:
+    """Return a note on each secret that a file names and that is set nowhere; raise for one that was typed."""
+    notes = []
+    for name, key in _named(job).items():
+        if name in found.values or name in job.environment.variables:
+            continue
+        if job.is_typed(key):
+            raise _missing(job, name, key)
+        notes.append(f"{job.source(key)} names {name}, which is not set here")
+    return notes
+
+
+def _named(job: Job) -> dict[str, str]:
+    """Return the secrets that are named, without a value, and the key that names each."""
+    named = dict.fromkeys(job.environment.secrets, "environment.secrets")
+    if job.notify.webhook is not None:
+        named.setdefault(job.notify.webhook, "notify.webhook")
+    return named
+
+
+def _missing(job: Job, name: str, key: str) -> SpecError:
+    return SpecError(
+        f"{job.source(key)} names {name}, which is not set here or in a secrets file.",
+        hint=f"Export {name} first, write it to ~/.config/paceline/secrets.env, or remove it.",
+    )
 
 
 def _check_name(name: str, source: str, *, script: bool) -> None:
