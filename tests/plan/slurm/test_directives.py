@@ -44,6 +44,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"job.gpus_per_node": 0, "job.gpu_type": "a100"}, "asks for a100 GPUs, but", "--gpus 4"),
     ({"job.extra": ["--ntasks=3"]}, "has --ntasks=3", "--nproc"),
     ({"job.extra": ["-N", "3"]}, "has -N3", "--nodes"),
+    ({"job.extra": ["-HN2"]}, "has -HN2", "--nodes"),
+    ({"job.extra": ["-HQ", "t5"]}, "has -HQt5", "--time"),
     ({"job.extra": ["--gres=gpu:2"]}, "has --gres=gpu:2", "--gpus"),
     ({"job.extra": ["--dependency=afterok:1"]}, "has --dependency=afterok:1", "Use --dependency instead."),
     ({"job.extra": ["--no-requeue"]}, "has --no-requeue", "Use --no-requeue instead."),

@@ -18,6 +18,7 @@ from paceline.errors import SpecError
 from paceline.spec import Job
 from paceline.spec.quantities import slurm_size, slurm_time
 
+MAX_CPUS_PER_TASK = 65_533  # Slurm stores this in 16 bits
 TASK_PER_RANK = ("srun", "mpirun")  # mpirun over torchrun excepted
 
 
@@ -66,6 +67,11 @@ def count_tasks(job: Job, *, fair_cpus: int = 1) -> TaskCounts:
     _check_gpus(job, gpus=gpus, nproc=nproc)
     tasks = nproc if starts_each_rank(job) else 1
     cores = (resources.cpus_per_gpu or fair_cpus) * (gpus or nproc)
+    if cores // tasks > MAX_CPUS_PER_TASK:
+        raise SpecError(
+            f"{job.source('job.cpus_per_gpu')} is {resources.cpus_per_gpu}, which makes {cores:,} cores on each node.",
+            hint="Ask for as many as a node has.",
+        )
     return TaskCounts(resources.nodes, nproc, gpus, tasks, max(1, cores // tasks))
 
 
@@ -171,6 +177,7 @@ _SHORT = {
     "q": "qos", "C": "constraint", "w": "nodelist", "x": "exclude", "J": "job-name", "d": "dependency",
     "o": "output", "e": "error", "D": "chdir", "W": "wait", "a": "array",
 }  # fmt: skip
+_WITHOUT_VALUE = "hHIkOQsuvVW"  # short options; others may follow in the same word
 
 
 def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
@@ -189,18 +196,27 @@ def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
                 f"{job.source('job.extra')} has {arg!r}, which is not an option of sbatch.",
                 hint="Write an option such as --sbatch-arg=--switches=1.",
             )
-        option = match[1] or _SHORT.get(match[3], match[3])
-        value = match[2] if match[1] else match[4]
+        gpu_gres = match[1] == "gres" and "gpu" in (match[2] or "") and any(each.option == "gres" for each in ours)
         # sbatch takes any unique beginning of an option.
-        owned = next((name for name in _OWNED if match[1] and name.startswith(option)), option)
-        gpu_gres = option == "gres" and "gpu" in (value or "") and any(each.option == "gres" for each in ours)
-        if owned in _OWNED or gpu_gres:
+        options = [match[1]] if match[1] else _short_options(arg)
+        owned = next((name for name in _OWNED for each in options if name.startswith(each)), "")
+        if owned or gpu_gres:
             hint = _OWNED.get(owned, "--gpus")
             raise SpecError(
                 f"{job.source('job.extra')} has {redact_text(arg)}, which Paceline sets itself.",
                 hint=hint if hint.endswith(".") else f"Use {hint} instead.",
             )
         found.append(Directive(arg))
+    return found
+
+
+def _short_options(arg: str) -> list[str]:
+    """Return the full names of the short options in one word: `-HN2` is -H and -N 2."""
+    found = []
+    for letter in arg[1:]:
+        found.append(_SHORT.get(letter, f"-{letter}"))
+        if letter not in _WITHOUT_VALUE:
+            break
     return found
 
 
