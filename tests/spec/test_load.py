@@ -79,6 +79,11 @@ WRONG = {
         ["Invalid command = *** in [notify] of FILE: use a command without secrets"],
     ),
     "an unknown event": ('[notify]\non = ["donee"]', ["use any of done, failed, stopped, requeued, stalled, gpu_idle"]),
+    "no grace": ('[resume]\ngrace = "0s"', ['grace = "0s"', "from 1s to 65535s"]),
+    "a grace that Slurm cannot store": ('[resume]\ngrace = "19h"', ['grace = "19h"', "from 1s to 65535s"]),
+    "too many nodes": ("[job]\nnodes = 4294967297", ["nodes = 4294967297", "use at most 65536."]),
+    "too much memory": ('[job]\nmem_per_node = "9999999T"', ["mem_per_node", "use at most 1024T."]),
+    "an exit code that is none": ("[resume]\nsaved_exit_code = 300", ["saved_exit_code = 300", "use at most 255."]),
     "too short a grace": ('[job]\ntime = "2h"\n[resume]\ngrace = "10s"', ["resume.grace", "10 s", "at least 60 s"]),
     "too long a grace": (
         '[job]\ntime = "10m"\n[resume]\ngrace = "5m"',
@@ -288,6 +293,7 @@ def test_the_hint_about_a_grace_can_be_followed(time: str, grace: str, hint: str
 def test_the_default_grace_fits_a_short_job(tmp_path: Path) -> None:
     assert load(tmp_path, '[job]\ntime = "3m"').grace == 60
     assert load(tmp_path, '[job]\ntime = "3h"').grace == 120
+    assert load(tmp_path, '[job]\ntime = "1s"').grace == 20  # Slurm makes it a minute
 
 
 def test_home_relative_paths_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

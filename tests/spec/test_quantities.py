@@ -35,6 +35,7 @@ def test_durations(text: object, seconds: int) -> None:
         ("30", 1800), ("30:00", 1800), ("2:30:00", 9000), ("1-12", 129600), ("1-12:30", 131400),
         ("1-12:30:00", 131400), ("90m", 5400), ("2h30m", 9000), ("90s", 90), (" 5 ", 300), ("5min", 300),
         ("4hours", 14400), ("4 h", 14400), ("1 Day 12 hrs", 129600), ("90 secs", 90), ("2 weeks", 1209600),
+        ("1:5", 65), ("1:5:00", 3900), ("1-2:3", 86400 + 7200 + 180), ("3650d", 3650 * 86400),
     ],
 )  # fmt: skip
 def test_time_limits_take_all_of_slurms_forms(text: object, seconds: int) -> None:
@@ -49,6 +50,18 @@ def test_invalid_time_limits(text: object) -> None:
         parse_time_limit(text)
 
 
+@pytest.mark.parametrize("text", ["4294967326", "99999999999d", "3651d", "9" * 400 + "d", "9" * 5000])
+def test_a_time_limit_that_slurm_would_not_store_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match=r"at most 36500?d"):
+        parse_time_limit(text)
+
+
+@pytest.mark.parametrize("text", ["UNLIMITED", "infinite"])
+def test_a_job_without_a_limit_is_rejected_with_a_reason(text: str) -> None:
+    with pytest.raises(ValueError, match="the run saves before the limit"):
+        parse_time_limit(text)
+
+
 @pytest.mark.parametrize("text", ["0", "0m", "00:00:00", "0-0", "0.1s"])
 def test_a_time_limit_is_not_zero(text: str) -> None:
     with pytest.raises(ValueError, match="a time limit above zero"):
@@ -57,7 +70,7 @@ def test_a_time_limit_is_not_zero(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5", "2 hours or so", "2 our", "5 months", "hours", "h", "-5m", -5, True, 1.5, "1:2:3:4", "12:0:0", None],
+    ["", "5", "2 hours or so", "2 our", "5 months", "hours", "h", "-5m", -5, True, 1.5, "1:2:3:4", "12:000:0", None],
 )
 def test_invalid_durations(text: object) -> None:
     with pytest.raises(ValueError, match="a duration such as"):

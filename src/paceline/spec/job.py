@@ -118,7 +118,8 @@ class Job:
             return self.resume.grace
         limit = self.resources.time
         default = DEFAULT_GRACE + (COLLECT_GRACE if self.data.collect else 0)
-        return default if limit is None else min(default, limit // 3)
+        # Slurm rounds a limit up to whole minutes.
+        return default if limit is None else min(default, -(-limit // 60) * 20)
 
     def is_set(self, key: str) -> bool:
         """Whether a file or a flag set this key ("job.time")."""

@@ -13,6 +13,9 @@ _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
 A_TIME = "a duration such as 90m, 2h30m or 1-12:00:00"
 A_SIZE = "a size such as 512M, 32G or 1.5T"
+MAX_TIME_LIMIT = 3650 * 86400  # seconds; Slurm stores minutes in 32 bits, and wraps around without a word
+MAX_SECONDS = 10 * MAX_TIME_LIMIT
+MAX_MEBIBYTES = 1024 * 1024 * 1024
 
 
 def parse_time_limit(value: object) -> int:
@@ -21,9 +24,13 @@ def parse_time_limit(value: object) -> int:
         raise ValueError('a duration such as "30m" or "2:30:00"')
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]+\s*", value):
         value = f"{value.strip()}m"
+    if isinstance(value, str) and value.strip().lower() in ("unlimited", "infinite"):
+        raise ValueError("a duration such as 7d: the run saves before the limit and continues in the next job")
     seconds = parse_seconds(value)
     if seconds == 0:
         raise ValueError("a time limit above zero, e.g. 30m")
+    if seconds > MAX_TIME_LIMIT:
+        raise ValueError(f"at most {MAX_TIME_LIMIT // 86400}d")
     return seconds
 
 
@@ -32,6 +39,13 @@ def parse_seconds(value: object) -> int:
 
     Units may be words: "5min", "2 hours".
     """
+    seconds = _parse_seconds(value)
+    if seconds > MAX_SECONDS:
+        raise ValueError(f"at most {MAX_SECONDS // 86400}d")
+    return round(seconds)
+
+
+def _parse_seconds(value: object) -> float:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if not isinstance(value, str) or not value.isascii():
@@ -40,19 +54,19 @@ def parse_seconds(value: object) -> int:
     if re.fullmatch(r"(\d+(\.\d+)?\s*[a-z]+\s*)+", text):
         parts = re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text)
         if all(word in _UNIT_OF for _, word in parts):
-            return round(sum(float(amount) * _UNITS_OF_TIME[_UNIT_OF[word]] for amount, word in parts))
-    if days := re.fullmatch(r"(\d+)-(\d+)(?::(\d\d))?(?::(\d\d))?", text):
+            return sum(float(amount) * _UNITS_OF_TIME[_UNIT_OF[word]] for amount, word in parts)
+    if days := re.fullmatch(r"(\d+)-(\d+)(?::(\d\d?))?(?::(\d\d?))?", text):
         return _total(*days.groups())
-    if clock := re.fullmatch(r"(?:(\d+):)?(\d+):(\d\d)", text):
+    if clock := re.fullmatch(r"(?:(\d+):)?(\d+):(\d\d?)", text):
         hours, minutes, seconds = clock.groups()
-        if hours is None or len(minutes) == 2:
+        if hours is None or len(minutes) <= 2:
             return _total("0", hours, minutes, seconds)
     # A bare number in quotes means minutes to Slurm and seconds to most people, so it is an error here.
     raise ValueError(A_TIME)
 
 
-def _total(*parts: str | None) -> int:
-    return sum(int(part or 0) * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=True))
+def _total(*parts: str | None) -> float:
+    return sum(float(part or 0) * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=True))
 
 
 def slurm_time(seconds: int) -> str:
@@ -88,6 +102,8 @@ def parse_mebibytes(value: object) -> int:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
         if match:
             mebibytes = float(match[1]) * _MEBIBYTES[match[2].upper()]
+            if mebibytes > MAX_MEBIBYTES:
+                raise ValueError(f"at most {MAX_MEBIBYTES // 1024**2}T")
             if mebibytes >= 1:
                 return round(mebibytes)
     raise ValueError(A_SIZE)

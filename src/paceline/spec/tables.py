@@ -16,6 +16,10 @@ from paceline.spec.pydantic_plugins import plugins_disabled
 from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit, slurm_size, slurm_time
 
 DEFAULT_WARM = 600  # seconds
+MAX_GRACE = 65_535  # seconds; Slurm stores this in 16 bits
+MAX_NODES = 65_536
+MAX_GPUS = 1024  # per node
+MAX_RANKS = MAX_CPUS = 4096  # per node, and per GPU
 EVENTS = ("done", "failed", "stopped", "requeued", "stalled", "gpu_idle")  # that notifications may be about
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
 
@@ -119,6 +123,13 @@ def _run_name(value: str) -> str:
     return value
 
 
+def _grace(value: object) -> int:
+    seconds = parse_seconds(value)
+    if not 1 <= seconds <= MAX_GRACE:
+        raise ValueError(f"a duration from 1s to {MAX_GRACE}s: Slurm sends no signal earlier")
+    return seconds
+
+
 Seconds = Annotated[int, BeforeValidator(parse_seconds)]
 Warm = Annotated[bool | int, BeforeValidator(_warm)]
 # Written to run.json with their units, as these need one when they are read again.
@@ -154,10 +165,10 @@ class Project(Table):
 class Resources(Table):
     """`[job]`: what to request from the scheduler."""
 
-    nodes: Count = 1
-    gpus_per_node: Annotated[int, Field(ge=0)] | None = None
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
+    gpus_per_node: Annotated[int, Field(ge=0, le=MAX_GPUS)] | None = None
     gpu_type: Line | None = None
-    cpus_per_gpu: Count | None = None
+    cpus_per_gpu: Annotated[int, Field(ge=1, le=MAX_CPUS)] | None = None
     mem_per_gpu: Mebibytes | None = None
     mem_per_node: Mebibytes | None = None
     time: TimeLimit | None = None
@@ -203,7 +214,7 @@ class Environment(Table):
 class Launch(Table):
     style: Style = "fork"
     preload: Strings = ()
-    nproc: Count | None = None
+    nproc: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
     mpirun_over: Literal["ranks", "torchrun"] = "ranks"
     gpu_binding: Literal["all", "one"] = "all"
     tee: Literal["0", "all", "none"] = "0"
@@ -241,7 +252,7 @@ class Checkpoint(Table):
 
 class Resume(Table):
     requeue: Annotated[bool | Literal["always"], BeforeValidator(_requeue)] = True
-    grace: Seconds | None = None
+    grace: Annotated[int, BeforeValidator(_grace)] | None = None
     max_attempts: Count | None = None
     hang_timeout: Seconds | None = None
     exit_timeout: Seconds = 30

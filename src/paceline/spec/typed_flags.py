@@ -51,7 +51,7 @@ def _contradiction(first: Flag, second: Flag) -> UsageError:
 
 
 def _value(option: Option, value: Any, environ: Mapping[str, str]) -> Any:
-    if option.kind == NUMBER and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
+    if option.kind == NUMBER and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
         return int(value)
     if option.kind == TEXT and re.fullmatch(r"--[a-z][a-z-]*", value):
         raise UsageError(

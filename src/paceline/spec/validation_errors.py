@@ -60,6 +60,8 @@ def _expected(error: Mapping[str, Any]) -> str:
         return f"one of {context['expected']}".replace(" or ", ", ").replace("'", "")
     if kind == "greater_than_equal":
         return f"at least {context['ge']}"
+    if kind == "less_than_equal":
+        return f"at most {context['le']}"
     return _EXPECTED.get(kind, str(error["msg"]))
 
 
