@@ -853,6 +853,49 @@ def test_a_strict_shell_runs_a_whole_task(bench: Bench) -> None:
     assert bench.requeues() == ["requeue 5_3"]
 
 
+def test_noclobber_in_setup_lines_keeps_no_old_files(bench: Bench) -> None:
+    bench.forbid_requeue()
+    assert bench.carry_out(STOPPED, setup="set -o noclobber") == (75, "paceline: job 7: stopped\n")
+    assert (bench.run / "job").read_text() == "78\n"
+    secrets = bench.run / "environment.sh"
+    secrets.write_text("export A=1\n# Secrets until the run is over: KEY\nexport KEY=abc\n")
+    secrets.with_name("environment.sh.new").write_text("half\n")
+    assert bench.carry_out(DONE, setup="set -o noclobber", SLURM_JOB_ID="78") == (0, "paceline: job 78: done\n")
+    assert secrets.read_text() == "export A=1\npaceline_require_secrets KEY\n"
+
+
+# What a user's shell may make of commands that job.sh calls.
+FUNCTIONS = """\
+grep() { command grep --color=always "$@"; }
+cat() { printf '>> '; command cat "$@"; }
+sort() { command sort -r "$@"; }
+date() { echo now; }
+mkdir() { command mkdir -v "$@"; }
+"""
+ALIASES = "shopt -s expand_aliases failglob nocasematch; set -o noclobber\n" + "\n".join(
+    f"alias {name}='{name} {option}'"
+    for name, option in {"grep": "--color=always", "cat": "-n", "sort": "-r", "mkdir": "-v"}.items()
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [(FUNCTIONS, "setup"), (FUNCTIONS, "environment"), (ALIASES, "environment"), (f"{ALIASES}\nset -f", "setup")],
+)
+def test_functions_aliases_and_options_of_the_user_do_not_change_a_job(bench: Bench, lines: str, where: str) -> None:
+    (bench.calls / "lines").write_text(lines)
+    environ = {"BASH_ENV": str(bench.calls / "lines")} if where == "environment" else {}
+    for name in ("srun", "scontrol", "sbatch"):
+        text = COMMANDS[name]
+        (bench.bin / name).write_text(f"#!/bin/bash -p\n{text}\n")  # does not read BASH_ENV
+    bench.forbid_requeue()
+    setup = lines if where == "setup" else ""
+    code, out = bench.carry_out("printf 'n3\\nn2\\n' >requeue; echo failed >verdict", setup=setup, **environ)
+    assert (code, out) == (1, "paceline: job 7: failed\n")
+    assert bench.calls_of("sbatch") == [f"--parsable --dependency=afterany:7 --exclude=n2,n3 {bench.run}/job.sbatch"]
+    assert (bench.run / "job").read_text() == "78\n"
+
+
 def test_a_job_without_a_verdict_is_not_requeued(bench: Bench) -> None:
     assert bench.carry_out("echo n2 >requeue") == (1, "paceline: job 7: failed\n")
     assert bench.requeues() == []

@@ -13,6 +13,11 @@
 # function begins with `paceline_`; what Slurm has set is read before them; and no command here may fail unhandled: the
 # lines may have said `set -euo pipefail`.
 
+# The commands that this file calls. The user's aliases would change them while bash reads the functions below.
+paceline_commands=(cat date echo env grep kill ln mkdir mv od paste readlink rm rmdir scontrol sed sleep sort tac tail
+    timeout tr uname)
+unalias "${paceline_commands[@]}" 2>/dev/null || :
+
 paceline_fail() {
     echo "paceline: error: $*" >&2
     exit 1
@@ -24,6 +29,7 @@ paceline_fail() {
 #   --no-requeue      end at the time limit
 #   --exclude=NODES   nodes that the user excluded
 paceline_identify_job() {
+    paceline_clean_shell
     # A task of an array is ARRAY_TASK: its plain id may mean the whole array.
     paceline_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     paceline_job=${paceline_job:-$SLURM_JOB_ID}
@@ -63,10 +69,20 @@ paceline_identify_job() {
     paceline_queued_at=$(date -d "${submitted#*=}" +%s 2>/dev/null) || :
 }
 
-# Undo what the user's lines may have changed in this shell: find this script's own commands (theirs are found first),
-# read words, and receive the signals of Slurm.
+# Undo what the user's start-up files, exported functions and lines may have changed in this shell: how it reads words,
+# patterns and files, and what the commands of this script do, such as a `grep` that always prints colours.
+paceline_clean_shell() {
+    unset IFS GLOBIGNORE
+    set +o noclobber +o noglob
+    shopt -u failglob nullglob nocasematch
+    unalias "${paceline_commands[@]}" 2>/dev/null || :
+    unset -f "${paceline_commands[@]}" || : # one may be read-only
+}
+
+# The same once the user's lines have run. Then also find this script's own commands (theirs are found first), and
+# receive the signals of Slurm.
 paceline_restore_shell() {
-    unset IFS
+    paceline_clean_shell
     case ":$PATH:" in
         *":$paceline_path:"*) ;;
         *) PATH="$PATH:$paceline_path" ;;
