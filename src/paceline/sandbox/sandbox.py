@@ -43,7 +43,10 @@ class Sandbox:
         self.paths = SandboxPaths(Path(folder).absolute())
         record = SandboxRecord.load(self.paths)
         if record is None:
-            raise UsageError(f"No sandbox is running in {self.folder}.", hint="Start one with `paceline sandbox up`.")
+            raise UsageError(
+                f"No sandbox is running in {self.folder}.",
+                hint=f"Start one with `paceline sandbox up{self.paths.dir_flag}`.",
+            )
         self.record = record
 
     @classmethod
@@ -78,7 +81,8 @@ class Sandbox:
             raise UsageError(f"--network {NAMESPACES} needs root.", hint=f"Use --network {PLAIN}.")
         if SandboxRecord.load(paths) is not None:
             raise UsageError(
-                f"A sandbox is already running in {paths.path}.", hint="Stop it with `paceline sandbox down`."
+                f"A sandbox is already running in {paths.path}.",
+                hint=f"Stop it with `paceline sandbox down{paths.dir_flag}`.",
             )
         daemons.make_private(paths.path)
         try:
@@ -253,7 +257,7 @@ class Sandbox:
         if self.record.settings.network != NAMESPACES:
             raise UsageError(
                 "Nodes of a plain sandbox share this machine's network, so they cannot be disconnected.",
-                hint=f"Start the sandbox with `paceline sandbox up --network {NAMESPACES}`.",
+                hint=f"Start the sandbox with `paceline sandbox up --network {NAMESPACES}{self.paths.dir_flag}`.",
             )
         return self.name(node)
 
@@ -261,7 +265,8 @@ class Sandbox:
         outer = self.record.processes.get(name)
         init = network.find_init(outer) if outer else None
         if init is None:
-            raise ClusterError(f"{name} is not running.", hint=f"Start it with `paceline sandbox start-node {name}`.")
+            command = f"paceline sandbox start-node{self.paths.dir_flag} {name}"
+            raise ClusterError(f"{name} is not running.", hint=f"Start it with `{command}`.")
         return init
 
 

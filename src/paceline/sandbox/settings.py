@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,14 @@ class Settings:
         return [f"node{number}" for number in range(1, self.nodes + 1)]
 
 
+def default_folder() -> Path:
+    """Return $PACELINE_SANDBOX, or a folder for state in the home folder."""
+    if folder := os.environ.get("PACELINE_SANDBOX"):
+        return Path(folder)
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "paceline" / "sandbox"
+
+
 @dataclass(frozen=True)
 class SandboxPaths:
     """The paths of a sandbox. All its files are in its folder; nothing else on the machine is touched."""
@@ -69,6 +78,11 @@ class SandboxPaths:
     run = Entry("run")
     munge_socket = Entry("run/munge.socket")
     devices = Entry("dev")  # the folder of the fake GPUs
+
+    @property
+    def dir_flag(self) -> str:
+        """What a command needs to find this sandbox: nothing if it is the default one."""
+        return "" if self.path == default_folder().absolute() else f" --dir {shlex.quote(str(self.path))}"
 
     def log(self, name: str) -> Path:
         return self.path / "log" / f"{name}.log"

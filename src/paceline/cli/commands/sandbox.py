@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from paceline.cli.help import GroupedCommand
 from paceline.errors import UsageError
 from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, packages
 from paceline.sandbox.lifecycle import stop_all
-from paceline.sandbox.settings import SandboxPaths
+from paceline.sandbox.settings import SandboxPaths, default_folder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -29,14 +30,6 @@ def overview(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(2)
-
-
-def default_folder() -> Path:
-    """Return $PACELINE_SANDBOX, or a folder for state in the home folder."""
-    if folder := os.environ.get("PACELINE_SANDBOX"):
-        return Path(folder)
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "paceline" / "sandbox"
 
 
 Folder = Annotated[
@@ -91,7 +84,7 @@ def up(
         path, nodes=nodes, cpus=cpus, memory=memory, gpus=gpus, gpu_type=gpu_type, network=network,
         accounting=accounting, max_array_size=max_array_size, options=options,
     )  # fmt: skip
-    flag = "" if path == default_folder() else f" --dir {shlex.quote(str(path))}"
+    flag = sandbox.paths.dir_flag
     size = f"{nodes} node{'s' if nodes > 1 else ''}"
     console.print(f"Slurm with {size} is up ({network}) in {sandbox.folder}", highlight=False, soft_wrap=True)
     console.print(f'  use it:   eval "$(paceline sandbox env{flag})"', highlight=False, soft_wrap=True)
@@ -128,7 +121,8 @@ def status(folder: Folder = None) -> None:
         state = f"[green]running[/], process {pid}" if sandbox.is_running(name) else "[red]not running[/]"
         console.print(f"  {name:<10} {state}", highlight=False)
     if not sandbox.controller_responds():
-        console.print("[red]the controller does not respond[/]; restart it with: paceline sandbox restart-controller")
+        restart = f"paceline sandbox restart-controller{escape(sandbox.paths.dir_flag)}"
+        console.print(f"[red]the controller does not respond[/]; restart it with: {restart}", soft_wrap=True)
         raise typer.Exit(1)
     table = Table(box=None, pad_edge=False)
     for title in ("node", "state", "cpus used", "gpus", "address", "reason"):
