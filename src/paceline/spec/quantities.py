@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from paceline.errors import UsageError
+
 _UNITS_OF_TIME = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _WORDS_OF_TIME = {"s": "sec secs second seconds", "m": "min mins minute minutes", "h": "hr hrs hour hours",
                   "d": "day days", "w": "week weeks"}  # fmt: skip
@@ -31,6 +33,17 @@ def parse_time_limit(value: object) -> int:
         raise ValueError("a time limit above zero, e.g. 30m")
     if seconds > MAX_TIME_LIMIT:
         raise ValueError(f"at most {MAX_TIME_LIMIT // 86400}d")
+    return seconds
+
+
+def parse_wait(text: str, flag: str) -> int:
+    """Return for how many seconds a command waits. A bare number counts seconds, as in timeout(1)."""
+    try:
+        seconds = parse_seconds(f"{text}s" if re.fullmatch(r"\s*[0-9]+\s*", text) else text)
+        if seconds == 0:
+            raise ValueError("a time above zero, e.g. 30s")
+    except ValueError as expected:
+        raise UsageError(f'Invalid {flag} "{text}": use {expected}.') from None
     return seconds
 
 

@@ -17,9 +17,6 @@ from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_
 
 DEFAULT_WARM = 600  # seconds
 MAX_GRACE = 65_535  # seconds; Slurm stores this in 16 bits
-MAX_NODES = 65_536
-MAX_GPUS = 1024  # per node
-MAX_RANKS = MAX_CPUS = 4096  # per node, and per GPU
 EVENTS = ("done", "failed", "stopped", "requeued", "stalled", "gpu_idle")  # that notifications may be about
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
 
@@ -131,6 +128,7 @@ def _grace(value: object) -> int:
 
 
 Seconds = Annotated[int, BeforeValidator(parse_seconds)]
+Grace = Annotated[int, BeforeValidator(_grace)]
 Warm = Annotated[bool | int, BeforeValidator(_warm)]
 # Written to run.json with their units, as these need one when they are read again.
 TimeLimit = Annotated[int, BeforeValidator(parse_time_limit), PlainSerializer(slurm_time, when_used="json")]
@@ -144,6 +142,8 @@ RunName = Annotated[Line, AfterValidator(_run_name)]
 UserPath = Annotated[Line, AfterValidator(_expand_home)]
 UserPaths = Annotated[Strings, AfterValidator(lambda paths: tuple(map(_expand_home, paths)))]
 Count = Annotated[int, Field(ge=1)]
+Nodes = Annotated[int, Field(ge=1, le=65_536)]
+PerNode = Annotated[int, Field(ge=1, le=4096)]  # ranks or cores: Slurm stores them in 16 bits
 
 
 class Table(BaseModel):
@@ -165,10 +165,10 @@ class Project(Table):
 class Resources(Table):
     """`[job]`: what to request from the scheduler."""
 
-    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
-    gpus_per_node: Annotated[int, Field(ge=0, le=MAX_GPUS)] | None = None
+    nodes: Nodes = 1
+    gpus_per_node: Annotated[int, Field(ge=0, le=1024)] | None = None
     gpu_type: Line | None = None
-    cpus_per_gpu: Annotated[int, Field(ge=1, le=MAX_CPUS)] | None = None
+    cpus_per_gpu: PerNode | None = None
     mem_per_gpu: Mebibytes | None = None
     mem_per_node: Mebibytes | None = None
     time: TimeLimit | None = None
@@ -214,7 +214,7 @@ class Environment(Table):
 class Launch(Table):
     style: Style = "fork"
     preload: Strings = ()
-    nproc: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
+    nproc: PerNode | None = None
     mpirun_over: Literal["ranks", "torchrun"] = "ranks"
     gpu_binding: Literal["all", "one"] = "all"
     tee: Literal["0", "all", "none"] = "0"
@@ -252,7 +252,7 @@ class Checkpoint(Table):
 
 class Resume(Table):
     requeue: Annotated[bool | Literal["always"], BeforeValidator(_requeue)] = True
-    grace: Annotated[int, BeforeValidator(_grace)] | None = None
+    grace: Grace | None = None
     max_attempts: Count | None = None
     hang_timeout: Seconds | None = None
     exit_timeout: Seconds = 30

@@ -108,7 +108,7 @@ def test_a_timeout_does_not_say_that_a_lost_run_is_left(
 ) -> None:
     monkeypatch.setattr(monitor, "QUERY_INTERVALS", (60.0, 60.0))  # too long for a second look
     run = make_run(scratch, job=None)
-    assert cli.dispatch(["wait", "--timeout", "1s", "aaaa"]) == 124
+    assert cli.dispatch(["wait", "--timeout", "1", "aaaa"]) == 124  # seconds, as in timeout(1)
     said = capsys.readouterr().err
     assert f"Not known to be over after 1 s: {run.path.name} (lost)." in said
     assert "not the runs" not in said

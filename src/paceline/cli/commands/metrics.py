@@ -15,7 +15,7 @@ from paceline.cli.output import console
 from paceline.contract.output_file import write_output
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.spec.quantities import parse_time_limit
+from paceline.spec.quantities import parse_wait
 from paceline.watch import viewpoint
 from paceline.watch.details import read_details
 from paceline.watch.index.rows import read_rows
@@ -54,7 +54,7 @@ def command(
         raise UsageError("--active means all active runs, but you have named some.", hint="Use one of both.")
     if follow and output is None:
         raise UsageError("--follow needs a file to write to.", hint="Add -o FILE.")
-    pause = max(MIN_INTERVAL, float(parse_time_limit(interval)))
+    pause = max(MIN_INTERVAL, float(parse_wait(interval, "--interval")))
     while True:
         records = _read(None if active else [runs.named(name) for name in names or ["last"]])
         text = write_openmetrics((read_details(each), read_last_values(each.folder.metrics)) for each in records)

@@ -17,10 +17,11 @@ from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.verdict import STOPPED_EXIT
 from paceline.errors import UsageError
 from paceline.plan.quote import quote
-from paceline.spec.quantities import parse_time_limit, show_seconds
+from paceline.spec.quantities import parse_wait, show_seconds
 from paceline.sweep.results import find_sweep
 from paceline.watch import viewpoint
 
+TIMEOUT = "--timeout"
 TIMEOUT_EXIT = 124  # as that of timeout(1)
 POLL_INTERVAL = 0.5  # seconds between looks at the files of a run
 MOST_LOOKS = 50  # per second, at all runs together
@@ -36,7 +37,10 @@ def command(
     names: Names = None,
     *,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help="Give up after this long, e.g. 90m or 2h30m.")
+        str,
+        typer.Option(
+            TIMEOUT, metavar="TIME", help="Give up after this long, e.g. 90m or 2h30m; a bare number counts seconds."
+        ),
     ] = "",
 ) -> int:
     """Wait until runs are over, and return how they ended as the exit code.
@@ -61,7 +65,7 @@ def command(
     for target in targets:
         target.explain(with_name=len(targets) > 1)
     if not is_over:
-        _say_left([target for target in targets if not target.is_over], show_seconds(parse_time_limit(timeout)))
+        _say_left([target for target in targets if not target.is_over], show_seconds(parse_wait(timeout, TIMEOUT)))
         return TIMEOUT_EXIT
     codes = {target.exit_code for target in targets}
     return 1 if 1 in codes else STOPPED_EXIT if STOPPED_EXIT in codes else 0
@@ -99,12 +103,7 @@ def _wait(targets: list[Target], deadline: float | None) -> bool:
 
 
 def _deadline(timeout: str) -> float | None:
-    if not timeout:
-        return None
-    try:
-        return time.monotonic() + parse_time_limit(timeout)
-    except ValueError as expected:
-        raise UsageError(f'Invalid --timeout "{timeout}": use {expected}.') from None
+    return time.monotonic() + parse_wait(timeout, TIMEOUT) if timeout else None
 
 
 def _find(name: str) -> Target:

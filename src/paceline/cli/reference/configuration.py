@@ -15,11 +15,13 @@ from paceline.spec.option_table import TABLE, Option
 # What each kind of value looks like in TOML.
 _TYPES: tuple[tuple[Any, str], ...] = (
     (tables.Warm, '`true`, `false` or a duration: `"30m"`'),
-    (tables.Seconds, 'duration: `"90s"`, `"10m"`'), (tables.TimeLimit, 'time: `"90m"`, `"1-12:00:00"`'),
+    (tables.Seconds, 'duration: `"90s"`, `"10m"`'), (tables.Grace, 'duration: `"90s"`, `"10m"`'),
+    (tables.TimeLimit, 'time: `"90m"`, `"1-12:00:00"`'),
     (tables.Mebibytes, 'size: `"32G"`'), (tables.Strings, "list of strings"),
     (tables.StringOrList, "string, or list of strings"), (tables.Variables, "table of strings"),
     (tables.FolderName, "string"), (tables.Line, "string"), (tables.UserPath, "string"),
-    (tables.UserPaths, "list of strings"), (tables.Count, "number from 1"), (bool, "`true` or `false`"),
+    (tables.UserPaths, "list of strings"), (tables.Count, "number from 1"),
+    (tables.Nodes, "number from 1"), (tables.PerNode, "number from 1"), (bool, "`true` or `false`"),
     (int, "number"), (str, "string"), (dict[str, Any], "table"),
 )  # fmt: skip
 
