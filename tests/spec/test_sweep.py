@@ -34,6 +34,8 @@ depth = { integer = [1, 100], log = true }
 optimizer = ["adam", "sgd"]
 momentum = { uniform = [0, 1], when = { optimizer = "sgd" } }
 model.heads = [1, 2]
+clip.min = [0.0]
+clip.max = [1.0]
 max_tokens = [512, 1024]
 tokenizer = ["bpe", "word"]
 epochs = 3
@@ -50,6 +52,8 @@ nodes = 2
         "optimizer": {"grid": ["adam", "sgd"]},
         "momentum": {"uniform": [0.0, 1.0], "when": {"optimizer": ["sgd"]}},
         "model.heads": {"grid": [1, 2]},
+        "clip.min": {"grid": [0.0]},
+        "clip.max": {"grid": [1.0]},
         "max_tokens": {"grid": [512, 1024]},
         "tokenizer": {"grid": ["bpe", "word"]},
         "epochs": {"grid": [3]},
@@ -75,6 +79,16 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         (HEAD + "[spase]\nx = [1]\n", "unknown key 'spase'", "'space'"),
         (HEAD + "[space]\nx = { unifrom = [0, 1] }\n", "unknown key 'unifrom'", "'uniform'"),
         (HEAD + "[space]\nx = { loguniform = [1e-4, 1] }\n", "unknown key 'loguniform'", "'log_uniform'"),
+        (HEAD + "[space]\nx = { min = 0.0, max = 1.0 }\n", "not a range", "Write x = { uniform = [0.0, 1.0] }."),
+        (HEAD + "[space]\nx = { low = 2, high = 8 }\n", "not a range", "Write x = { integer = [2, 8] }."),
+        (HEAD + "[space]\nx = { low = 0.1, high = 8, log = true }\n", "not a", "{ log_uniform = [0.1, 8] }."),
+        (HEAD + '[space]\nx = { distribution = "uniform", min = 0, max = 1 }\n', "not a", "{ uniform = [0, 1] }."),
+        (HEAD + '[space]\nx = { distribution = "normal", mu = 0 }\n', "not a range", "uniform"),
+        (HEAD + "[space]\nx = { value = 5 }\n", "not a range", "Write x = 5. For constants x.value, write each"),
+        (HEAD + "[space]\nx = { values = [1, 2] }\n", "not a range", "Write x = [1, 2]."),
+        (HEAD + 'method = "random"\n[space]\nx = [1]\n', "Unknown key 'method'", "'sampler'"),
+        (HEAD + "grid = { x = [1] }\n", "Unknown key 'grid'", "[space]"),
+        (HEAD + "[parameters]\nx = [1]\n", "unknown key 'parameters'", "'space'"),
         (HEAD + "[space]\nx = { choices = [1, 2] }\n", "unknown key 'choices'", "'grid'"),
         (HEAD + '[space]\nhf_token = "abc"\n', r"\[space\] hf_token is a secret", "[environment] secrets"),
         (HEAD + '[space]\ndb.password = ["a", "b"]\n', r"\[space\] db.password is a secret", ".env"),

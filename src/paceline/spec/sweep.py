@@ -41,6 +41,17 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
+# What other libraries call our keys of [sweep], and the table [space].
+_OTHER_KEYS = {
+    "method": "sampler", "strategy": "sampler", "algorithm": "sampler", "search": "sampler", "goal": "direction",
+    "mode": "direction", "trials": "count", "n_trials": "count", "num_trials": "count", "max_trials": "count",
+    "run_cap": "count", "program": "script", "early_terminate": "prune", "pruner": "prune", "concurrency": "parallel",
+    "max_concurrent": "parallel", "n_jobs": "parallel",
+}  # fmt: skip
+_SPACES = ("grid", "parameters", "hyperparameters", "search_space", "space")
+_BOUNDS = (("min", "max"), ("low", "high"), ("lower", "upper"))
+
+
 class SweepTable(Table):
     name: FolderName | None = None
     """The name of the sweep and its folder. Default: the file's name."""
@@ -99,7 +110,7 @@ def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
     for key in values:
         if key not in Tables.model_fields:
             known = ["sweep", "space", *Tables.model_fields]
-            close = nearest(key, known)
+            close = "space" if key in _SPACES else nearest(key, known)
             raise SpecError(f"{path}: unknown key {key!r}.", hint=_suggest(close, known, ""))
     table = with_flags(_parse_table(sweep, path), flags)
     found = SweepFile(path, table, _read_space(space or {}, path), values)
@@ -108,6 +119,12 @@ def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
 
 
 def _parse_table(table: Mapping[str, Any], path: Path) -> SweepTable:
+    for key in table:
+        hint = f"Did you mean {_OTHER_KEYS[key]!r}?" if key in _OTHER_KEYS else ""
+        if key in _SPACES:
+            hint = "List what to try in the table [space], with lines such as lr = [0.1, 0.01]."
+        if hint:
+            raise SpecError(f"Unknown key {key!r} in [sweep] of {path}.", hint=f"{hint} {reference('sweep')}")
     try:
         return SweepTable.model_validate(table)
     except ValidationError as problem:
@@ -143,6 +160,11 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
     found: dict[str, dict[str, Any]] = {}
     for name, value in space.items():
         key = f"{prefix}{name}"
+        if isinstance(value, dict) and (meant := _from_wandb(value)):
+            also = f" For constants {', '.join(f'{key}.{each}' for each in value)}, write each as a list of one value."
+            raise SpecError(
+                f"{path}: [space] {key}: {show(value)} is not a range.", hint=f"Write {key} = {meant}.{also}"
+            )
         if isinstance(value, dict) and not any(word in value for word in (*RANGES, *MODIFIERS)):
             close = next((word for each in value if (word := _nearest_range(each, RANGES))), None)
             if close is not None and not any(isinstance(each, dict) for each in value.values()):
@@ -153,6 +175,28 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
         else:
             found[key] = _Range(key, value, path).read()
     return found
+
+
+def _from_wandb(value: Mapping[str, Any]) -> str | None:
+    """Return our spelling of a range that W&B and others describe by its bounds; None if a table is none of theirs."""
+    if any(word in value for word in RANGES):
+        return None
+    if isinstance(value.get("values"), list):
+        return show(value["values"])
+    if "value" in value and not isinstance(value["value"], (dict, list)):
+        return show(value["value"])
+    for names in _BOUNDS:
+        bounds = [value.get(name) for name in names]
+        if any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in bounds):
+            continue
+        style = str(value.get("distribution", value.get("type", "")))
+        is_log = "log" in style or value.get("log") is True
+        whole = all(isinstance(each, int) for each in bounds) and (not style or "int" in style) and not is_log
+        kind = "log_uniform" if is_log else "integer" if whole else "uniform"
+        if is_log and min(float(each or 0) for each in bounds) <= 0:
+            return "{ log_uniform = [1e-4, 1.0] }, with the smallest and the largest value"
+        return f"{{ {kind} = {show(bounds)} }}"
+    return "{ uniform = [0.0, 1.0] }" if isinstance(value.get("distribution"), str) else None
 
 
 @dataclass(frozen=True)
