@@ -262,7 +262,8 @@ def test_the_scratch_flag_wins(paceline: Paceline, tmp_path: Path) -> None:
         "--container-image": "--image", "--modules": "--load-module", "--nnodes": "--nodes",
         "--nproc-per-node": "--nproc", "--nproc_per_node": "--nproc", "--max_restarts": "--max-attempts",
         "--log_dir": "--scratch", "--every-seconds": "--save-every-seconds", "--no_wandb": "--no-wandb",
-        "--partiton": "--partition",
+        "--partiton": "--partition", "-n": "--nproc", "-c": "--cpus-per-gpu", "-q": "--qos", "-G": "--gpus",
+        "-w": "--nodelist",
     }.items(),
 )  # fmt: skip
 def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
@@ -289,6 +290,9 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
             "--gpus-per-node applies to `paceline submit`, not to `paceline run`.",
             "Here, you get one rank per GPU. For 1 rank, use --nproc 1; CUDA_VISIBLE_DEVICES=0 chooses the GPU.",
         ),
+        ("run -n 4 t.py", "Unknown option -n. Did you mean --nproc?", "It counts the ranks of each node"),
+        ("submit -G4 t.py", "Unknown option -G. Did you mean --gpus?", "It counts the GPUs of each node"),
+        ("submit --array=1-4 t.py", "Unknown option --array.", "Use `paceline sweep`"),
         ("run --lr 0.1 t.py", "Unknown option --lr.", "Options of your script go after it: paceline run train.py --lr"),
         ("run --max_restarts 1 t.py", "Unknown option --max_restarts. Did you mean --max-restarts?", "See"),
         ("logs --ranks 1", "Unknown option --ranks. Did you mean --rank?", "See"),

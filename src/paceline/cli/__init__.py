@@ -28,6 +28,7 @@ script unchanged.
 Run `paceline COMMAND --help` for the options of a command."""
 HELP = ["-h", "--help"]
 GPU_FLAGS = ("--gpus", "--gpus-per-node")
+ARRAY_FLAGS = ("--array", "-a")
 MAX_LISTED_GPUS = 16
 TORCHRUN_ADDRESSES = ("--standalone", "--rdzv", "--master", "--node-rank", "--node_rank")
 
@@ -178,6 +179,9 @@ def _usage_error(error: Any, name: str, args: list[str]) -> UsageError:
     if owners and name not in owners:
         commands = " and ".join(f"`paceline {each}`" for each in owners)
         return UsageError(f"{option} applies to {commands}, not to `paceline {name}`.", hint=hint)
+    if option in ARRAY_FLAGS:
+        array = "Use `paceline sweep`: it submits job arrays, with one trial for each point."
+        return UsageError(f"Unknown option {option}.", hint=array)
     if option.startswith(TORCHRUN_ADDRESSES):
         return UsageError(f"Unknown option {option}.", hint="Omit it: Paceline finds the nodes and a free port itself.")
     parameters = error.ctx.command.params if error.ctx else ()
@@ -205,13 +209,14 @@ def _unknown_option(option: str, name: str, own: Collection[str], hint: str) -> 
     """Return the error for an option that a command does not have; `own` are those that it has."""
     import difflib
 
-    from paceline.spec.synonyms import find_option, is_of_script
+    from paceline.spec.synonyms import SHORT_OPTIONS, find_option, is_of_script
 
     spelled, meant = option.replace("_", "-"), find_option(option, name)
     plain = {flag.lstrip("-"): flag for flag in own if flag.startswith("--")}
     close = [plain[each] for each in difflib.get_close_matches(option.lstrip("-"), plain, n=1)]
     if spelled in own or (meant is not None and meant.name in own):
         close = [spelled if spelled in own or meant is None else meant.name]
+        hint = (option in SHORT_OPTIONS and SHORT_OPTIONS[option][1]) or hint
     elif "--nproc" in own and (elsewhere := find_option(option, "submit")) is not None:
         text = f"Unknown option {option}. {elsewhere.name} applies to `paceline submit`, not to `paceline {name}`."
         return UsageError(text, hint=hint)

@@ -36,6 +36,15 @@ SYNONYMS: Mapping[str, str] = {
 }  # fmt: skip
 _KEYS = {name: key for key, names in SYNONYMS.items() for name in names.split()}
 
+# The short options of sbatch that Paceline does not have: the key that each means, and what its flag counts instead.
+SHORT_OPTIONS: Mapping[str, tuple[str, str]] = {
+    "-n": ("launch.nproc", "It counts the ranks of each node, not all tasks."),
+    "-c": ("job.cpus_per_gpu", "It counts the cores per GPU, or per rank without GPUs."),
+    "-G": ("job.gpus_per_node", "It counts the GPUs of each node, not of the job."),
+    "-q": ("job.qos", ""), "-C": ("job.constraint", ""), "-w": ("job.nodelist", ""), "-x": ("job.exclude", ""),
+    "-d": ("job.dependency", ""),
+}  # fmt: skip
+
 # Hyperparameters: they are the script's own.
 _OF_SCRIPTS = (
     "lr", "learning_rate", "batch", "batch_size", "epoch", "epochs", "num_epochs", "max_epochs", "weight_decay",
@@ -46,6 +55,8 @@ _OF_SCRIPTS = (
 
 def find_key(name: str) -> str | None:
     """Return the key ("launch.nproc") that somebody means by a flag, a key or another tool's name for it."""
+    if len(name) == 2 and name.startswith("-"):
+        return SHORT_OPTIONS[name][0] if name in SHORT_OPTIONS else None  # -n is not -N
     plain = _normalize(name)
     options = [option for group in TABLE.values() for option in group if not option.key.startswith(("sweep.", "param"))]
     by_flag = [option.key for option in options if plain in map(_normalize, option.flags)]
