@@ -382,6 +382,22 @@ def test_write_keeps_the_old_script(tmp_path: Path, paceline: Paceline) -> None:
     assert sorted(os.listdir(tmp_path)) == ["real.py", "real.py.orig", "real.py.orig.2", "train.py"]
 
 
+def test_remarks_name_lines_of_the_file_as_it_is(tmp_path: Path, paceline: Paceline) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n\nmodel = torch.nn.Linear(2, 1)\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\nloader = DataLoader(TensorDataset(torch.ones(8, 2)), 2)\n"
+        "for epoch in range(2):\n    for (x,) in loader:\n        loss = model(x).mean()\n        opt.zero_grad()\n"
+        "        loss.backward()\n        opt.step()\n    print(loss.item())\n"
+    )
+    assert "line 13: only the loop of line 8 assigns loss" in paceline("adopt", "train.py", check=True).stdout
+    written = paceline("adopt", "--write", "train.py", check=True).stdout
+    new = script.read_text().splitlines()
+    loop, read = (1 + next(n for n, line in enumerate(new) if text in line) for text in ("for (x,) in", "print("))
+    assert loop != 8
+    assert f"line {read}: only the loop of line {loop} assigns loss" in written
+
+
 def test_line_numbers_are_those_of_the_file_as_it_is(tmp_path: Path, paceline: Paceline) -> None:
     script = tmp_path / "train.py"
     script.write_text(GUARDED)

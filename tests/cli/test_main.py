@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline import cli
+from paceline.cli.commands import warm
 
 GARBAGE = """
 import gc, sys
@@ -61,6 +62,7 @@ def test_a_command_that_is_interrupted_ends_without_a_word(tmp_path: Path) -> No
     code = """
 import sys
 from paceline import cli
+from paceline.cli.commands import warm
 def dispatch(args):
     raise RuntimeError("KeyboardInterrupt: ")
 cli.dispatch = dispatch
@@ -68,3 +70,17 @@ cli.main([])
 """
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=120, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_warm_alone_shows_the_warm_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A note of `run --warm` says: see `paceline warm`."""
+    monkeypatch.setattr(warm, "read_status", list)
+    shown = []
+    for args in (["warm"], ["warm", "status"]):
+        assert cli.dispatch(args) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown == ["no warm process; `paceline run --warm train.py` leaves one\n"] * 2
+    assert cli.dispatch(["warm", "--help"]) == 0
+    assert "Usage: paceline warm" in capsys.readouterr().out

@@ -150,6 +150,24 @@ def test_a_job_for_nodes_that_are_down_waits_in_the_queue(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
+    ("nodes", "gpus", "hint"),
+    [
+        (1, 8, "Use --gpus 4, or another --partition. It has a100 (up to 4 per node)."),
+        (3, 4, "Use --gpus 2, or another --partition. It has a100 (up to 4 per node)."),
+        (5, 1, "Choose another --partition. It has a100 (up to 4 per node)."),
+    ],
+)
+def test_too_many_gpus_are_an_error_that_names_a_number_that_fits(nodes: int, gpus: int, hint: str) -> None:
+    kinds = [NodeKind(count, 64, 500_000, {"a100": each}, (), "idle") for count, each in ((1, 4), (2, 2))]
+    kinds.append(NodeKind(4, 64, 500_000, {}, (), "idle"))
+    tables = {"job": {"nodes": nodes, "gpus_per_node": gpus, "time": "1h"}}
+    job = load_job(Program("train.py"), overlay=(tables, Path("x")))
+    planned = replace(plan({}), directives=(), counts=count_tasks(job), submitter={})
+    (found,) = check_limits(job, planned, [Partition("gpu", is_default=True, kinds=kinds)])
+    assert (found.level, found.hint) == (PROBLEM, hint)
+
+
+@pytest.mark.parametrize(
     ("keys", "warned"),
     [
         ({}, ["the default of partition gpu applies, if it has one.", "no GPUs, but the nodes of partition gpu"]),

@@ -391,7 +391,7 @@ def test_the_browser_shows_runs_through_a_lost_connection_and_acts_there(
             assert (run.folder / "cancelled").exists()
             wait_until(lambda: runs()["runs"][0]["status"] == "cancelled")
             again = client.post(f"{address}/stop", headers=origin)
-            assert (again.status_code, "is over already" in again.text) == (400, True)
+            assert (again.status_code, "has already ended" in again.text) == (400, True)
         watcher.process.send_signal(signal.SIGINT)
         assert watcher.finish() == 0
     lab.wait_until_idle()

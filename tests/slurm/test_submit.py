@@ -222,7 +222,7 @@ def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm
     assert report["args"] == ["again"]
     assert report["environ"]["SLURM_JOB_ID"] != job
     shown = slurm_paceline("show", folder.path.name, cwd=home, check=True).stdout
-    assert f"{report['environ']['SLURM_JOB_ID']} (before: {job})" in shown
+    assert f"{report['environ']['SLURM_JOB_ID']} (earlier: {job})" in shown
 
 
 def test_a_script_can_be_submitted_by_hand(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:

@@ -199,7 +199,7 @@ def test_trials_share_this_machine(tmp_path: Path) -> None:
 def test_a_trial_is_found_by_its_name(paceline: Paceline, folder: Path, scratch: Path) -> None:
     paceline("sweep", "--local", "--count", "1", "digits.toml", cwd=folder, check=True)
     cancelled = paceline("sweep", "cancel", "digits", cwd=folder, check=True).stdout
-    assert cancelled == "digits is over already: 1 done\n"
+    assert cancelled == "digits has already ended: 1 done\n"
     assert not sweep_of(scratch).cancelled.exists()
     rows = paceline("ps", cwd=folder, check=True).stdout.splitlines()[1:]
     assert [row.split()[0] for row in rows] == ["digits"]  # a sweep is one row

@@ -110,7 +110,7 @@ def test_what_is_there_stays(kind: str, tmp_path: Path) -> None:
         path.mkdir()
     else:
         path.symlink_to("nowhere")
-    with pytest.raises(UsageError, match="There is a project here already"):
+    with pytest.raises(UsageError, match="A file or folder named project already exists"):
         create_project("project", TEMPLATES["blank"], tmp_path)
     assert list(tmp_path.iterdir()) == [path]
     assert not path.is_dir() or list(path.iterdir()) == []

@@ -62,7 +62,9 @@ def create_project(name: str, template: Template, parent: Path) -> list[str]:
     check_name(name)
     folder = parent / name
     if os.path.lexists(folder):
-        raise UsageError(f"There is a {name} here already.", hint="Choose another name; nothing was changed.")
+        raise UsageError(
+            f"A file or folder named {name} already exists.", hint="Choose another name; nothing was changed."
+        )
     partial = parent / f".{name[:40]}.{os.urandom(8).hex()}.partial"
     try:
         partial.mkdir()

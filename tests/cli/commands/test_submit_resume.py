@@ -130,7 +130,7 @@ def test_a_run_goes_on_in_the_queue(login: Login) -> None:
     assert not first.cancelled.exists()
     assert not (login.bin / "marks").read_text(), "no job was submitted while the mark was there"
     shown = login("show", "mine").stdout
-    assert "12 (before: 11)" in shown
+    assert "12 (earlier: 11)" in shown
     record = json.loads(first.run_json.read_text())
     assert (record["nodes"], len(record["earlier"])) == (2, 1)
 
@@ -144,7 +144,7 @@ def test_a_run_goes_on_in_the_queue(login: Login) -> None:
     assert login("show", "mine").stdout.splitlines()[5:10] == [
         "command    paceline submit --no-check --resume last train.py --epochs 5",
         "script     train.py --epochs 5",
-        "before     paceline submit --no-check --time 10m --name mine --param lr=1 --env A=1 train.py --epochs 2",
+        "earlier    paceline submit --no-check --time 10m --name mine --param lr=1 --env A=1 train.py --epochs 2",
         "           paceline submit --no-check --resume mine --time 2h --nodes 2",
         f"folder     {first.path}",
     ]

@@ -14,10 +14,11 @@ import pytest
 
 from paceline import __main__, cli
 from paceline.cli import runs
-from paceline.cli.commands import logs, show, submit
+from paceline.cli.commands import cancel, logs, show, submit
 from paceline.cli.output import console
 from paceline.cli.output.wrapped_text import wrap_command, wrap_text
 from paceline.cli.views import log_printer
+from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
@@ -64,6 +65,23 @@ def test_ctrl_c_says_that_the_run_goes_on(
         f"{run} keeps running; watch it: paceline logs -f {run}; cancel it: paceline cancel {run}"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("save", [False, True])
+def test_a_second_cancel_says_that_it_is_one(
+    save: bool, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, state = folder.path.name, {"7": JobState("7", "RUNNING")}
+    folder.job.write_text("7\n")
+    monkeypatch.setattr(cancel, "read_record", lambda folder, _: read_record(folder, lambda jobs: state))
+    monkeypatch.setattr(slurm, "call", lambda argv, **_: slurm.Completed(argv, 0, "", ""))
+    how = ["--save"] if save else []
+    assert cli.dispatch(["cancel", *how, run]) == 0
+    assert capsys.readouterr().out.startswith(f"cancelled {run} (job 7)")
+    assert cli.dispatch(["cancel", *how, run]) == 0
+    assert capsys.readouterr().out.startswith(f"{run} was already cancelled; it has not ended yet\n")
+    assert cli.dispatch(["cancel", run]) == 0
+    assert capsys.readouterr().out.startswith(f"cancelled {run} (job 7)\n") == save, "this one does not save first"
 
 
 class Terminal(io.StringIO):
@@ -215,7 +233,7 @@ def test_a_trial_is_called_by_its_sweep(folder: RunFolder, scratch: Path, capsys
     with pytest.raises(UsageError, match="Run tiny-3 has no attempt 7"):
         cli.dispatch(["logs", "--attempt", "7", "tiny-3"])
     assert cli.dispatch(["cancel", "tiny-3"]) == 0
-    assert capsys.readouterr().out.startswith("tiny-3 is over already")
+    assert capsys.readouterr().out.startswith("tiny-3 has already ended")
 
 
 @pytest.mark.parametrize("command", ["ps", "show"])

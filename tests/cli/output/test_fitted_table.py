@@ -79,9 +79,9 @@ def test_ps_never_cuts_ids_and_reasons(
     assert (NAME in text) == (width is None)  # only names are shortened
     left_out = {80: "JOB, RANKS, ATTEMPT, AGE", 100: "RANKS, ATTEMPT"}.get(width or 0)
     if left_out is None:
-        assert "not in this width" not in text
+        assert "hidden columns" not in text
     else:
-        assert lines[-1] == f"not in this width: {left_out} (all: paceline ps | less -S)"
+        assert lines[-1] == f"hidden columns: {left_out} (show all: paceline ps | less -S)"
 
 
 def test_ps_of_a_laptop_has_steps_ages_and_whole_names(
@@ -142,9 +142,9 @@ def test_sweep_show_drops_what_does_not_vary_first(
     for value in ("0.12346", "1.1235", "2.1235", "done", "0.1", "/d/2"):
         assert value in table
     assert ("constant.parameter.5" in table.splitlines()[0]) == (width is None)
-    assert ("not in this width: " in text) == (width is not None)
+    assert ("hidden columns: " in text) == (width is not None)
     if width is not None:
-        assert "constant.parameter.5, TIME" in " ".join(text.split("not in this width: ")[1].split())
+        assert "constant.parameter.5, TIME" in " ".join(text.split("hidden columns: ")[1].split())
 
 
 @pytest.mark.parametrize("width", [80, None])

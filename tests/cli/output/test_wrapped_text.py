@@ -26,6 +26,12 @@ def test_hints_wrap_between_words_and_commands_stay_whole() -> None:
     ]
     wrapped = wrap_prose("see `paceline reference profiles` and more", 12)
     assert wrapped.splitlines() == ["see", "  `paceline reference profiles`", "  and more"]
+    wrapped = wrap_prose("it runs; watch it: paceline logs -f 1a2b; cancel it: paceline cancel 1a2b", 40)
+    assert wrapped.splitlines() == [
+        "it runs; watch it:",
+        "  paceline logs -f 1a2b; cancel it:",
+        "  paceline cancel 1a2b",
+    ]
 
 
 class Terminal(io.StringIO):

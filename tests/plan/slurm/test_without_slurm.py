@@ -36,6 +36,20 @@ def test_without_slurm(tmp_path: Path, paceline: Callable[..., Completed]) -> No
     assert "paceline sandbox up" in refused.stderr
     assert not (tmp_path / "scratch").exists()
 
+    for name, text in (
+        ("sbatch", ""),
+        ("salloc", ""),
+        ("scontrol", "fatal: Could not establish a configuration source"),
+    ):
+        (nothing / name).write_text(f"#!/bin/sh\necho '{text}' >&2; exit 1\n")
+        (nothing / name).chmod(0o755)
+    refused = run_paceline("shell", "--gpus", "1")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("paceline: error: Slurm is installed here, but not configured.\n")
+    assert refused.stderr.lower().count("otherwise") <= 1, refused.stderr
+    for name in ("sbatch", "salloc", "scontrol"):
+        (nothing / name).unlink()
+
     written = run_paceline("init")
     assert written.returncode == 0, written.stderr
     assert "There is no Slurm here" in (tmp_path / "paceline.toml").read_text()

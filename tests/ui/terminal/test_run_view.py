@@ -82,7 +82,7 @@ def test_the_most_important_comes_first_and_fits(folder: RunFolder, width: int) 
     assert "\x1b" not in text
     assert "\x07" not in text
     assert all(len(line) <= width for line in lines if str(folder.path) not in line)
-    order = ["status", "traceback", "command", "time line", "job starts", "attempt 1", "goodput", "loss", "node 0"]
+    order = ["status", "traceback", "command", "time line", "starts", "attempt 1", "goodput", "loss", "node 0"]
     found = [next(number for number, line in enumerate(lines) if line.startswith(name)) for name in order]
     assert found == sorted(found)
     assert len(lines) < 75
@@ -94,7 +94,7 @@ def test_the_time_line_shows_what_happened_when(folder: RunFolder) -> None:
     # 900 s in 100 columns: queued, starting, training, saving, lost; queued again, starting, training.
     assert len(line) == 100
     assert [line[second // 9] for second in (30, 85, 200, 290, 350, 450, 515, 700)] == list("░▒█▓x░▒█")
-    [marks] = [line[11:] for line in lines if line.startswith("job starts")]
+    [marks] = [line[11:] for line in lines if line.startswith("starts")]
     assert [place for place, each in enumerate(marks) if each == "^"] == [6, 55]
     text = " ".join("\n".join(lines).split())
     assert "; 2 failures, one per 6m" in text

@@ -57,7 +57,7 @@ def test_actions_need_our_own_page(acting: Served, scratch: Path) -> None:
 def test_actions_that_make_no_sense_are_explained(acting: Served, scratch: Path) -> None:
     folder = make_run(scratch)
     over = post(acting, f"api/runs/{RUN}/cancel", origin=origin(acting))
-    assert (over.status_code, "over already" in over.json()["error"]) == (400, True)
+    assert (over.status_code, "has already ended" in over.json()["error"]) == (400, True)
     local = post(acting, f"api/runs/{RUN}/requeue", origin=origin(acting))
     assert (local.status_code, "not a Slurm job" in local.json()["error"]) == (400, True)
     assert post(acting, f"api/runs/{RUN}/delete", origin=origin(acting)).status_code == 400

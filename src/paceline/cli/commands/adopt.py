@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -20,6 +21,8 @@ from paceline.errors import EnvironmentProblem, UsageError
 if TYPE_CHECKING:
     from paceline.adoption.advice import Advice
     from paceline.adoption.source import Edit, Source
+
+_LINE_NUMBERS = re.compile(r"(?<=\bline )\d+(?:, \d+)*")  # that the text of a remark names
 
 
 def command(
@@ -92,11 +95,20 @@ def _show(source: Source, advice: Advice, *, written: bool) -> None:
         if remarks:
             print(title)
         for remark in remarks:
-            start = source.offset(remark.line, 0) if remark.line else 0
-            start += len(source.text[start:]) - len(source.text[start:].lstrip(" \t"))
-            shown = remark.line + written * _added(source, [each for each in advice.edits if each.start <= start])
-            where = f"line {shown}: " if remark.line else ""
-            print(f"  {where}{console.printable(remark.text)}")
+            text = f"line {remark.line}: {remark.text}" if remark.line else remark.text
+            if written:
+                text = _LINE_NUMBERS.sub(lambda found: _renumber(found[0], source, advice.edits), text)
+            print(f"  {console.printable(text)}")
+
+
+def _renumber(numbers: str, source: Source, edits: Sequence[Edit]) -> str:
+    """Return line numbers of the old script as those of the new one."""
+    shown = []
+    for line in map(int, numbers.split(", ")):
+        start = source.offset(line, 0)
+        start += len(source.text[start:]) - len(source.text[start:].lstrip(" \t"))
+        shown.append(line + _added(source, [each for each in edits if each.start <= start]))
+    return ", ".join(map(str, shown))
 
 
 def _added(source: Source, edits: Sequence[Edit]) -> int:

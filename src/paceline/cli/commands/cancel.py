@@ -10,6 +10,7 @@ from paceline.cli import runs
 from paceline.cli.on_cluster import mirrored, on_cluster
 from paceline.cluster.actions import cancel_run
 from paceline.cluster.slurm import commands as slurm
+from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.watch.records import Record, newest_verdict, read_record
 from paceline.watch.resume_hint import describe_start, resume_command
@@ -40,10 +41,13 @@ def command(
     for folder in [runs.own(name) for name in names]:
         record = read_record(folder, slurm.states)  # as it is now: a job of a minute ago may have ended
         if record.is_over and not _may_requeue(record):
-            print(f"{folder.key} is over already: {record.status}")
+            print(f"{folder.key} has already ended: {record.status}")
         else:
-            cancel_run(folder, running=record.status == "running", save=save)
-            if record.job is None:
+            repeated = _is_cancelled(folder, save=save)
+            cancel_run(folder, running=record.status == "running", save=save)  # the first time may have failed
+            if repeated:
+                print(f"{folder.key} was already cancelled; it has not ended yet")
+            elif record.job is None:
                 print(f"asked {folder.key} to save and stop")
             else:
                 print(f"cancelled {folder.key} (job {record.job}){', once it has saved' if save else ''}")
@@ -51,6 +55,15 @@ def command(
             saves = record.status == "running" and (save or record.job is None)  # a local run always saves
             print(f"  continue  {again}  ({'from where it stops' if saves else describe_start(folder)})")
     return 0
+
+
+def _is_cancelled(folder: RunFolder, *, save: bool) -> bool:
+    """Return whether a run was cancelled before, and in the same way: what saves first can still be ended at once."""
+    try:
+        saves_first = SAVES_FIRST in folder.cancelled.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    return save or not saves_first
 
 
 def _may_requeue(record: Record) -> bool:

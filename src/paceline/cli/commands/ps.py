@@ -127,7 +127,7 @@ def _print(rows: Sequence[Row], points: Points) -> None:
     print_columns(out, shown, out.width)
     if dropped:
         names = ", ".join(column.title for column in dropped)
-        out.print(f"not in this width: {names} (all: {to_type('ps')} | less -S)", style="dim")
+        out.print(f"hidden columns: {names} (show all: {to_type('ps')} | less -S)", style="dim")
 
 
 def _print_json(scratch: Path, rows: Sequence[Row], points: Points) -> None:

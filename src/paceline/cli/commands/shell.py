@@ -59,6 +59,8 @@ def command(
     if dry_run:
         print(command_line(argv))
         return 0
+    if run is None:
+        slurm.require_configured()
     if name := cluster():
         console.say_note(
             f"this shell is on {name}, in a copy of your code: changes to it do not come back to your laptop"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 INDENT = 11  # columns before the values
-COMMANDS = ("command", "script", "before", "repeat")  # lines that people copy to a shell
+COMMANDS = ("command", "script", "earlier", "repeat")  # lines that people copy to a shell
 PICTURE_WIDTH = 80  # in a pipe
 MAX_PICTURE_WIDTH = 120
 

@@ -27,7 +27,7 @@ def command(name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep'
     """
     sweep = find_own_sweep(name, runs.scratch_here())
     if ended := _ended_trials(sweep):
-        print(f"{sweep.name} is over already: {ended}")
+        print(f"{sweep.name} has already ended: {ended}")
         return 0
     # Marked first, so that no trial starts in the meantime.
     write_atomically(sweep.cancelled, f"{time.time():.0f}\n")

@@ -125,7 +125,7 @@ def _render(sweep: Sweep, sort: str, count: int, width: int) -> RenderableType:
     parts: list[RenderableType] = [_head(sweep), _bar(sweep), Text(""), make_table(shown, width)]
     if dropped:
         names = ", ".join(Text.from_markup(column.title).plain for column in dropped)
-        parts.append(Text(f"not in this width: {names} (--csv FILE writes all columns)", "dim"))
+        parts.append(Text(f"hidden columns: {names} (write all: --csv FILE)", "dim"))
     if len(listed) < len(ordered):
         parts.append(Text(f"… and {len(ordered) - len(listed):,} more (-n 0 shows all, --csv FILE writes them)", "dim"))
     return Group(*parts, *_failures(sweep))

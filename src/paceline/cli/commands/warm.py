@@ -13,16 +13,16 @@ from paceline.contract.checkpoint.size import show_size
 from paceline.errors import UsageError
 from paceline.spec.quantities import show_seconds
 
-ABOUT = "Show or end the processes that `paceline run --warm` keeps for your next runs."
+ABOUT = "Show or end the processes that `paceline run --warm` keeps for your next runs. Alone, it shows them."
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True, help=ABOUT
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=ABOUT)
 
 
-@app.callback()
-def group() -> None:
-    """Show or end the processes that `paceline run --warm` keeps for your next runs."""
+@app.callback(invoke_without_command=True)
+def group(context: typer.Context) -> None:
+    """Show or end the processes that `paceline run --warm` keeps for your next runs. Alone, it shows them."""
+    if context.invoked_subcommand is None:
+        status()
 
 
 @app.command(cls=GroupedCommand)

@@ -9,7 +9,7 @@ import textwrap
 _WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\S)+""")
 
 # A word of a sentence. A command that people copy, between backticks or after a colon, counts as one: it stays whole.
-_PART = re.compile(r"`[^`\n]*`[^\s`]*|(?<=: )paceline [^;\n]*|\S+")
+_PART = re.compile(r"`[^`\n]*`[^\s`]*|(?<=: )paceline [^;\n]*;?|\S+")
 
 
 def wrap_prose(text: str, width: int, *, indent: str = "  ") -> str:

@@ -56,7 +56,7 @@ def asked_facts(record: Record) -> list[Fact]:
         ("stop", _stop(record, events)),
         ("command", _command(details)),
         ("script", _script(details)),
-        ("before", "\n".join(_command(each) for each in _earlier(details))),
+        ("earlier", "\n".join(_command(each) for each in _earlier(details))),
         ("config", _config(record)),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
         ("folder", viewpoint.origin(record.folder.path)),
@@ -127,7 +127,7 @@ def _jobs(record: Record) -> str:
     if record.job is None:
         return ""
     before = [job for job in known_jobs(record.folder) if job != record.job]
-    return f"{record.job} (before: {', '.join(before)})" if before else record.job
+    return f"{record.job} (earlier: {', '.join(before)})" if before else record.job
 
 
 def _ranks(record: Record, events: Events) -> str:
@@ -137,7 +137,11 @@ def _ranks(record: Record, events: Events) -> str:
         if event["event"] == "independent" and event.get("attempt") == record.attempts:
             processes = int(event.get("processes", 0))
             return f"{processes} independent processes ({style})" if processes > 1 else f"1 process ({style})"
-    return f"{details.get('nodes', '?')} x {details.get('nproc', '?')} per node ({style})"
+    return f"{_count(details.get('nodes'), 'node')} x {_count(details.get('nproc'), 'rank')} ({style})"
+
+
+def _count(number: object, noun: str) -> str:
+    return f"{'?' if number is None else number} {noun}{'s' * (number != 1)}"
 
 
 def _stop(record: Record, events: Events) -> str:

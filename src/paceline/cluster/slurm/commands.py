@@ -39,12 +39,22 @@ def configured() -> bool:
     """Return whether this machine belongs to a Slurm: its programs alone may be installed anywhere."""
     if not available():
         return False
-    if any(path and os.path.isfile(path) for path in (os.environ.get("SLURM_CONF"), *CONFIGURATION_FILES)):
+    if _has_configuration_file():
         return True
     try:  # its configuration may lie elsewhere, or come from the controller
         return "slurmctld" in call(["scontrol", "ping"], check=False).stdout.lower()
     except ClusterError:
         return False
+
+
+def require_configured() -> None:
+    """Raise an error if this machine belongs to no Slurm: a command on the user's terminal says that in many lines."""
+    if available() and not _has_configuration_file():
+        call(["scontrol", "ping"], check=False)
+
+
+def _has_configuration_file() -> bool:
+    return any(path and os.path.isfile(path) for path in (os.environ.get("SLURM_CONF"), *CONFIGURATION_FILES))
 
 
 def cluster_name() -> str | None:
@@ -84,7 +94,7 @@ def call(
     if done.returncode and "configuration source" in done.stderr:
         raise NoSlurm(
             NOT_CONFIGURED,
-            hint='If you have started a sandbox, type `eval "$(paceline sandbox env)"` in this terminal. Otherwise set'
+            hint='If you have started a sandbox, type `eval "$(paceline sandbox env)"` in this terminal; if not, set'
             " SLURM_CONF, or run this on a login node of your cluster.",
         )
     if check and done.returncode:

@@ -32,7 +32,7 @@ def check_limits(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> 
     problems = [_check_partition(job, plan, partition) for partition in candidates]
     if None in problems:
         fits = candidates[problems.index(None)]
-        found = [Finding("limits", GOOD, f"partition {fits.name} has {fits.nodes} nodes")]
+        found = [Finding("limits", GOOD, f"partition {fits.name} has {fits.nodes} node{'s' * (fits.nodes != 1)}")]
         return [*found, *_check_forgotten(job, plan, fits, partitions)]
     return [problem for problem in problems if problem is not None]
 
@@ -110,7 +110,7 @@ def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding 
         return Finding(
             "gpus", PROBLEM,
             f"{job.source('job.gpus_per_node')} is {counts.gpus}, but too few nodes in partition {name} have them.",
-            f"It has {listed}.",
+            f"{_fewer_gpus(plan, partition, gpu_type)} It has {listed}.",
         )  # fmt: skip
     cores = counts.cpus_per_task * counts.tasks_per_node
     if partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type, cpus=cores) < counts.nodes:
@@ -131,6 +131,14 @@ def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding 
             f"Its nodes have up to {slurm_size(available)}.",
         )  # fmt: skip
     return None
+
+
+def _fewer_gpus(plan: SlurmPlan, partition: Partition, gpu_type: str | None) -> str:
+    """Return what to ask for instead of GPUs that too few nodes have."""
+    counts = range(plan.counts.gpus - 1, 0, -1)
+    nodes = plan.counts.nodes
+    fits = next((each for each in counts if partition.count_nodes(gpus=each, gpu_type=gpu_type) >= nodes), None)
+    return "Choose another --partition." if fits is None else f"Use --gpus {fits}, or another --partition."
 
 
 def _mebibytes(size: str | None) -> int:

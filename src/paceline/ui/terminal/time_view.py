@@ -74,8 +74,9 @@ def _share(seconds: float, total: float) -> str:
 def _sum(goodput: GoodputDetails) -> str:
     text = f"of {show_seconds(goodput.total)}"
     if goodput.failures:
-        between = show_seconds(goodput.seconds_between_failures or 0.0)
-        text += f"; {goodput.failures} failure{'s' * (goodput.failures > 1)}, one per {between} of time on nodes"
+        text += f"; {goodput.failures} failure{'s' * (goodput.failures > 1)}"
+    if goodput.failures > 1:  # one alone tells nothing about how often
+        text += f", one per {show_seconds(goodput.seconds_between_failures or 0.0)} of time on nodes"
     return text
 
 
@@ -87,7 +88,7 @@ def timeline_lines(details: RunDetails, *, width: int, unicode: bool) -> list[Li
         began, ended = spans[0].began, spans[-1].ended
         lines.append(("time line", draw_spans(spans, began, ended, width=width, unicode=unicode)))
         if marks := _marks(details, began, ended, width):
-            lines.append(("job starts", Text(marks, "bold")))
+            lines.append(("job starts" if details.overview.job else "starts", Text(marks, "bold")))
         lines.append(("", _ends(began, ended, width)))
     attempts = details.attempts
     hidden = attempts[1 : 1 - MAX_ATTEMPTS] if len(attempts) > MAX_ATTEMPTS else []

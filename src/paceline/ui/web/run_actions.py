@@ -39,7 +39,7 @@ def act(folder: RunFolder, verb: str) -> str:
     if verb == REQUEUE:
         return f"{run} goes back into the queue, as job {requeue_run(folder, running=running, over=record.is_over)}."
     if record.is_over:
-        raise UsageError(f"{run} is over already: {record.status}.")
+        raise UsageError(f"{run} has already ended: {record.status}.")
     cancel_run(folder, running=running, save=verb == STOP)
     if record.job is None or (verb == STOP and running):
         return f"{run} saves and stops."

@@ -99,7 +99,7 @@ def test_a_local_run_from_its_start_to_its_end(
         await screen.press("escape")
         await screen.until("[red]kept", gone="with 'needle'")
         await screen.press("c")
-        await screen.until("is over already: done")
+        await screen.until("has already ended: done")
         await screen.press("r")
         await screen.until("not a Slurm job")
 

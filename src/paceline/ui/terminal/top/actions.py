@@ -41,7 +41,7 @@ class Action:
             job = requeue_run(folder, running=running, over=record.is_over)
             return f"{name}: {'submitted' if record.is_over else 'saves and requeues itself'}, job {job}"
         if record.is_over:
-            return f"Run {name} is over already: {plain(record.status)}."
+            return f"Run {name} has already ended: {plain(record.status)}."
         cancel_run(folder, running=running, save=self.kind == STOP)
         return f"{name}: {'saves and stops' if self.kind == STOP or not record.job else 'cancelled'}"
 
@@ -59,7 +59,7 @@ def find_action(kind: str, row: Row | None, *, is_own: bool) -> Action | str:
     if kind == REQUEUE:
         return _requeue(run)
     if run.is_over:
-        return f"Run {plain(run.key)} is over already: {plain(run.status)}."
+        return f"Run {plain(run.key)} has already ended: {plain(run.status)}."
     name = _name(run)
     if kind == STOP or not run.job:
         if run.job and run.status != "running":
