@@ -46,7 +46,7 @@ TARGETS = {"small": {FIRST: 1.0, LATER: 2.0, CACHED: 2.0}, "large": {FIRST: 1.0,
 
 
 def make_small_files(root: Path, count: int) -> None:
-    """Make a hundred folders of files of a few kilobytes, as in image data sets."""
+    """Make a hundred folders of files of a few kilobytes, as in image datasets."""
     generator = random.Random(1)
     for number in range(count):
         folder = root / f"class-{number % 100:03d}"

@@ -1,4 +1,4 @@
-"""MNIST digits: read IDX files (plain, .gz or .xz), from the bundled subset or a download of the full data set."""
+"""MNIST digits: read IDX files (plain, .gz or .xz), from the bundled subset or a download of the full dataset."""
 
 from __future__ import annotations
 

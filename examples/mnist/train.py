@@ -55,8 +55,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--resident", **on_off, help="keep the training set on the device (on a GPU)")
     parser.add_argument("--capture", **on_off, help="run each step as one CUDA graph (on a GPU)")
     parser.add_argument("--compile", action="store_true", help="compile the model; pays off in long runs")
-    parser.add_argument("--data-dir", type=Path, help="folder with the full data set as IDX files (the bundled subset)")
-    parser.add_argument("--download", action="store_true", help="download the full data set to --data-dir")
+    parser.add_argument("--data-dir", type=Path, help="folder with the full dataset as IDX files (the bundled subset)")
+    parser.add_argument("--download", action="store_true", help="download the full dataset to --data-dir")
     parser.add_argument("--checkpoint-dir", type=Path, help="where to save checkpoints (the run folder)")
     return parser.parse_args()
 

@@ -90,7 +90,7 @@ if checkpoint and Path(checkpoint).exists():
 net.train("evaluation mode" not in what)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 data: Any = Sequences()
-if "own data" in what:  # each rank has a data set of its own, whose samples it counts from 0
+if "own data" in what:  # each rank has a dataset of its own, whose samples it counts from 0
     places = [index for index in range(SAMPLES) if index % BATCH // (BATCH // world_size) == rank]
     data, places = Subset(data, places), list(range(len(places)))
 else:

@@ -96,7 +96,7 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
     "set_epoch in batches": lambda run: DataLoader(
         Numbers(24), batch_sampler=BatchSampler(DistributedSampler(range(24), 1, 0), 2, drop_last=False)
     ),
-    "data set with a generator": lambda run: DataLoader(OwnNoise(), batch_size=2),
+    "dataset with a generator": lambda run: DataLoader(OwnNoise(), batch_size=2),
 }
 
 

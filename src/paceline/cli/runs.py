@@ -24,7 +24,7 @@ from paceline.watch import viewpoint
 
 LAST = "last"  # the newest
 
-RUN_HELP = "Run id, its start or end, name or its start, job id, folder, or `last`."
+RUN_HELP = "Run id or name (or the start of either), end of the id, job id, folder, or `last`."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 
 

@@ -34,7 +34,7 @@ class RunFolder:
     script = Entry("job.sbatch")  # exactly what was submitted
     shell_library = Entry("job.sh")  # what `job.sbatch` sources: stop, requeue, one job per run folder
     job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
-    requeues = Entry("requeues")  # `TIME JOB-START`, a line for each time that the run went back into the queue
+    requeues = Entry("requeues")  # `TIME JOB-START`, a line for each time that the run was requeued
     claims = Entry("claims")  # links 1, 2, ... to job starts; the last one has the run folder now
     environment = Entry("environment.sh")  # the job's variables, 0600, sourced by the script
     code = Entry("code")  # a link to the snapshot of the project's code
@@ -172,7 +172,7 @@ class JobStartFolder:
 
     @property
     def requeue(self) -> Path:
-        """Present if the run may go back into the queue. Holds the nodes to exclude then, separated by commas.
+        """Present if the run may be requeued. Holds the nodes to exclude then, separated by commas.
 
         The head agent writes it before the verdict, and the batch shell requeues only if it finds both. The list may be
         empty; it comes on top of the nodes that the user excluded. The shell adds only what the agent cannot know:
@@ -183,7 +183,7 @@ class JobStartFolder:
     agent = Entry("agent")  # how many head agents have begun, less those whose end an attempt's summary counts
     queued_at = Entry("queued-at")  # made by the batch shell: since when the job was queued, in seconds since 1970
     no_scontrol = Entry("no-scontrol")  # made by the batch shell: its node has none, so a new job continues the run
-    requeue_failed = Entry("requeue-failed")  # written by the batch shell: why the run did not go back into the queue
+    requeue_failed = Entry("requeue-failed")  # written by the batch shell: why the run was not requeued
     notified = Entry("notified")  # what the head agent has told the user of this job start's end
     excluded_nodes = Entry("excluded-nodes")  # nodes that agents found unfit during this job start, one name per line
     node_lost = Entry("node-lost")  # made by a head agent that ends without another agent: srun may wait for its node

@@ -33,7 +33,7 @@ def _check_failure(samples: Samples) -> Iterator[Finding]:
 
 
 def _check_ranks(samples: Samples) -> Iterator[Finding]:
-    """Check that all ranks have the same data set, and read the same stream."""
+    """Check that all ranks have the same dataset, and read the same stream."""
     facts = [rank.facts for rank in samples.ranks]
     world_size = facts[0].world_size
     if len(facts) < world_size:
@@ -44,15 +44,15 @@ def _check_ranks(samples: Samples) -> Iterator[Finding]:
         rank, index = samples.different_item
         what = "run.loader" if facts[0].kind == "run.loader" else facts[0].sampler
         yield Finding(
-            "data set", PROBLEM, f"Rank {rank} has another data set than rank 0: item {index} differs. {what} splits "
+            "dataset", PROBLEM, f"Rank {rank} has a different dataset from rank 0: item {index} differs. {what} splits "
             f"it again, so each rank reads about 1/{world_size} of its own data, and nobody reads the rest.",
-            "Let every rank open the whole data set; the loader splits it. Or leave your own split, and use a plain "
+            "Let every rank open the whole dataset; the loader splits it. Or leave your own split, and use a plain "
             "DataLoader without a DistributedSampler.",
         )  # fmt: skip
     elif len(set(sizes.values())) > 1 and not samples.has_own_data:
         text = ", ".join(f"{size} on rank {rank}" for rank, size in sizes.items())
-        yield Finding("data set", PROBLEM, f"The ranks have data sets of different sizes: {text}.",
-                      "Let every rank open the whole data set; the loader splits it.")  # fmt: skip
+        yield Finding("dataset", PROBLEM, f"The ranks have datasets of different sizes: {text}.",
+                      "Let every rank open the whole dataset; the loader splits it.")  # fmt: skip
     first = facts[0].beginning
     for each in facts[1:]:
         if each.beginning != first:
@@ -60,8 +60,8 @@ def _check_ranks(samples: Samples) -> Iterator[Finding]:
                          min(len(first), len(each.beginning)))  # fmt: skip
             yield Finding(
                 "stream", PROBLEM, f"Rank {each.rank} reads another stream than rank 0: they differ from item {where}.",
-                "The loader gives item i to rank i mod world size, so all ranks must read the same stream. If the data "
-                "set splits itself by rank, pass sharded=True to run.loader.",
+                "The loader gives item i to rank i mod world size, so all ranks must read the same stream. If the "
+                "dataset splits itself by rank, pass sharded=True to run.loader.",
             )  # fmt: skip
             return
 
@@ -103,18 +103,18 @@ def _check_coverage(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
 
 
 def _check_own_data(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
-    """Check that each rank reads all of its own data set once."""
+    """Check that each rank reads all of its own dataset once."""
     about, missing, total, largest = f"epoch {epoch.number}", 0, 0, 0
     for rank in samples.ranks:
         keys = [key for batch in epoch.ranks[rank.facts.rank] for key in batch.keys]
         if len(set(keys)) < len(keys):
-            text = f"Rank {rank.facts.rank} reads {_count(len(keys) - len(set(keys)))} of its data set more than once."
+            text = f"Rank {rank.facts.rank} reads {_count(len(keys) - len(set(keys)))} of its dataset more than once."
             yield Finding(about, PROBLEM, text, "Check the sampler.")
             return
         total += len(keys)
         missing += (rank.facts.samples or len(keys)) - len(keys)
         largest += rank.facts.batch_size or 0
-    own = "each rank reads all of a data set of its own"
+    own = "each rank reads all of a dataset of its own"
     if not epoch.is_whole:
         yield Finding(about, GOOD, f"{total:,} samples of the steps seen once, none twice; each rank has its own data")
     elif missing and not (samples.facts.drop_last and missing < max(1, largest)):
@@ -145,7 +145,7 @@ def _explain_twice(samples: Samples, epoch: Epoch, twice: Sequence[Key]) -> Find
         return Finding(
             about, PROBLEM, f"Each of the {facts.num_workers} workers reads all samples of its rank: each counts "
             f"{facts.num_workers} times.",
-            "Split the stream by worker, too: torch.utils.data.get_worker_info() tells the data set which worker it is "
+            "Split the stream by worker, too: torch.utils.data.get_worker_info() tells the dataset which worker it is "
             "in. Or use run.loader, which splits it.",
         )  # fmt: skip
     if facts.keys == CONTENT:
@@ -210,7 +210,7 @@ def _check_order(samples: Samples) -> Iterator[Finding]:
                       "Right for an evaluation; for training, use shuffle=True.")  # fmt: skip
     elif facts.keys != INDEX:
         yield Finding("order", WARNING, f"The stream comes in the same order in {same}.",
-                      "Shuffle in the data set: set_epoch(epoch) tells it which epoch it is.")  # fmt: skip
+                      "Shuffle in the dataset: set_epoch(epoch) tells it which epoch it is.")  # fmt: skip
     else:
         hint = "Call sampler.set_epoch(epoch) before each epoch." if facts.sampler == "DistributedSampler" else (
             "Let the sampler draw from torch's generator, or from the epoch that set_epoch(epoch) gives it."

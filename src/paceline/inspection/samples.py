@@ -29,7 +29,7 @@ class RankSamples:
     facts: LoaderFacts
     batches: list[Batch]
     ended: frozenset[int]  # epochs that it read to their end
-    items: Sequence[str | None] = ()  # digests of the first items of its data set; None if one is not always the same
+    items: Sequence[str | None] = ()  # digests of the first items of its dataset; None if one is not always the same
 
     def of_epoch(self, epoch: int) -> list[Batch]:
         return [batch for batch in self.batches if batch.epoch == epoch]
@@ -95,7 +95,7 @@ class Samples:
 
     @cached_property
     def different_item(self) -> tuple[int, int] | None:
-        """A rank, and the first item in which its data set differs from that of rank 0; None if there is none."""
+        """A rank, and the first item in which its dataset differs from that of rank 0; None if there is none."""
         first = self.ranks[0].items
         for rank in self.ranks[1:]:
             for index, pair in enumerate(zip(first, rank.items, strict=False)):
@@ -105,12 +105,12 @@ class Samples:
 
     @property
     def is_unsplit(self) -> bool:
-        """Whether the loader gives each rank all of its data set."""
+        """Whether the loader gives each rank all of its dataset."""
         return self.facts.kind == "DataLoader" and self.facts.sampler in ("RandomSampler", "SequentialSampler")
 
     @property
     def has_own_data(self) -> bool:
-        """Whether each rank reads all of a data set of its own."""
+        """Whether each rank reads all of a dataset of its own."""
         return self.is_unsplit and self.different_item is not None
 
     @property

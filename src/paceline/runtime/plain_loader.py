@@ -106,7 +106,7 @@ class PlainLoader:
     def steps_per_epoch(self) -> int | None:
         try:
             return -(-len(self._iterable) // self.accumulate)  # type: ignore[arg-type]
-        except TypeError:  # a DataLoader has a length only if its data set has one
+        except TypeError:  # a DataLoader has a length only if its dataset has one
             return None
 
     def first_step(self, epoch: int, number: int | None = None) -> int:

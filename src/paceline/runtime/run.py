@@ -43,7 +43,7 @@ from paceline.runtime.training.capture.step_graph import Records
 from paceline.runtime.training.gradients import Gradients
 from paceline.runtime.training.wrap import Model, Wrapper
 
-MAX_EVALUATION_LOADERS = 8  # data sets whose workers are kept for the next evaluation
+MAX_EVALUATION_LOADERS = 8  # datasets whose workers are kept for the next evaluation
 
 
 class Run:
@@ -208,17 +208,17 @@ class Run:
     def loader(self, dataset: Any, *, batch_size: int | None = None, **options: Any) -> Any:
         """Return a loader for `steps`, with the same global batches at every world size.
 
-        `dataset` is a map-style or iterable data set, or a WebDataset pipeline. `batch_size` counts samples per step
+        `dataset` is a map-style or iterable dataset, or a WebDataset pipeline. `batch_size` counts samples per step
         over all ranks. Options:
 
         - accumulate: how many micro-steps share the batch of a step.
         - shuffle, drop_last: both are True unless you say otherwise.
         - sampler, batch_sampler: the order of the samples, or the global batches themselves.
-        - resident: keep the whole data set on the device; transform is a function of its batches there.
+        - resident: keep the whole dataset on the device; transform is a function of its batches there.
         - sharded: the iterable already splits itself by rank and worker.
         - num_workers, collate_fn, augment_seeds and most others of DataLoader.
         - early: workers may load the first batch from now on, or from `run.resume` on if the run resumes. Nothing that
-          they read may change until the loop: the data set, `collate_fn`, files, variables.
+          they read may change until the loop: the dataset, `collate_fn`, files, variables.
 
         Raises UsageError if the ranks cannot share the batch evenly, or if an option is unknown or does not fit.
         """
@@ -450,9 +450,9 @@ class Run:
         return LoopBatches(batches, lambda: left)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> LoopBatches:
-        """Yield this rank's part of a data set. Every sample is seen once, with equally many forwards per rank.
+        """Yield this rank's part of a dataset. Every sample is seen once, with equally many forwards per rank.
 
-        Call it on all ranks, with `model.eval()` and `torch.no_grad()` as usual. `data` is a data set, a pipeline or a
+        Call it on all ranks, with `model.eval()` and `torch.no_grad()` as usual. `data` is a dataset, a pipeline or a
         DataLoader; `batch_size` counts samples over all ranks. A rank with no samples left gets an empty batch of what
         the collate function returns. `len(run.evaluate(data))` is the number of forwards, if the data has a length.
 

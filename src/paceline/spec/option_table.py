@@ -255,7 +255,7 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
                "Signal that asks a script without paceline.session to save and stop: SIGUSR1, SIGTERM, SIGINT or SIGHUP"
                " (default: its framework's, else SIGUSR1)."),
         _number("resume.saved_exit_code", "--saved-exit-code N",
-                "Exit code by which such a script says that it has saved and can be resumed, besides 75."),
+                'Exit code of such a script that means "saved, resume me", in addition to 75.'),
         _number("checkpoint.every_steps", "--save-every-steps N", "Save a checkpoint every N steps."),
         Option("checkpoint.every_seconds", "--save-every-seconds TIME",
                "Save a checkpoint whenever this much time has passed, e.g. 10m."),

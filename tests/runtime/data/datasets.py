@@ -1,4 +1,4 @@
-"""Data sets for the tests: random items, and streams."""
+"""Datasets for the tests: random items, and streams."""
 
 from __future__ import annotations
 

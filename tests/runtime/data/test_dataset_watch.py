@@ -1,4 +1,4 @@
-"""What is changed in a data set between epochs reaches workers that stay alive."""
+"""What is changed in a dataset between epochs reaches workers that stay alive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Named(list[int]):
 
 
 class Settable(Numbers):
-    """Each item shows the data set's attributes, and the process that computed it."""
+    """Each item shows the dataset's attributes, and the process that computed it."""
 
     level = 1
     shapes = [1]  # noqa: RUF012

@@ -82,13 +82,13 @@ def test_a_loader_is_accepted_instead_of_its_data_set() -> None:
     plain = DataLoader(data, batch_size=4, shuffle=True, drop_last=True, collate_fn=lambda items: [len(items)])
     assert list(make_evaluation_loader(ours, identity=Identity())) == [4, 4, 4, 4, 4, 1]
     assert [batch[0] for batch in make_evaluation_loader(plain, identity=Identity())] == [4, 4, 4, 4, 4, 1]
-    for rank in range(2):  # each takes the whole data set into account, not its sampler's half
+    for rank in range(2):  # each takes the whole dataset into account, not its sampler's half
         sampler = DistributedSampler(data, num_replicas=2, rank=rank)
         loader = make_evaluation_loader(DataLoader(data, sampler=sampler), identity=Identity(rank, 2))
         assert sum(len(y) for _, y in loader) == 10 + rank
-    with pytest.raises(UsageError, match="DistributedSampler splits the data set by rank"):
+    with pytest.raises(UsageError, match="DistributedSampler splits the dataset by rank"):
         make_evaluation_loader(DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data, 2, 0), 3, False)))
-    with pytest.raises(UsageError, match="batch_sampler or data set decides the batches"):
+    with pytest.raises(UsageError, match="batch_sampler or dataset decides the batches"):
         make_evaluation_loader(DataLoader(data, batch_size=None), batch_size=4)
 
 
@@ -170,7 +170,7 @@ def sampler_of(kind: str, samples: int) -> Any:
 
 
 def loader_of(samples: int, batch_size: int, collate: Any, sampler: str, batches: str) -> Any:
-    """A DataLoader whose batches come from a batch size, from a batch sampler, or from the data set itself."""
+    """A DataLoader whose batches come from a batch size, from a batch sampler, or from the dataset itself."""
     chosen = sampler_of(sampler, samples) if samples else None
     if batches == "size":
         return DataLoader(Numbers(samples), batch_size=batch_size, sampler=chosen, collate_fn=collate)

@@ -200,7 +200,7 @@ def test_options_that_a_data_set_cannot_have_are_rejected() -> None:
 
 
 class Batched(Noisy):
-    """Fetches whole batches, as Hugging Face data sets do. The items may be random."""
+    """Fetches whole batches, as Hugging Face datasets do. The items may be random."""
 
     def __init__(self, samples: int, *, noisy: bool) -> None:
         super().__init__(samples)
@@ -238,7 +238,7 @@ def test_neighbouring_keys_give_unrelated_seeds() -> None:
 
 
 def test_an_empty_data_set_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"The data set of run.loader is empty"):
+    with pytest.raises(UsageError, match=r"The dataset of run.loader is empty"):
         make_loader([], batch_size=2)
 
 

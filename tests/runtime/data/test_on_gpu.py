@@ -41,7 +41,7 @@ def test_batches_arrive_whole_while_the_device_is_busy() -> None:
 def test_an_epoch_never_waits_and_has_the_same_order_as_on_the_host(no_waiting: None, resident: bool) -> None:
     x, y = torch.randn(1000, 8), torch.arange(1000)
     options: dict[str, Any] = {"batch_size": 64, "drop_last": False, "seed": 5, "identity": Identity(1, 2)}
-    torch.cuda.set_sync_debug_mode("default")  # moving the data set happens once, and may wait
+    torch.cuda.set_sync_debug_mode("default")  # moving the dataset happens once, and may wait
     on_gpu = MapLoader(TensorDataset(x, y), device="cuda", resident=resident, **options)
     on_cpu = MapLoader(TensorDataset(x, y), **options)
     torch.cuda.set_sync_debug_mode("error")

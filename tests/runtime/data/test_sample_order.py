@@ -139,7 +139,7 @@ def test_a_resumed_epoch_has_the_same_order_or_is_refused() -> None:
 
 def test_samplers_that_do_not_fit_are_refused() -> None:
     data = Numbers(8)
-    with pytest.raises(UsageError, match="DistributedSampler splits the data set by rank"):
+    with pytest.raises(UsageError, match="DistributedSampler splits the dataset by rank"):
         make_loader(data, batch_size=2, sampler=DistributedSampler(data, num_replicas=2, rank=0))
     with pytest.raises(UsageError, match="shuffle has no meaning"):
         make_loader(data, batch_size=2, sampler=[1, 2], shuffle=True)

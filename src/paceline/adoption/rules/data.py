@@ -59,7 +59,7 @@ def _other_uses(found: Training, run: str) -> Iterator[Remark]:
     script = found.script
     for node in script.nodes:
         if isinstance(node, ast.Attribute) and node.attr not in ATTRIBUTES and _is_loader(found, node.value):
-            text = f"a loader of {run}.loader has no `{node.attr}`: take it from the data set or the sampler instead"
+            text = f"a loader of {run}.loader has no `{node.attr}`: take it from the dataset or the sampler instead"
             yield Remark(node.lineno, text, must=True)
     for call in script.calls:
         name = getattr(call.func, "id", "") or getattr(call.func, "attr", "")
@@ -116,7 +116,7 @@ def _change(found: Training, call: ast.Call, run: str) -> Iterator[Edit | Remark
         yield Remark(call.lineno, f"make this loader with {run}.loader(dataset, batch_size=...) instead", must=True)
         return
     if isinstance(size, ast.Constant) and size.value is None:
-        text = f"every rank reads all batches: use {run}.loader, and let the data set return samples, not batches"
+        text = f"every rank reads all batches: use {run}.loader, and let the dataset return samples, not batches"
         yield Remark(call.lineno, text, must=True)
         return
     yield source.replace(call.func, f"{run}.loader", REASON)
@@ -152,7 +152,7 @@ def _drops_last(call: ast.Call) -> bool:
 
 
 def _is_stream(found: Training, dataset: ast.expr) -> bool:
-    """Whether a data set is iterable-style: a class of this script says so."""
+    """Whether a dataset is iterable-style: a class of this script says so."""
     script = found.script
     for call in found.origins.of(dataset):
         owner = script.classes.get(getattr(call.func, "id", ""))

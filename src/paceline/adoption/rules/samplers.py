@@ -54,7 +54,7 @@ def _check_loader(found: Training, ranks: Ranks, loader: ast.Call) -> Iterator[R
 
 
 def _differs(found: Training, ranks: Ranks, dataset: list[ast.expr]) -> bool:
-    """Whether a data set depends on the rank, or its class does."""
+    """Whether a dataset depends on the rank, or its class does."""
     script = found.script
     calls = [call for each in dataset for call in found.origins.of(each)]
     owners = [script.classes[name] for call in calls if (name := getattr(call.func, "id", "")) in script.classes]

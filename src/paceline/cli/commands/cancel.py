@@ -15,7 +15,7 @@ from paceline.contract.verdict import DONE, STOPPED
 from paceline.watch.records import Record, newest_verdict, read_record
 from paceline.watch.resume_hint import describe_start, resume_command
 
-Names = Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids, ends of ids, folders, or `last`.")]
+Names = Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids or names, job ids, folders, or `last`.")]
 
 
 def forwarded(asked: on_cluster.Forwarded) -> int:

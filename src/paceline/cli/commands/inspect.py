@@ -63,7 +63,7 @@ def data(
     """Show which rank gets which samples, and check whole epochs: every sample once, none twice, another order in each.
 
     Runs your script on this machine's CPU, in a folder that is removed afterwards. Loaders of run.loader are read
-    without training, and of a map-style data set only the first items are loaded. A script with its own DataLoader
+    without training, and of a map-style dataset only the first items are loaded. A script with its own DataLoader
     trains for as many epochs (two, unless --epochs says otherwise): pass arguments that make them short. The loader
     that is checked is the one whose batches reach backward().
 

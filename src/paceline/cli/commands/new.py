@@ -1,4 +1,4 @@
-"""`paceline new`: make a project that runs at once."""
+"""`paceline new`: create a project that runs right away."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.templates.project import create_project, find_template
 # The examples of --help follow the mark that the layout of --help looks for.
 HELP = "\n".join(
     [
-        "Make a project that runs at once: a training script, paceline.toml, requirements.txt, a test and a README.",
+        "Create a project that runs right away: training script, paceline.toml, requirements.txt, test and README.",
         "",
         "`paceline run` and `paceline submit` work in it without any option. Its data is small and needs no download.",
         "",

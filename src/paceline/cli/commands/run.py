@@ -44,7 +44,7 @@ def command(
     here: Annotated[
         bool,
         typer.Option(
-            "--here", help="With --resume: train a run of Slurm on this machine, without asking.",
+            "--here", help="With --resume: continue a Slurm run on this machine without asking.",
             rich_help_panel=UNTIL_DONE,
         ),
     ] = False,

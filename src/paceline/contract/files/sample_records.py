@@ -21,7 +21,7 @@ class LoaderFacts:
     rank: int
     world_size: int
     kind: str  # what the script uses, for people: "run.loader", "DataLoader"
-    keys: str  # INDEX of a map-style data set; POSITION in a stream; CONTENT if a stream splits itself
+    keys: str  # INDEX of a map-style dataset; POSITION in a stream; CONTENT if a stream splits itself
     samples: int | None = None  # None if unknown
     batch_size: int | None = None  # as the script gave it: of all ranks for run.loader, of one rank for a DataLoader
     accumulate: int = 1
@@ -67,7 +67,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Items:
-    """Digests of the first items of this rank's data set; None for one that is another one each time it is read."""
+    """Digests of the first items of this rank's dataset; None for one that is another one each time it is read."""
 
     digests: list[str | None]
 

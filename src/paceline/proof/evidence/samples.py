@@ -22,7 +22,7 @@ USE_LOADER = (
 KEY_THE_VALUES = (
     "In most scripts, this is an augmentation: let each sample's random numbers depend on the sample, not on the rank "
     "or on what was drawn before. run.loader seeds each item from (seed, epoch, index), for torch's, NumPy's and "
-    "Python's global generators in the data set. What the loop draws or computes for a whole batch, such as its "
+    "Python's global generators in the dataset. What the loop draws or computes for a whole batch, such as its "
     "mean, differs between ranks."
 )
 
@@ -80,7 +80,7 @@ class SampleComparison:
         return None if one is None or two is None else one == two
 
     def _has_own_numbers(self, step: int) -> bool:
-        """Return whether ranks have the same numbers, but not the same samples, as with a data set for each rank."""
+        """Return whether ranks have the same numbers, but not the same samples, as with a dataset for each rank."""
         records = [rank.steps.get(step, {}) for rank in self.other.ranks]
         numbers = [each.get("samples") for each in records]
         if len(numbers) < 2 or any(each != numbers[0] for each in numbers):

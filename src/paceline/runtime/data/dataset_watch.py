@@ -1,6 +1,6 @@
-"""Notice that a data set has changed since its workers started, so that they can be started again with it.
+"""Notice that a dataset has changed since its workers started, so that they can be started again with it.
 
-Persistent workers hold a copy of the data set. `dataset.epoch = 3` or `dataset.transform = ...` in the main process
+Persistent workers hold a copy of the dataset. `dataset.epoch = 3` or `dataset.transform = ...` in the main process
 would not reach them.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-MAX_VISITED = 10_000  # objects; what a data set refers to beyond these is not watched
+MAX_VISITED = 10_000  # objects; what a dataset refers to beyond these is not watched
 MAX_ITEMS = 1_000  # of a container; larger ones are compared by identity, length and some of their items
 SAMPLED_ITEMS = 64  # of a larger one
 SAMPLED_VALUES = 4_096  # of a NumPy array, a tensor or a bytearray
@@ -45,7 +45,7 @@ class _Reference:
 
 
 class DatasetWatch:
-    """Compares the attributes of a data set, and of what it refers to, with those at the last `record`.
+    """Compares the attributes of a dataset, and of what it refers to, with those at the last `record`.
 
     Numbers, text, paths and small containers are compared by value, tensors by identity, version and some values, and
     everything else by identity. Of large containers and NumPy arrays, it compares a sample, so a change of a few values
@@ -156,7 +156,7 @@ def _tensor_values(tensor: torch.Tensor) -> int:
 
 
 def _class_attributes(thing: Any) -> list[Any]:
-    """Return the plain values and containers that a data set has as attributes of its class, with their names."""
+    """Return the plain values and containers that a dataset has as attributes of its class, with their names."""
     found: list[Any] = []
     for cls in type(thing).__mro__:
         if cls.__module__.partition(".")[0] in _LIBRARIES:

@@ -17,7 +17,7 @@ from paceline.runtime.data.dataset_watch import DatasetWatch
 
 
 class EarlyPass:
-    """At most one pass over a data set that has begun, and that no loop has asked for yet."""
+    """At most one pass over a dataset that has begun, and that no loop has asked for yet."""
 
     def __init__(self, dataset: Any) -> None:
         self.seconds = 0.0  # that the last one had before a loop asked for it; 0 if none began early
@@ -35,11 +35,11 @@ class EarlyPass:
             return
         with suppress(Exception):
             batches, began = start(), time.perf_counter()
-            self._watch.record()  # now: the start of a pass may change the data set, as `set_epoch` does
+            self._watch.record()  # now: the start of a pass may change the dataset, as `set_epoch` does
             self._batches, self._key, self._began = batches, _key(position), began
 
     def take(self, position: tuple[Any, ...], stop: Callable[[], None]) -> Iterator[Any] | None:
-        """Return the pass if it has begun from this position, and the data set is still what it was then.
+        """Return the pass if it has begun from this position, and the dataset is still what it was then.
 
         `stop` ends the workers of another one.
         """

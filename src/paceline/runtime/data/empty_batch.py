@@ -47,7 +47,7 @@ class BatchCollate:
 
 @dataclasses.dataclass(frozen=True)
 class ItemCollate:
-    """For data sets whose items are whole batches (`batch_size=None`): converts an item, and collates nothing."""
+    """For datasets whose items are whole batches (`batch_size=None`): converts an item, and collates nothing."""
 
     convert: Callable[[Any], Any]
 

@@ -40,13 +40,13 @@ WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "timeout", "prefe
 
 @dataclass
 class EvaluationData:
-    """What is evaluated, and how it is loaded: taken from a data set, a DataLoader or a loader of `run.loader`."""
+    """What is evaluated, and how it is loaded: taken from a dataset, a DataLoader or a loader of `run.loader`."""
 
     dataset: Any
     batch_size: int | None = DEFAULT_BATCH_SIZE  # None: the items are whole batches, or a batch sampler makes them
     num_workers: int = 0
     collate_fn: Any = None
-    order: Sampled | None = None  # of a sampler or a batch sampler; None: the whole data set
+    order: Sampled | None = None  # of a sampler or a batch sampler; None: the whole dataset
     sharded: bool = False
     options: dict[str, Any] = field(default_factory=dict)  # further ones of the DataLoader
 
@@ -62,7 +62,7 @@ class EvaluationData:
 
 
 class MapEvaluationLoader:
-    """Batches of a map-style data set, one pass per iteration. Workers stay alive for the next pass."""
+    """Batches of a map-style dataset, one pass per iteration. Workers stay alive for the next pass."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class MapEvaluationLoader:
         return len(self._slices(self._draw_order()))
 
     def _draw_order(self) -> EpochOrder:
-        """Return the samples of the next pass: a data set may have grown since the last one."""
+        """Return the samples of the next pass: a dataset may have grown since the last one."""
         if self.data.order:
             return self.data.order.draw(self.seed, 0)
         samples = len(self.data.dataset) if self._tensors is None else count_samples(self._tensors)
@@ -126,7 +126,7 @@ class MapEvaluationLoader:
 
 
 class StreamEvaluationLoader:
-    """Batches of an iterable data set. Every rank continues until no rank has a sample left."""
+    """Batches of an iterable dataset. Every rank continues until no rank has a sample left."""
 
     def __init__(self, data: EvaluationData, *, identity: Identity, **options: Any) -> None:
         per_rank = 1 if data.batch_size is None else max(1, data.batch_size // identity.world_size)
@@ -168,8 +168,8 @@ def make_evaluation_loader(
     data = _read(dataset, num_workers)
     if batch_size is not None and data.batch_size is None:
         raise UsageError(
-            "run.evaluate() got a batch_size, but the DataLoader's batch_sampler or data set decides the batches.",
-            hint="Remove batch_size, or pass the data set itself.",
+            "run.evaluate() got a batch_size, but the DataLoader's batch_sampler or dataset decides the batches.",
+            hint="Remove batch_size, or pass the dataset itself.",
         )
     if batch_size is not None:
         data.batch_size = batch_size
@@ -218,7 +218,7 @@ def _worker_options(options: Any, num_workers: int) -> dict[str, Any]:
 
 
 def _covers_all(sampler: Any, dataset: Any) -> bool:
-    """Return whether a sampler yields the whole data set, in whatever order. One per rank does so together."""
+    """Return whether a sampler yields the whole dataset, in whatever order. One per rank does so together."""
     if isinstance(sampler, DistributedSampler):
         return True
     once = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)

@@ -1,4 +1,4 @@
-"""Batches from a map-style data set that computes its items, in this process or in worker processes."""
+"""Batches from a map-style dataset that computes its items, in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _BatchKeys:
 
 
 class ItemSource:
-    """Batches of items that a data set computes, in this process or in workers."""
+    """Batches of items that a dataset computes, in this process or in workers."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ItemSource:
         return transfer_batches(_preserve_rng(iterator) if seeds_this_process else iterator, self.device)
 
     def _start_pass(self) -> Iterator[Any]:
-        """Return the iterator of a new pass, by workers that know the data set as it is now."""
+        """Return the iterator of a new pass, by workers that know the dataset as it is now."""
         if self.is_running and self._watch.has_changed():
             self.close()
         running = self._workers.iterator

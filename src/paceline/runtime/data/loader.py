@@ -1,4 +1,4 @@
-"""`make_loader`: the right loader for any data set.
+"""`make_loader`: the right loader for any dataset.
 
 `MapLoader` and `StreamLoader` share one interface: `micro_batches(epoch)`, `steps_per_epoch`, `state_dict`,
 `load_state_dict` and `close`.
@@ -52,17 +52,17 @@ def make_loader(
     num_workers: int = 0,
     **options: Any,
 ) -> MapLoader | StreamLoader:
-    """Return a `MapLoader`, or a `StreamLoader` if the data set is iterable-style.
+    """Return a `MapLoader`, or a `StreamLoader` if the dataset is iterable-style.
 
-    Map-style data sets are shuffled by default. A `sampler` decides the order instead, and a `batch_sampler` the
-    global batches as well. `transform` is a function of the batches of a resident data set. `sharded` means that an
+    Map-style datasets are shuffled by default. A `sampler` decides the order instead, and a `batch_sampler` the
+    global batches as well. `transform` is a function of the batches of a resident dataset. `sharded` means that an
     iterable already splits itself by rank and worker. Ranks use `group` to agree on the end of an iterable; a gloo
     group keeps the device out of it. Other options are those of `ItemOptions`.
     """
     if isinstance(dataset, DataLoader):
         raise UsageError(
-            "run.loader() takes a data set, but got a torch DataLoader.",
-            hint="Pass the data set itself: run.loader(dataset, batch_size=<global>, num_workers=...).",
+            "run.loader() takes a dataset, but got a torch DataLoader.",
+            hint="Pass the dataset itself: run.loader(dataset, batch_size=<global>, num_workers=...).",
         )
     _check_names(options)
     _check_batches(batch_size, shuffle=shuffle, drop_last=drop_last, sampler=sampler, batch_sampler=batch_sampler)
@@ -70,8 +70,8 @@ def make_loader(
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
         if sharded:
             raise UsageError(
-                "sharded=True is for iterables that split themselves, but this data set has __getitem__.",
-                hint="Remove it: the loader splits the data set.",
+                "sharded=True is for iterables that split themselves, but this dataset has __getitem__.",
+                hint="Remove it: the loader splits the dataset.",
             )
         return MapLoader(
             dataset, batch_size=batch_size, accumulate=accumulate, shuffle=shuffle is not False,
@@ -81,7 +81,7 @@ def make_loader(
         )  # fmt: skip
     if transform is not None:
         raise UsageError(
-            f"transform doesn't work with {type(dataset).__name__}: it is for data sets that are kept on the device.",
+            f"transform doesn't work with {type(dataset).__name__}: it is for datasets that are kept on the device.",
             hint="Transform the samples in the stream, or the batches in your loop.",
         )
     _check_stream(
@@ -136,7 +136,7 @@ def _check_stream(dataset: Any, options: Mapping[str, Any]) -> None:
             value = "=True" if options[name] is True else ""
             raise UsageError(
                 f"{name}{value} doesn't work with {kind}: a stream decides its own order.",
-                hint=f"Remove {name}, or use a data set with __len__ and __getitem__.",
+                hint=f"Remove {name}, or use a dataset with __len__ and __getitem__.",
             )
     if options.get("persistent_workers"):
         raise UsageError(

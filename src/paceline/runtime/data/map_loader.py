@@ -1,4 +1,4 @@
-"""The loader for map-style data sets: global batch size, world-size invariance, exact resume within an epoch."""
+"""The loader for map-style datasets: global batch size, world-size invariance, exact resume within an epoch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MapLoader:
-    """Batches of a map-style data set, or of plain tensors.
+    """Batches of a map-style dataset, or of plain tensors.
 
     `batch_size` is global. So are the batches of a `batch_sampler`: each is one step, split between the ranks.
     """
@@ -50,8 +50,8 @@ class MapLoader:
         self.seed, self.num_workers, self.items = seed, num_workers, items
         if transform is not None and not resident:
             raise UsageError(
-                "transform works on batches of a data set that is on the device, so it needs resident=True.",
-                hint="Pass resident=True, or transform the samples in the data set.",
+                "transform works on batches of a dataset that is on the device, so it needs resident=True.",
+                hint="Pass resident=True, or transform the samples in the dataset.",
             )
         tensors = None if items.get("collate_fn") else find_tensors(dataset)
         if resident and tensors is None and len(dataset):
@@ -64,7 +64,7 @@ class MapLoader:
             samples = len(dataset)
             self.source = ItemSource(dataset, seed=seed, device=self.device, num_workers=num_workers, **items)
         if not samples and (resident or (sampler is None and batch_sampler is None)):
-            raise UsageError("The data set of run.loader is empty.", hint="Check where its samples come from.")
+            raise UsageError("The dataset of run.loader is empty.", hint="Check where its samples come from.")
         identity = identity if identity is not None else read_identity()
         chosen = sampler if batch_sampler is None else batch_sampler
         self.shuffle = shuffle if chosen is None else None
@@ -178,7 +178,7 @@ class MapLoader:
     def _check_length(self, samples: int) -> None:
         if samples != self.plan.samples:
             raise UsageError(
-                f"The data set had {self.plan.samples} samples when run.loader got it, and now it has {samples}.",
+                f"The dataset had {self.plan.samples} samples when run.loader got it, and now it has {samples}.",
                 hint="Create a loader for it as it is now: run.loader(dataset, ...).",
             )
 

@@ -2,7 +2,7 @@
 
 Python's, NumPy's and torch's generators are seeded from (seed, epoch, index) before each item. Its augmentation is
 therefore the same on every rank, in every worker and after a resume, and different in every epoch. Generators that
-a data set creates itself (`self.rng = ...`) are not covered.
+a dataset creates itself (`self.rng = ...`) are not covered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def derive_seed(*numbers: int) -> int:
 
 
 def seed_host(seed: int) -> None:
-    """Seed the generators that data sets use: Python's, NumPy's and torch's on the CPU. Takes a few microseconds.
+    """Seed the generators that datasets use: Python's, NumPy's and torch's on the CPU. Takes a few microseconds.
 
     `torch.manual_seed` would also reseed the GPU generators, which the model's dropout uses.
     """
@@ -93,9 +93,9 @@ class PaddingItem(NamedTuple):
 
 
 class SeededDataset(Dataset[T], Generic[T]):
-    """A data set whose keys are (epoch, number, index) and whose items each have a seed of (seed, epoch, number).
+    """A dataset whose keys are (epoch, number, index) and whose items each have a seed of (seed, epoch, number).
 
-    A data set that fetches whole batches (`__getitems__`, as Hugging Face data sets do) is asked for them, unless it
+    A dataset that fetches whole batches (`__getitems__`, as Hugging Face datasets do) is asked for them, unless it
     draws random numbers: these would depend on how batches are split. Its items are then fetched one by one.
     """
 
@@ -128,7 +128,7 @@ class SeededDataset(Dataset[T], Generic[T]):
 
 
 def fetches_batches(dataset: Any) -> bool:
-    """Return whether a data set has `__getitems__`. A Subset always has it, but only passes it on."""
+    """Return whether a dataset has `__getitems__`. A Subset always has it, but only passes it on."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))

@@ -31,7 +31,7 @@ NESTED_SAMPLERS = ("sampler", "batch_sampler", "data_source", "dataset")
 class EpochOrder:
     """The samples of one epoch: their keys in order, and how a batch sampler cuts them into batches."""
 
-    keys: Any  # a tensor of indices, or a list of whatever keys the data set takes
+    keys: Any  # a tensor of indices, or a list of whatever keys the dataset takes
     sizes: tuple[int, ...] | None = None  # of the batches; None if the batch size decides
     digest: str | None = None  # only of a sampler's order, which the seed alone may not determine
 
@@ -60,8 +60,8 @@ class Sampled:
         for each in (sampler, getattr(sampler, "sampler", None)):
             if getattr(each, "num_replicas", 1) > 1:
                 raise UsageError(
-                    f"{type(each).__name__} splits the data set by rank, which the loader does as well.",
-                    hint="Remove it, or pass a sampler of the whole data set.",
+                    f"{type(each).__name__} splits the dataset by rank, which the loader does as well.",
+                    hint="Remove it, or pass a sampler of the whole dataset.",
                 )
 
     def draw(self, seed: int, epoch: int) -> EpochOrder:

@@ -226,7 +226,7 @@ def own_part(run: Any) -> Any:
 
 def test_a_data_set_that_is_split_before_run_loader_splits_it(ranks: Ranks, tmp_path: Path) -> None:
     first, *others = check_samples(inspected(ranks, tmp_path, record_loader, own_part))
-    assert (first.level, first.about) == (PROBLEM, "data set")
+    assert (first.level, first.about) == (PROBLEM, "dataset")
     assert "nobody reads the rest" in first.text
     assert [finding.about for finding in others] == ["order"], "its samples are not called complete"
 

@@ -176,7 +176,7 @@ class Computed:
 @pytest.mark.parametrize("options", [{}, {"resident": True}, {"resident": True, "sampler": [0]}])
 @pytest.mark.parametrize("data", [Computed(0), TensorDataset(torch.zeros(0, 3))])
 def test_an_empty_data_set_is_an_error(data: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"The data set of run\.loader is empty"):
+    with pytest.raises(UsageError, match=r"The dataset of run\.loader is empty"):
         make_loader(data, batch_size=2, identity=Identity(0, 1), **options)
 
 

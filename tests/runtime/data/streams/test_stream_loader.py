@@ -1,4 +1,4 @@
-"""Iterable data sets: every item goes to one reader, ranks end together, positions are saved or counted."""
+"""Iterable datasets: every item goes to one reader, ranks end together, positions are saved or counted."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_stream_without_a_state_skips_items_and_prints_a_note() -> None:
     resumed.load_state_dict(state)
     assert [micro.data.tolist() for micro in resumed.micro_batches(1)] == expected[4:]
     resumed.close()
-    assert notes == ["the data set saves no position: skipping 24 items to step 4 of epoch 1"]
+    assert notes == ["the dataset saves no position: skipping 24 items to step 4 of epoch 1"]
     with pytest.raises(CheckpointError, match="batch_size=6, but this loader has batch_size=12"):
         StreamLoader(Counting(60), batch_size=12, identity=Identity()).load_state_dict(state)
 

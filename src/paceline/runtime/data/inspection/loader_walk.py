@@ -90,7 +90,7 @@ def _read_beginning(batches: RankBatches) -> list[str]:
 
 
 class _Keys:
-    """A data set whose items are their own keys: what is read doesn't matter, only which."""
+    """A dataset whose items are their own keys: what is read doesn't matter, only which."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples

@@ -105,7 +105,7 @@ class PlainLoaders:
         self._waiting = []
 
     def finish(self) -> None:
-        """Record items of the data sets, so that those of all ranks can be compared. The script has done its work."""
+        """Record items of the datasets, so that those of all ranks can be compared. The script has done its work."""
         if not self._is_finished:
             self._is_finished = True
             for watched in self._watched:

@@ -17,7 +17,7 @@ from paceline.contract.files.sample_records import Items, LoaderFacts, Record, r
 from paceline.runtime.data.randomness import seed_host
 from paceline.runtime.distributed.identity import read_identity
 
-COMPARED_ITEMS = 8  # at the beginning of a map-style data set
+COMPARED_ITEMS = 8  # at the beginning of a map-style dataset
 
 
 class LoaderRecords:
@@ -55,7 +55,7 @@ class Recorder:
 
 
 def read_items(dataset: Any) -> Items:
-    """Read the first items of a map-style data set twice, both times with the same random numbers."""
+    """Read the first items of a map-style dataset twice, both times with the same random numbers."""
     digests: list[str | None] = []
     try:
         for index in range(min(COMPARED_ITEMS, len(dataset))):
@@ -64,7 +64,7 @@ def read_items(dataset: Any) -> Items:
                 seed_host(index)
                 found.add(digest(dataset[index]))
             digests.append(found.pop() if len(found) == 1 else None)
-    except Exception:  # whatever the script's data set raises: then its items are not known
+    except Exception:  # whatever the script's dataset raises: then its items are not known
         return Items([])
     return Items(digests)
 

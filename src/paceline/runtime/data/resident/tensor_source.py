@@ -23,7 +23,7 @@ WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor"
 
 
 def find_tensors(dataset: Any) -> Any:
-    """Return the tensors a data set consists of (list, tuple or mapping), or None if it computes its items."""
+    """Return the tensors a dataset consists of (list, tuple or mapping), or None if it computes its items."""
     if type(dataset) is TensorDataset:
         # A list with one tensor per field, as collation would return it.
         return list(dataset.tensors)
@@ -39,19 +39,19 @@ def count_samples(tensors: Any) -> int:
     map_tensors(tensors, lambda tensor: sizes.append(len(tensor)))
     if len(set(sizes)) != 1:
         raise UsageError(
-            f"The tensors of this data set hold {' and '.join(map(str, sizes))} samples.",
+            f"The tensors of this dataset hold {' and '.join(map(str, sizes))} samples.",
             hint="Give every tensor one row per sample.",
         )
     return sizes[0]
 
 
 def materialize(dataset: Any, *, seed: int, num_workers: int, options: Mapping[str, Any] | None = None) -> Any:
-    """Compute all items of a data set once, as tensors. Every epoch then has the augmentation of epoch 0."""
+    """Compute all items of a dataset once, as tensors. Every epoch then has the augmentation of epoch 0."""
     given = options or {}
     if given.get("collate_fn") is not None:
         raise UsageError(
             "resident=True doesn't work with collate_fn: the items are computed once, before there are batches.",
-            hint="Use resident=False, or let the data set return what collate_fn would.",
+            hint="Use resident=False, or let the dataset return what collate_fn would.",
         )
     keys = [[(0, index, index)] for index in range(len(dataset))]
     loader: DataLoader[Any] = DataLoader(
@@ -85,7 +85,7 @@ def _require_equal_shapes(parts: list[torch.Tensor]) -> None:
         raise UsageError(
             f"resident=True needs items of equal shapes, but item 0 has {_sizes(shape)} and item {other} has"
             f" {_sizes(parts[other].shape[1:])}.",
-            hint="Use resident=False with a collate_fn that pads, or pad the items in the data set.",
+            hint="Use resident=False with a collate_fn that pads, or pad the items in the dataset.",
         )
 
 

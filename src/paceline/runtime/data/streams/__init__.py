@@ -1,1 +1,1 @@
-"""Iterable data sets and WebDataset pipelines: sharding, loading and positions."""
+"""Iterable datasets and WebDataset pipelines: sharding, loading and positions."""

@@ -1,7 +1,7 @@
-"""Split iterable data sets: each item goes to one rank and one worker.
+"""Split iterable datasets: each item goes to one rank and one worker.
 
 Item i of the stream belongs to rank i mod world size, so the first batches of all ranks together are the first items of
-the stream, at every world size. Each rank also reads, and skips, the items of the others. A data set with expensive
+the stream, at every world size. Each rank also reads, and skips, the items of the others. A dataset with expensive
 items should split itself and be loaded with `sharded=True`; WebDataset pipelines do that automatically.
 
 A worker slot is the share of a rank's batches that one data-loader worker reads.
@@ -28,7 +28,7 @@ class StreamPosition(NamedTuple):
 
     slot: int
     items: int  # items read from the stream, including those of other slots
-    state: Any  # the data set's own state, if it has one
+    state: Any  # the dataset's own state, if it has one
 
 
 class Leftover(NamedTuple):
@@ -47,7 +47,7 @@ class Example(NamedTuple):
 class ShardedIterable(IterableDataset[T], Generic[T]):
     """Any iterable, split by rank and by data-loader worker. It also works with a plain DataLoader.
 
-    The stream itself must be the same on every rank; the data set sees no data-loader workers. Python's, NumPy's and
+    The stream itself must be the same on every rank; the dataset sees no data-loader workers. Python's, NumPy's and
     torch's global generators are seeded from (seed, epoch, position) before each item, so a shuffle that uses them is
     the same everywhere.
     """
@@ -76,7 +76,7 @@ class ShardedIterable(IterableDataset[T], Generic[T]):
     def stream(self, start: int = 0, *seeds: int) -> Iterator[tuple[int, T]]:
         """Yield all items with their positions, each with its own seed.
 
-        Extra `seeds` tell apart streams that hold different items at the same positions, because the data set splits
+        Extra `seeds` tell apart streams that hold different items at the same positions, because the dataset splits
         itself.
         """
         call = _call if seeds else _call_without_workers
@@ -98,7 +98,7 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _call_without_workers(function: Callable[..., Any], *args: Any) -> Any:
-    """Let the data set see no data-loader workers: if it split itself between them, items would be lost."""
+    """Let the dataset see no data-loader workers: if it split itself between them, items would be lost."""
     info = worker._worker_info
     worker._worker_info = None
     try:
@@ -137,7 +137,7 @@ class RankBatches(IterableDataset[Any]):
         number, workers = (info.id, info.num_workers) if info is not None else (0, 1)
         slot = (number + self.first_slot) % workers
         if self.sharded and info is not None:
-            # A data set that splits itself does so by worker id, and must see the id of its slot.
+            # A dataset that splits itself does so by worker id, and must see the id of its slot.
             object.__setattr__(info, "id", slot)
         saved = self.positions.get(slot)
         start = 0

@@ -1,4 +1,4 @@
-"""The loader for iterable-style data sets: a global batch size, and an epoch that ends on all ranks together."""
+"""The loader for iterable-style datasets: a global batch size, and an epoch that ends on all ranks together."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StreamOptions(TypedDict, total=False):
 
 
 class StreamLoader:
-    """Batches of an iterable data set. `batch_size` is global; an epoch ends on all ranks at the same step.
+    """Batches of an iterable dataset. `batch_size` is global; an epoch ends on all ranks at the same step.
 
     With `drop_last` the epoch ends after the last step that is full on every rank. Otherwise it ends when no rank
     has a sample left; until then a rank without samples repeats its last batch, with a count of 0. With
@@ -108,7 +108,7 @@ class StreamLoader:
         self._loaded = 0  # how often a position was loaded
         self._in_steps = False
         self.early = EarlyPass(inner)
-        self._before_pass: Any = None  # the state of the data set before a pass that has not ended
+        self._before_pass: Any = None  # the state of the dataset before a pass that has not ended
 
     def first_step(self, epoch: int) -> int:
         """Return how many steps of this epoch are done."""
@@ -198,7 +198,7 @@ class StreamLoader:
             )
         if not any(position.state is not None for position in self._positions.values()):
             self._notify(
-                f"the data set saves no position: skipping {self.step * self.batch_size} items "
+                f"the dataset saves no position: skipping {self.step * self.batch_size} items "
                 f"to step {self.step} of epoch {self.epoch}"
             )
 

@@ -116,7 +116,7 @@ class SeededPipeline(IterableDataset[Any]):
     def _check_not_batched(self) -> None:
         if any(isinstance(stage, DataLoader) for stage in self.stages):
             raise UsageError(
-                "run.loader() takes a data set, but got a WebLoader.",
+                "run.loader() takes a dataset, but got a WebLoader.",
                 hint="Pass the pipeline itself: run.loader(dataset, batch_size=<global>, num_workers=...).",
             )
         if "_batched" in self.names:

@@ -18,7 +18,7 @@ import paceline
 
 
 def make_data(count: int, seed: int) -> Dataset:
-    """Make up points and a number for each. Put your own data set here."""
+    """Make up points and a number for each. Put your own dataset here."""
     x = torch.rand(count, 2, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(x, (3 * x[:, :1]).sin() + x[:, 1:] ** 2)
 
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 @torch.no_grad()
 def evaluate(run: paceline.Run, model: nn.Module, data: Dataset) -> float:
-    """Return the mean error over the whole data set. Each rank takes a part of it."""
+    """Return the mean error over the whole dataset. Each rank takes a part of it."""
     model.eval()
     error = count = 0
     for x, y in run.evaluate(data, batch_size=1000):
