@@ -84,6 +84,11 @@ def evaluate(run: paceline.Run, model: GPT, data: Blocks, batch_size: int) -> fl
     return math.exp(run.sum(loss) / run.sum(count))
 
 
+def printable(text: str) -> str:
+    """Escape what is no text: after a few steps, the model writes control characters, which change a terminal."""
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
 def main(given: Sequence[str] | None = None) -> float:
     args = arguments(given)
     size = SIZES[args.size]
@@ -130,7 +135,7 @@ def main(given: Sequence[str] | None = None) -> float:
         prompt = corpus.tokenizer.encode(args.prompt).tolist()
         with run.autocast():
             written = model.generate(prompt, args.sample, generator=torch.Generator().manual_seed(args.seed))
-        run.print(corpus.tokenizer.decode(written))
+        run.print(printable(corpus.tokenizer.decode(written)))
         return perplexity
 
 

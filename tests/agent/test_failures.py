@@ -135,6 +135,15 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
     assert started.failure()["message"] == "the cause"
 
 
+def test_the_report_tells_the_first_error_from_its_consequences() -> None:
+    failure = Failure(restart_policy.ERROR, "here", 1, 1, type="ValueError", message="bad", log="/runs/rank-1.log")
+    head, log = "rank 1 of 4 on host here failed: ValueError: bad", "  log: /runs/rank-1.log"
+    assert failure.format(4, with_traceback=False) == f"{head}\n{log}"
+    one = "  this came first; the error of rank 0 is a consequence: the connection was lost"
+    assert failure.format(4, with_traceback=False, consequences=[0]).splitlines() == [head, one, log]
+    assert "of 3 other ranks is" in failure.format(4, with_traceback=False, consequences=[0, 2, 3])
+
+
 def test_a_lost_connection_is_never_the_cause() -> None:
     early = Failure(restart_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection reset by peer", time=1.0)
     late = Failure(restart_policy.KILLED, "b", 1, -9, time=2.0)

@@ -412,3 +412,12 @@ def test_options_of_another_command_are_named(command: str, arg: str, expected: 
     with pytest.raises(UsageError) as caught:
         run_command(command, [arg, "train.py"])
     assert caught.value.message == expected
+
+
+def test_help_says_what_applies_to_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for name in ("run", "submit", "shell"):
+        dispatch([name, "--help"])
+        shown[name] = capsys.readouterr().out
+    assert "--cpu" in shown["shell"]
+    assert ["which this machine simulates" in shown[name] for name in shown] == [True, False, False]

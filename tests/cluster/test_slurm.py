@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.cluster.checks.findings import PROBLEM, WARNING
-from paceline.cluster.checks.machine import interfaces
+from paceline.cluster.checks.machine import default_interface, describe_interfaces, interfaces
 from paceline.cluster.runs import claims
 from paceline.cluster.runs.folder import create_run_folder
 from paceline.cluster.slurm import arrays, limits, sbatch
@@ -121,6 +121,21 @@ def test_init_lists_no_bridges_and_cables_of_containers(tmp_path: Path) -> None:
     add("eth1", "device", state="down")
     add("bond0", "bonding", "lower_eth0")
     assert interfaces(tmp_path) == ["bond0", "eth0"]
+
+
+def test_doctor_names_the_interface_in_use_and_counts_the_others(tmp_path: Path) -> None:
+    table = tmp_path / "route"
+    assert default_interface(table) == ""
+    table.write_text("Iface\tDestination\tGateway\neth0\t0002000A\t00000000\neth1\t00000000\t0102000A\n")
+    assert default_interface(table) == "eth1"
+    names = [f"eth{number}" for number in range(15)]
+    assert describe_interfaces(names, "eth1") == "eth1 + 14 more"
+    assert describe_interfaces(names, "") == "eth0 + 14 more"
+    assert describe_interfaces(["mlx5_0 (InfiniBand)", "mlx5_1 (InfiniBand)", *names], "eth1") == (
+        "mlx5_0 (InfiniBand), eth1 + 15 more"
+    )
+    assert describe_interfaces(["eth0"], "eth0") == "eth0"
+    assert describe_interfaces([], "") == "loopback only"
 
 
 PARTITIONS = {

@@ -155,3 +155,8 @@ def test_losses_in_pieces_are_those_of_torch(ranks: Ranks) -> None:
     for one, other in zip(rough_gradients, gradients, strict=True):
         assert np.linalg.norm(one - other) < 0.05 * np.linalg.norm(other)
     assert parameters == 124_439_808
+
+
+def test_a_written_text_changes_no_terminal() -> None:
+    printable = import_from("text", "train").printable
+    assert printable("A café\n\x1b[2J\x07\x9b\ufffd") == "A café\n\\x1b[2J\\x07\\x9b\ufffd"

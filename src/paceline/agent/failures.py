@@ -102,13 +102,16 @@ class Failure:
             "or use --style spawn if the script starts its ranks itself"
         )
 
-    def format(self, world_size: int, *, with_traceback: bool) -> str:
-        """Return the text for the console."""
+    def format(self, world_size: int, *, with_traceback: bool, consequences: Sequence[int] = ()) -> str:
+        """Return the text for the console. `consequences` are ranks there that have lost a connection because of it."""
         lines = [self.headline(world_size)]
+        if consequences:
+            whose = f"rank {consequences[0]}" if len(consequences) == 1 else f"{len(consequences)} other ranks"
+            lines.append(f"  this came first; the error of {whose} is a consequence: the connection was lost")
         if with_traceback and self.traceback:
             lines.append(self.traceback.rstrip())
         if self.log:
-            lines.append(f"log: {self.log}")
+            lines.append(f"  log: {self.log}")
         return "\n".join(lines)
 
 

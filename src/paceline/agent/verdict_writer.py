@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.agent import failures, restart_policy
 from paceline.agent.attempt import Outcome
-from paceline.agent.failures import Failure
+from paceline.agent.failures import Failure, RankExit
 from paceline.agent.health import preflight
 from paceline.agent.workers import fork_safety
 from paceline.contract import env
@@ -134,7 +134,7 @@ class VerdictWriter:
             )
             outcome.failure = failure = failures.with_stack(failure, attempt)
             self.try_write(lambda: failures.write_failure(attempt, failure))
-            self._print(failure)
+            self._print(failure, outcome.exits)
             successor = self.run.successor(self.job_start_name)
             if successor:
                 self.say(f"no restart: job start {successor} has this run now")
@@ -252,15 +252,21 @@ class VerdictWriter:
             seconds=time.monotonic() - self.started,
         )
 
-    def _print(self, failure: Failure) -> None:
+    def _print(self, failure: Failure, exits: Sequence[RankExit]) -> None:
         if failure.cause == failures.INTERRUPTED:
             self.say(failure.message)
             return
-        on_console = self.launch_spec.tee == "all" or (self.launch_spec.tee == "0" and failure.rank == 0)
+        on_console = self._is_on_console(failure.rank)
         with_traceback = not on_console or failure.code is None  # a stack that the rank did not print itself
-        self.say(failure.format(self.launch_spec.world_size, with_traceback=with_traceback))
+        lost = [each.rank for each in exits if each.failure is not None and each.failure.is_consequence]
+        shown = [rank for rank in lost if rank != failure.rank and self._is_on_console(rank)]
+        consequences = [] if failure.is_consequence else shown
+        self.say(failure.format(self.launch_spec.world_size, with_traceback=with_traceback, consequences=consequences))
         if self.launch_spec.world_size > 1 and (hint := failure.hint(self.launch_spec.style)):
             self.say(hint)
+
+    def _is_on_console(self, rank: int | None) -> bool:
+        return self.launch_spec.tee == "all" or (self.launch_spec.tee == "0" and rank == 0)
 
     def _decide(
         self, outcome: Outcome, failure: Failure, attempt: AttemptFolder, saved_before: int

@@ -117,7 +117,8 @@ def takes_settings(
     """Add the options that `paceline NAME` takes from the table to a command; it gets them as `settings`.
 
     With `script`, options end where the user's script begins, unless `names_a_run` says that it is none.
-    `--help` shows only the groups in `shown`, if any. Keys in `without` would do nothing here, so they have no option.
+    `--help` shows only the groups and keys in `shown`, if any. Keys in `without` would do nothing here: they have no
+    option.
     """
 
     def decorate(function: Command) -> Command:
@@ -131,7 +132,7 @@ def takes_settings(
             return function(**given, settings=settings)
 
         own = [each for each in _parameters(function) if each.name != "settings"]
-        more = [_parameter(option, group, shown) for group, option in table.values()]
+        more = [_parameter(option, group, shown, name) for group, option in table.values()]
         more += [_keyword("config", Config), _keyword("cluster_profile", ClusterProfile)]
         own.sort(key=lambda each: each.kind)  # keywords come after the settings
         first = sum(each.kind != inspect.Parameter.KEYWORD_ONLY for each in own)
@@ -152,15 +153,15 @@ def _keyword(name: str, annotation: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _parameter(option: Option, group: str, shown: Sequence[str]) -> inspect.Parameter:
+def _parameter(option: Option, group: str, shown: Sequence[str], command: str) -> inspect.Parameter:
     """Return an option of the table as typer wants it. Values stay strings: they are validated as those of the file."""
     kinds: dict[str, Any] = {SWITCH: bool | None, LIST: list[str] | None, VARIABLES: list[str] | None}
     flags = option.flags
     if option.kind == SWITCH and option.sets is True:
         flags = (*flags[:-1], f"{flags[-1]}/{option.negative}")
     info = typer.Option(
-        *flags, metavar=option.metavar, help=option.help, rich_help_panel=group,
-        hidden=bool(shown) and group not in shown,
+        *flags, metavar=option.metavar, help=option.help_of.get(command, option.help), rich_help_panel=group,
+        hidden=bool(shown) and group not in shown and option.key not in shown,
     )  # fmt: skip
     return _keyword(option.parameter, Annotated[kinds.get(option.kind, str | None), info])
 

@@ -45,6 +45,7 @@ class Option:
     implies: tuple[str, object] | None = None  # another key, and what setting this one makes it
     sets: object = True  # what a switch makes its key; only one that makes it true can be turned off
     alias: Mapping[str, str] = field(default_factory=dict)  # command -> a flag that only this command has
+    help_of: Mapping[str, str] = field(default_factory=dict)  # command -> what it says instead of `help`
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -116,7 +117,8 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
     ),
     RESOURCES: (
         _number(
-            "job.nodes", "-N --nodes N", "Number of nodes; `paceline run` simulates them here.", **_ANY
+            "job.nodes", "-N --nodes N", "Number of nodes.",
+            help_of={"run": "Number of nodes, which this machine simulates."}, **_ANY,
         ),
         Option(
             "job.gpus_per_node", "--gpus --gpus-per-node N",

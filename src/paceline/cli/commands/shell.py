@@ -25,7 +25,7 @@ from paceline.spec.option_table import PROJECT, RESOURCES
 from paceline.watch.records import read_record
 
 
-@typer_options.takes_settings("shell", shown=(RESOURCES, PROJECT))
+@typer_options.takes_settings("shell", shown=(RESOURCES, PROJECT, "runtime.cpu"))
 def command(
     run: Annotated[
         str | None, typer.Argument(metavar="RUN", help="A run in progress; without it, a new allocation.")

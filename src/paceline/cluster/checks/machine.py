@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from paceline.errors import ClusterError
 from paceline.spec.site import SITE_FILE, find_site
 
 # Variables in which clusters name their large, fast, shared folders.
+FABRIC = " (InfiniBand)"  # after the name of a device
 SCRATCH_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "SCRATCH_DIR", "GSCRATCH", "CSCRATCH", "WRKDIR", "SCRATCHDIR")
 
 
@@ -33,7 +34,7 @@ def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
         _torch(),
         Finding("machine", GOOD, f"{machine.cores} cores, {machine.gpus} GPUs, {machine.system}"),
         _scratch(scratch),
-        Finding("network", GOOD, ", ".join(interfaces()) or "loopback only"),
+        Finding("network", GOOD, describe_interfaces(interfaces(), default_interface())),
     ]
     if "SLURM_JOB_ID" in environ:
         nodes = environ.get("SLURM_JOB_NODELIST", "?")
@@ -77,6 +78,25 @@ def inspect_site(environ: Mapping[str, str]) -> list[Finding]:
     return found
 
 
+def describe_interfaces(found: Sequence[str], default: str) -> str:
+    """Name the fabric and the interface of the default route, and count the others: a node may have many."""
+    if not found:
+        return "loopback only"
+    fabric = [each for each in found if each.endswith(FABRIC)][:1]
+    shown = [*fabric, *(each for each in found if each == default)] or [found[0]]
+    more = len(found) - len(shown)
+    return ", ".join(shown) + (f" + {more} more" if more else "")
+
+
+def default_interface(table: Path = Path("/proc/net/route")) -> str:
+    """Return the interface of the default route; empty if there is none."""
+    try:
+        rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError):
+        return ""
+    return next((row[0] for row in rows if row[1:2] == ["00000000"]), "")
+
+
 def interfaces(system: Path = Path("/sys")) -> list[str]:
     """Return the network interfaces that are up, InfiniBand first, without loopback.
 
@@ -92,7 +112,7 @@ def interfaces(system: Path = Path("/sys")) -> list[str]:
         if path.name != "lo" and state in ("up", "unknown"):
             (found if _carries_traffic(path) else virtual).append(path.name)
     fabric = [path.name for path in sorted((system / "class/infiniband").glob("*"))]
-    return [*(f"{name} (InfiniBand)" for name in fabric), *(found or virtual)]
+    return [*(f"{name}{FABRIC}" for name in fabric), *(found or virtual)]
 
 
 def _carries_traffic(path: Path) -> bool:

@@ -42,10 +42,10 @@ def sum_over_ranks(value: Any, group: ProcessGroups, device: torch.device, *, wh
     if group.main is None:
         _check_weights([what])
         return own if total is None else total
-    told = [(what, own)] * dist.get_world_size(group.control)
-    dist.all_gather_object(told, (what, own), group=group.control)
-    _check_weights([each for each, _ in told])
-    addends = [addend for _, addend in told]
+    gathered = [(what, own)] * dist.get_world_size(group.control)
+    dist.all_gather_object(gathered, (what, own), group=group.control)
+    _check_weights([each for each, _ in gathered])
+    addends = [addend for _, addend in gathered]
     numbers = [each for each in addends if not isinstance(each, tuple)]
     kind = _check_addends(addends)
     if kind is None:
@@ -78,16 +78,16 @@ def weighted_mean(value: Any, weight: Any, group: ProcessGroups, device: torch.d
     return total * math.nan
 
 
-def _check_weights(told: list[str]) -> None:
+def _check_weights(kinds: list[str]) -> None:
     """Raise the same error on all ranks if only some pass a weight, or if one is negative."""
-    if NEGATIVE in told:
+    if NEGATIVE in kinds:
         raise UsageError(
-            f"run.mean got a negative weight on rank {told.index(NEGATIVE)}.", hint="Pass the number of samples."
+            f"run.mean got a negative weight on rank {kinds.index(NEGATIVE)}.", hint="Pass the number of samples."
         )
-    for rank, each in enumerate(told):
-        if each != told[0]:
+    for rank, each in enumerate(kinds):
+        if each != kinds[0]:
             raise UsageError(
-                f"run.mean got {told[0]} on rank 0, but {each} on rank {rank}.",
+                f"run.mean got {kinds[0]} on rank 0, but {each} on rank {rank}.",
                 hint="Pass a weight on all ranks or on none; 0 for a rank without samples.",
             )
 
