@@ -329,6 +329,10 @@ def test_agents_on_one_machine_share_its_cores(tmp_path: Path) -> None:
     found = {each.about: each for each in run.findings()}
     assert found["cores"].text == "4 for 4 ranks"
     assert found["nodes"].text.startswith("2 of 2 have joined, all on laptop")
+    for node in run.nodes.values():
+        node["interfaces"] = {"lo": "127.0.0.1", **{f"eth{number}": f"10.0.{number}.1" for number in range(15)}}
+    (nodes,) = [each.text for each in run.findings() if each.about == "nodes"]
+    assert nodes == "2 of 2 have joined, all on laptop (eth0 10.0.0.1 + 14 more)"
     run.nodes[0]["cpus"] = run.nodes[1]["cpus"] = 2
     found = {each.about: each for each in run.findings()}
     assert (found["cores"].level, found["cores"].evidence) == (WARNING, ("laptop: 4 ranks on 2 cores",))
@@ -576,7 +580,7 @@ def test_every_finding_leads_to_a_section_of_the_guide() -> None:
     [
         ({"type": "ModuleNotFoundError", "message": "No module named 'einops.torch'"}, "Install einops in the"),
         ({"code": 2, "last_line": "train.py: error: unrecognized arguments: --lrr"}, "The script rejected its argum"),
-        ({"type": "KeyError", "message": "'x'", "where": "train.py:9 in main"}, "Look at train.py:9 in main. Read the"),
+        ({"type": "KeyError", "message": "'x'", "where": "train.py:9 in main"}, "Look at train.py:9. Read the"),
     ],
 )
 def test_the_advice_fits_the_error(tmp_path: Path, failure: dict[str, Any], advice: str) -> None:

@@ -24,7 +24,7 @@ def check_arrival(evidence: Evidence) -> list[Finding]:
     if not agents:
         return []
     if all(index in agents and agents[index].joined for index in range(expected)):
-        hosts = {agent.host: f"{agent.host} ({agent.addresses})" for agent in agents.values()}
+        hosts = {agent.host: f"{agent.host} ({agent.address})" for agent in agents.values()}
         # `paceline run --nodes 2` has all of its agents on one machine.
         count = expected if evidence.record.job is None else len(hosts)
         where = ", all on" if count > len(hosts) else ":"

@@ -68,7 +68,8 @@ def _advise(failure: Mapping[str, Any]) -> str:
         return f"Install {lacks[1]} in the environment of this run. Its package may have another name."
     if is_usage_error(failure):
         return "The script rejected its arguments: correct what follows it in your command."
-    return f"Look at {where}." if (where := failure.get("where")) else ""
+    line = re.match(r".*?:\d+(?= in )", str(failure.get("where", "")))  # the evidence has the whole of it
+    return f"Look at {line[0]}." if line else ""
 
 
 def _split_advice(text: str, kind: str) -> tuple[str, str]:

@@ -60,6 +60,16 @@ class AgentEvidence:
         known = self.node.get("interfaces") or {}
         return ", ".join(f"{name} {address}" for name, address in known.items() if name != "lo") or "loopback only"
 
+    @property
+    def address(self) -> str:
+        """The interface that leads to the other nodes, or else the first one, and how many others there are."""
+        known = {name: each for name, each in (self.node.get("interfaces") or {}).items() if name != "lo"}
+        if not known:
+            return "loopback only"
+        route = (self.network or {}).get("interface")
+        name = route if route in known else next(iter(known))
+        return f"{name} {known[name]}" + (f" + {len(known) - 1} more" if len(known) > 1 else "")
+
 
 @dataclass(frozen=True)
 class Evidence:
