@@ -293,6 +293,18 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
         ("run -n 4 t.py", "Unknown option -n. Did you mean --nproc?", "It counts the ranks of each node"),
         ("submit -G4 t.py", "Unknown option -G. Did you mean --gpus?", "It counts the GPUs of each node"),
         ("submit --array=1-4 t.py", "Unknown option --array.", "Use `paceline sweep`"),
+        ("submit --gpus-per-node=a100:4 FILE", 'Invalid --gpus-per-node "a100:4": use a whole number.', "For a type"),
+        ("submit --gpus x FILE", 'Invalid --gpus "x": use a whole number.', ""),
+        ("run --env =x FILE", "--env has no name before the =.", "Type it as --env NAME=VALUE."),
+        ("run --env --x FILE", "--env needs a value, but --x follows it.", "Type it as --env NAME=VALUE."),
+        ("run --notify-on foo FILE", 'Invalid --notify-on "foo": use any of done, failed, stopped, requeued,', ""),
+        ("ui --port x", 'Invalid --port "x": use a whole number.', "See"),
+        ("ui --port=99999999", 'Invalid --port "99999999": use at most 65535.', "See"),
+        ("export --step x", 'Invalid --step "x": use a whole number.', "See"),
+        ("prove --tolerance x t.py", 'Invalid --tolerance "x": use a number.', "See"),
+        ("ps -n-1", 'Invalid -n "-1": use at least 1.', "See"),
+        ("sandbox upp", "Unknown command 'upp'. Did you mean 'up'?", "See"),
+        ("--nodes 2 run t.py", "--nodes comes before the command.", "Options go after it: paceline run --nodes"),
         ("run --lr 0.1 t.py", "Unknown option --lr.", "Options of your script go after it: paceline run train.py --lr"),
         ("run --max_restarts 1 t.py", "Unknown option --max_restarts. Did you mean --max-restarts?", "See"),
         ("logs --ranks 1", "Unknown option --ranks. Did you mean --rank?", "See"),
@@ -302,9 +314,20 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
 )
 def test_options_in_the_wrong_place_are_explained(command: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as error:
-        dispatch(command.split())
-    assert error.value.message == message
+        dispatch([__file__ if word == "FILE" else word for word in command.split()])
+    assert error.value.message == message or (message.endswith(",") and error.value.message.startswith(message))
     assert error.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("command", ["run", "submit", "run -m"])
+def test_an_empty_name_is_no_script(command: str) -> None:
+    with pytest.raises(UsageError, match=r"The name of the (script|module) is empty\."):
+        dispatch([*command.split(), ""])
+
+
+def test_a_wrong_venv_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not an executable here"):
+        dispatch(["run", "--venv", str(tmp_path / "nope"), __file__])
 
 
 @pytest.mark.parametrize("command", ["run", "ps", "sweep", "sweep show", "env build", "data", "reference"])

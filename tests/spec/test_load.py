@@ -84,6 +84,10 @@ WRONG = {
     "too many nodes": ("[job]\nnodes = 4294967297", ["nodes = 4294967297", "use at most 65536."]),
     "too much memory": ('[job]\nmem_per_node = "9999999T"', ["mem_per_node", "use at most 1024T."]),
     "an exit code that is none": ("[resume]\nsaved_exit_code = 300", ["saved_exit_code = 300", "use at most 255."]),
+    "a size without a unit": ("[job]\nmem_per_node = 32", ["mem_per_node = 32", 'in quotes, e.g. "32G"']),
+    "a switch in words": ('[launch]\nwarm = "yes"', ['warm = "yes"', 'use true, false or a duration such as "10m"']),
+    "a blank name": ('[job]\npartition = " "', ['partition = " "', "use a text that is not blank"]),
+    "an event that is none": ('[notify]\non = ["foo"]', ['on = ["foo"]', "use any of done"]),
     "too short a grace": ('[job]\ntime = "2h"\n[resume]\ngrace = "10s"', ["resume.grace", "10 s", "at least 60 s"]),
     "too long a grace": (
         '[job]\ntime = "10m"\n[resume]\ngrace = "5m"',
@@ -116,7 +120,7 @@ def test_errors_say_what_is_wrong(case: str, tmp_path: Path) -> None:
         (("--profile", "runtime.profile", "3"), 'Invalid --profile "3": use steps as first:end, e.g. 10:13.'),
         (("--experiment", "project.experiment", "a/b"), 'Invalid --experiment "a/b": use a folder name'),
         (("--partition", "job.partition", "a\nb"), 'Invalid --partition "a\\nb": use one line of text.'),
-        (("--partition", "job.partition", ""), 'Invalid --partition "": use one line of text.'),
+        (("--partition", "job.partition", ""), 'Invalid --partition "": use a text that is not blank.'),
         (("--env", "environment.variables", {"A B": "hush"}), "Invalid --env {A B}: use letters, digits and _"),
         (("--env", "environment.variables", {"A": "a\0b"}), "Invalid --env {A}: use a string without NUL"),
         (("--env", "environment.variables", {"A": "1", "MASTER_ADDR": "hush"}),
@@ -428,3 +432,14 @@ def test_files_of_strangers_in_folders_above_are_ignored(
     assert load_job(SCRIPT, cwd=work).file is None
     assert f"ignoring '{work / name}'" in capfd.readouterr().err
     assert load_job(SCRIPT, cwd=work, config=work / name).resources.nodes == 3
+
+
+def test_a_file_may_begin_with_a_mark_and_has_to_be_utf8_text(tmp_path: Path) -> None:
+    file = tmp_path / "other.toml"
+    file.write_bytes(b"\xef\xbb\xbf[job]\nnodes = 2\n")
+    assert load_job(SCRIPT, cwd=tmp_path, config=file).resources.nodes == 2
+    file.write_bytes(b'[job]\nname = "\xe9"\n')
+    with pytest.raises(SpecError, match=r"other.toml is not UTF-8 text: see line 2\."):
+        load_job(SCRIPT, cwd=tmp_path, config=file)
+    with pytest.raises(SpecError, match="is a folder, not a file"):
+        load_job(SCRIPT, cwd=tmp_path, config=tmp_path)

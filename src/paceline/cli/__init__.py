@@ -99,7 +99,7 @@ def dispatch(args: list[str]) -> int:
     if name in SERVERS:
         return int(importlib.import_module(SERVERS[name]).serve(rest))
     if name not in COMMANDS:
-        raise _misplaced_on(args) or _unknown_command(name)
+        raise _misplaced_on(args) or _unknown_command(name, args[1:])
     return run_command(name, rest)
 
 
@@ -166,8 +166,8 @@ def _usage_error(error: Any, name: str, args: list[str]) -> UsageError:
     hint = f"See `{path} --help`, or `paceline reference {path.removeprefix('paceline ')}`."
     option = getattr(error, "option_name", "")
     if type(error).__name__ != "NoSuchOption":
-        message = error.format_message().rstrip(".").replace("No such command", "Unknown command")
-        return UsageError(f"{message}.", hint=hint)
+        message = _invalid_value(error, args) or error.format_message().replace("No such command", "Unknown command")
+        return UsageError(message if message.endswith((".", "?")) else f"{message}.", hint=hint)
     if option == "--on":
         from paceline.cli.on_cluster.misplaced_on import does_not_apply
 
@@ -191,11 +191,41 @@ def _usage_error(error: Any, name: str, args: list[str]) -> UsageError:
     return _unknown_option(option, name, own, hint)
 
 
+# What click and pydantic say about a value, and what to use instead.
+_EXPECTED = (
+    (r"valid integer", "a whole number"),
+    (r"valid (?:number|float)", "a number"),
+    (r"greater than or equal to (\S+)|in the range x>=(\S+?)\.?$", "at least {}"),
+    (r"less than or equal to (\S+)|in the range x<=(\S+?)\.?$", "at most {}"),
+    (r"in the range (\S+)<=x<=(\S+?)\.?$", "a number from {} to {}"),
+)
+
+
+def _invalid_value(error: Any, args: list[str]) -> str:
+    """Return what is wrong with the value of an option, in the words of our other errors; empty if it is not known."""
+    import re
+
+    flags = list(getattr(getattr(error, "param", None), "opts", ()))
+    for pattern, expected in _EXPECTED if type(error).__name__ == "BadParameter" else ():
+        if flags and (match := re.search(pattern, str(error.message))):
+            flag = next((each for each in flags if _typed_value(each, args)), flags[0])
+            use = expected.format(*(each for each in match.groups() if each is not None))
+            return f'Invalid {flag} "{_typed_value(flag, args)}": use {use}.'
+    return ""
+
+
+def _typed_value(flag: str, args: list[str]) -> str:
+    """Return what was typed after an option."""
+    typed = [each.partition("=")[2] for each in args if each.startswith(f"{flag}=")]
+    typed += args[args.index(flag) + 1 :][:1] if flag in args else []
+    if not flag.startswith("--"):
+        typed += [each[2:] for each in args if each.startswith(flag) and len(each) > 2]
+    return typed[0] if typed else ""
+
+
 def _ranks_instead(option: str, args: list[str]) -> str:
     """Return how `paceline run` chooses GPUs, for the number that somebody typed after an option."""
-    typed = [each.partition("=")[2] for each in args if each.startswith(f"{option}=")]
-    typed += args[args.index(option) + 1 :][:1] if option in args else []
-    text = typed[0] if typed else ""
+    text = _typed_value(option, args)
     count = int(text) if text.isdecimal() and 1 <= int(text) <= MAX_LISTED_GPUS else 2
     ranks, gpus = ("1 rank", "the GPU") if count == 1 else (f"{count} ranks", "the GPUs")
     visible = ",".join(map(str, range(count)))
@@ -225,9 +255,14 @@ def _unknown_option(option: str, name: str, own: Collection[str], hint: str) -> 
     return UsageError(f"Unknown option {option}.{f' Did you mean {close[0]}?' if close else ''}", hint=hint)
 
 
-def _unknown_command(name: str) -> UsageError:
+def _unknown_command(name: str, rest: Sequence[str]) -> UsageError:
     import difflib
 
+    command = next((each for each in rest if each in COMMANDS), None)
+    if name.startswith("-") and command is not None:
+        return UsageError(
+            f"{name} comes before the command.", hint=f"Options go after it: paceline {command} {name} ..."
+        )
     close = difflib.get_close_matches(name, (*COMMANDS, *OTHER_NAMES), n=1)
     if name.endswith(".py"):
         suggestion = f" Did you mean `paceline run {name}`?"

@@ -10,6 +10,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 from paceline.cli.on_cluster import on_cluster
+from paceline.cli.typer_options import TYPED
 from paceline.errors import UsageError
 from paceline.spec.option_table import TABLE
 from paceline.spec.pydantic_plugins import plugins_disabled
@@ -61,6 +62,7 @@ class GroupedCommand(TyperCommand):
             self.params = all_params
         ctx.params.update({str(each.name): each.get_default(ctx) for each in untyped})
         _reject_two_names(typed, order)
+        ctx.meta[TYPED] = frozenset(word.partition("=")[0] for word in typed)
         return rest
 
     def _lacks_argument(self, values: dict[str, Any]) -> bool:

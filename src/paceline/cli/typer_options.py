@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.spec.load import ClusterProfile as ClusterProfileChoice
 
 Command = Callable[..., int]
+TYPED = "paceline.typed"  # in the context of a command: the names of its options that were typed
 
 ScriptArgs = Annotated[
     list[str] | None,
@@ -124,8 +125,9 @@ def takes_settings(
     def decorate(function: Command) -> Command:
         table = {option.parameter: (group, option) for group, option in options_of(name) if option.key not in without}
 
-        def command(*, config: Path | None, cluster_profile: str | None, **given: Any) -> int:
-            values = [(option, given.pop(parameter)) for parameter, (_, option) in table.items()]
+        def command(*, context: typer.Context, config: Path | None, cluster_profile: str | None, **given: Any) -> int:
+            words = context.meta.get(TYPED, ())
+            values = [(_as_typed(option, words), given.pop(parameter)) for parameter, (_, option) in table.items()]
             params = next((value for option, value in values if option.key == "params"), None)
             keys = [(option, value) for option, value in values if option.key != "params"]
             settings = Settings(tuple(read_flags(keys, os.environ)), tuple(params or ()), config, cluster_profile)
@@ -133,7 +135,8 @@ def takes_settings(
 
         own = [each for each in _parameters(function) if each.name != "settings"]
         more = [_parameter(option, group, shown, name) for group, option in table.values()]
-        more += [_keyword("config", Config), _keyword("cluster_profile", ClusterProfile)]
+        more += [_keyword("context", typer.Context), _keyword("config", Config)]
+        more += [_keyword("cluster_profile", ClusterProfile)]
         own.sort(key=lambda each: each.kind)  # keywords come after the settings
         first = sum(each.kind != inspect.Parameter.KEYWORD_ONLY for each in own)
         command.__signature__ = inspect.Signature([*own[:first], *more, *own[first:]])  # type: ignore[attr-defined]
@@ -143,6 +146,12 @@ def takes_settings(
         return command
 
     return decorate
+
+
+def _as_typed(option: Option, words: Collection[str]) -> Option:
+    """Return an option that has several names under the one that was typed, for messages."""
+    typed = next((flag for flag in option.flags if flag in words and flag.startswith("--")), option.name)
+    return option if typed == option.name else replace(option, usage=f"{typed} {option.usage}")
 
 
 def _parameters(function: Command) -> list[inspect.Parameter]:
@@ -178,6 +187,9 @@ def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path, comm
             ' or set script = "train.py" in [project] of paceline.toml.',
         )
     name, rest = args[0], tuple(args[1:])
+    if not name.strip():
+        what = "module" if is_module else "script"
+        raise UsageError(f"The name of the {what} is empty.", hint="Is a variable of your shell empty?")
     if is_module:
         return Program(name, rest, is_module=True)
     path = cwd / name

@@ -186,13 +186,19 @@ def _is_trusted(path: Path) -> bool:
 def read_file(file: Path) -> dict[str, Any]:
     """Read a TOML file as plain values; of a pyproject.toml only `[tool.paceline]`."""
     try:
-        values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+        values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors write a mark first
     except FileNotFoundError:
         raise SpecError(
             f"There is no file {file}.", hint="Check --config, or omit it to use the nearest paceline.toml."
         ) from None
-    except (OSError, UnicodeDecodeError) as problem:
-        raise SpecError(f"Cannot read {file}: {problem}.", hint="Check the path and its permissions.") from None
+    except IsADirectoryError:
+        raise SpecError(f"{file} is a folder, not a file.", hint=f"Name the file in it, e.g. {file / FILE}.") from None
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise SpecError(f"Cannot read {file}: {reason}.", hint="Check the path and its permissions.") from None
+    except UnicodeDecodeError as problem:
+        line = problem.object[: problem.start].count(b"\n") + 1
+        raise SpecError(f"{file} is not UTF-8 text: see line {line}.", hint="Save it as UTF-8.") from None
     except tomllib.TOMLDecodeError as problem:
         raise SpecError(f"{file} is not valid TOML: {problem}.", hint="Fix that line.") from None
     if file.name == "pyproject.toml":

@@ -111,6 +111,8 @@ def brief_seconds(seconds: float) -> str:
 
 def parse_mebibytes(value: object) -> int:
     """Return mebibytes, as Slurm counts memory: "32G", "512M", "1.5TB". The unit is required."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(f'a size with its unit, in quotes, e.g. "{value}G"')
     if isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
         if match:

@@ -71,7 +71,10 @@ def _expand_home(value: str) -> str:
 
 def _warm(value: object) -> object:
     """Return for how many seconds a process stays; a switch turns it on and off."""
-    return DEFAULT_WARM * value if isinstance(value, bool) else parse_seconds(value)
+    try:
+        return DEFAULT_WARM * value if isinstance(value, bool) else parse_seconds(value)
+    except ValueError:
+        raise ValueError('true, false or a duration such as "10m"') from None
 
 
 def _requeue(value: object) -> object:
@@ -89,8 +92,8 @@ def _stop_signal(value: object) -> object:
 
 
 def _one_line(value: str) -> str:
-    if not value or "\n" in value or "\0" in value:
-        raise ValueError("one line of text")
+    if not value.strip() or "\n" in value or "\0" in value:
+        raise ValueError("one line of text" if value.strip() else "a text that is not blank")
     return value
 
 

@@ -67,6 +67,10 @@ def _variables(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
     variables = {}
     for text in texts:
         name, equals, value = text.partition("=")
+        if name.startswith("-"):
+            raise UsageError(f"--env needs a value, but {name} follows it.", hint="Type it as --env NAME=VALUE.")
+        if not name:
+            raise UsageError("--env has no name before the =.", hint="Type it as --env NAME=VALUE.")
         if not equals and name not in environ:
             raise UsageError(f"Invalid --env {name}: the variable is not set here.", hint=f"Use --env {name}=VALUE.")
         variables[name] = value if equals else environ[name]

@@ -47,6 +47,8 @@ def show(value: object) -> str:
         text = f"{{{', '.join(map(str, value))}}}"
     elif isinstance(value, str):
         text = '"' + value.replace("\n", "\\n") + '"'
+    elif isinstance(value, (list, tuple)):
+        text = f"[{', '.join(map(show, value))}]"
     else:
         text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -153,7 +155,9 @@ def explain(
 def explain_flag(problem: ValidationError, flag: str) -> SpecError:
     """Return the same for a value from the command line."""
     error = problem.errors(include_url=False)[0]
-    value = REDACTED if flag.removeprefix("--notify-") in HIDDEN else show(error["input"])
+    given = error["input"]
+    typed = given[0] if isinstance(given, list) and len(given) == 1 else given
+    value = REDACTED if flag.removeprefix("--notify-") in HIDDEN else show(typed)
     name, hint = str(error["input"]), ""
     if flag == "--profile" and re.fullmatch(r"[A-Za-z][\w.-]*", name):
         hint = (

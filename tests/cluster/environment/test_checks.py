@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +104,16 @@ def test_a_python_on_a_local_disk(tmp_path: Path) -> None:
     assert check_python_path(job, plan, mounts) == []
     mounts.write_text(f"a {mount} ext4 rw 0 0\n")
     assert check_python_path(job, plan, mounts) == [], "check_folder warns about that"
+
+
+def test_a_full_disk_is_a_sentence_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(job_in(tmp_path / "p"), bare())
+    monkeypatch.setattr(job_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    (found,) = [each for each in check_folder(plan, []) if each.about == "free space"]
+    scratch = plan.run_path.scratch
+    assert (found.level, found.text) == (
+        PROBLEM, f"There is little space for the folder of runs, {scratch}: 0.0 GB free."
+    )  # fmt: skip
 
 
 def test_a_scratch_folder_on_a_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

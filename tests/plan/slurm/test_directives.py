@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError
 from paceline.plan.environment.variables import submission_environment
+from paceline.plan.slurm.directives import Directive, count_tasks, directives
+from paceline.spec import Program, load_job
 from tests.golden.cases import ENVIRON, plan
 
 # style -> tasks per node, cores per task, for 2 nodes x 4 GPUs with 8 cores each
@@ -87,10 +91,14 @@ def test_sbatch_defaults_stay_unless_overruled_and_are_named() -> None:
 
 
 def test_paths_that_slurm_or_python_would_split_are_rejected() -> None:
-    from pathlib import Path
-
     from paceline.plan.run_path import RunPath
 
     for folder, name in (("a:b", "a colon"), ("a\\b", "a backslash")):
         with pytest.raises(PacelineError, match=re.escape(f"has {name} in its path")):
             plan({}, run_path=RunPath(Path("/scratch") / folder, "p", "e", "r"))
+
+
+def test_a_job_is_named_in_one_line() -> None:
+    job = load_job(Program("a\nb\x1b.py"), cwd=Path("/nowhere"))
+    folder = RunFolder(Path("/scratch/run"))
+    assert directives(job, count_tasks(job), folder)[0] == Directive("job-name", "a_b_")

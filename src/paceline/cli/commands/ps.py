@@ -32,7 +32,7 @@ forwarded = mirrored.forwarded  # with --on
 
 def command(
     *,
-    count: Annotated[int, typer.Option("-n", "--count", metavar="N", help="Show the N newest.")] = 20,
+    count: Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="Show the N newest.")] = 20,
     every: Annotated[bool, typer.Option("--all", help="Show all of them.")] = False,
     live: Annotated[bool, typer.Option("--live", help="Show only queued and running ones.")] = False,
     state: Annotated[

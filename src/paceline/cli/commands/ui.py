@@ -30,7 +30,15 @@ forwarded = mirrored.forwarded  # with --on
 def command(
     *,
     port: Annotated[
-        int, typer.Option("--port", metavar="N", help="Listen on this port; default: a free one.", show_default=False)
+        int,
+        typer.Option(
+            "--port",
+            metavar="N",
+            min=0,
+            max=65535,
+            help="Listen on this port; default: a free one.",
+            show_default=False,
+        ),
     ] = 0,
     tunnel: Annotated[bool, typer.Option("--tunnel", help="Print the ssh command for your own machine.")] = False,
     browser: Annotated[

@@ -64,8 +64,9 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     else:
         found.append(Finding("run folder", GOOD, f"{scratch} ({kind or 'file system unknown'})"))
     free = shutil.disk_usage(existing).free
-    text = f"{free / 2**30:.1f} GB free"
     level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
+    text = f"{free / 2**30:.1f} GB free"
+    text = text if level == GOOD else f"There is little space for the folder of runs, {scratch}: {text}."
     hint = "" if level == GOOD else "Remove old runs, or choose another scratch folder."
     return [*found, Finding("free space", level, text, hint), *check_quota(existing)]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import paceline
 from paceline.contract.gpus import visible_devices
-from paceline.errors import EnvironmentProblem, SpecError
+from paceline.errors import EnvironmentProblem, PacelineError, SpecError, UsageError
 from paceline.plan.home_path import expand_home
 from paceline.plan.shape import Machine
 from paceline.spec import Job
@@ -57,9 +57,8 @@ def interpreter(job: Job) -> str:
     found = shutil.which(job.folder / requested if os.sep in requested else requested)
     if found is None:
         key = "environment.python" if job.environment.python else "environment.path"
-        raise EnvironmentProblem(
-            f"{job.source(key)} requires {requested}, which is not an executable here.", hint="Fix the path."
-        )
+        kind: type[PacelineError] = UsageError if job.is_typed(key) else EnvironmentProblem
+        raise kind(f"{job.source(key)} requires {requested}, which is not an executable here.", hint="Fix the path.")
     return os.path.abspath(found)
 
 

@@ -20,7 +20,7 @@ def read_program(program: str, *, is_module: bool, import_path: Sequence[str]) -
         paths = [
             Path(folder) / path
             for folder in import_path
-            for path in (module.with_suffix(".py"), module / "__main__.py")
+            for path in (module.parent / f"{module.name}.py", module / "__main__.py")
         ]
     for path in paths:
         try:

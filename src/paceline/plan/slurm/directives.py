@@ -136,7 +136,8 @@ def directives(job: Job, counts: TaskCounts, folder: RunFolder) -> list[Directiv
 
 
 def _name_of(job: Job) -> str:
-    return re.split(r"[/.]", job.program.name.removesuffix(".py"))[-1] or "paceline"
+    name = re.split(r"[/.]", job.program.name.removesuffix(".py"))[-1]
+    return "".join(each if each.isprintable() else "_" for each in name) or "paceline"
 
 
 def _gpu_directives(job: Job, counts: TaskCounts) -> list[Directive]:
