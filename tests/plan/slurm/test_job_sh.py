@@ -594,6 +594,88 @@ def test_a_job_that_was_done_does_not_run_again(bench: Bench) -> None:
     assert len(bench.calls_of("srun")) == 1
 
 
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_job_ids_that_start_over_do_not_end_a_run(bench: Bench, restarts: str) -> None:
+    """An earlier job had the same id, and was done. `paceline submit --resume` has asked for more."""
+    bench.carry_out(DONE)
+    (bench.calls / "shown").write_text("   SubmitTime=2999-01-01T00:00:00 EligibleTime=Unknown\n")
+    assert bench.carry_out(STOPPED)[0] == 75
+    assert bench.carry_out(FAILED, SLURM_RESTART_COUNT=restarts)[0] == 1
+    assert bench.claims() == ["7-0", "7-0_2", "7-0_3" if restarts == "0" else "7-1"]
+
+
+def test_a_job_whose_start_a_crashed_controller_forgot_does_not_run_again(bench: Bench) -> None:
+    (bench.calls / "shown").write_text("   SubmitTime=2020-01-01T00:00:00 EligibleTime=Unknown\n")
+    bench.carry_out(DONE)
+    assert bench.carry_out(FAILED) == (0, "paceline: job 7: already done\n")
+    assert [path.name for path in (bench.run / "job-starts").iterdir()] == ["7-0"]
+
+
+def test_a_script_that_is_not_submitted_says_how_to_submit_it(bench: Bench) -> None:
+    code, out = bench.carry_out(DONE, SLURM_JOB_ID="")
+    script = bench.run / "job.sbatch"
+    assert (code, out) == (2, f"paceline: error: This is a batch script for Slurm. Submit it: sbatch {script}\n")
+    assert list(bench.run.iterdir()) == [script]
+
+
+@pytest.mark.parametrize("job", ["", "7"])
+def test_an_array_that_is_submitted_without_tasks_says_which_there_are(bench: Bench, job: str) -> None:
+    bench.trials("0", 0)
+    submission = bench.run / "submission"
+    (submission / "tasks-1").write_text("".join(f"{index} {index} 99\n" for index in (0, 1, 2, 3, 7, 9, 10, 11)))
+    code, out = bench.carry_out(DONE, TASK, SLURM_JOB_ID=job)
+    assert (code, out) == (
+        2,
+        "paceline: error: This is the batch script of an array. Submit it: "
+        f"sbatch --array=0-3,7,9-11 {submission}/job.sbatch tasks-1\n",
+    )
+    assert not (submission / "job-starts").exists()
+
+
+HANGS = SCONTROL.replace("show)", "show) exec /bin/sleep 600;;\n    none)")
+
+
+@pytest.mark.parametrize("text", [SINGLE, TASK], ids=["single", "task"])
+def test_a_controller_that_does_not_answer_does_not_keep_a_job_from_starting(bench: Bench, text: str) -> None:
+    """Nor from stopping in time, if it hangs until then."""
+    bench.trials("0", 0)
+    bench.put("scontrol", HANGS)
+    environ = TASK_3 if text == TASK else {}
+    process = bench.start(WAITS, text, paceline_patience="0.5", **environ)
+    bench.until(bench.calls / "scontrol")
+    process.send_signal(signal.SIGUSR1)
+    assert bench.finish(process)[0] == 75
+    assert bench.requeues() == ["requeue 5_3" if text == TASK else "requeue 7"]
+
+
+def test_squeue_that_does_not_answer_does_not_keep_a_job_from_starting(bench: Bench) -> None:
+    bench.claim("6-2")
+    (bench.run / "job-starts" / "6-2").mkdir(parents=True)
+    (bench.run / "job-starts" / "6-2" / "verdict").write_text("stopped\n")
+    bench.put("squeue", "exec /bin/sleep 600")
+    assert bench.carry_out(DONE, paceline_patience="0.2")[0] == 0
+
+
+def test_a_format_of_times_that_the_user_has_set_does_not_matter(bench: Bench) -> None:
+    bench.put("scontrol", 'echo "   SubmitTime=${SLURM_TIME_FORMAT/standard/2026-11-17T12:00:10} EligibleTime=Unknown"')
+    assert bench.carry_out(DONE, TZ="UTC", SLURM_TIME_FORMAT="relative")[0] == 0
+    assert (bench.run / "job-starts" / "7-0" / "queued-at").read_text() == "1794916810\n"
+
+
+def test_a_continuation_gets_the_token_of_the_user_and_nobody_else_sees_it(bench: Bench) -> None:
+    bench.forbid_requeue()
+    seen = bench.calls / "seen"
+    bench.put("sbatch", f'export -p >{seen}; echo "78;north"')
+    bench.put("env", 'echo "$*" >>"$CALLS/env"; exec /usr/bin/env "$@"')
+    variables = {"SLURM_JWT": "secret-token", "SLURM_CONF": "/etc/c", "LC_ALL": "C", "OTHER": "mine"}
+    assert bench.carry_out(STOPPED, **variables)[0] == 75
+    text = seen.read_text()
+    assert ("OTHER" in text, "SLURM_JOB_ID" in text) == (False, False)
+    assert 'SLURM_JWT="secret-token"' in text
+    assert "SLURM_CONF=/etc/c" in bench.calls_of("env")[0]
+    assert "secret-token" not in bench.calls_of("env")[0]
+
+
 def test_a_port_that_is_taken_is_left_to_the_head_agent(bench: Bench) -> None:
     """It chooses another. To connect could take minutes: nobody may be accepting there."""
     with socket.socket() as listener:
@@ -899,6 +981,13 @@ def test_functions_aliases_and_options_of_the_user_do_not_change_a_job(bench: Be
 def test_a_job_without_a_verdict_is_not_requeued(bench: Bench) -> None:
     assert bench.carry_out("echo n2 >requeue") == (1, "paceline: job 7: failed\n")
     assert bench.requeues() == []
+
+
+@pytest.mark.parametrize("verdict", ["", "don", "done\ndone"])
+def test_a_verdict_that_is_cut_off_is_none(bench: Bench, verdict: str) -> None:
+    assert bench.carry_out(f"printf '{verdict}' >verdict; : >requeue") == (1, "paceline: job 7: failed\n")
+    assert bench.requeues() == []
+    assert "without a verdict" in (bench.run / "job-starts" / "7-0" / "requeue-failed").read_text()
 
 
 def test_a_trial_without_a_verdict_has_failed(bench: Bench) -> None:

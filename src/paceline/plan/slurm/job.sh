@@ -13,14 +13,20 @@
 # function begins with `paceline_`; what Slurm has set is read before them; and no command here may fail unhandled: the
 # lines may have said `set -euo pipefail`.
 
-# The commands that this file calls. The user's aliases would change them while bash reads the functions below.
-paceline_commands=(cat date echo env grep kill ln mkdir mv od paste readlink rm rmdir scontrol sed sleep sort tac tail
-    timeout tr uname)
+# The commands that this file calls, except Slurm's: if the user wraps those, there is a reason. The user's aliases would
+# change them while bash reads the functions below.
+paceline_commands=(cat date echo env grep kill ln mkdir mv od paste readlink rm rmdir sed sleep sort tac tail timeout tr
+    uname)
 unalias "${paceline_commands[@]}" 2>/dev/null || :
 
 paceline_fail() {
     echo "paceline: error: $*" >&2
     exit 1
+}
+
+paceline_say_how_to_submit() { # why, and the arguments of sbatch
+    echo "paceline: error: $1 Submit it: sbatch ${*:2}" >&2
+    exit 2
 }
 
 # -- one start of one job ------------------------------------------------------------------------------------
@@ -52,8 +58,11 @@ paceline_identify_job() {
             --exclude=*) paceline_exclude=${option#*=} ;;
         esac
     done
-    # Some clusters do not let jobs be requeued, whatever the script asks for, and some have no scontrol on their nodes:
-    # a new job continues there.
+}
+
+# Some clusters do not let jobs be requeued, whatever the script asks for, and some have no scontrol on their nodes: a new
+# job continues there.
+paceline_ask_slurm() {
     paceline_resubmit=''
     paceline_queued_at=''
     [ -n "$paceline_requeue" ] || return 0
@@ -62,11 +71,20 @@ paceline_identify_job() {
         return 0
     fi
     local shown submitted
-    shown=$(scontrol --all show job "$paceline_job_number" 2>/dev/null) || :
+    shown=$(paceline_show_job "$paceline_job_number") || :
     if grep '^ *Requeue=0 Restarts=' <<<"$shown" >/dev/null; then paceline_resubmit=no-requeue; fi
     # Slurm renews this time when it requeues a job: after a node died, nobody else knows when that was.
     submitted=$(grep -m 1 -o '^ *SubmitTime=[^ ]*' <<<"$shown") || return 0
     paceline_queued_at=$(date -d "${submitted#*=}" +%s 2>/dev/null) || :
+}
+
+paceline_show_job() { # ID
+    SLURM_TIME_FORMAT=standard paceline_ask scontrol --all show job "$1" 2>/dev/null
+}
+
+# Ask Slurm with this command, but not for ever: a signal waits for the answer.
+paceline_ask() {
+    if command -v timeout >/dev/null; then timeout -k 5 "${paceline_patience:-20}" "$@"; else "$@"; fi
 }
 
 # Undo what the user's start-up files, exported functions and lines may have changed in this shell: how it reads words,
@@ -115,20 +133,25 @@ paceline_make_job_start_folder() {
 # Claim the run folder: two jobs must not train in the same one. claims/1, claims/2, ... are links that name job starts,
 # and the last one has the run folder. Making a link is atomic: one of those that find the last one over succeeds it.
 paceline_claim_run() {
-    local number=0
     mkdir -p "$paceline_run/claims" || paceline_fail "Cannot write to $paceline_run from $paceline_host."
     while :; do
-        while [ -L "$paceline_run/claims/$((number + 1))" ]; do number=$((number + 1)); done
-        paceline_owner=$(readlink "$paceline_run/claims/$number") || :
+        paceline_find_owner
         [ "$paceline_owner" != "$paceline_job_start" ] || break
         # An earlier start of this job is over: Slurm has started it again.
         if [ -n "$paceline_owner" ] && [ "${paceline_owner%-*}" != "$paceline_job" ]; then
             paceline_is_over "$paceline_owner" || return 1
         fi
-        ln -s "$paceline_job_start" "$paceline_run/claims/$((number + 1))" 2>/dev/null ||
-            [ -L "$paceline_run/claims/$((number + 1))" ] || paceline_fail "Cannot write to $paceline_run/claims."
+        ln -s "$paceline_job_start" "$paceline_run/claims/$((paceline_claims + 1))" 2>/dev/null ||
+            [ -L "$paceline_run/claims/$((paceline_claims + 1))" ] ||
+            paceline_fail "Cannot write to $paceline_run/claims."
     done
     echo "$paceline_job" >"$paceline_run/job" || :
+}
+
+paceline_find_owner() {
+    paceline_claims=0
+    while [ -L "$paceline_run/claims/$((paceline_claims + 1))" ]; do paceline_claims=$((paceline_claims + 1)); done
+    paceline_owner=$(readlink "$paceline_run/claims/$paceline_claims") || :
 }
 
 paceline_describe_owner() {
@@ -143,16 +166,16 @@ paceline_describe_owner() {
 paceline_squeue() {
     (
         unset "${!SQUEUE_@}" || :
-        exec squeue --all --noheader "$@"
+        paceline_ask squeue --all --noheader "$@"
     )
 }
 
 # Whether another job start is over. If nobody can tell, the verdict of its head agent must be there.
 paceline_is_over() {
-    local pause state verdict="$paceline_run/job-starts/$1/verdict"
+    local pause state
     case $1 in
         pid-*) # it runs outside of Slurm
-            [ -e "$verdict" ] || [ ! -e "$paceline_run/job-starts/$1/process" ]
+            paceline_has_verdict "$1" || [ ! -e "$paceline_run/job-starts/$1/process" ]
             return
             ;;
     esac
@@ -170,10 +193,10 @@ paceline_is_over() {
             state=$(paceline_squeue --jobs="${1%-*}" --format=%T 2>&1 >/dev/null) || :
             case $state in *"Invalid job id"*) return 0 ;; esac
         fi
-        [ ! -e "$verdict" ] || return 0 # it is ending, or Slurm does not answer, or not in words that are known here
+        ! paceline_has_verdict "$1" || return 0 # it is ending, or Slurm gives no answer that is known here
         sleep "$pause" || :
     done
-    [ -e "$verdict" ]
+    paceline_has_verdict "$1"
 }
 
 # Their EXIT trap stays.
@@ -317,12 +340,21 @@ paceline_srun_hung() {
 # Whether the agents have left no verdict, although nobody ended the job.
 paceline_has_no_verdict() {
     [ -z "$paceline_terminated" ] && [ ! -e "$paceline_run/cancelled" ] &&
-        [ ! -e "$paceline_run/job-starts/$paceline_job_start/verdict" ]
+        ! paceline_has_verdict "$paceline_job_start"
 }
 
 paceline_read_verdict() {
-    paceline_verdict=$(cat "$paceline_run/job-starts/$paceline_job_start/verdict" 2>/dev/null || echo failed)
+    paceline_verdict=$(paceline_verdict_of "$paceline_job_start" || echo failed)
 }
+
+# A file that is empty or cut off, because the disk was full, is no verdict.
+paceline_verdict_of() { # JOB_START
+    local verdict
+    verdict=$(cat "$paceline_run/job-starts/$1/verdict" 2>/dev/null) || :
+    case $verdict in done | stopped | failed) echo "$verdict" ;; *) return 1 ;; esac
+}
+
+paceline_has_verdict() { paceline_verdict_of "$1" >/dev/null; } # JOB_START
 
 # -- secrets -------------------------------------------------------------------------------------------------
 
@@ -349,7 +381,7 @@ paceline_require_secrets() { # NAME...
 paceline_needs_no_secrets() {
     [ ! -e "$paceline_run/cancelled" ] || return 0
     [ -z "$paceline_terminated" ] && [ "$paceline_verdict" != stopped ] && ! paceline_wants_requeue &&
-        [ -e "$paceline_run/job-starts/$paceline_job_start/verdict" ]
+        paceline_has_verdict "$paceline_job_start"
 }
 
 # Whether all trials of the submission have ended for good, once all of its arrays are in the queue.
@@ -368,8 +400,7 @@ paceline_is_submission_over() {
 
 # Whether the head agent wants a requeue. It writes the verdict last: without one, it did not get to the end.
 paceline_wants_requeue() {
-    [ -e "$paceline_run/job-starts/$paceline_job_start/requeue" ] &&
-        [ -e "$paceline_run/job-starts/$paceline_job_start/verdict" ]
+    [ -e "$paceline_run/job-starts/$paceline_job_start/requeue" ] && paceline_has_verdict "$paceline_job_start"
 }
 
 # The nodes to exclude, as the head agents wrote them into these files. The list replaces the user's own, so add that.
@@ -427,7 +458,7 @@ paceline_await_requeue() { # NODES, to exclude
     local pause
     for pause in 1 2 3 4 10 20 20; do
         sleep "$pause" || :
-        scontrol --all show job "$paceline_job" 2>/dev/null | grep '^ *JobState=RUNNING' >/dev/null || continue
+        paceline_show_job "$paceline_job" | grep '^ *JobState=RUNNING' >/dev/null || continue
         echo "paceline: job $paceline_job: Slurm has forgotten the requeue; asking again"
         scontrol requeue "$paceline_job" || : # it may have worked all the same
         [ -z "$1" ] || scontrol update jobid="$paceline_job" ExcNodeList="$1" || :
@@ -436,7 +467,8 @@ paceline_await_requeue() { # NODES, to exclude
 
 paceline_one_line() { tr -s '\n' ' ' <<<"$1"; }
 
-# Submit a job that continues once this one is gone. It inherits nothing but the user's defaults.
+# Submit a job that continues once this one is gone. It inherits nothing but the user's defaults. Other users can read the
+# command line of `env`, so the token is not on it.
 paceline_submit_next() {
     local name kept=() id
     paceline_next=''
@@ -444,10 +476,12 @@ paceline_submit_next() {
         paceline_problem="$paceline_host has neither scontrol nor sbatch"
         return 0
     fi
-    for name in HOME USER LOGNAME SHELL LANG PATH TZ KRB5CCNAME SLURM_CONF SLURM_CLUSTERS "${!SBATCH_@}"; do
+    for name in HOME USER LOGNAME SHELL LANG LC_ALL PATH TZ KRB5CCNAME SLURM_CONF SLURM_CLUSTERS "${!SBATCH_@}"; do
         if [ -n "${!name+set}" ]; then kept+=("$name=${!name}"); fi
     done
-    if id=$(env -i "${kept[@]}" sbatch --parsable --dependency="afterany:$paceline_job" "$@" 2>&1); then
+    # shellcheck disable=SC2016 # the inner shell expands it
+    if id=$(env -i "${kept[@]}" "$BASH" -c 'read -r token; [ -z "$token" ] || export SLURM_JWT=$token
+        exec sbatch --parsable "$@" </dev/null' - --dependency="afterany:$paceline_job" "$@" 2>&1 <<<"${SLURM_JWT:-}"); then
         # A site's wrapper around sbatch may print more than the id.
         id=$(grep -Eo '^[0-9]+(;|$)' <<<"$id" | tail -n 1) || :
         paceline_next=${id%;}
@@ -472,22 +506,43 @@ paceline_submit_next() {
 # -- a single run: job.sbatch sets `paceline_run` ------------------------------------------------------------
 
 paceline_start_job() { # [--no-requeue] [--exclude=NODES]
+    [ -n "${SLURM_JOB_ID:-}" ] || paceline_say_how_to_submit "This is a batch script for Slurm." "$0"
     paceline_identify_job "$@"
-    # Newer versions of Slurm requeue a preempted job even if it has finished in the meantime.
-    if cat "$paceline_run/job-starts/$paceline_job"-*/verdict 2>/dev/null | grep -x "done" >/dev/null; then
+    paceline_name_job_start "$paceline_run/job-starts"
+    paceline_trap_signals paceline_stop_run # Slurm may keep this script waiting from here on
+    paceline_ask_slurm
+    if paceline_was_done; then
+        paceline_withdraw_job_start
         echo "paceline: job $paceline_job: already done"
         exit 0
     fi
-    [ ! -e "$paceline_run/cancelled" ] ||
+    if [ -e "$paceline_run/cancelled" ]; then
+        paceline_withdraw_job_start
         paceline_fail "This run was cancelled. To continue it: paceline submit --resume ${paceline_run##*/}"
-    paceline_name_job_start "$paceline_run/job-starts"
+    fi
     if ! paceline_claim_run; then
-        rmdir "$paceline_run/job-starts/$paceline_job_start" || : # nothing starts here
+        paceline_withdraw_job_start
         paceline_fail "$(paceline_describe_owner)"
     fi
     paceline_make_job_start_folder
-    paceline_trap_signals paceline_stop_run
     export PACELINE_RUN="$paceline_run"
+}
+
+# Whether the last start of this job was done. Newer versions of Slurm requeue a preempted job even if it has finished in
+# the meantime. At its first start, a crashed controller has forgotten that start, or Slurm has begun its job ids anew:
+# then this job was submitted after that verdict.
+paceline_was_done() {
+    local ended
+    paceline_find_owner
+    [ "${paceline_owner%-*}" = "$paceline_job" ] && [ "$(paceline_verdict_of "$paceline_owner")" = "done" ] || return 1
+    [ "$paceline_restarts" = 0 ] || return 0
+    ended=$(date -r "$paceline_run/job-starts/$paceline_owner/verdict" +%s 2>/dev/null) || return 1
+    [ -n "$paceline_queued_at" ] && [ "$paceline_queued_at" -le "$ended" ]
+}
+
+paceline_withdraw_job_start() { # nothing starts here
+    rm -f "$paceline_run/job-starts/$paceline_job_start/stop" || :
+    rmdir "$paceline_run/job-starts/$paceline_job_start" || :
 }
 
 paceline_stop_run() { : >"$paceline_run/job-starts/$paceline_job_start/stop" || :; }
@@ -518,6 +573,8 @@ paceline_start_task() { # SWEEP SUBMISSION LIST [--no-requeue] [--exclude=NODES]
     paceline_sweep=$1
     paceline_submission=$2
     paceline_list=$3
+    [ -n "${SLURM_ARRAY_TASK_ID:-}" ] || paceline_say_how_to_submit "This is the batch script of an array." \
+        "--array=$(paceline_list_tasks)" "$paceline_submission/job.sbatch" "$paceline_list"
     paceline_identify_job "${@:4}"
     [ ! -e "$paceline_submission/cancelled-$paceline_list" ] ||
         paceline_fail "This array was cancelled: its submission was not confirmed."
@@ -530,7 +587,21 @@ paceline_start_task() { # SWEEP SUBMISSION LIST [--no-requeue] [--exclude=NODES]
     [ ${#paceline_trials[@]} -gt 0 ] ||
         paceline_fail "$paceline_submission/$paceline_list has no trials for task $paceline_task."
     paceline_name_job_start "$paceline_submission/job-starts"
-    paceline_trap_signals paceline_stop_trials
+    paceline_trap_signals paceline_stop_trials # Slurm may keep this script waiting from here on
+    paceline_ask_slurm
+}
+
+paceline_list_tasks() { # such as 0-3,7
+    local index last='' found=''
+    while read -r index _; do
+        if [ -n "$last" ] && [ "$index" = $((last + 1)) ]; then
+            found="${found%"-$last"}-$index"
+        else
+            found="$found${found:+,}$index"
+        fi
+        last=$index
+    done <"$paceline_submission/$paceline_list"
+    echo "$found"
 }
 
 paceline_stop_trials() {
@@ -612,7 +683,7 @@ paceline_finish_task() {
     for paceline_trial in "${paceline_trials[@]}"; do
         paceline_run="$paceline_sweep/trials/$paceline_trial"
         files+=("$paceline_run"/job-starts/*/requeue)
-        case $(cat "$paceline_run/job-starts/$paceline_job_start/verdict" 2>/dev/null) in
+        case $(paceline_verdict_of "$paceline_job_start") in
             failed) code=1 ;;
             stopped) [ "$code" = 1 ] || code=75 ;;
         esac
