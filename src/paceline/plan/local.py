@@ -13,11 +13,12 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.errors import SpecError
 from paceline.plan.launch_spec import carry_over, make_launch_spec
-from paceline.plan.quote import command_line, quote
+from paceline.plan.quote import command_line
 from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, note_missing, plain_variables
 from paceline.plan.shape import Machine, Shape, local_shape
 from paceline.spec import Job
+from paceline.spec.tables import Tables
 
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
 # Not `-m`: that would put the current folder, and whatever is in it, ahead of the standard library.
@@ -37,6 +38,13 @@ class AgentCommand:
     @property
     def is_head(self) -> bool:
         return self.variables[env.AGENT].startswith("0/")
+
+
+# Fields of the launch spec that a dry run shows in other words, or that say only how Paceline works.
+DESCRIBED = frozenset({
+    "run_id", "program", "args", "is_module", "import_path", "cwd", "python", "style", "nodes", "nproc", "gpus",
+    "threads", "project", "experiment", "scratch", "source", "work", "kill_after",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,16 +69,22 @@ class LocalPlan:
             *(f"note        {note}" for note in self.notes),
             *([f"secrets     {self.secrets_summary}"] if self.secrets_summary else []),
         ]
-        for number, command in enumerate(self.agents):
-            name = f"agent {number}" if len(self.agents) > 1 else "agent"
-            settings = " ".join(f"{key}={quote(value)}" for key, value in command.variables.items())
-            lines.append(f"{name:<11} {settings} {command_line(command.argv)}")
-        lines.append(f"launch spec {self.run_path.folder.launch_spec.name}:")
-        shown = asdict(self.launch_spec)
-        shown["variables"] = {name: redact(name, value) for name, value in self.launch_spec.variables.items()}
-        shown["args"], shown["params"] = (redact_args(self.launch_spec.args), redact_values(self.launch_spec.params))
-        lines += [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in shown.items()]
+        spec = self.launch_spec
+        program = [*(["-m"] if spec.is_module else []), spec.program, *redact_args(spec.args)]
+        lines.append(f"command     {command_line([spec.python, *program])}")
+        if settings := self._settings():
+            lines += ["settings    that are not the defaults:", *settings]
         return "\n".join(lines)
+
+    def _settings(self) -> list[str]:
+        """Return the settings of the ranks that are not the defaults, except for what the other lines say."""
+        spec = self.launch_spec
+        shown = asdict(spec)
+        shown["variables"] = {name: redact(name, value) for name, value in spec.variables.items()}
+        shown["params"] = redact_values(spec.params)
+        default = asdict(LaunchSpec(run_id="", program="", args=[], system_metrics=Tables().runtime.system_metrics))
+        changed = {key: value for key, value in shown.items() if key not in DESCRIBED and value != default[key]}
+        return [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()]
 
 
 def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
