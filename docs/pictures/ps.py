@@ -17,6 +17,7 @@ from top import make_runs, without_remote_fonts
 
 from paceline.cli.commands import ps
 from paceline.cli.output import console
+from paceline.cli.views import newest_rows
 from paceline.watch.index.rows import read_rows
 
 HERE = Path(__file__).parent
@@ -33,7 +34,7 @@ def draw(scratch: Path) -> str:
     )  # fmt: skip
     os.environ["PACELINE_SCRATCH"] = str(scratch)
     console.console = lambda **_: out  # type: ignore[assignment]
-    ps.read_rows = functools.partial(read_rows, query=samples.query)
+    newest_rows.read_rows = functools.partial(read_rows, query=samples.query)
     ps.command(every=True)
     picture = Console(width=WIDTH, file=io.StringIO(), record=True, highlight=False)
     picture.print(Text.from_ansi(printed.getvalue().rstrip()), soft_wrap=True)

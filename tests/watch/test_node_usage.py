@@ -1,4 +1,4 @@
-"""The summary of node metrics."""
+"""Means and peaks of node metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.watch.node_usage import read_node_usage
 
 
-def test_summary(tmp_path: Path) -> None:
+def test_means_and_peaks(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.system.mkdir()
     facts = {"time": 1, "host": "gpu1", "cores": 64, "memory_total": 512 << 30,
@@ -26,11 +26,9 @@ def test_summary(tmp_path: Path) -> None:
     assert [use.node for use in read_node_usage(run)] == [2, 10]
     assert [use.node for use in read_node_usage(run, max_nodes=1)] == [2]
     quiet, busy = read_node_usage(run)
-    assert quiet.summary() == "gpu0"
-    assert busy.summary() == (
-        "gpu1 · CPU 50 % of 64 cores (this run: 10.0 cores) · peak memory 100.0 of 512 GB (this run: 60.0 GB)"
-        " · 2 x H200, 85 % busy, peak memory 70.0 of 140 GB, 550 W"
-    )
+    assert (quiet.host, quiet.mean("cpu"), quiet.peak("memory")) == ("gpu0", None, None)
+    assert (busy.host, busy.mean("cpu"), busy.mean("own_cpu")) == ("gpu1", 50.0, 10.0)
+    assert (busy.peak("memory"), busy.peak("own_memory")) == (100 << 30, 60 << 30)
 
 
 def test_long_files_are_read_from_their_end(tmp_path: Path) -> None:

@@ -34,46 +34,9 @@ class NodeUsage:
     def peak(self, key: str) -> float | None:
         return max(self._numbers(self.samples, key), default=None)
 
-    def gpu_mean(self, key: str) -> float | None:
-        found = self._numbers(self._gpus(), key)
-        return fmean(found) if found else None
-
-    def gpu_peak(self, key: str) -> float | None:
-        """The highest value of any GPU."""
-        return max(self._numbers(self._gpus(), key), default=None)
-
-    def _gpus(self) -> list[dict[str, Any]]:
-        return [gpu for sample in self.samples for gpu in _objects(sample.get("gpus"))]
-
     @staticmethod
     def _numbers(lines: Iterable[dict[str, Any]], key: str) -> list[float]:
         return [line[key] for line in lines if _is_number(line.get(key))]
-
-    def summary(self) -> str:
-        """Return one line for display."""
-        parts = [self.host]
-        if (cpu := self.mean("cpu")) is not None:
-            own = self.mean("own_cpu") or 0.0
-            cores = self.details.get("cores", "?")
-            parts.append(f"CPU {cpu:.0f} % of {cores} cores (this run: {own:.1f} cores)")
-        if (memory := self.peak("memory")) is not None:
-            own = self.peak("own_memory") or 0.0
-            used = _size(memory, self.details.get("memory_total"))
-            parts.append(f"peak memory {used} (this run: {_gb(own)})")
-        gpus = _objects(self.details.get("gpus"))
-        if gpus:
-            parts.append(self._gpu_summary(gpus))
-        return " · ".join(parts)
-
-    def _gpu_summary(self, gpus: list[dict[str, Any]]) -> str:
-        parts = [f"{len(gpus)} x {gpus[0].get('name', 'GPU')}"]
-        if (busy := self.gpu_mean("busy")) is not None:
-            parts.append(f"{busy:.0f} % busy")
-        if (memory := self.gpu_peak("memory")) is not None:
-            parts.append(f"peak memory {_size(memory, gpus[0].get('memory'))}")
-        if (power := self.gpu_mean("power")) is not None:
-            parts.append(f"{power:.0f} W")
-        return ", ".join(parts)
 
 
 def read_node_usage(folder: RunFolder, *, max_nodes: int | None = None) -> list[NodeUsage]:
@@ -113,17 +76,5 @@ def _lines(path: Path) -> list[bytes]:
         return []
 
 
-def _objects(value: object) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, NUMBER) and abs(value) < 1e18  # not NaN either
-
-
-def _gb(size: float) -> str:
-    return f"{size / 2**30:.1f} GB"
-
-
-def _size(used: float, total: Any) -> str:
-    return f"{used / 2**30:.1f} of {total / 2**30:.0f} GB" if _is_number(total) else _gb(used)

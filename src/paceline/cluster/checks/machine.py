@@ -21,8 +21,8 @@ from paceline.contract.env import POLL_INTERVAL
 from paceline.errors import ClusterError
 from paceline.spec.site import SITE_FILE, find_site
 
-# Variables in which clusters name their large, fast, shared folders.
 FABRIC = " (InfiniBand)"  # after the name of a device
+# Variables in which clusters name their large, fast, shared folders.
 SCRATCH_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "SCRATCH_DIR", "GSCRATCH", "CSCRATCH", "WRKDIR", "SCRATCHDIR")
 
 
