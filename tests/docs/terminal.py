@@ -67,7 +67,8 @@ def first_missing(shown: Sequence[str], output: str) -> str | None:
 
     Words with a digit, paths and bars may be others, and so may the names of the machine and of the sandbox's network.
     """
-    rest = [" ".join(DURATION.sub("0s", line).split()) for line in output.splitlines()]
+    lines = [line.removeprefix("^C") for line in output.splitlines()]  # which a terminal prints at the cursor
+    rest = [" ".join(DURATION.sub("0s", line).split()) for line in lines]
     for line in shown:
         if line.strip() in ("", "...", "…"):
             continue
