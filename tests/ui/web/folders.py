@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ def make_run(
     """Make a local run that is over, with a metric that falls and a log of each rank."""
     folder = RunFolder(scratch / project / experiment / run_id)
     attempt = folder.attempt(1)
+    shutil.rmtree(folder.path, ignore_errors=True)  # of a test that is repeated
     attempt.path.mkdir(parents=True)
     record = {
         "run_id": run_id, "project": project, "experiment": experiment, "name": "", "created": NOW,

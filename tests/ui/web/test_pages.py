@@ -282,17 +282,18 @@ def test_keys_reach_everything(shared: Shared) -> None:
         make_run(shared.scratch, f"20260101-120000-{name}{name}", name=f"keys {name}")
     page = shared.open()
     page.get_by_label("Filter runs").fill("keys")
+    page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 2")
     page.get_by_role("link", name="keys b").focus()
     page.keyboard.press("ArrowDown")
-    assert page.evaluate("document.activeElement.textContent") == "keys a"
+    page.wait_for_function("() => document.activeElement.textContent === 'keys a'")
     page.get_by_label("Filter runs").fill("")
     page.get_by_role("link", name="keys a").focus()
     page.keyboard.press("Enter")
     page.get_by_role("tab", name="Metrics").focus()
     page.keyboard.press("ArrowRight")
-    assert page.get_by_role("tab", name="Log").get_attribute("aria-selected") == "true"
+    page.get_by_role("tab", name="Log", selected=True).wait_for()
     page.keyboard.press("End")
-    assert page.get_by_role("tab", name="Settings").get_attribute("aria-selected") == "true"
+    page.get_by_role("tab", name="Settings", selected=True).wait_for()
 
 
 def test_pages_fit_a_phone(shared: Shared) -> None:
