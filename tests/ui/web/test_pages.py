@@ -349,7 +349,9 @@ def test_a_browser_with_a_wrong_clock_shows_right_ages(shared: Shared) -> None:
         shared.open().locator("tr", has_text="clocked").locator("time", has_text="1 d ago").wait_for()
     finally:
         shared.page.evaluate("Date.now = window.rightNow")
-        shared.console.problems.clear()  # about the events that it did not get
+        shared.page.unroute_all()
+        shared.open("cluster")
+        shared.console.problems.clear()  # about the events that it did not get, until here
 
 
 def test_an_unknown_run_and_an_unknown_page_say_so(shared: Shared) -> None:
