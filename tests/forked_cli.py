@@ -1,8 +1,7 @@
 """`paceline` commands for tests: one server imports the command line once and forks each command from itself.
 
 Most of a command's start is imports. Tests of the start itself run `python -m paceline`, and so do all tests if the
-variable REAL_COMMANDS is set, as `make test-all` does. A second server has imported torch as well: it forks
-`paceline run`, whose zygote is then a fork of the command.
+variable REAL_COMMANDS is set, as `make test-all` does.
 
 A forked command has the limits, the umask and the hash seed of the server, not those of the test.
 """
@@ -28,9 +27,6 @@ from typing import Any
 
 from paceline.__main__ import __file__ as main_file
 from paceline.__main__ import main
-from paceline.agent.workers.variables.early_variables import early_variables
-from paceline.agent.workers.zygote import prestart
-from paceline.agent.workers.zygote.start import ZygoteOptions, start_zygote
 from paceline.cli import command_table
 from paceline.contract.processes import process
 
@@ -60,37 +56,21 @@ def split_paths(variables: Mapping[str, str]) -> list[str]:
     return [path for path in variables.get(PATHS, "").split(os.pathsep) if path]
 
 
-class Server:
-    """A process that forks commands."""
-
-    def __init__(self, *modules: str, env: Mapping[str, str]) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="paceline-cli-")
-        self.address = str(Path(self.folder.name) / "socket")
-        self.env = dict(env)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, self.address, str(os.getpid()), *modules],
-            cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        servers[self.address] = self.process.pid  # the guard knows it, if it starts during a test
-        assert self.process.stdout
-        assert self.process.stdout.readline() == b"ready\n", "the server of commands did not start"
-
-    def close(self) -> None:
-        del servers[self.address]
-        self.process.terminate()
-        self.process.wait()
-        assert self.process.stdout
-        self.process.stdout.close()
-        self.folder.cleanup()
-
-
 class Commands:
     """`forked_cli(["ps"], cwd=..., env=...)` runs `paceline ps` as `subprocess.run` does, with its output as text."""
 
     def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="paceline-cli-")
+        self.address = str(Path(self.folder.name) / "socket")
         self.read_at_start = read_at_start(os.environ)
-        self.server = Server(env=os.environ)
-        self.server_of_runs: Server | None = None  # with the first of them
+        # Now, while no test is running: the guard attributes later processes to tests.
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", __name__, self.address, str(os.getpid())],
+            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self.server.stdout
+        assert self.server.stdout.readline() == b"ready\n", "the server of commands did not start"
+        servers[self.address] = self.server.pid
 
     def __call__(
         self, args: list[str], *, cwd: Path, env: dict[str, str], timeout: float = 120, input: str = ""
@@ -116,16 +96,8 @@ class Commands:
         request = json.dumps({"args": args, "cwd": str(cwd), "env": env}).encode()
         assert len(request) < MAX_REQUEST, "more than the server reads"
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REQUEST)
-        connection.connect(self.choose_server(args, env).address)
+        connection.connect(self.address)
         return Streams(connection, request, given.encode())
-
-    def choose_server(self, args: list[str], env: dict[str, str]) -> Server:
-        if args[:1] != ["run"] or split_paths(env) != [LIGHT_TORCH]:
-            return self.server
-        if self.server_of_runs is None:
-            start = {**self.server.env, PATHS: LIGHT_TORCH}
-            self.server_of_runs = Server("torch", "torch.distributed", env=start)
-        return self.server_of_runs
 
     def starts_differently(self, variables: dict[str, str]) -> bool:
         """Return whether a process with these variables would start differently from the server."""
@@ -134,10 +106,13 @@ class Commands:
         return customized or read_at_start(variables) != self.read_at_start
 
     def close(self) -> None:
-        """Stop the servers before the session ends."""
-        self.server.close()
-        if self.server_of_runs is not None:
-            self.server_of_runs.close()
+        """Stop the server before the session ends."""
+        del servers[self.address]
+        self.server.terminate()
+        self.server.wait()
+        assert self.server.stdout
+        self.server.stdout.close()
+        self.folder.cleanup()
 
 
 class Streams:
@@ -251,71 +226,12 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(cwd)
-    rest = [path for path in sys.path[1:] if path not in before]
-    place = sys.path.index(before[0]) - 1 if before else 0  # a .pth file may have put a path in front
-    sys.path[:] = [cwd, *rest[:place], *split_paths(os.environ), *rest[place:]]
+    sys.path[: 1 + len(before)] = [cwd, *split_paths(os.environ)]
     sys.argv = [main_file, *request["args"]]
-
-
-class BecomeZygote(BaseException):
-    """Raised in a fork of a command: it goes on as the command's zygote, as if it had just started."""
-
-    def __init__(self, args: list[str], environ: dict[str, str]) -> None:
-        super().__init__()
-        self.command, self.environ = args, environ
-
-
-def fork_zygotes(modules: list[str]) -> None:
-    """Import modules as a zygote does, and let each command fork its zygote from itself."""
-    from paceline.agent.workers.zygote.imports import import_modules
-
-    early = early_variables(os.environ)
-    problem = import_modules(modules, threads=1)
-    assert problem is None, problem
-
-    def fork_zygote(python: str, options: ZygoteOptions, environ: dict[str, str]) -> tuple[socket.socket, int]:
-        if python != sys.executable or options.warm or early_variables(environ) != early:
-            return start_zygote(python, options, environ)
-        ours, theirs = socket.socketpair()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            raise BecomeZygote([str(theirs.detach()), str(parent), *options.to_args()], environ)
-        theirs.close()
-        return ours, pid
-
-    prestart.start_zygote = fork_zygote  # type: ignore[attr-defined]
-
-
-def run_zygote(args: list[str], environ: dict[str, str]) -> None:
-    """Run a zygote in this process."""
-    from paceline.agent.workers.zygote import zygote
-
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd != int(args[0]):
-            with suppress(OSError):  # that of the listing itself
-                os.close(fd)
-    os.environ.clear()
-    os.environ.update(environ)
-    del sys.path[0]  # the working directory
-    sys.argv = ["-c", *args]
-    zygote.main(args)
-
-
-def run_command() -> None:
-    become: BecomeZygote | None = None
-    try:
-        main()
-    except BecomeZygote as request:
-        become = request
-    if become is not None:  # with no exception around it
-        run_zygote(become.command, become.environ)
 
 
 if __name__ == "__main__":
     process.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     preload()
-    if sys.argv[3:]:
-        fork_zygotes(sys.argv[3:])
     serve(sys.argv[1])
-    run_command()
+    main()
