@@ -24,6 +24,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import PacelineError
 from paceline.watch.details import read_details
+from paceline.watch.details.nodes import make_nodes
 from paceline.watch.diagnosis import disk
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence
@@ -164,8 +165,12 @@ def test_hostile_samples_count_for_nothing(run: RunFolder) -> None:
     for lines in (hostile(tuple(good), good), hostile(tuple(sample), sample)):
         for line in lines:
             (run.system / "node-0.jsonl").write_bytes(json.dumps(good).encode() + b"\n" + line)
-            for use in read_node_usage(run):
-                assert use.summary()
+            usage = read_node_usage(run)
+            assert len(make_nodes(usage)) == 1
+            found = [use.mean(key) for key in sample for use in usage] + [
+                use.peak(key) for key in sample for use in usage
+            ]
+            assert all(-1e18 < each < 1e18 for each in found if each is not None)
 
 
 def test_a_hostile_launch_spec_is_one_error(run: RunFolder) -> None:

@@ -271,7 +271,7 @@ def test_an_agent_records_its_node(launch: Launch) -> None:
     (use,) = read_node_usage(done.run)
     assert (use.node, use.host) == (0, first["host"])
     assert use.peak("own_memory") == max(sample["own_memory"] for sample in samples)
-    assert use.summary().startswith(f"{first['host']} · CPU ")
+    assert 0 <= use.mean("cpu") <= 100
 
 
 def test_zero_turns_sampling_off(launch: Launch) -> None:
