@@ -91,7 +91,9 @@ class Agent:
     def say(self, text: str) -> None:
         """Print a note on the console."""
         try:
-            print(f"paceline: {text}", file=sys.stderr, flush=True)
+            # A rank's progress bar may be on this line of the terminal: it is drawn again below the note.
+            start = "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
+            print(f"{start}paceline: {text}", file=sys.stderr, flush=True)
         except OSError:
             pass  # the console is gone, but the run is not
 

@@ -121,10 +121,11 @@ class PlainLoader:
         """Yield the batches with equal weights, on the device."""
         self._iterator = iterator = self._begin(epoch)
         if self.accumulate == 1:
+            stays = self._device.type == "cpu"
             for data in iterator:
                 self._taken += 1
                 self.step += 1
-                yield MicroBatch(transfer_batch(data, self._device), 1, 1, 0, True, 0, 1)
+                yield MicroBatch(data if stays else transfer_batch(data, self._device), 1, 1, 0, True, 0, 1)
             self._exhausted = True
             return
         # The whole step at once: its last batches may be missing, and each of the others then weighs more.

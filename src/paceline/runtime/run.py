@@ -412,13 +412,15 @@ class Run:
     @property
     def step(self) -> int:
         """The number of steps done, over all epochs and attempts."""
-        self._refuse_in_capture("run.step")
+        if self._captured:
+            self._refuse_in_capture("run.step")
         return self._loop.step
 
     @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
-        self._refuse_in_capture("run.epoch")
+        if self._captured:
+            self._refuse_in_capture("run.epoch")
         return self._loop.epoch
 
     def epochs(self, count: int) -> Iterator[int]:

@@ -388,7 +388,7 @@ def test_ctrl_c_in_a_terminal_saves_and_stops(project: Path, scratch: Path) -> N
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(project)
-        os.environ["PACELINE_SCRATCH"] = str(scratch)
+        os.environ |= {"PACELINE_SCRATCH": str(scratch), "TERM": "xterm"}
         os.execv(sys.executable, [sys.executable, "-m", "paceline", "run", "--nproc", "2", "--cpu", "train.py"])
     shown = b""
     while data := read_terminal(terminal):
@@ -401,7 +401,9 @@ def test_ctrl_c_in_a_terminal_saves_and_stops(project: Path, scratch: Path) -> N
     folder = only_run(scratch)
     (saved,) = find_checkpoints(folder.path)
     step = checkpoint_step(saved.name)
-    assert "stop requested (Ctrl-C): the ranks save and stop; press Ctrl-C again to end at once" in text
+    over_the_bar = "\r\x1b[K"
+    note = "stop requested (Ctrl-C): the ranks save and stop; press Ctrl-C again to end at once"
+    assert f"{over_the_bar}paceline: {note}" in text
     assert f"stopped at step {step}, saved" in text
     assert f"to continue: paceline run --resume {folder.path.name} (from step {step})" in text
     assert "Traceback" not in text

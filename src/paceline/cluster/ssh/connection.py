@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -224,7 +224,8 @@ class Connection:
                         found.append(problem)
                         process.terminate()
                         for stream in streams:  # the end of the process does not end them
-                            stream.shutdown(SHUT_RDWR)
+                            with suppress(OSError):  # it is closed: the conversation is ending anyway
+                                stream.shutdown(SHUT_RDWR)
                     return
 
         prober = threading.Thread(target=probe, daemon=True)

@@ -232,7 +232,7 @@ class Gradients:
             leftovers.on = self.ends_steps = True
             before = leftovers.begin_loss() if self._single else leftovers.state()
         self._scaled = True
-        self._weights.begin_loss(weighted=weight is not None, single=self._single)
+        self._weights.begin_loss(weight is not None, self._single)
         scale = self._mean_scale if weight is None else self._weigh(weight)
         if scale != 1.0:
             loss = loss * scale
@@ -252,7 +252,7 @@ class Gradients:
     def _weigh_nothing(self, info: _OptimizerInfo) -> None:
         """Take part in the sum of all weights if this rank has no loss for an update, and others may have one."""
         if (info.replicas or info.sharded) and all(parameter.grad is None for parameter in info.parameters):
-            self._weights.begin_loss(weighted=True, single=self._single)
+            self._weights.begin_loss(True, self._single)
             self._weigh(0)
 
     def update(
@@ -362,8 +362,10 @@ class Gradients:
         return norm
 
     def _step(self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None) -> bool:
-        if self._weights.used and not self._weights:
+        weights = self._weights
+        if weights.used and not weights:
             self._weigh_nothing(info)
+        is_weighted = weights.used and bool(weights)
         if info.replicas:
             self._reduce(info)
         scaler = self.scaler
@@ -371,10 +373,10 @@ class Gradients:
             if optimizer in self._stepped:  # a loop without `steps`: a second update begins the next step
                 self._update_scale(waiting=True)
             scaler.unscale_(optimizer)
-        if self._weights and clip is not None and not info.sharded:
+        if is_weighted and clip is not None and not info.sharded:
             norm = self._normalize_and_clip(info, clip)
         else:
-            if self._weights:
+            if is_weighted:
                 self._normalize(info)
             norm = None if clip is None else self._clip(info, clip)
         if scaler is not None:

@@ -52,13 +52,15 @@ class LossWeights:
         """End a turn, at an update. Further updates may follow that use the same losses."""
         self._turn_has_ended = True
 
-    def begin_loss(self, *, weighted: bool, single: bool) -> None:
+    def begin_loss(self, weighted: bool, single: bool) -> None:
         """Note a loss. Raises UsageError if losses with and without a weight would be added up."""
         if self._turn_has_ended:
             self._turn_has_ended = False
             self.turn += 1
             if single:
-                self.clear()
+                self._means.clear()
+                if self._own:
+                    self.clear()
         if self.turn in (self._means if weighted else self._own):
             raise UsageError(
                 "Some losses of this update have a weight and others do not.",

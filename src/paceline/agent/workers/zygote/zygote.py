@@ -50,15 +50,14 @@ def main(args: list[str]) -> None:
         if problem is None:
             problem = import_modules(options.preload, threads=options.threads, required=True)
         agent.send(problem or {"kind": "ready", "reads": reads})
-        if problem:
-            return
-    except ConnectionClosed:
-        return
-    rank_spec = Zygote(agent).serve()
-    if rank_spec is not None:
-        from paceline.agent.workers import bootstrap
+    except ConnectionClosed as closed:
+        problem = {"kind": "closed", "why": str(closed)}
+    rank_spec = None if problem else Zygote(agent).serve()
+    if rank_spec is None:
+        os._exit(0)  # a third of a second sooner than Python, which would first free all of torch
+    from paceline.agent.workers import bootstrap
 
-        bootstrap.run_forked_rank(rank_spec)
+    bootstrap.run_forked_rank(rank_spec)
 
 
 def _greet_and_import(agent: MessageSocket, options: ZygoteOptions) -> dict[str, Any] | None:
