@@ -46,6 +46,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # no later collection looks at all modules and tests again
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show why tests were run again: one that passes then is forgotten otherwise, with its reason."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"rerun: {report.nodeid}", "-")
+        terminalreporter.line("\n".join(report.longreprtext.splitlines()[-40:]))
+
+
 # What people read and run, and how ranks end, is tested with the torch that people have; other processes start faster.
 WHOLE_TORCH = {ROOT / "tests" / name for name in ("docs", "gpu", "guests/test_exit_paths.py")}
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
