@@ -26,6 +26,10 @@ SINGLE = (
 ORDERED = ("closure", "gan", "numbered_epochs", "two_phases")  # these do not shuffle: one rank trains as before
 DDP = ("ddp", "ddp_mistakes")
 PART = ("cross_validation", "sliced_by_hand")  # which a person has to finish; until then all ranks train alike
+SLOW = {
+    "config_class", "decorated_main", "main_without_guard", "notebook", "progress_and_schedule",
+    "trainer_class", "umlaute", "sliced_by_hand",
+}  # fmt: skip
 
 # Records the parameters after the last step, and the loss of every backward as it is averaged over the ranks.
 RECORDER = """
@@ -62,12 +66,14 @@ runpy.run_path(%r, run_name="__main__")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train all scripts on one rank and on two, from one process that imports torch once."""
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train all scripts that are tested, on one rank and on two, from one process that imports torch once."""
     folder = tmp_path_factory.mktemp("adopted")
     (folder / "runs").mkdir()
     cases = []
-    for name in (*SINGLE, *DDP):
+    own = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    tested = {item.callspec.params["name"] for item in own if hasattr(item, "callspec")}
+    for name in sorted(tested | {"argparse_main"}):
         script = folder / f"{name}.py"
         source = read_source(CORPUS / f"{name}.py")
         script.write_bytes(advise(source).text.encode(source.encoding))
@@ -93,7 +99,9 @@ def state(trained: Path, name: str, ranks: int) -> list[dict[str, list[torch.Ten
     return [torch.load(folder / f"state-{rank}.pt") for rank in range(len(codes))]
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *DDP])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in (*SINGLE, *DDP)]
+)
 def test_two_ranks_train_as_one(name: str, trained: Path) -> None:
     (one,), two = state(trained, name, 1), state(trained, name, 2)
     for rank in two:

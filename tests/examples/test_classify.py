@@ -30,6 +30,7 @@ def write_rows(path: Path, rows: list[str]) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path, tickets: list[str]) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     args = ["--data", write_rows(tmp_path / "x.jsonl", tickets[:1400]), "--batch-size", "16", "--epochs", "1"]

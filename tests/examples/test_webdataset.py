@@ -19,6 +19,7 @@ def make_shards(target: str, samples: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> None:
     shards, whole, parts = (tmp_path / name for name in ("shards", "whole", "parts"))
     ranks(make_shards, 1, str(shards), "1003")

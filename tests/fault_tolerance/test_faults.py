@@ -96,6 +96,7 @@ def test_a_second_request_ends_the_run_at_once_and_the_last_checkpoint_is_intact
     assert_same(ours, undisturbed)
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_skipped(undisturbed: Training, training: Make) -> None:
     ours = training("--nproc", "2", gates="step-33")
     ours.start()
@@ -158,6 +159,7 @@ def _fill(path: Path) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_two_ranks_four_one(training: Make) -> None:
     """The number of ranks changes at each start, but the samples and the curve do not."""
     whole = training("--nproc", "1", "--param", "dropout=0")

@@ -108,6 +108,7 @@ def test_it_asks_in_a_terminal(lab: Lab, laptop: Laptop, project: Path, images: 
         assert (there / "my images").exists() == exists
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_cut(lab: Lab, laptop: Laptop, project: Path, there: Path) -> None:
     """The same command goes on where the first one was cut off."""
     content = os.urandom(1 << 20) * 200

@@ -22,6 +22,7 @@ PART = "import importlib.resources as r\nVALUE = (r.files('thing') / 'a.txt').re
 ENTRY = "import thing\ndef main():\n    print(thing.VALUE, thing.__file__)\n    return 7\nnote_end = print\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("strace"), reason="strace counts the operations")
 def test_a_command_there_opens_few_files(lab: Lab, laptop: Laptop, project: Path) -> None:
     counting = lab.home / "counting-python"

@@ -92,6 +92,7 @@ def test_a_run_comes_home_and_is_read_here(lab: Lab, project: Path, laptop: Lapt
     lab.wait_until_idle()
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_cut(lab: Lab, project: Path, laptop: Laptop, far_run: Path) -> None:
     """The same command goes on where the first one was cut off."""
     size = 400 << 20

@@ -104,6 +104,7 @@ def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: C
     lab.wait_until_idle()
 
 
+@pytest.mark.slow
 def test_a_laptop_that_is_killed_after_its_choice(lab: Lab, project: Path, laptop: Laptop, clusters: Cluster) -> None:
     """Whether the permission has been sent or not: only the cluster that was chosen trains, once it is finished."""
     before = contest(lab).get("id")
@@ -143,6 +144,7 @@ def test_a_cluster_that_is_cut_off_does_not_train(lab: Lab, project: Path, lapto
     assert not list(run_folder(lab, found["runs"]["cedar"]).glob("attempt-*"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_all(lab: Lab, project: Path, clusters: Cluster) -> None:
     with start(lab, "submit", *SMALL, *LATER, "train.py", cwd=project, stdin=subprocess.DEVNULL,
                stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip

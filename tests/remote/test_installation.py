@@ -51,6 +51,7 @@ def test_two_laptops_at_once(lab: Lab, laptop: Laptop, project: Path) -> None:
     assert not list(cache.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing_behind(lab: Lab, laptop: Laptop) -> None:
     laptop("login", "plain", check=True)
     cache = clear(lab)
@@ -241,6 +242,7 @@ def test_an_installation_that_was_partly_removed_is_made_again(tmp_path: Path) -
     assert is_damaged(made, thorough=False)
 
 
+@pytest.mark.slow
 def test_what_was_removed_on_a_cluster_is_installed_again(lab: Lab, laptop: Laptop, project: Path) -> None:
     laptop("login", "plain", check=True)
     laptop("ps", "--on", "plain", check=True)

@@ -77,6 +77,7 @@ def test_exported_weights_arrive_here(
     assert not list(project.glob(".*.partial"))
 
 
+@pytest.mark.slow
 def test_the_table_of_a_sweep_arrives_here(lab: Lab, laptop: Laptop, project: Path, scratch_there: Path) -> None:
     sweep = scratch_there / "project" / "default" / "digits"
     sweep.mkdir(parents=True)

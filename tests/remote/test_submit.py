@@ -80,6 +80,7 @@ def test_the_laptops_code_runs_there(lab: Lab, project: Path, slurm: Laptop) -> 
     assert not list((lab.home / ".cache" / "paceline").glob("request-*"))
 
 
+@pytest.mark.slow
 def test_only_what_has_changed_is_sent(lab: Lab, project: Path, slurm: Laptop) -> None:
     objects = lab.home / ".cache" / "paceline" / "objects"
 
@@ -107,6 +108,7 @@ def test_only_what_has_changed_is_sent(lab: Lab, project: Path, slurm: Laptop) -
     assert [path.read_text() for path in texts] == ["large\n" * 1000]
 
 
+@pytest.mark.slow
 def test_a_job_in_the_project_has_a_folder_of_its_own(lab: Lab, project: Path, slurm: Laptop) -> None:
     (project / "results.csv").write_text("loss\n")
     (project / "config.json").write_text("[1]")

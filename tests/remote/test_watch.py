@@ -197,6 +197,7 @@ def test_what_was_seen_is_shown_without_a_connection(
     assert "not logged in" in laptop("wait", "--on", "plain", "digits").stderr
 
 
+@pytest.mark.slow
 def test_without_a_connection_each_run_is_as_old_as_its_own_copy(
     lab: Lab, laptop: Laptop, run_there: Callable[..., RunThere]
 ) -> None:
@@ -250,6 +251,7 @@ def test_only_what_views_need_comes_here(lab: Lab, laptop: Laptop, run_there: Ca
     assert mirror.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_two_watchers_share_one_reader_and_the_second_takes_over(
     lab: Lab, laptop: Laptop, project: Path, run_there: Callable[..., RunThere]
 ) -> None:
@@ -280,7 +282,7 @@ def test_two_watchers_share_one_reader_and_the_second_takes_over(
     lab.wait_until_idle()
 
 
-@pytest.mark.parametrize("is_connected", [True, False])
+@pytest.mark.parametrize("is_connected", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_following_a_run_that_was_removed_ends(
     laptop: Laptop, link: Relay, watch: Callable[..., Watcher], run_there: Callable[..., RunThere], is_connected: bool
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_stopped_and_resumed_run_equals_an_undisturbed_one(
     assert losses(tmp_path) == whole[1]
 
 
+@pytest.mark.slow
 def test_a_sharded_model_stops_within_an_evaluation_too(ranks: Ranks, tmp_path: Path) -> None:
     first, second = ranks(training, 2, str(tmp_path), "evaluation 1 3", (USR1,), "fsdp")
     assert (first["step"], first["exit"]) == (second["step"], second["exit"]) == (16, 0)

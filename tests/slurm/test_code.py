@@ -67,6 +67,7 @@ def read_lines(folder: RunFolder, rank: int, *, attempt: int = 1) -> list[str]:
     return folder.attempt(attempt).log(rank).read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_relative_paths_of_a_queued_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project", READS)
     subprocess.run(["git", "init", "-q", str(home)], check=True)

@@ -126,6 +126,7 @@ def patient(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> Patie
     return Patient(tmp_path / "project", cluster, slurm_paceline)
 
 
+@pytest.mark.slow
 def test_one_node_asleep_before_init(patient: Patient) -> None:
     patient.submit(SLEEPS, "--cpu")
     found: list[dict[str, Any]] = []

@@ -139,6 +139,7 @@ time.sleep(0 if started_before else 3600)
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_resumes_by_itself(submitted: Make, cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(RESUMES_BY_ITSELF)
     ours = submitted(script=tmp_path / "plain.py")

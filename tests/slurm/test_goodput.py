@@ -210,6 +210,7 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_torch")
 def test_the_wait_for_busy_nodes_after_a_requeue_is_queued(
     slurm_paceline: Paceline, cluster: Cluster, tmp_path: Path

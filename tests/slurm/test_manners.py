@@ -88,6 +88,7 @@ def test_following_a_run_asks_once_per_interval_and_ends_with_the_verdict(cluste
     assert 2 <= count_calls(cluster) - before <= (time.monotonic() - began) / INTERVAL + 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_torch")
 def test_old_answers_never_say_that_a_requeued_run_is_over(
     cluster: Cluster, tmp_path: Path, slurm_paceline: Paceline, monkeypatch: pytest.MonkeyPatch

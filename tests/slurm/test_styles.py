@@ -82,6 +82,7 @@ def test_placement_on_two_nodes(style: str, tmp_path: Path, cluster: Cluster, sl
     check_style(style, nodes=2, tmp_path=tmp_path, paceline=slurm_paceline, more="")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_torchrun_on_two_nodes(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     check_style("torchrun", nodes=2, per_node=1, tmp_path=tmp_path, paceline=slurm_paceline, more=SESSION)

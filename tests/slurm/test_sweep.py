@@ -56,6 +56,7 @@ def test_a_grid_runs_four_at_a_time_and_failed_trials_are_resubmitted(
     assert [results(sweep)[number]["point"] for number in (12, 13)] == [{"x": 0, "y": 7}, {"x": 1, "y": 7}]
 
 
+@pytest.mark.slow
 def test_arrays_are_split_to_the_limits_of_the_cluster(sandbox: Cluster, paceline: Paceline, tmp_path: Path) -> None:
     folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")

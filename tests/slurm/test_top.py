@@ -43,6 +43,7 @@ def here(cluster: Cluster) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_runs_is_requeued_and_is_done(
     cluster: Cluster,
     slurm_paceline: Callable[..., subprocess.CompletedProcess[str]],

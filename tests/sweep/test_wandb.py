@@ -195,6 +195,7 @@ with paceline.session() as run:
 """
 
 
+@pytest.mark.slow
 def test_all_ranks_train_the_point_of_one_agent(
     tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
 ) -> None:

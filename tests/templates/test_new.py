@@ -39,7 +39,7 @@ RESULTS = {
     "hf": (r"final perplexity: ([\d.]+)", 1.0, 3.0),
 }
 # The others take longer, and their scripts are those of the examples, which have tests of their own.
-SOME = [pytest.param(name, marks=() if name in ("blank", "mnist") else pytest.mark.slow) for name in TEMPLATES]
+SOME = [pytest.param(name, marks=() if name == "mnist" else pytest.mark.slow) for name in TEMPLATES]
 
 
 @pytest.mark.parametrize("template", SOME)

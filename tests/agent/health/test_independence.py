@@ -92,6 +92,7 @@ if __name__ == "__main__":
 ALONE = SPAWN.replace("world_size=2", "world_size=1").replace("nprocs=2", "nprocs=1")
 
 
+@pytest.mark.slow
 def test_a_script_that_spawns_its_own_ranks(launch: Launch) -> None:
     """Under fork each rank would spawn all of them, and all would want the same port."""
     started = launch(ALONE.format(port=free_port()), light=False)

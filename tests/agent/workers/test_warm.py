@@ -158,7 +158,9 @@ print([os.environ["LR"], hash("text"), time.tzname[0], sys.path.count(os.environ
 
 
 @light
-@pytest.mark.parametrize("given", ["typed", "file", pytest.param("warm", marks=pytest.mark.slow), "later"])
+@pytest.mark.parametrize(
+    "given", ["typed", *(pytest.param(each, marks=pytest.mark.slow) for each in ("file", "warm", "later"))]
+)
 def test_variables_of_the_job_act_as_in_a_new_process(paceline: Paceline, tmp_path: Path, given: str) -> None:
     """Some are read by the interpreter when it starts, others when torch is imported."""
     fake = Path(os.environ["PYTHONPATH"])
@@ -289,6 +291,7 @@ def test_jobs_and_ci_start_cold(paceline: Paceline, variables: dict[str, str]) -
     assert not client.ask_all("status")
 
 
+@pytest.mark.slow
 @light
 def test_a_killed_process_costs_a_cold_start_and_nothing_else(
     paceline: Paceline, scratch: Path, runtime_folder: Path
@@ -303,6 +306,7 @@ def test_a_killed_process_costs_a_cold_start_and_nothing_else(
     assert status()["pid"] != killed
 
 
+@pytest.mark.slow
 @light
 def test_one_that_does_not_answer_is_replaced(paceline: Paceline, scratch: Path) -> None:
     pids = []
@@ -330,6 +334,7 @@ def test_a_process_that_cannot_stay_is_not_promised(paceline: Paceline) -> None:
     assert not client.ask_all("status")
 
 
+@pytest.mark.slow
 @light
 def test_few_open_files_with_high_numbers(tmp_path: Path, scratch: Path) -> None:
     """A promised process serves the next run, which has its own files where it expects them."""

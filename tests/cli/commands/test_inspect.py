@@ -99,6 +99,7 @@ def test_one_signal_ends_it_although_no_step_ends(number: int, tmp_path: Path) -
     assert not list((tmp_path / "temporary").iterdir())
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_no_fault_of_the_script(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     with mount_small_disk(tmp_path / "small", "3M") as small:

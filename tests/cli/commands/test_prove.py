@@ -42,6 +42,7 @@ def test_a_proof_of_a_plain_script(paceline: Callable[..., Completed], tmp_path:
     assert not (folder / "weights").exists()
 
 
+@pytest.mark.slow
 def test_a_run_does_not_see_the_files_of_another(
     paceline: Callable[..., Completed], tmp_path: Path, scratch: Path
 ) -> None:

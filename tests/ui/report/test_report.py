@@ -70,7 +70,7 @@ def ordinary(scratch: Path) -> RunFolder:
     return folder
 
 
-@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("light", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_report_opens_offline_and_shows_everything(
     ordinary: RunFolder, paceline: Callable[..., Completed], offline: Offline, tmp_path: Path, light: bool
 ) -> None:
