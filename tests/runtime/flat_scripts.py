@@ -16,6 +16,7 @@ import threading
 import torch
 
 import tests.preloaded  # noqa: F401 - before the forks, as it takes long
+from paceline.contract.processes import clean_exit
 from tests.ports import free_port
 
 
@@ -25,6 +26,7 @@ def be_a_rank(folder: str, rank: int, world_size: int, port: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(1)
+    clean_exit.keep_process_groups(torch.distributed)  # as in every rank that Paceline forks: torch may hang otherwise
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     os.environ.update(dict(zip(names, map(str, (rank, rank, world_size, world_size)), strict=True)))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
