@@ -34,7 +34,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
 # Kinds of scripts that other tests run too: test_exit_paths, test_frameworks, tests/slurm, tests/agent/workers.
 ALSO_ELSEWHERE = {
     "two_groups", "never_destroys", "config_groups", "lightning_trainer", "fabric_loop", "flat_script", "hf_trainer",
-    "mp_spawn", "accelerate_loop", "reads_stdin", "forks_workers",
+    "mp_spawn", "accelerate_loop", "reads_stdin",
 }  # fmt: skip
 
 

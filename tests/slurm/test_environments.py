@@ -44,7 +44,6 @@ def built(scratch: Path) -> list[Path]:
     return [path.parent for path in (scratch / "p" / ".environments").glob("*/paceline-built.json")]
 
 
-@pytest.mark.slow
 def test_built_by_a_job_and_used_by_the_next(
     tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
 ) -> None:

@@ -38,7 +38,6 @@ def press(page: Any, button: str) -> None:
     page.get_by_role("dialog").get_by_role("button", name=button).click()
 
 
-@pytest.mark.slow
 def test_the_cluster_and_the_buttons_of_a_job(
     cluster: Cluster,
     slurm_paceline: Callable[..., subprocess.CompletedProcess[str]],

@@ -71,6 +71,7 @@ class Agent:
         zygote: ForkedWorkers | None,
     ) -> None:
         self.run, self.launch_spec, self.environ, self.requests = run, launch_spec, environ, requests
+        self.output: OutputCapture | None = None  # of the newest attempt
         self.verdicts = VerdictWriter(run, launch_spec, environ=environ, say=self.say)
         self.job_start = self.verdicts.job_start
         self.workers = GroupSelection(launch_spec, environ, zygote=zygote, interrupted=self._interrupted, say=self.say)
@@ -91,8 +92,7 @@ class Agent:
     def say(self, text: str) -> None:
         """Print a note on the console."""
         try:
-            # A rank's progress bar may be on this line of the terminal: it is drawn again below the note.
-            start = "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else ""
+            start = self.output.end_line() if self.output is not None else ""
             print(f"{start}paceline: {text}", file=sys.stderr, flush=True)
         except OSError:
             pass  # the console is gone, but the run is not
@@ -348,7 +348,7 @@ class Agent:
         self.events.write("launch", attempt=self.attempt_number, ranks=self.placement.ranks)
         workers = self.workers.select(self.placement, self.heartbeats)  # it may wait for torch to be imported
         launch = self._make_launch(folder)
-        output = OutputCapture(
+        output = self.output = OutputCapture(
             log_path=launch.log, shared_log=folder.node_log(self.placement.node) if launch.shares_log else None,
             tee=self.launch_spec.tee, warn=self.warn,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.workers.output import LinePrefixer
+from paceline.agent.workers.output import LinePrefixer, OutputCapture
 from tests.agent.conftest import Launch
 from tests.small_disk import mount_small_disk
 
@@ -51,6 +51,35 @@ def test_output_of_rank_zero_passes_unchanged(launch: Launch) -> None:
     assert (started.console / "out").read_bytes() == b"10%\r20%\r\xff\x00"
     assert (started.console / "err").read_bytes() == b"bar\r"
     assert b"10%\r20%\r\xff\x00" in started.attempt().log(0).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        ([b""], ""),
+        ([b"one\n", b"two\n"], ""),
+        ([b"one\nload", b"ing"], "\n"),
+        ([b"one\n", b"\r\x1b[2Kepoch 1 ", b"3/32"], "\r\x1b[K"),
+        ([b"10%\r20%"], "\r\x1b[K"),
+        ([b"10%\r20%\n"], ""),
+    ],
+)
+def test_a_note_gets_a_line_of_the_terminal_to_itself(
+    printed: list[bytes], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = OutputCapture(log_path=lambda rank: tmp_path / "log", shared_log=None, tee="0", warn=print)
+    output._console[1].close()
+    for data in printed:
+        output._show(1, data)
+    monkeypatch.setattr(os, "isatty", lambda descriptor: False)
+    assert output.end_line() == ""
+    for data in printed:
+        output._show(1, data)
+    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert (output.end_line(), output.end_line()) == (expected, "")
+    output.start()
+    output.close()
 
 
 def test_the_last_state_of_a_redrawn_line_is_shown_with_a_prefix() -> None:

@@ -7,6 +7,7 @@ full, the run continues: a warning appears once, and the output is read and drop
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import selectors
 import sys
@@ -142,6 +143,7 @@ class OutputCapture:
         # descriptor -> rank; the other thread can copy it safely, unlike the selector's map
         self._open: dict[int, int] = {}
         self._console = {number: Sink(number, f"the console ({number})", self._warn) for number in (1, 2)}
+        self._line = b""  # what ranks have printed there since the last line break
         self._closing = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -166,12 +168,28 @@ class OutputCapture:
             if shown and self._tee == "all":
                 pipe.prefixers.append(LinePrefixer(f"[{rank}] ", self._console[number].write))
             elif shown:
-                pipe.writers.append(self._console[number].write)
+                pipe.writers.append(functools.partial(self._show, number))
             pipe.writers += [prefixer.feed for prefixer in pipe.prefixers]
             self._open[reader] = rank
             self._selector.register(reader, selectors.EVENT_READ, pipe)
             ends.append(writer)
         return ends[0], ends[1]
+
+    def _show(self, number: int, data: bytes) -> None:
+        self._console[number].write(data)
+        *lines, rest = data.rsplit(b"\n", 1)
+        self._line = rest if lines else (self._line + rest)[-1000:]
+
+    def end_line(self) -> str:
+        """Return what to print before a note, so that it gets a line of the terminal to itself.
+
+        A line with control characters is a progress bar, which is drawn again below the note; other text stays.
+        """
+        line, self._line = self._line, b""
+        if not line or not os.isatty(2):
+            return ""
+        is_bar = b"\r" in line or b"\x1b" in line
+        return "\r\x1b[K" if is_bar and os.environ.get("TERM") != "dumb" else "\n"
 
     def start(self) -> None:
         self._thread.start()
