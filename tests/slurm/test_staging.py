@@ -170,9 +170,11 @@ class Job:
         """Kill all its processes at once, the batch shell first; scancel would let them clean up."""
         found = self.cluster.processes(self.id)
         assert len(found) > 2, found
-        for process in sorted(found, key=lambda each: each.pid):
-            with suppress(psutil.Error):
-                process.kill()
+        # Stopped processes do not react to the end of the others.
+        for act in (psutil.Process.suspend, psutil.Process.kill):
+            for process in sorted(found, key=lambda each: each.pid):
+                with suppress(psutil.Error):
+                    act(process)
 
     def left(self) -> list[Path]:
         return list(self.disks.glob(f"*/paceline-*/run-{self.run.path.name}-*"))
