@@ -47,7 +47,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show why tests were run again: one that passes then is forgotten otherwise, with its reason."""
+    """Show why tests were rerun: if one passes in the end, nobody would see what went wrong before."""
     for report in terminalreporter.stats.get("rerun", ()):
         terminalreporter.section(f"rerun: {report.nodeid}", "-")
         terminalreporter.line("\n".join(report.longreprtext.splitlines()[-40:]))

@@ -26,7 +26,7 @@ SINGLE = (
 ORDERED = ("closure", "gan", "numbered_epochs", "two_phases")  # these do not shuffle: one rank trains as before
 DDP = ("ddp", "ddp_mistakes")
 PART = ("cross_validation", "sliced_by_hand")  # which a person has to finish; until then all ranks train alike
-SLOW = {
+SLOW = {  # other scripts have the same kinds of loops
     "config_class", "decorated_main", "main_without_guard", "notebook", "progress_and_schedule",
     "trainer_class", "umlaute", "sliced_by_hand",
 }  # fmt: skip
