@@ -276,11 +276,17 @@ def test_standard_input_after_a_restart(launch: Launch, tmp_path: Path) -> None:
 
 def test_a_restart_uses_the_same_zygote(launch: Launch) -> None:
     script = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 me = {name: os.environ[name] for name in ("MASTER_PORT", "PACELINE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT")}
-print(me["PACELINE_ATTEMPT"], me["TORCHELASTIC_RESTART_COUNT"], os.getppid())
-sys.exit(0 if Path("fixed").exists() else Path("fixed").touch() or 9 if os.environ["RANK"] == "1" else 0)
+print(me["PACELINE_ATTEMPT"], me["TORCHELASTIC_RESTART_COUNT"], os.getppid(), flush=True)
+if os.environ["RANK"] == "0":
+    Path("printed").touch()
+elif not Path("fixed").exists():
+    while not Path("printed").exists():  # the other rank ends once this one fails
+        time.sleep(0.01)
+    Path("fixed").touch()
+    sys.exit(9)
 """
     started = launch(script, max_restarts=2)
     assert started.wait() == 0, started.err()

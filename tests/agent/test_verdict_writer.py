@@ -77,7 +77,7 @@ def test_a_full_disk_does_not_keep_a_run_from_the_queue(tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "disk", "100k") as disk:
         verdicts = head(RunFolder(disk))
         verdicts.announce()
-        verdicts.begin(host="n1")
+        verdicts.begin(host="n1", newest_attempt=0)
         fill(disk)
         verdicts.write_verdict("stopped")
         assert read_verdict(verdicts.job_start.verdict) == "stopped"
@@ -173,10 +173,11 @@ def begin(run: RunFolder, environ: dict[str, str], max_restarts: int) -> None:
     """Start a head agent and its next attempt. Nobody ends them: the next head agent finds that this one was killed."""
     launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], max_restarts=max_restarts)
     verdicts = VerdictWriter(run, launch_spec, environ=environ, say=print)
+    newest = len(run.attempts())
     verdicts.announce()
-    verdicts.begin(host="n1")
-    attempt = run.attempt(len(run.attempts()) + 1)
-    attempt.path.mkdir()
+    attempt = run.attempt(newest + 1)
+    attempt.path.mkdir()  # another agent may do this before the head agent continues
+    verdicts.begin(host="n1", newest_attempt=newest)
     verdicts.begin_attempt(attempt, saved_before=verdicts.first_checkpoint)
 
 
@@ -201,7 +202,7 @@ def test_killed_head_agents_use_restarts_only_without_a_new_checkpoint(
     ]
     with pytest.raises(LaunchError, match="An agent was killed, and all 2 restarts are used up"):
         begin(run, environ, 2)
-    assert [read_verdict(attempt.verdict) for attempt in run.attempts()] == ["failed"] * 5
+    assert [read_verdict(attempt.verdict) for attempt in run.attempts()] == ["failed"] * 5 + [None]
 
 
 def test_killed_ranks_and_killed_head_agents_share_the_restarts(tmp_path: Path) -> None:
@@ -220,7 +221,7 @@ def test_a_killed_head_agent_did_not_end_the_attempt_of_an_earlier_job_start(tmp
     begin(run, {**IN_A_JOB, "PACELINE_JOB_START": "7-0"}, 2)  # its node died
     verdicts = head(run)
     verdicts.announce()
-    verdicts.begin(host="n1")  # and this one is killed before its first attempt
+    verdicts.begin(host="n1", newest_attempt=1)  # and this one is killed before its first attempt
     begin(run, IN_A_JOB, 2)
     assert not run.attempt(1).failure.exists()
 

@@ -49,6 +49,7 @@ def test_a_job_is_followed_through_the_queue_and_a_requeue(
         )
     try:
         until(lambda: "is queued" in (tmp_path / "notes").read_text(), "why it waits")
+        until(lambda: "queued" in (tmp_path / "waited").read_text(), "the other command sees it too")
         cluster.run(["scancel", filler])
         until(lambda: (tmp_path / "followed").read_text().count("starts") == 2, "both ranks")
         cluster.run(["scontrol", "requeue", job])

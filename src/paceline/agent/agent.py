@@ -126,7 +126,7 @@ class Agent:
             heartbeat=str(self.heartbeats.path), ranks=placement.ranks, local_ranks=placement.local_ranks,
         )  # fmt: skip
         if placement.is_head:
-            self.verdicts.begin(host=placement.host)
+            self.verdicts.begin(host=placement.host, newest_attempt=self.attempt_number)
             self.notifier.begin()
             if self.verdicts.from_queue and self.launch_spec.scratch:
                 self.verdicts.try_write(lambda: remember_for_checks(Path(self.launch_spec.scratch), self.job_start))

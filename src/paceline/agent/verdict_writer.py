@@ -57,8 +57,10 @@ class VerdictWriter:
         self.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
         self._write_agents(self.began if self.from_queue else self.began + 1)
 
-    def begin(self, *, host: str) -> None:
+    def begin(self, *, host: str, newest_attempt: int) -> None:
         """Reserve space for the verdict, once all agents are here. Called by the head agent.
+
+        `newest_attempt` is its number from before they met: another agent may already have begun the next one.
 
         A head agent that finds the traces of another was started again because an agent was killed. This costs a
         restart, unless the attempt that it ended had advanced the checkpoint. Raises LaunchError if none are left.
@@ -68,7 +70,7 @@ class VerdictWriter:
         if not self.began:
             self._write_agents(1)
             return
-        ended = self._end_killed_attempt(host)
+        ended = self._end_killed_attempt(newest_attempt, host)
         killed = self.began if ended is None else self.began - 1  # outside of attempts: no summary counts them
         self._write_agents(killed + 1)
         allowed = self.launch_spec.max_restarts
@@ -89,10 +91,10 @@ class VerdictWriter:
         """Write what a later head agent must know about this attempt if this one is killed."""
         self.try_write(lambda: write_atomically(attempt.start, f"{self.job_start_name} {saved_before}\n"))
 
-    def _end_killed_attempt(self, host: str) -> restart_policy.AttemptSummary | None:
+    def _end_killed_attempt(self, number: int, host: str) -> restart_policy.AttemptSummary | None:
         """Record the attempt of this job start that ended with its agent; None if there was none."""
-        attempt = next(reversed(self.run.attempts()), None)
-        if attempt is None or attempt.verdict.exists():
+        attempt = self.run.attempt(number)
+        if attempt.verdict.exists():
             return None
         try:
             job_start, _, saved_before = attempt.start.read_text(encoding="utf-8").strip().rpartition(" ")
