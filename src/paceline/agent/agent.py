@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -92,8 +93,8 @@ class Agent:
     def say(self, text: str) -> None:
         """Print a note on the console."""
         try:
-            start = self.output.end_line() if self.output is not None else ""
-            print(f"{start}paceline: {text}", file=sys.stderr, flush=True)
+            with contextlib.nullcontext("") if self.output is None else self.output.separate_line() as start:
+                print(f"{start}paceline: {text}", file=sys.stderr, flush=True)
         except OSError:
             pass  # the console is gone, but the run is not
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,12 +73,43 @@ def test_a_note_gets_a_line_of_the_terminal_to_itself(
     for data in printed:
         output._show(1, data)
     monkeypatch.setattr(os, "isatty", lambda descriptor: False)
-    assert output.end_line() == ""
+    assert separate(output) == ""
     for data in printed:
         output._show(1, data)
     monkeypatch.setattr(os, "isatty", lambda descriptor: True)
     monkeypatch.setenv("TERM", "xterm")
-    assert (output.end_line(), output.end_line()) == (expected, "")
+    assert (separate(output), separate(output)) == (expected, "")
+    output.start()
+    output.close()
+
+
+def separate(output: OutputCapture) -> str:
+    with output.separate_line() as start:
+        return start
+
+
+def test_a_rank_prints_nothing_into_the_line_of_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a note is printed, the thread with the output of ranks waits; if that thread is blocked, the note comes."""
+    output = OutputCapture(log_path=lambda rank: tmp_path / "log", shared_log=None, tee="0", warn=print)
+    console = tmp_path / "console"
+    output._console[1].descriptor = os.open(console, os.O_CREAT | os.O_WRONLY)
+    shows = threading.Thread(target=output._show, args=(1, b"epoch 1"))
+    with output.separate_line(), output.separate_line():  # a note of the thread that prints is no deadlock
+        shows.start()
+        shows.join(0.2)
+        assert shows.is_alive()
+        assert console.read_bytes() == b""
+    shows.join()
+    assert console.read_bytes() == b"epoch 1"
+    monkeypatch.setattr("paceline.agent.workers.output.WAIT_FOR_CONSOLE", 0.05)
+    blocked, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(output._console[1], "write", lambda data: (blocked.set(), go_on.wait()))
+    shows = threading.Thread(target=output._show, args=(1, b"epoch 2"))
+    shows.start()
+    blocked.wait()
+    assert separate(output) == ""
+    go_on.set()
+    shows.join()
     output.start()
     output.close()
 

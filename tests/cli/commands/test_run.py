@@ -308,6 +308,7 @@ def test_a_run_that_was_killed_before_its_code_was_copied_has_it_when_it_is_resu
     folder = only_run(scratch)
     assert folder.code.exists() is folder.run_half.exists() is (function == "_code")
     before = os.path.realpath(folder.code)
+    paceline("wait", "last")  # the run goes on without the command
     for number in range(2):  # the copy is made once
         (project / "train.py").write_text("print('resumed')")
         done = paceline("run", "--resume", "last", cwd=project.parent, check=True)

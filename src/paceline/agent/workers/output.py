@@ -13,7 +13,7 @@ import selectors
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ PER_RANK_LOGS = 128  # with more ranks than this there is one log per node
 MAX_LINE = 1 << 16  # a longer "line" is passed on in pieces
 MARKS_PER_SECOND = 1.0  # times that are written beside a log, on average
 MARKS_AT_ONCE = 20.0
+WAIT_FOR_CONSOLE = 0.5  # seconds that a note waits for the thread that prints what ranks print: it may be blocked
 
 
 class Sink:
@@ -143,6 +144,7 @@ class OutputCapture:
         # descriptor -> rank; the other thread can copy it safely, unlike the selector's map
         self._open: dict[int, int] = {}
         self._console = {number: Sink(number, f"the console ({number})", self._warn) for number in (1, 2)}
+        self._console_lock = threading.RLock()  # also taken by a warning of the thread that has it
         self._line = b""  # what ranks have printed there since the last line break
         self._closing = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
@@ -176,15 +178,25 @@ class OutputCapture:
         return ends[0], ends[1]
 
     def _show(self, number: int, data: bytes) -> None:
-        self._console[number].write(data)
-        *lines, rest = data.rsplit(b"\n", 1)
-        self._line = rest if lines else (self._line + rest)[-1000:]
+        with self._console_lock:
+            self._console[number].write(data)
+            *lines, rest = data.rsplit(b"\n", 1)
+            self._line = rest if lines else (self._line + rest)[-1000:]
 
-    def end_line(self) -> str:
-        """Return what to print before a note, so that it gets a line of the terminal to itself.
+    @contextlib.contextmanager
+    def separate_line(self) -> Iterator[str]:
+        """Give a note a line of the terminal to itself: yield what to print before it, and hold back the ranks' output.
 
         A line with control characters is a progress bar, which is drawn again below the note; other text stays.
         """
+        is_locked = self._console_lock.acquire(timeout=WAIT_FOR_CONSOLE)
+        try:
+            yield self._end_line()
+        finally:
+            if is_locked:
+                self._console_lock.release()
+
+    def _end_line(self) -> str:
         line, self._line = self._line, b""
         if not line or not os.isatty(2):
             return ""
