@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import marshal
 import os
 import re
 import subprocess
@@ -10,13 +12,14 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
 from paceline.cluster.local.machine import usable_gpus
 from paceline.cluster.runs import folder as folders
 from paceline.cluster.runs.prepare import path_in_run, snapshot_code
-from paceline.cluster.runs.run_half_zip import stored_run_half, write_run_half
+from paceline.cluster.runs.run_half_zip import _byte_code, stored_run_half, write_run_half
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.run_path import RunPath, new_run_id
 from paceline.spec import Job, Program, load_job
@@ -296,6 +299,38 @@ def test_the_run_half_works_from_its_zip(compiled: bool, tmp_path: Path) -> None
         [sys.executable, "-S", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stdout == "right\n", done.stderr
+
+
+def test_byte_code_is_what_python_makes_of_the_source_and_names_files_in_the_zip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes from the byte code that Python keeps, and is compiled if there is none or the source has changed."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    package = tmp_path / "paceline"
+    package.mkdir()
+    monkeypatch.setattr("paceline.__file__", str(package / "__init__.py"))
+    source = b"def outer():\n    return [lambda: number for number in (1, 2)]\n"
+    (package / "errors.py").write_bytes(source)
+    expected = compile(source, "paceline/errors.py", "exec", dont_inherit=True)
+    for _ in range(2):
+        code = marshal.loads(_byte_code("paceline/errors.py", source)[16:])
+        assert code == expected
+        assert files_of(code) == {"paceline/errors.py"}
+    kept = Path(importlib.util.cache_from_source(str(package / "errors.py")))
+    assert kept.exists()
+    newer = b"def newer(): pass\n"  # read before somebody changed the file
+    assert marshal.loads(_byte_code("paceline/errors.py", newer)[16:]) == compile(
+        newer, "paceline/errors.py", "exec", dont_inherit=True
+    )
+    assert files_of(marshal.loads(_byte_code("__main__.py", newer)[16:])) == {"__main__.py"}
+    for damaged in (b"damaged", kept.read_bytes()[:-10]):
+        kept.write_bytes(damaged)
+        assert marshal.loads(_byte_code("paceline/errors.py", source)[16:]) == expected
+
+
+def files_of(code: CodeType) -> set[str]:
+    inner = [files_of(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return {code.co_filename}.union(*inner)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

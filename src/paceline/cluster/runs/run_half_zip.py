@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import io
@@ -12,7 +13,9 @@ import shutil
 import sys
 import zipfile
 import zlib
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 import paceline
 from paceline.contract.files.foreign_records import read_bounded
@@ -127,7 +130,23 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _byte_code(name: str, source: bytes) -> bytes:
-    return _header(source) + marshal.dumps(compile(source, name, "exec", dont_inherit=True))
+    return _header(source) + marshal.dumps(_code(name, source))
+
+
+def _code(name: str, source: bytes) -> CodeType:
+    """Return the code of a module: what Python has compiled already, as that takes a fraction of the time."""
+    path = Path(paceline.__file__).parent.parent / name
+    with contextlib.suppress(OSError, ImportError, SyntaxError, EOFError, TypeError, ValueError):  # damaged ones, too
+        code = SourceFileLoader(name, str(path)).get_code(name)
+        if code is not None and path.read_bytes() == source:
+            return _rename(code, name)
+    return compile(source, name, "exec", dont_inherit=True)
+
+
+def _rename(code: CodeType, name: str) -> CodeType:
+    """Return the code with the path that tracebacks of a job show."""
+    constants = tuple(_rename(each, name) if isinstance(each, CodeType) else each for each in code.co_consts)
+    return code.replace(co_filename=name, co_consts=constants)
 
 
 def _header(source: bytes) -> bytes:
