@@ -13,7 +13,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-PRELOAD = "tests.preloaded"
+PRELOAD = ("tests.preloaded", "tests.preloaded_wandb")
 
 
 def _be_a_rank(
@@ -30,7 +30,7 @@ def _be_a_rank(
     multiprocessing.set_start_method("fork", force=True)  # for data-loader workers; this server has set its own
     clean_exit.keep_process_groups(torch.distributed)  # as in every rank that Paceline forks
     try:
-        assert PRELOAD in sys.modules, "the server ignores errors of this import: try it by hand"
+        assert sys.modules.keys() >= {*PRELOAD}, "the server ignores errors of this import: try it by hand"
         result.send((True, function(*args)))
     except BaseException:
         result.send((False, traceback.format_exc()))
@@ -43,7 +43,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload([PRELOAD])
+        self.context.set_forkserver_preload([*PRELOAD])
         # Now, while no test is running: the guard attributes later processes to tests.
         forkserver.ensure_running()
 
