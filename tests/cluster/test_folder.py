@@ -6,11 +6,13 @@ import importlib.util
 import io
 import marshal
 import os
+import py_compile
 import re
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
@@ -304,28 +306,40 @@ def test_the_run_half_works_from_its_zip(compiled: bool, tmp_path: Path) -> None
 def test_byte_code_is_what_python_makes_of_the_source_and_names_files_in_the_zip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes from the byte code that Python keeps, and is compiled if there is none or the source has changed."""
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    package = tmp_path / "paceline"
-    package.mkdir()
-    monkeypatch.setattr("paceline.__file__", str(package / "__init__.py"))
+    """It comes from the byte code that Python keeps. Without, or if that does not fit the source, it is compiled."""
+    name = "paceline/errors.py"
+    file = tmp_path / name
+    file.parent.mkdir()
+    monkeypatch.setattr("paceline.__file__", str(file.with_name("__init__.py")))
     source = b"def outer():\n    return [lambda: number for number in (1, 2)]\n"
-    (package / "errors.py").write_bytes(source)
-    expected = compile(source, "paceline/errors.py", "exec", dont_inherit=True)
-    for _ in range(2):
-        code = marshal.loads(_byte_code("paceline/errors.py", source)[16:])
-        assert code == expected
-        assert files_of(code) == {"paceline/errors.py"}
-    kept = Path(importlib.util.cache_from_source(str(package / "errors.py")))
-    assert kept.exists()
-    newer = b"def newer(): pass\n"  # read before somebody changed the file
-    assert marshal.loads(_byte_code("paceline/errors.py", newer)[16:]) == compile(
-        newer, "paceline/errors.py", "exec", dont_inherit=True
-    )
-    assert files_of(marshal.loads(_byte_code("__main__.py", newer)[16:])) == {"__main__.py"}
+    file.write_bytes(source)
+
+    def assert_right(name: str, source: bytes) -> None:
+        code = marshal.loads(_byte_code(name, source)[16:])
+        assert code == compile(source, name, "exec", dont_inherit=True)
+        assert files_of(code) == {name}
+
+    kept = Path(importlib.util.cache_from_source(str(file)))
+    assert_right(name, source)
+    assert not kept.exists(), "nothing is written there"
+    py_compile.compile(str(file), str(kept), doraise=True)
+    with monkeypatch.context() as patch:
+        patch.delattr("builtins.compile")
+        patch.setattr(SourceFileLoader, "source_to_code", None)
+        reused = marshal.loads(_byte_code(name, source)[16:])
+    assert reused == compile(source, name, "exec", dont_inherit=True)
+    assert files_of(reused) == {name}
+    assert_right("__main__.py", source)
     for damaged in (b"damaged", kept.read_bytes()[:-10]):
         kept.write_bytes(damaged)
-        assert marshal.loads(_byte_code("paceline/errors.py", source)[16:]) == expected
+        assert_right(name, source)
+    py_compile.compile(str(file), str(kept), doraise=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.__loader__", None)  # as where all modules come from one file
+        patch.setattr("builtins.open", None)
+        assert_right(name, b"def other(): pass\n")
+    os.utime(file, (1, 1))  # changed since
+    assert_right(name, b"def other(): pass\n")
 
 
 def files_of(code: CodeType) -> set[str]:

@@ -60,7 +60,8 @@ class VerdictWriter:
     def begin(self, *, host: str, newest_attempt: int) -> None:
         """Reserve space for the verdict, once all agents are here. Called by the head agent.
 
-        `newest_attempt` is its number from before they met: another agent may already have begun the next one.
+        `newest_attempt` is the number of the newest attempt before the agents met: another agent may have begun the
+        next one since.
 
         A head agent that finds the traces of another was started again because an agent was killed. This costs a
         restart, unless the attempt that it ended had advanced the checkpoint. Raises LaunchError if none are left.
@@ -92,7 +93,7 @@ class VerdictWriter:
         self.try_write(lambda: write_atomically(attempt.start, f"{self.job_start_name} {saved_before}\n"))
 
     def _end_killed_attempt(self, number: int, host: str) -> restart_policy.AttemptSummary | None:
-        """Record the attempt of this job start that ended with its agent; None if there was none."""
+        """Record that this attempt ended with its agent. Returns None if it did not, or is of another job start."""
         attempt = self.run.attempt(number)
         if attempt.verdict.exists():
             return None

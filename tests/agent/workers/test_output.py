@@ -88,30 +88,61 @@ def separate(output: OutputCapture) -> str:
         return start
 
 
-def test_a_rank_prints_nothing_into_the_line_of_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a note is printed, the thread with the output of ranks waits; if that thread is blocked, the note comes."""
-    output = OutputCapture(log_path=lambda rank: tmp_path / "log", shared_log=None, tee="0", warn=print)
+@pytest.fixture
+def one_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[OutputCapture, Path]]:
+    """Captured output whose console is a file, to which notes are written, too."""
     console = tmp_path / "console"
-    output._console[1].descriptor = os.open(console, os.O_CREAT | os.O_WRONLY)
-    shows = threading.Thread(target=output._show, args=(1, b"epoch 1"))
-    with output.separate_line(), output.separate_line():  # a note of the thread that prints is no deadlock
-        shows.start()
-        shows.join(0.2)
-        assert shows.is_alive()
-        assert console.read_bytes() == b""
-    shows.join()
-    assert console.read_bytes() == b"epoch 1"
-    monkeypatch.setattr("paceline.agent.workers.output.WAIT_FOR_CONSOLE", 0.05)
-    blocked, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr(output._console[1], "write", lambda data: (blocked.set(), go_on.wait()))
-    shows = threading.Thread(target=output._show, args=(1, b"epoch 2"))
-    shows.start()
-    blocked.wait()
-    assert separate(output) == ""
-    go_on.set()
-    shows.join()
+    output = OutputCapture(log_path=lambda rank: tmp_path / "log", shared_log=None, tee="0", warn=print)
+    output._console[1].descriptor = os.open(console, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    yield output, console
     output.start()
     output.close()
+
+
+def test_a_rank_prints_nothing_into_the_line_of_a_note(one_console: tuple[OutputCapture, Path]) -> None:
+    output, console = one_console
+    shows = threading.Thread(target=output._show, args=(1, b"epoch 1\n"), daemon=True)
+    with output.separate_line():
+        assert output._console_lock.acquire(blocking=False), "a thread that prints may have to print a warning"
+        output._console_lock.release()
+        shows.start()
+        shows.join(0.2)
+        assert console.read_bytes() == b""
+    shows.join()
+    assert console.read_bytes() == b"epoch 1\n"
+
+
+@pytest.mark.parametrize("blocked", ["the output", "a note"])
+def test_notes_and_output_do_not_wait_for_each_other_for_ever(
+    blocked: str, one_console: tuple[OutputCapture, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, console = one_console
+    monkeypatch.setattr("paceline.agent.workers.output.WAIT_FOR_CONSOLE", 0.05)
+    started, go_on = threading.Event(), threading.Event()
+
+    def block(*args: object) -> None:
+        started.set()
+        go_on.wait()
+
+    def print_note() -> None:
+        with output.separate_line():
+            block()
+
+    if blocked == "the output":
+        monkeypatch.setattr(output._console[1], "write", block)
+    target = print_note if blocked == "a note" else lambda: output._show(1, b"epoch 1\n")
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    try:
+        started.wait()
+        if blocked == "the output":
+            assert separate(output) == ""
+        else:
+            output._show(1, b"epoch 1\n")
+            assert console.read_bytes() == b"epoch 1\n"
+    finally:
+        go_on.set()
+        thread.join()
 
 
 def test_the_last_state_of_a_redrawn_line_is_shown_with_a_prefix() -> None:

@@ -25,7 +25,7 @@ PER_RANK_LOGS = 128  # with more ranks than this there is one log per node
 MAX_LINE = 1 << 16  # a longer "line" is passed on in pieces
 MARKS_PER_SECOND = 1.0  # times that are written beside a log, on average
 MARKS_AT_ONCE = 20.0
-WAIT_FOR_CONSOLE = 0.5  # seconds that a note waits for the thread that prints what ranks print: it may be blocked
+WAIT_FOR_CONSOLE = 0.2  # seconds that notes and the ranks' output wait for each other: a console may be blocked
 
 
 class Sink:
@@ -144,7 +144,7 @@ class OutputCapture:
         # descriptor -> rank; the other thread can copy it safely, unlike the selector's map
         self._open: dict[int, int] = {}
         self._console = {number: Sink(number, f"the console ({number})", self._warn) for number in (1, 2)}
-        self._console_lock = threading.RLock()  # also taken by a warning of the thread that has it
+        self._console_lock = threading.RLock()  # reentrant: the thread that holds it may print a warning
         self._line = b""  # what ranks have printed there since the last line break
         self._closing = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
@@ -168,7 +168,7 @@ class OutputCapture:
             else:
                 pipe.prefixers.append(LinePrefixer(f"[{rank}] ", self._shared.write))
             if shown and self._tee == "all":
-                pipe.prefixers.append(LinePrefixer(f"[{rank}] ", self._console[number].write))
+                pipe.prefixers.append(LinePrefixer(f"[{rank}] ", functools.partial(self._show, number)))
             elif shown:
                 pipe.writers.append(functools.partial(self._show, number))
             pipe.writers += [prefixer.feed for prefixer in pipe.prefixers]
@@ -178,7 +178,7 @@ class OutputCapture:
         return ends[0], ends[1]
 
     def _show(self, number: int, data: bytes) -> None:
-        with self._console_lock:
+        with self._turn():
             self._console[number].write(data)
             *lines, rest = data.rsplit(b"\n", 1)
             self._line = rest if lines else (self._line + rest)[-1000:]
@@ -189,11 +189,17 @@ class OutputCapture:
 
         A line with control characters is a progress bar, which is drawn again below the note; other text stays.
         """
-        is_locked = self._console_lock.acquire(timeout=WAIT_FOR_CONSOLE)
-        try:
+        with self._turn():
             yield self._end_line()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Print while nobody else does, unless the other does not come to an end."""
+        is_ours = self._console_lock.acquire(timeout=WAIT_FOR_CONSOLE)
+        try:
+            yield
         finally:
-            if is_locked:
+            if is_ours:
                 self._console_lock.release()
 
     def _end_line(self) -> str:

@@ -16,6 +16,7 @@ import zlib
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import paceline
 from paceline.contract.files.foreign_records import read_bounded
@@ -133,13 +134,28 @@ def _byte_code(name: str, source: bytes) -> bytes:
     return _header(source) + marshal.dumps(_code(name, source))
 
 
+class ByteCodeCache(SourceFileLoader):
+    """Reads the byte code that Python keeps of a module, if it fits the time and size of its file. Writes none."""
+
+    def __init__(self, name: str, path: Path, source: bytes) -> None:
+        super().__init__(name, str(path))
+        self.source = source
+
+    def get_data(self, path: str) -> bytes:
+        return self.source if path == self.path else super().get_data(path)
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        """Do nothing: the folder may be far away, and whoever imports the module writes it."""
+
+
 def _code(name: str, source: bytes) -> CodeType:
-    """Return the code of a module: what Python has compiled already, as that takes a fraction of the time."""
-    path = Path(paceline.__file__).parent.parent / name
-    with contextlib.suppress(OSError, ImportError, SyntaxError, EOFError, TypeError, ValueError):  # damaged ones, too
-        code = SourceFileLoader(name, str(path)).get_code(name)
-        if code is not None and path.read_bytes() == source:
-            return _rename(code, name)
+    """Return a module's code. Python has usually compiled it already, and reading that is much faster."""
+    if isinstance(paceline.__loader__, SourceFileLoader):  # otherwise there is no byte code beside the files
+        cache = ByteCodeCache(name, Path(paceline.__file__).parent.parent / name, source)
+        with contextlib.suppress(OSError, ImportError, SyntaxError, EOFError, TypeError, ValueError):
+            code = cache.get_code(name)  # raises these for a damaged file
+            if code is not None:
+                return _rename(code, name)
     return compile(source, name, "exec", dont_inherit=True)
 
 
