@@ -1,4 +1,7 @@
-"""Hide secrets in variables, command lines and parameters before people or files see them."""
+"""Hide secrets in variables, command lines and parameters before people or files see them.
+
+What a script itself prints stays as it is.
+"""
 
 from __future__ import annotations
 

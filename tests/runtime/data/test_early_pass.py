@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler
 
 import paceline
-from paceline.runtime.data import workers
+from paceline.runtime.data import worker_lifetime
 from paceline.runtime.data.loader import make_loader
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.run import Run
@@ -133,7 +133,7 @@ def test_workers_of_any_start_method_begin_early(context: str, tmp_path: Path) -
 def test_nobody_waits_for_workers_whose_batches_are_not_used(
     context: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "SHUTDOWN_TIMEOUT", 3600.0)
+    monkeypatch.setattr(worker_lifetime, "SHUTDOWN_TIMEOUT", 3600.0)
     (tmp_path / "items").mkdir()
     with open_run(tmp_path / "run") as run:
         endless = Endless(16, str(tmp_path / "items"))

@@ -1,7 +1,7 @@
 """The cache: staged data that stays on a node for later jobs (`keep`), one folder per content with a lock beside it.
 
-The job that stages holds the lock exclusively; jobs that use the data share it. Data that nobody uses expires. The
-kernel releases the locks of a killed process.
+The job that stages holds the lock exclusively; jobs that use the data share it. Data that nobody uses expires; if
+space is short, `stager` removes it earlier. The kernel releases the locks of a killed process.
 """
 
 from __future__ import annotations

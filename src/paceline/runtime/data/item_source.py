@@ -14,7 +14,7 @@ from paceline.runtime.data.randomness import PaddingKey, SeededDataset, derive_s
 from paceline.runtime.data.sample_assignment import Slice
 from paceline.runtime.data.sample_order import EpochOrder
 from paceline.runtime.data.transfer import transfer_batches
-from paceline.runtime.data.workers import WorkerPool, make_worker_init
+from paceline.runtime.data.worker_lifetime import WorkerPool, make_worker_init
 
 
 class Source(Protocol):

@@ -2,7 +2,7 @@
 
 Python's, NumPy's and torch's generators are seeded from (seed, epoch, index) before each item. Its augmentation is
 therefore the same on every rank, in every worker and after a resume, and different in every epoch. Generators that
-a dataset creates itself (`self.rng = ...`) are not covered.
+a dataset creates itself (`self.rng = ...`) are not covered. `item_source` and `streams` seed the workers themselves.
 """
 
 from __future__ import annotations

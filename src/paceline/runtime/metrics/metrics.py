@@ -27,7 +27,7 @@ from paceline.contract.jsonl import LineWriter
 from paceline.contract.run_folder import ALONE
 from paceline.errors import UsageError
 from paceline.runtime.console import format_ranks, note
-from paceline.runtime.metrics.line_format import LineFormatter
+from paceline.runtime.metrics.jsonl_lines import LineFormatter
 from paceline.runtime.metrics.reduction import Batch, Entry
 from paceline.runtime.metrics.throughput import Rates, ThroughputCounter
 

@@ -25,7 +25,7 @@ from paceline.runtime.data.streams.sharded_iterable import (
 )
 from paceline.runtime.data.streams.webdataset import SeededPipeline, check_not_mixed, is_pipeline
 from paceline.runtime.data.transfer import to_device, transfer_batch
-from paceline.runtime.data.workers import WorkerPool, make_worker_init
+from paceline.runtime.data.worker_lifetime import WorkerPool, make_worker_init
 from paceline.runtime.distributed.identity import Identity, read_identity
 
 if TYPE_CHECKING:

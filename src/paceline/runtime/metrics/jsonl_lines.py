@@ -1,4 +1,4 @@
-"""The lines of `metrics.jsonl`."""
+"""The text of the lines of `metrics.jsonl`. What the console shows is in `progress_bar`."""
 
 from __future__ import annotations
 
