@@ -181,7 +181,9 @@ def test_the_wrong_interface(patient: Patient) -> None:
     (wrong,) = patient.problems()
     assert wrong["about"] == "interface"
     assert "GLOO_SOCKET_IFNAME is lo" in wrong["text"]
-    assert all("is eth0" in each for each in wrong["evidence"])
+    *nodes, error = wrong["evidence"]
+    assert [each.rpartition(" is ")[2] for each in nodes] == ["eth0", "eth0"], wrong["evidence"]
+    assert "gloo" in error.lower()
 
 
 @pytest.mark.slow
