@@ -245,10 +245,12 @@ def test_last_task_of_an_array(four_undisturbed: Training, submitted: Make, clus
     done = ours.paceline("submit", *SHAPE, "--script-only", str(script), str(SCRIPT), *ours.script_args, cwd=ours.home)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     whole = RunFolder(Path(next(line.split("=", 1)[1].split(" #")[0] for line in script.read_text().splitlines()
-                                if line.startswith("run="))))  # fmt: skip
+                                if line.startswith("paceline_run="))))  # fmt: skip
     for task in "01":
         shutil.copytree(whole.path, tmp_path / "array" / task, symlinks=True)
-    text = script.read_text().replace(f"run={whole.path} ", f"run={tmp_path}/array/$SLURM_ARRAY_TASK_ID ")
+    line = f"paceline_run={whole.path} "
+    assert line in script.read_text()
+    text = script.read_text().replace(line, f"paceline_run={tmp_path}/array/$SLURM_ARRAY_TASK_ID ")
     # The first task is another training, which must not be affected.
     first_out = tmp_path / "first"
     first_out.mkdir()
