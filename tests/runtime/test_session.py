@@ -26,8 +26,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import LaunchError, RunError, UsageError
 from paceline.runtime.distributed.cpu_affinity import format_cpu_list, parse_cpu_list
-from paceline.runtime.distributed.device import find_shared_gpu
-from paceline.runtime.distributed.rank_placement import RankPlacement
+from paceline.runtime.distributed.rank_placement import RankPlacement, find_shared_gpu
 from paceline.runtime.settings import Params, Settings
 from tests.forked_ranks import Ranks
 from tests.ports import free_port

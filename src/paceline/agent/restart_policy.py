@@ -170,6 +170,16 @@ def may_requeue(verdict: str, *, can_exclude: bool, exclusions: int) -> bool:
     return verdict == STOPPED or (verdict == FAILED and can_exclude and exclusions <= MAX_EXCLUSIONS)
 
 
+def may_stop_again(stops: int) -> bool:
+    """Return whether a run may be requeued that was stopped this often in a row before it saved anything."""
+    return stops < MAX_STOPS_WITHOUT_PROGRESS
+
+
+def may_requeue_today(requeues: int, *, limit: int) -> bool:
+    """Return whether a run may be requeued that was requeued this often within a day."""
+    return requeues < limit
+
+
 def _same_failure(one: AttemptSummary, other: AttemptSummary) -> bool:
     if one.step is None or other.step is None:
         return False

@@ -175,7 +175,7 @@ class VerdictWriter:
             return
         count = self._read_count(path) + 1
         self.try_write(lambda: write_atomically(path, f"{count}\n"))
-        if count < restart_policy.MAX_STOPS_WITHOUT_PROGRESS:
+        if restart_policy.may_stop_again(count):
             self.write_verdict(STOPPED)
             return
         self._report_no_requeue(
@@ -193,7 +193,8 @@ class VerdictWriter:
     def write_verdict(self, verdict: str) -> None:
         """Write whether the batch script may requeue the job, then, even if that fails, the job start's verdict."""
         limit = self.launch_spec.requeues_per_day
-        if verdict == STOPPED and self.from_queue and self._requeues_today() >= limit:
+        is_stopped = verdict == STOPPED and self.from_queue
+        if is_stopped and not restart_policy.may_requeue_today(self._requeues_today(), limit=limit):
             self._report_no_requeue(
                 f"the run went back into the queue {limit} times within a day; to allow more, set requeues_per_day in "
                 "[resume]"

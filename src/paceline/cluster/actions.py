@@ -10,8 +10,8 @@ from pathlib import Path
 from paceline.cluster.runs.claims import ELSEWHERE, find_holder
 from paceline.cluster.runs.environment_file import forget_secrets
 from paceline.cluster.slurm import commands as slurm
+from paceline.contract.files.file_owner import require_own_folder
 from paceline.contract.files.foreign_records import read_object
-from paceline.contract.files.ownership import require_own_folder
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
 from paceline.plan.typed_command import to_type

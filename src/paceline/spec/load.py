@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.contract.files.ownership import is_trusted, owner_name
+from paceline.contract.files.file_owner import is_trusted, owner_name
 from paceline.contract.files.sent_code import is_sent, laptop_path
 from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.cluster.runs import claims
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.state_meanings import LIVE, WAITING
-from paceline.contract.files.ownership import require_own_folder
+from paceline.contract.files.file_owner import require_own_folder
 from paceline.contract.redaction import redact_args
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import FAILED, Point, Search, SweepFolder

@@ -18,8 +18,8 @@ from typing import Any
 from paceline.cluster.runs.folder import require_not_fetched
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.state_meanings import ENDED, WAITING, JobState
+from paceline.contract.files.file_owner import is_own_folder, require_own_folder
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
-from paceline.contract.files.ownership import is_own_folder, require_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import DONE, FAILED, NO_POINT, PRUNED, SweepFolder, TrialFolder, read_lines
 from paceline.errors import ClusterError, UsageError

@@ -11,7 +11,7 @@ from paceline.cluster.runs.claims import find_holder
 from paceline.cluster.runs.environment_file import forget_secrets, read_secret_names
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.state_meanings import LIVE, UNKNOWN, WAITING
-from paceline.contract.files.ownership import is_own_folder
+from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.verdict import STOPPED

@@ -15,8 +15,8 @@ from typing import Any
 
 from paceline.cluster.runs.claims import find_holder
 from paceline.cluster.slurm.state_meanings import JobState
+from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
-from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED
 from paceline.spec.quantities import parse_seconds, show_seconds

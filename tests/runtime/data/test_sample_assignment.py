@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.runtime.data.sample_assignment import EpochPlan, epoch_order, evaluation_slices
+from paceline.runtime.data.sample_assignment import EpochPlan, evaluation_slices
+from paceline.runtime.data.sample_order import epoch_order
 from paceline.runtime.distributed.identity import Identity
 
 

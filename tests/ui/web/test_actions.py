@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.contract.files import ownership
+from paceline.contract.files import file_owner
 from paceline.ui.web.run_actions import allowed_verbs
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run
@@ -67,8 +67,8 @@ def test_actions_that_make_no_sense_are_explained(acting: Served, scratch: Path)
 
 def test_runs_of_others_are_only_shown(acting: Served, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(scratch)
-    monkeypatch.setattr(ownership, "_owner", lambda path: os.geteuid() + 1)
-    monkeypatch.setattr(ownership, "_gives_all_to", lambda owner, folder: False)
+    monkeypatch.setattr(file_owner, "_owner", lambda path: os.geteuid() + 1)
+    monkeypatch.setattr(file_owner, "_gives_all_to", lambda owner, folder: False)
     assert httpx.get(f"{acting.base}api/runs/{RUN}", cookies=acting.cookies, trust_env=False).json()["actions"] == []
     monkeypatch.setattr("paceline.watch.records.record.OVER", set())
     refused = post(acting, f"api/runs/{RUN}/stop", origin=origin(acting))

@@ -113,7 +113,7 @@ def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
 def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
     """Ask the nodes of a live run of this user's where its ranks are. If that fails, the run folder has to do."""
     from paceline.cluster.probes.live_probe import NodeAnswer, probe_here, probe_job
-    from paceline.contract.files.ownership import is_own_folder
+    from paceline.contract.files.file_owner import is_own_folder
     from paceline.contract.hostlist import expand
     from paceline.contract.launch_spec import LaunchSpec
 
@@ -132,7 +132,7 @@ def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
 def measure_nodes(record: Record) -> list[Finding]:
     """Measure the GPUs, cores and links of a live run's nodes."""
     from paceline.cluster.probes.allocation_probe import measure_run
-    from paceline.contract.files.ownership import is_own_folder
+    from paceline.contract.files.file_owner import is_own_folder
     from paceline.contract.launch_spec import LaunchSpec
 
     if record.status == "running" and record.job is None:

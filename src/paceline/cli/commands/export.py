@@ -20,7 +20,7 @@ from paceline.contract.checkpoint.marker import Marker, find_checkpoints, find_d
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.checkpoint.score import find_best
 from paceline.contract.checkpoint.size import show_size
-from paceline.contract.files.ownership import is_own_folder
+from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError

@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 
 from paceline.contract.env import ON_CLUSTER
+from paceline.contract.files.file_owner import is_own_folder, require_own_folder
 from paceline.contract.files.foreign_records import parse_object, read_bounded, read_object
-from paceline.contract.files.ownership import is_own_folder, require_own_folder
 from paceline.contract.files.shared_places import open_regular
 from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError

@@ -2,7 +2,7 @@
 
 A file says who holds it, and counts up every few seconds. On the same host, a process that is gone holds nothing. On
 another host, one whose count stands still doesn't. File locks of the kernel are not used: many clusters disable them
-on shared disks.
+on shared disks. Before each commit, it is also checked that this job start still has the claim on the run folder.
 """
 
 from __future__ import annotations

@@ -10,13 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import UsageError
 from paceline.runtime.distributed.identity import Identity
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(slots=True, eq=False)
@@ -179,15 +176,3 @@ def _evaluation_slice(start: int, stop: int, *, step: int, example: int) -> Slic
     if start == stop:
         return Slice(example, example + 1, 0, 0, 0, True, step)
     return Slice(start, stop, stop - start, stop - start, 0, True, step)
-
-
-def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> torch.Tensor:
-    """Return an epoch's sample order. It depends on (seed, epoch) alone, so every rank gets the same one."""
-    import torch
-
-    from paceline.runtime.data.randomness import derive_seed
-
-    if not shuffle:
-        return torch.arange(samples)
-    generator = torch.Generator().manual_seed(derive_seed(seed, epoch))
-    return torch.randperm(samples, generator=generator)

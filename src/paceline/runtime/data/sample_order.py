@@ -21,10 +21,17 @@ import torch.distributed as dist
 
 from paceline.errors import UsageError
 from paceline.runtime.data.randomness import derive_seed, preserve_host_rng, seed_host
-from paceline.runtime.data.sample_assignment import epoch_order
 from paceline.runtime.distributed.identity import Identity
 
 NESTED_SAMPLERS = ("sampler", "batch_sampler", "data_source", "dataset")
+
+
+def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> torch.Tensor:
+    """Return an epoch's sample order. It depends on (seed, epoch) alone, so every rank gets the same one."""
+    if not shuffle:
+        return torch.arange(samples)
+    generator = torch.Generator().manual_seed(derive_seed(seed, epoch))
+    return torch.randperm(samples, generator=generator)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import torch
 
@@ -32,7 +31,7 @@ def choose_device(identity: Identity, *, cpu: bool = False) -> torch.device:
 
 def _index(identity: Identity, visible: int, kind: str) -> int:
     if visible == 1:
-        return 0  # the scheduler has bound it; otherwise `find_shared_gpu` finds two ranks on it
+        return 0  # the scheduler has bound it; otherwise `rank_placement` finds two ranks on it
     if identity.local_rank < visible:
         return identity.local_rank
     raise DeviceError(
@@ -56,20 +55,3 @@ def hardware_id(device: torch.device) -> str:
     if device.type == "xpu":
         return str(getattr(torch.xpu.get_device_properties(device), "uuid", "") or device)
     return ""
-
-
-def find_shared_gpu(placed: Sequence[tuple[int, str, str]]) -> str | None:
-    """Return an error message if two ranks share a GPU, else None. Takes (rank, host, hardware id) of all ranks."""
-    seen: dict[tuple[str, str], int] = {}
-    for rank, host, hardware in placed:
-        if not hardware:
-            continue
-        first = seen.setdefault((host, hardware), rank)
-        if first != rank:
-            return f"Ranks {first} and {rank} are on the same GPU of node {host} ({hardware})."
-    return None
-
-
-SHARED_HINT = (
-    "Start one rank per GPU, and check CUDA_VISIBLE_DEVICES and --gpus-per-task. To train without GPUs, use --cpu."
-)

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,10 +14,13 @@ import torch
 
 from paceline.errors import DeviceError, RunError
 from paceline.runtime.distributed.cpu_affinity import allowed_cpus, format_cpu_list
-from paceline.runtime.distributed.device import SHARED_HINT, find_shared_gpu, hardware_id
+from paceline.runtime.distributed.device import hardware_id
 from paceline.runtime.distributed.identity import Identity
 
 MAX_PRINTED = 64  # ranks; larger worlds are summarized
+SHARED_HINT = (
+    "Start one rank per GPU, and check CUDA_VISIBLE_DEVICES and --gpus-per-task. To train without GPUs, use --cpu."
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,18 @@ def local_placement(identity: Identity, device: torch.device) -> RankPlacement:
         local_rank=identity.local_rank, device=str(device), hardware=hardware_id(device), pid=os.getpid(),
         cpus=format_cpu_list(allowed_cpus()),
     )  # fmt: skip
+
+
+def find_shared_gpu(placed: Sequence[tuple[int, str, str]]) -> str | None:
+    """Return an error message if two ranks share a GPU, else None. Takes (rank, host, hardware id) of all ranks."""
+    seen: dict[tuple[str, str], int] = {}
+    for rank, host, hardware in placed:
+        if not hardware:
+            continue
+        first = seen.setdefault((host, hardware), rank)
+        if first != rank:
+            return f"Ranks {first} and {rank} are on the same GPU of node {host} ({hardware})."
+    return None
 
 
 def gather_placements(store: Any, placement: RankPlacement) -> list[RankPlacement]:

@@ -3,7 +3,7 @@
 `log` costs a list append and, for a tensor on a device, one copy on that device; nothing waits for it. At each
 consensus of the ranks (a few times a second) a batch of logged numbers moves on by one stage:
 
-    logged  →  copied from the device  →  names compared  →  reduced  →  written
+    logged  →  copied from the device  →  names compared  →  reduced (`reduction`)  →  written (`jsonl_lines`)
 
 Ranks must log the same names for the same steps. If they do not (`if run.rank == 0: run.log(...)`), rank 0's own
 numbers are written, and its log says once which names differ. Text on one rank and a number on another is an error. How

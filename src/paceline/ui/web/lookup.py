@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from paceline.contract.files.ownership import is_own_folder
+from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.cluster.actions import cancel_run, requeue_run
 from paceline.cluster.slurm import commands as slurm
-from paceline.contract.files.ownership import is_own_folder
+from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError

@@ -12,9 +12,9 @@ The parts of `starting` and `training` are in `parts`. All sum to the wall time:
 the time in which the run was over before somebody resumed it.
 """
 
+from paceline.watch.goodput.division import PARTS, SHARES, UNMEASURED, Span
 from paceline.watch.goodput.events import find_end, had_nothing_left, had_session, read_events
 from paceline.watch.goodput.goodput import Goodput, compute_goodput
-from paceline.watch.goodput.parts import PARTS, SHARES, UNMEASURED, Span
 from paceline.watch.goodput.run_goodput import last_output, read_goodput
 
 __all__ = [

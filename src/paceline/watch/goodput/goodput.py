@@ -1,4 +1,4 @@
-"""The sums of a run's time line."""
+"""The sums of a run's time line. `division` says what counts as which part."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.watch.goodput.parts import PARTS, SHARES, Span, divide
+from paceline.watch.goodput.division import PARTS, SHARES, Span, divide
 from paceline.watch.goodput.periods import JobStart, PeriodReader
 
 MAX_SPANS = 1000  # of a time line

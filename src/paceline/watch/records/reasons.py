@@ -12,9 +12,9 @@ from paceline.cluster.slurm.sbatch import awaited_jobs
 from paceline.cluster.slurm.state_meanings import WAITING, JobState
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.files.foreign_records import NUMBER, read_bounded
 from paceline.contract.files.grant_file import explain_refusal
-from paceline.contract.files.ownership import is_own_folder
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED
 from paceline.errors import in_one_line

@@ -16,7 +16,7 @@ from textual.events import DescendantBlur, DescendantFocus
 from textual.message import Message
 from textual.widgets import Input, Static
 
-from paceline.contract.files.ownership import is_own_folder
+from paceline.contract.files.file_owner import is_own_folder
 from paceline.errors import PacelineError
 from paceline.ui.terminal.top.actions import Action, find_action
 from paceline.ui.terminal.top.data.reader import Poller, RunList

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.files import ownership
-from paceline.contract.files.ownership import is_own_folder, is_trusted, require_own_folder
+from paceline.contract.files import file_owner
+from paceline.contract.files.file_owner import is_own_folder, is_trusted, require_own_folder
 from paceline.errors import UsageError
 
 
@@ -21,8 +21,8 @@ def make_run(folder: Path) -> Path:
 def become_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have another id than that which new files get, as everybody has on a server with `all_squash`."""
     mine = os.geteuid()
-    monkeypatch.setattr(ownership.os, "geteuid", lambda: mine + 4321)
-    monkeypatch.setattr(ownership, "ROOT", -2)  # the test may run as root
+    monkeypatch.setattr(file_owner.os, "geteuid", lambda: mine + 4321)
+    monkeypatch.setattr(file_owner, "ROOT", -2)  # the test may run as root
 
 
 def test_if_all_files_get_one_owner_they_are_everybodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
