@@ -32,27 +32,13 @@ resource_tracker.ensure_running()
 
 
 # Long files first, so that no worker starts one of them when the others have nothing left to do.
-LONGEST = (
-    "slurm", "guests", "docs", "fault_tolerance", "examples", "ui", "sandbox", "agent", "remote", "cluster", "runtime",
-    "sweep", "adoption", "cli",
-)  # fmt: skip
-WAITING = ("slurm", "sandbox", "remote")  # mostly, for daemons and networks
+LONGEST = ("slurm", "guests", "docs", "fault_tolerance", "examples", "sandbox", "agent", "cluster", "runtime", "sweep")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let files whose tests wait run beside files whose tests compute, from the start to the end."""
-    groups: dict[bool, dict[Path, int]] = {True: {}, False: {}}  # the rank of each file, in each kind
-    for item in sorted(items, key=lambda item: _position(item, LONGEST)):
-        files = groups[_position(item, WAITING) < len(WAITING)]
-        files.setdefault(item.path, len(files))
-    places = {path: rank / len(files) for files in groups.values() for path, rank in files.items()}
-    items.sort(key=lambda item: (places[item.path], item.path))
-
-
-def _position(item: pytest.Item, folders: tuple[str, ...]) -> int:
-    """Return the index of the test's folder, or that after the last one."""
-    parents = {*item.path.parents}
-    return next((number for number, name in enumerate(folders) if ROOT / "tests" / name in parents), len(folders))
+    order = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
+    last = len(order)
+    items.sort(key=lambda item: min((order.get(parent, last) for parent in item.path.parents), default=last))
 
 
 def pytest_collection_finish() -> None:
