@@ -99,7 +99,10 @@ def one_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
     output.close()
 
 
-def test_a_rank_prints_nothing_into_the_line_of_a_note(one_console: tuple[OutputCapture, Path]) -> None:
+def test_a_rank_prints_nothing_into_the_line_of_a_note(
+    one_console: tuple[OutputCapture, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.agent.workers.output.WAIT_FOR_CONSOLE", 60.0)
     output, console = one_console
     shows = threading.Thread(target=output._show, args=(1, b"epoch 1\n"), daemon=True)
     with output.separate_line():
