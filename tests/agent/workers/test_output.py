@@ -89,8 +89,8 @@ def separate(output: OutputCapture) -> str:
 
 
 @pytest.fixture
-def one_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[OutputCapture, Path]]:
-    """Captured output whose console is a file, to which notes are written, too."""
+def one_console(tmp_path: Path) -> Iterator[tuple[OutputCapture, Path]]:
+    """Captured output whose console is a file."""
     console = tmp_path / "console"
     output = OutputCapture(log_path=lambda rank: tmp_path / "log", shared_log=None, tee="0", warn=print)
     output._console[1].descriptor = os.open(console, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
