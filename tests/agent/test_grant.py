@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.received_signals import Requests
 from paceline.agent.rendezvous import grant as waits
 from paceline.agent.rendezvous.grant import GrantWait
+from paceline.agent.stop.received_signals import Requests
 from paceline.cluster.runs.claims import require_permission
 from paceline.contract.files import grant_file
 from paceline.contract.files.grant_file import EXPIRED, GRANTED, REFUSED, decide_grant, read_grant, read_winner

@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from paceline.agent.health.node_metrics import NodeMetrics
-from paceline.agent.health.nvml import Gpus
+from paceline.agent.node_usage.node_metrics import NodeMetrics
+from paceline.agent.node_usage.nvml import Gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 

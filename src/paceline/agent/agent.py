@@ -18,14 +18,14 @@ from paceline.agent.attempt import Attempt, Outcome
 from paceline.agent.failures import FENCED_OFF, Failure
 from paceline.agent.health import preflight
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.health.sampler import Sampler, start_sampler
+from paceline.agent.node_usage.sampler import Sampler, start_sampler
 from paceline.agent.notify.notifier import Notifier
 from paceline.agent.notify.stall_watch import StallWatch
-from paceline.agent.received_signals import Requests
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.connected_agents import Rendezvous, join
 from paceline.agent.rendezvous.errors import AgentsMissing
 from paceline.agent.rendezvous.job_start import await_verdict
+from paceline.agent.stop.received_signals import Requests
 from paceline.agent.verdict_writer import VerdictWriter, last_step, newest_checkpoint
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.forked_group import ForkedWorkers

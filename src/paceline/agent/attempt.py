@@ -13,16 +13,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
 from paceline.agent import failures, restart_policy
-from paceline.agent.failures import Failure, RankExit, Termination
-from paceline.agent.health import exit_monitor, hang_detection, independence
+from paceline.agent.failures import Failure, RankExit
+from paceline.agent.health import hang_detection, independence, lingering_ranks
 from paceline.agent.health.cgroup import out_of_memory_kills
-from paceline.agent.health.exit_monitor import ExitMonitor, IdleRank, has_finished
-from paceline.agent.health.hang_reports import HangMonitor
+from paceline.agent.health.hang_monitor import HangMonitor
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.independence import IndependenceCheck
-from paceline.agent.received_signals import Requests
+from paceline.agent.health.lingering_ranks import IdleRank, LingeringRanks, has_finished
 from paceline.agent.rendezvous.connected_agents import Rendezvous
-from paceline.agent.stop.request import FILE, INTERRUPT, TERM, StopRequest
+from paceline.agent.stop.rank_signals import FILE, INTERRUPT, TERM, StopRequest
+from paceline.agent.stop.received_signals import Requests
+from paceline.agent.termination import Termination
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
@@ -74,7 +75,7 @@ class Attempt:
         self.hang_monitor = HangMonitor(
             launch, workers=workers, output=output, heartbeats=heartbeats, rendezvous=rendezvous
         )
-        self.exit_monitor = ExitMonitor(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
+        self.lingering_ranks = LingeringRanks(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
         self.independence = IndependenceCheck(
             launch, heartbeats=heartbeats, rendezvous=rendezvous, say=say, events=events
         )
@@ -306,7 +307,7 @@ class Attempt:
         if hang is not None:
             self._fail(hang)
             return
-        lingering = self.exit_monitor.check(running, ended_agents=self.member_exits)
+        lingering = self.lingering_ranks.check(running, ended_agents=self.member_exits)
         if lingering:
             self._end_lingering(lingering)
 
@@ -314,12 +315,12 @@ class Attempt:
         """On the head agent: end ranks that do nothing although others have exited, or warn; say why."""
         detected = time.time()
         self.hang_monitor.dump_all_stacks(set(self.rank_of) - self.ended)
-        is_overdue = self.exit_monitor.is_overdue(lingering)
-        failure = self.exit_monitor.failure(lingering, detected) if is_overdue else None
+        is_overdue = self.lingering_ranks.is_overdue(lingering)
+        failure = self.lingering_ranks.failure(lingering, detected) if is_overdue else None
         if failure is not None and not self.stop.requested:
             self._fail(failure)
             return
-        self.say(f"warning: {self.exit_monitor.describe(lingering)}; stacks: {self.folder.path}/stacks-*.txt")
+        self.say(f"warning: {self.lingering_ranks.describe(lingering)}; stacks: {self.folder.path}/stacks-*.txt")
         if not is_overdue:
             return
         self.rendezvous.send({"kind": "end"})
@@ -350,8 +351,8 @@ class Attempt:
                 self.independence.update(message)
             elif kind == "end":
                 self._end_finished()
-            elif kind in exit_monitor.KINDS:
-                self.exit_monitor.update(message)
+            elif kind in lingering_ranks.KINDS:
+                self.lingering_ranks.update(message)
             elif kind == hang_detection.REPORT:
                 self.hang_monitor.update(message)
             elif kind == "stacks":

@@ -7,7 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from paceline.agent.received_signals import Requests
+from paceline.agent.stop.received_signals import Requests
 from paceline.agent.workers import forked_group
 from paceline.agent.workers.zygote.start import FORKING_STYLES
 from paceline.contract import env

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.agent.failures import Termination
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.termination import Termination
 from paceline.agent.workers.torchrun_group import DIE_WITH_AGENT, TorchrunWorkers
 
 

@@ -1,1 +1,1 @@
-"""Node and rank health: preflight, heartbeats, the watchdog and node metrics."""
+"""The health of a node and its ranks: preflight, heartbeats, hangs, and ranks that linger."""

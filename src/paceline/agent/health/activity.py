@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.health.usage import Usage, tree_usage
+from paceline.agent.health.process_usage import Usage, tree_usage
 
 CHECKS = 6  # per timeout
 PAUSE = 2.0  # seconds; after a longer time without a check, the whole job may have been suspended

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.agent.failures import FENCED_OFF
 from paceline.agent.notify.delivery import NotDelivered, post, run_command
-from paceline.agent.stop.request import FILE, TERM, describe_cause
+from paceline.agent.stop.rank_signals import FILE, TERM, describe_cause
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text

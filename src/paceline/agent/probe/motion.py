@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.agent.health.activity import BUSY_CPU, BUSY_IO
-from paceline.agent.health.usage import tree_usage
+from paceline.agent.health.process_usage import tree_usage
 from paceline.agent.workers import processes
 from paceline.contract.files.stacks import Stack, read_stack
 from paceline.contract.heartbeat_file import READY

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from paceline import __version__
 from paceline.agent.health import preflight
 from paceline.agent.health.heartbeat import Heartbeat, read_file
-from paceline.agent.health.sampler import rank_row
+from paceline.agent.node_usage.sampler import rank_row
 from paceline.agent.probe import motion
 from paceline.agent.rendezvous import network
 from paceline.contract.files.foreign_records import read_objects

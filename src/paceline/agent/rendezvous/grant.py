@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from paceline.agent.received_signals import Requests
+from paceline.agent.stop.received_signals import Requests
 from paceline.contract.files.grant_file import EXPIRED, GRANTED, decide_grant, read_grant
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.agent.agent_placement import Placement
-from paceline.agent.received_signals import Requests
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.rendezvous.errors import Interrupted
 from paceline.agent.staging.copy.progress import Progress
 from paceline.agent.staging.pack_store import Packs
 from paceline.agent.staging.request import StagingRequest
 from paceline.agent.staging.stager import ScannedItem, Stager, StagingThread
+from paceline.agent.stop.received_signals import Requests
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder

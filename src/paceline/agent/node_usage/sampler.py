@@ -21,7 +21,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from paceline.agent.health.node_metrics import NodeMetrics
+    from paceline.agent.node_usage.node_metrics import NodeMetrics
 
 FIRST_INTERVAL = 1.0  # seconds; it doubles up to the configured one, so that short runs leave samples too
 CLOSE_TIMEOUT = 2.0  # seconds; a driver that hangs must not hold the agent
@@ -66,8 +66,8 @@ class Sampler:
             self._warn(f"system metrics end here ({problem.filename or self._path}: {problem.strerror})")
 
     def _sample(self, pause: float) -> None:
-        from paceline.agent.health.node_metrics import NodeMetrics
-        from paceline.agent.health.nvml import Gpus
+        from paceline.agent.node_usage.node_metrics import NodeMetrics
+        from paceline.agent.node_usage.nvml import Gpus
 
         gpus = Gpus.open(self._gpu_environ) if self._gpu_environ is not None else None
         metrics = NodeMetrics(self._roots, gpus=gpus)

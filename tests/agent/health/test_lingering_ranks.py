@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.health import activity, exit_monitor
-from paceline.agent.health.exit_monitor import ExitMonitor
+from paceline.agent.health import activity, lingering_ranks
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.health.usage import Usage, tree_usage
+from paceline.agent.health.lingering_ranks import LingeringRanks
+from paceline.agent.health.process_usage import Usage, tree_usage
 from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED, SLOT, slot_offset
 from tests.agent.conftest import Launch, until
 
@@ -111,7 +111,7 @@ def test_a_rank_that_works_may_outlive_the_others(launch: Launch, port: int) -> 
 
 def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, cpu = 1000.0, 0.0
-    monkeypatch.setattr(exit_monitor, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(lingering_ranks, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(activity, "tree_usage", lambda pids: {pid: Usage(cpu, 0, False, False) for pid in pids})
     launched: Any = SimpleNamespace(
         launch_spec=SimpleNamespace(style="fork", exit_timeout=30.0), attempt=None, ranks=lambda: [(0, 0), (1, 1)],
@@ -120,7 +120,7 @@ def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPat
     workers: Any = SimpleNamespace(pids=lambda: {1: os.getpid()})
     rendezvous: Any = SimpleNamespace(send=lambda message: None)
     heartbeats = Heartbeats(2)
-    monitor = ExitMonitor(launched, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
+    monitor = LingeringRanks(launched, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
     for seconds in (0.0, 5.0, 5.0, 600.0, 5.0, 5.0):
         now, cpu = now + seconds, cpu + 2.0
         assert monitor.check({1}, ended_agents=()) == []

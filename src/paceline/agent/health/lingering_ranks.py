@@ -1,4 +1,4 @@
-"""The exit monitor: finds ranks that linger, i.e. do nothing although others of the run have exited.
+"""Finds ranks that linger, i.e. do nothing although others of the run have exited.
 
 A rank may legitimately outlive the others, e.g. to evaluate or to upload a model. So none of them counts as lingering
 as long as one of them makes progress: the rest may wait for it. And a rank with child processes may wait for a child.
@@ -53,7 +53,7 @@ def has_finished(state: int, *, script_ended: bool) -> bool:
     return script_ended or state == SAVED_AND_STOPPED
 
 
-class ExitMonitor:
+class LingeringRanks:
     """One agent's part: a member reports its ranks to the head agent, which finds those that linger."""
 
     def __init__(self, launch: Launch, *, workers: WorkerGroup, heartbeats: Heartbeats, rendezvous: Rendezvous) -> None:
