@@ -1,4 +1,4 @@
 """Stop requests: signals that an agent receives, how they reach the ranks, and which frameworks the ranks use.
 
-At the time limit Slurm signals the batch script, and `plan/slurm/job.sh` creates the file `stop`. `attempt.py` reads it.
+At the time limit, Slurm signals the batch shell; `plan/slurm/job.sh` creates the file `stop`. `attempt.py` polls it.
 """
