@@ -34,9 +34,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.agent.staging.folders import make_private_folder
-from paceline.agent.staging.request import make_request
-from paceline.agent.staging.stager import Stager, scan_items
+from paceline.staging.folders import make_private_folder
+from paceline.staging.request import make_request
+from paceline.staging.stager import Stager, scan_items
 
 from machine import describe, show
 from network_folder import NetworkFolder, missing_requirement

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.working_directory import WorkingDirectory
 from paceline.cluster.runs.prepare import prepare
-from paceline.cluster.runs.snapshot import Snapshot, take_snapshot
+from paceline.cluster.runs.snapshot import Snapshot, list_code
 from paceline.cluster.secrets.file_names import is_secret
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.plan.run_path import RunPath
 from paceline.plan.shape import Shape
 from paceline.spec import Program, load_job
+from paceline.staging.working_directory import WorkingDirectory
 from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, run_as, shared_folder
 
 MB = 2**20
@@ -34,7 +34,7 @@ def make_project(folder: Path) -> Path:
 
 
 def take(project: Path, *, limit: int = MB) -> Snapshot:
-    return take_snapshot(project, store=project.parent / "scratch" / "code", limit=limit)
+    return list_code(project, limit=limit).store(project.parent / "scratch" / "code")
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -80,14 +80,14 @@ def test_a_stranger_reads_no_more_than_before() -> None:
 
         def submit() -> None:
             home.mkdir(mode=0o700)
-            take_snapshot(make_project(home), store=store, limit=MB)
+            list_code(make_project(home), limit=MB).store(store)
 
         call_as(OWNER, submit)
         assert run_as(STRANGER, ["ls", str(store)]).returncode == 0
         copy = next(store.iterdir())
         assert run_as(STRANGER, ["cat", str(copy / "open.py")]).returncode != 0
         home.chmod(0o755)
-        call_as(OWNER, lambda: print(take_snapshot(home / "project", store=store, limit=MB)))
+        call_as(OWNER, lambda: print(list_code(home / "project", limit=MB).store(store)))
         assert run_as(STRANGER, ["cat", str(copy / "open.py")]).returncode == 0
         for name in ("private.py", "group.py", "closed/open.py"):
             assert run_as(STRANGER, ["cat", str(copy / name)]).returncode != 0, name
@@ -232,18 +232,18 @@ def test_a_copy_of_another_user_is_not_used() -> None:
             path.chmod(0o755)
 
         def plant() -> None:
-            take_snapshot(project, store=store, limit=MB)
+            list_code(project, limit=MB).store(store)
             store.chmod(0o1777)
 
         call_as(STRANGER, plant)
         theirs = next(store.iterdir())
 
         def use() -> None:
-            taken = take_snapshot(project, store=store, limit=MB)
+            taken = list_code(project, limit=MB).store(store)
             assert taken.digest == theirs.name
             assert taken.path != theirs
             assert taken.path.stat().st_uid == OWNER
-            assert take_snapshot(project, store=store, limit=MB).path == taken.path
+            assert list_code(project, limit=MB).store(store).path == taken.path
 
         call_as(OWNER, use)
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from paceline.agent.trial import arguments, close_trial, main, merge_params, open_trial
-from paceline.agent.working_directory import WorkingDirectory
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep import optuna_study
 from paceline.contract.sweep.folder import NoPoint, Point, Search, SweepFolder
 from paceline.contract.sweep.pruner import is_below_median, is_halved
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.metrics.report import TrialReporter, report
+from paceline.staging.working_directory import WorkingDirectory
 
 ORDER = LaunchSpec("submission", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base")
 

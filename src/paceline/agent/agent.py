@@ -36,7 +36,6 @@ from paceline.agent.workers.processes import raise_descriptor_limit
 from paceline.agent.workers.standard_input import StandardInput
 from paceline.agent.workers.variables.rank_variables import thread_count
 from paceline.agent.workers.zygote.start import THREADS
-from paceline.agent.working_directory import WorkingDirectory
 from paceline.contract.files.shared_places import find_own_folder
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
@@ -50,6 +49,7 @@ from paceline.contract.run_folder import (
 )
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, RESTART_EXIT, STOPPED
 from paceline.errors import LaunchError, PacelineError
+from paceline.staging.working_directory import WorkingDirectory
 
 if TYPE_CHECKING:  # most runs stage nothing
     from paceline.agent.staging.node_data import NodeData
@@ -300,7 +300,7 @@ class Agent:
         ours = [Path(base) for base in sorted(bases) if find_own_folder(base) is not None]
         if not ours:
             return
-        from paceline.agent.staging.cleanup import remove_leftovers
+        from paceline.staging.cleanup import remove_leftovers
 
         job_start = self.job_start.path.name
         removed = [gone for base in ours for gone in remove_leftovers(base, self.environ, job_start=job_start)]

@@ -18,7 +18,6 @@ from typing import Any
 
 from paceline.agent.failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
-from paceline.agent.working_directory import WorkingDirectory
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
@@ -38,6 +37,7 @@ from paceline.contract.sweep.folder import (
 )
 from paceline.contract.verdict import STOPPED
 from paceline.errors import LaunchError, PacelineError
+from paceline.staging.working_directory import WorkingDirectory
 
 NO_POINT_EXIT = 3  # the exit code of `trial open` when the search has no point left
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.staging.cache import cached_item
-from paceline.agent.staging.folders import make_private_folder
-from paceline.agent.staging.manifest import scan
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED, STOPPED, read_verdict
-from tests.agent.staging.trees import content, make_tree
+from paceline.staging.cache import cached_item
+from paceline.staging.folders import make_private_folder
+from paceline.staging.manifest import scan
+from tests.staging.trees import content, make_tree
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 

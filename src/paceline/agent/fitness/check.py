@@ -17,10 +17,10 @@ from paceline.agent.health.cgroup import CpuQuota, cpu_quota
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Launch
-from paceline.agent.workers.zygote.start import DROP_CWD_FROM_PATH
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.fitness.judgement import Judgement, judge
 from paceline.contract.fitness.measurement import FOLDER, Measurement
+from paceline.contract.processes.python_command import DROP_CWD_FROM_PATH
 from paceline.contract.run_folder import RunFolder, write_atomically
 
 TIME_LIMIT = 30.0  # seconds for all of it

@@ -1,4 +1,1 @@
-"""Copies data to a node's own disk before the ranks start, and results back afterwards, as `[data]` requests.
-
-An agent uses `node_data`: request -> manifest -> stage (copy, packs, prefetch, cache) -> collect -> cleanup.
-"""
+"""How the agents of a run stage together: one per node copies, and the head agent scans the sources for all."""

@@ -10,15 +10,15 @@ from typing import Any
 from paceline.agent.agent_placement import Placement
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.rendezvous.errors import Interrupted
-from paceline.agent.staging.copy.progress import Progress
-from paceline.agent.staging.pack_store import Packs
-from paceline.agent.staging.request import StagingRequest
-from paceline.agent.staging.stager import ScannedItem, Stager, StagingThread
 from paceline.agent.stop.received_signals import Requests
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.errors import LaunchError, PacelineError
+from paceline.staging.copy.progress import Progress
+from paceline.staging.pack_store import Packs
+from paceline.staging.request import StagingRequest
+from paceline.staging.stager import ScannedItem, Stager, StagingThread
 
 POLL_INTERVAL = 0.1  # seconds
 CLEANUP_TIMEOUT = 900.0  # seconds that agents wait for each other to collect results

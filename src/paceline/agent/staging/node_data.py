@@ -7,15 +7,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.agent.staging import cleanup, folders
-from paceline.agent.staging.collect import Collection
 from paceline.agent.staging.coordination import StagingContext, StagingCoordinator
-from paceline.agent.staging.copy.transfer import Stopped, Transfer
-from paceline.agent.staging.folders import Owner, format_size
-from paceline.agent.staging.request import read_request
-from paceline.agent.staging.stager import Stager, scan_notes
 from paceline.contract import env
 from paceline.errors import LaunchError, PacelineError
+from paceline.staging import cleanup, folders
+from paceline.staging.collect import Collection
+from paceline.staging.copy.transfer import Stopped, Transfer
+from paceline.staging.folders import Owner, format_size
+from paceline.staging.request import read_request
+from paceline.staging.stager import Stager, scan_notes
 
 
 class NodeData:

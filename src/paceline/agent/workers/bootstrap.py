@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import faulthandler
+import importlib
 import json
 import os
 import random
@@ -123,9 +124,9 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         if spec["project"]:
             _import_from_copy(spec["project"], spec["source"])
         if env.PROBE in os.environ and is_rank:
-            from paceline.runtime.proof.start import start_recorder
+            from paceline.contract.files.proof_spec import RECORDER
 
-            start_recorder()
+            importlib.import_module(RECORDER).start_recorder()
         _run_program(spec)
         process.exit_code, script_end.is_normal = 0, is_rank
         if probe is not None:

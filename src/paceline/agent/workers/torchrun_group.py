@@ -14,8 +14,9 @@ from paceline.agent.workers import processes
 from paceline.agent.workers.group import Exit, Launch, kill_descendants
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.variables.rank_variables import OUTPUT_PIPES
-from paceline.agent.workers.zygote.start import DROP_CWD_FROM_PATH, cannot_start, python_command
+from paceline.agent.workers.zygote.start import cannot_start
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
+from paceline.contract.processes.python_command import DROP_CWD_FROM_PATH, python_command
 
 TORCHRUN = -1  # the "rank" of torchrun's own output, which goes to the node's log
 # What `contract.processes.process.die_with_parent` does, where paceline may not be installed.
@@ -52,7 +53,7 @@ class TorchrunWorkers:
             f"--master-addr={launch.address}", f"--master-port={launch.port}",
             f"--rdzv-id={launch_spec.run_number}", "--max-restarts=0",
             f"--log-dir={os.devnull}",  # else it makes a folder in TMPDIR for every attempt, and never removes it
-            "--no-python", *python_command(launch_spec.python, "workers.bootstrap"),
+            "--no-python", *python_command(launch_spec.python, "agent.workers.bootstrap"),
         ]  # fmt: skip
         stdout, stderr = output.open(TORCHRUN, shown=False)
         try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.agent.staging.request import check_sources
 from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
 from paceline.cluster.local.staging import staging_request
 from paceline.errors import PacelineError
 from paceline.plan.launch_spec import data_settings
 from paceline.plan.run_path import RunPath
 from paceline.spec import Job
+from paceline.staging.request import check_sources
 
 
 def check_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> list[Finding]:

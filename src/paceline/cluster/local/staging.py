@@ -7,16 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.agent.staging import cleanup
-from paceline.agent.staging.copy.progress import show_progress
-from paceline.agent.staging.copy.transfer import Transfer
-from paceline.agent.staging.folders import choose_base, format_size
-from paceline.agent.staging.pack_store import Packs, make_packs
-from paceline.agent.staging.request import StagingRequest, make_request
-from paceline.agent.staging.stager import ScannedItem, scan_items, scan_notes
 from paceline.errors import UsageError
 from paceline.plan.launch_spec import data_settings
 from paceline.spec import Job
+from paceline.staging import cleanup
+from paceline.staging.copy.progress import show_progress
+from paceline.staging.copy.transfer import Transfer
+from paceline.staging.folders import choose_base, format_size
+from paceline.staging.pack_store import Packs, make_packs
+from paceline.staging.request import StagingRequest, make_request
+from paceline.staging.stager import ScannedItem, scan_items, scan_notes
 
 Leftover = cleanup.Leftover
 

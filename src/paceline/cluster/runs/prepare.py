@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.working_directory import WorkingDirectory
 from paceline.cluster.local.machine import host_details
 from paceline.cluster.runs.code_identity import identify_code
 from paceline.cluster.runs.links import Links, check_args, find_links
@@ -30,6 +29,7 @@ from paceline.plan.run_path import RunPath
 from paceline.plan.run_record import run_record
 from paceline.plan.shape import Shape
 from paceline.spec import Job
+from paceline.staging.working_directory import WorkingDirectory
 
 SHOWN_LINKS = 5
 SHOWN_FILES = 5
@@ -209,11 +209,6 @@ def read_launch_spec(folder: RunFolder) -> LaunchSpec:
         raise EnvironmentProblem(
             f"Cannot read {folder.launch_spec}: {problem}.", hint="Start a new run instead of resuming this one."
         ) from None
-
-
-def snapshot_code(job: Job, run_path: RunPath) -> Snapshot:
-    """Take a snapshot of the project's code and link to it from the run folder."""
-    return _store_code(list_project(job, run_path), run_path)
 
 
 def list_project(job: Job, run_path: RunPath) -> CodeList:

@@ -22,7 +22,7 @@ import paceline
 from paceline.contract.files.foreign_records import read_bounded
 
 FILES = ("__init__.py", "errors.py", "wandb.py", "py.typed")
-PACKAGES = ("contract", "agent", "runtime")
+PACKAGES = ("contract", "staging", "agent", "runtime")
 # `python paceline.zip` starts an agent; with `trial` it begins or ends a trial of a sweep. We don't use `-m`, which
 # would put the current folder ahead of the standard library. Any Python can parse this, so an old one can report
 # that it is too old.

@@ -84,13 +84,6 @@ def takes_output(path: Path) -> bool:
     return False
 
 
-def take_snapshot(
-    folder: Path, *, store: Path, limit: int, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
-) -> Snapshot:
-    """Copy the code in `folder` into `store`, unless an equal copy is already there."""
-    return list_code(folder, limit=limit, exclude=exclude, exclude_paths=exclude_paths).store(store)
-
-
 def list_code(
     folder: Path, *, limit: int, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = (), travels: bool = False
 ) -> CodeList:

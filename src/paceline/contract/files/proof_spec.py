@@ -13,6 +13,7 @@ CHANGES = (DROPOUT, BATCHNORM)  # turn dropout off; compute the statistics of Ba
 OTHER_DRAWS = "other random numbers"  # a change, too: of what the forward pass draws
 DRAWS = "draws"  # what a model uses, besides dropout and BatchNorm: random numbers in the forward pass
 
+RECORDER = "paceline.runtime.proof.start"  # an agent loads it by name in a rank: only the runtime imports torch
 START, STEP, END = "start", "step", "end"  # the kinds of records, in the order in which a rank writes them
 
 

@@ -12,15 +12,9 @@ import sys
 
 from paceline.agent.workers.variables.early_variables import early_variables
 from paceline.agent.workers.warm.conditions import reason_to_start_cold
-from paceline.agent.workers.zygote.start import (
-    FORKING_STYLES,
-    THREADS,
-    ZygoteOptions,
-    parse_thread_count,
-    python_command,
-    start_zygote,
-)
+from paceline.agent.workers.zygote.start import FORKING_STYLES, THREADS, ZygoteOptions, parse_thread_count, start_zygote
 from paceline.contract.gpus import visible_devices
+from paceline.contract.processes.python_command import python_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +67,7 @@ class EarlyAgent:
 
         reader, self._writer = os.pipe()
         self.process = subprocess.Popen(
-            [*python_command(sys.executable, "early"), str(reader), str(os.getpid())],
+            [*python_command(sys.executable, "agent.early"), str(reader), str(os.getpid())],
             pass_fds=(reader, zygote), preexec_fn=_hold_back_interrupts,  # noqa: PLW1509 - this process has one thread
         )  # fmt: skip
         os.close(reader)

@@ -1,11 +1,11 @@
-"""Start a zygote, or another module of the agent, in a Python process. Imports little: start-up time counts."""
+"""Start a zygote in a Python process. Imports little: start-up time counts."""
 
 from __future__ import annotations
 
 import os
 import socket
 
-import paceline
+from paceline.contract.processes.python_command import python_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,26 +14,6 @@ if TYPE_CHECKING:
 FORKING_STYLES = ("fork", "lightning", "accelerate")  # frameworks find torchrun's variables and use them
 
 THREADS = "OMP_NUM_THREADS"
-
-# Not `-m`: it would put the current folder, and any module in it, ahead of the standard library. `-c` does the same
-# with an empty entry, unless PYTHONSAFEPATH is set: then the first entry is needed.
-DROP_CWD_FROM_PATH = "import sys; sys.path[:1] = filter(None, sys.path[:1])"
-_RUN_MAIN = (
-    DROP_CWD_FROM_PATH
-    + """
-try: import paceline.agent.{module} as it
-except ImportError: sys.path.append({root!r}); import paceline.agent.{module} as it
-it.main(sys.argv[1:])"""
-)
-
-
-def python_command(python: str, module: str, *, bare: bool = False) -> list[str]:
-    """Return the command that runs `main` of a module below `paceline.agent` in a new interpreter.
-
-    A bare interpreter has no site-packages and starts in half the time.
-    """
-    root = os.path.dirname(os.path.dirname(os.path.abspath(paceline.__file__)))
-    return [python, *(["-S"] if bare else []), "-c", _RUN_MAIN.format(module=module, root=root)]
 
 
 def cannot_start(python: str, error: OSError) -> LaunchError:
@@ -74,7 +54,7 @@ def start_zygote(python: str, options: ZygoteOptions, environ: dict[str, str]) -
         theirs.set_inheritable(True)
         args = [str(theirs.fileno()), str(os.getpid()), *options.to_args()]
         # posix_spawn, because importing `subprocess` alone takes longer than everything else here.
-        pid = os.posix_spawnp(python, [*python_command(python, "workers.zygote.zygote"), *args], environ)
+        pid = os.posix_spawnp(python, [*python_command(python, "agent.workers.zygote.zygote"), *args], environ)
     except OSError:
         ours.close()
         raise

@@ -11,12 +11,12 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-from paceline.agent.staging.copy.transfer import ItemCopy, Stopped, Transfer
-from paceline.agent.staging.folders import check_free_space, remove_tree
-from paceline.agent.staging.manifest import Manifest
-from paceline.agent.staging.pack_store import Packs
-from paceline.agent.staging.request import Item
 from paceline.errors import EnvironmentProblem
+from paceline.staging.copy.transfer import ItemCopy, Stopped, Transfer
+from paceline.staging.folders import check_free_space, remove_tree
+from paceline.staging.manifest import Manifest
+from paceline.staging.pack_store import Packs
+from paceline.staging.request import Item
 
 
 class ItemPrefetch:

@@ -12,13 +12,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.staging.copy.small_files import IGNORED_SIGNALS, SmallFileCopier
-from paceline.agent.staging.manifest import FileGroup
-from paceline.agent.workers.zygote.start import python_command
+from paceline.contract.processes.python_command import python_command
 from paceline.errors import EnvironmentProblem
+from paceline.staging.copy.small_files import IGNORED_SIGNALS, SmallFileCopier
+from paceline.staging.manifest import FileGroup
 
 if TYPE_CHECKING:
-    from paceline.agent.staging.copy.small_files import CopyResult
+    from paceline.staging.copy.small_files import CopyResult
 
 FILES_PER_HELPER = 1000  # starting a helper takes about as long as copying this many files
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from paceline.agent.staging.copy.transfer import Transfer
-from paceline.agent.staging.folders import format_size
+from paceline.staging.copy.transfer import Transfer
+from paceline.staging.folders import format_size
 
 WIDTH = 24  # characters of the bar
 LOG_INTERVAL = 10.0  # seconds between lines in a log

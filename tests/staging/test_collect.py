@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.staging.cleanup import active_jobs, find_leftovers, remove_leftovers
-from paceline.agent.staging.collect import Collection, CollectResult
-from paceline.agent.staging.copy.transfer import Transfer
-from paceline.agent.staging.folders import Owner, make_private_folder, make_run_folder, remove_tree, this_process
 from paceline.contract.files import shared_places
-from tests.agent.staging.trees import ODD, content
+from paceline.staging.cleanup import active_jobs, find_leftovers, remove_leftovers
+from paceline.staging.collect import Collection, CollectResult
+from paceline.staging.copy.transfer import Transfer
+from paceline.staging.folders import Owner, make_private_folder, make_run_folder, remove_tree, this_process
+from tests.staging.trees import ODD, content
 
 
 def write(path: Path, text: str, *, when: float = 1000.0) -> Path:

@@ -18,11 +18,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.agent.staging.copy.transfer import ItemCopy, Transfer
-from paceline.agent.staging.manifest import Manifest
 from paceline.contract.files.shared_places import open_own_file, open_without_waiting
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem
+from paceline.staging.copy.transfer import ItemCopy, Transfer
+from paceline.staging.manifest import Manifest
 
 UNUSED = 30 * 86400.0  # seconds after which an unused pack is removed
 ABANDONED = 2 * 86400.0  # the same for an unfinished one

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.agent.staging.copy.transfer import Stopped, Task, Transfer, copy_range
 from paceline.contract.run_folder import write_atomically
+from paceline.staging.copy.transfer import Stopped, Task, Transfer, copy_range
 
 PARTIAL = ".paceline-partial"
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.agent.staging.cache import CachedItem, cached_items
-from paceline.agent.staging.collect import Collection
-from paceline.agent.staging.copy.transfer import Transfer
-from paceline.agent.staging.folders import Owner, read_owner, remove_tree
 from paceline.contract.files.shared_places import find_own_folder
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.processes.process import pid_namespace, process_start
+from paceline.staging.cache import CachedItem, cached_items
+from paceline.staging.collect import Collection
+from paceline.staging.copy.transfer import Transfer
+from paceline.staging.folders import Owner, read_owner, remove_tree
 
 SQUEUE_TIMEOUT = 20.0  # seconds
 UNMARKED_AGE = 86400.0  # seconds after which a folder without a marker counts as left behind

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from paceline.agent.staging.cache import Lock, acquire_item, cached_item, cached_items
-from paceline.agent.staging.copy.small_files import join
-from paceline.agent.staging.copy.transfer import CopyDiffers, ItemCopy, Stopped, Transfer, compute_checksum
-from paceline.agent.staging.folders import check_free_space, check_limit, free_space, remove_tree
-from paceline.agent.staging.manifest import FileEntry, Manifest, scan
-from paceline.agent.staging.pack_store import NewPack, Packs
-from paceline.agent.staging.prefetch import Prefetcher
-from paceline.agent.staging.request import StagingRequest, check_sources
 from paceline.errors import EnvironmentProblem, PacelineError
+from paceline.staging.cache import Lock, acquire_item, cached_item, cached_items
+from paceline.staging.copy.small_files import join
+from paceline.staging.copy.transfer import CopyDiffers, ItemCopy, Stopped, Transfer, compute_checksum
+from paceline.staging.folders import check_free_space, check_limit, free_space, remove_tree
+from paceline.staging.manifest import FileEntry, Manifest, scan
+from paceline.staging.pack_store import NewPack, Packs
+from paceline.staging.prefetch import Prefetcher
+from paceline.staging.request import StagingRequest, check_sources
 
 
 @dataclass(frozen=True)

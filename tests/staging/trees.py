@@ -6,11 +6,11 @@ import os
 import random
 from pathlib import Path
 
-from paceline.agent.staging.folders import make_private_folder
-from paceline.agent.staging.manifest import SMALL, Manifest
-from paceline.agent.staging.pack_store import Packs
-from paceline.agent.staging.request import StagingRequest, make_request
-from paceline.agent.staging.stager import Stager, scan_items
+from paceline.staging.folders import make_private_folder
+from paceline.staging.manifest import SMALL, Manifest
+from paceline.staging.pack_store import Packs
+from paceline.staging.request import StagingRequest, make_request
+from paceline.staging.stager import Stager, scan_items
 
 ODD = "a name with spaces\nand a newline"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.staging.trees import Node
+from tests.staging.trees import Node
 
 
 @pytest.fixture

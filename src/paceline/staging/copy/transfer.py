@@ -14,18 +14,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from paceline.agent.staging.copy.helpers import HelperPool
-from paceline.agent.staging.copy.small_files import (
-    WRITE_FLAGS,
-    SmallFileCopier,
-    is_copied,
-    join,
-    source_changed,
-    write_all,
-)
-from paceline.agent.staging.manifest import FileEntry, FileGroup, Manifest
 from paceline.contract.files.sparse import data_ranges
 from paceline.errors import EnvironmentProblem
+from paceline.staging.copy.helpers import HelperPool
+from paceline.staging.copy.small_files import WRITE_FLAGS, SmallFileCopier, is_copied, join, source_changed, write_all
+from paceline.staging.manifest import FileEntry, FileGroup, Manifest
 
 PIECE = 64 << 20  # bytes of a large file that one thread copies at a time
 # Errors after which another way of copying may work.

@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.agent.staging.copy.transfer import Stopped
-from paceline.agent.staging.folders import remove_tree
 from paceline.contract.files.shared_places import open_own_file
 from paceline.contract.run_folder import write_atomically
+from paceline.staging.copy.transfer import Stopped
+from paceline.staging.folders import remove_tree
 
 POLL_INTERVAL = 0.2  # seconds
 CACHE = "cache"  # below the user's private folder on the node

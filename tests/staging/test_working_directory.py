@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.workers import bootstrap
-from paceline.agent.working_directory import PARTIAL, WorkingDirectory
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
+from paceline.staging.working_directory import PARTIAL, WorkingDirectory
 
 
 @pytest.fixture

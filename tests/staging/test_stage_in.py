@@ -16,18 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.agent.staging import cache, manifest
-from paceline.agent.staging.cache import cached_items
-from paceline.agent.staging.copy import helpers, small_files, transfer
-from paceline.agent.staging.copy.progress import Progress, show_progress
-from paceline.agent.staging.copy.transfer import Stopped, Transfer
-from paceline.agent.staging.folders import choose_base, make_private_folder, private_path
-from paceline.agent.staging.manifest import GROUP_BYTES, GROUP_FILES, SMALL, FileEntry, FileGroup, Manifest, scan
-from paceline.agent.staging.pack_store import Packs, make_packs
-from paceline.agent.staging.stager import Stager, scan_items
 from paceline.errors import EnvironmentProblem, UsageError
-from tests.agent.staging.trees import ODD, Node, content, make_tree, manifests, request
+from paceline.staging import cache, manifest
+from paceline.staging.cache import cached_items
+from paceline.staging.copy import helpers, small_files, transfer
+from paceline.staging.copy.progress import Progress, show_progress
+from paceline.staging.copy.transfer import Stopped, Transfer
+from paceline.staging.folders import choose_base, make_private_folder, private_path
+from paceline.staging.manifest import GROUP_BYTES, GROUP_FILES, SMALL, FileEntry, FileGroup, Manifest, scan
+from paceline.staging.pack_store import Packs, make_packs
+from paceline.staging.stager import Stager, scan_items
 from tests.slurm.runs import Completed
+from tests.staging.trees import ODD, Node, content, make_tree, manifests, request
 
 
 def test_a_copy_is_like_its_source_with_and_without_a_pack(base: Path, node: Node) -> None:
@@ -399,7 +399,7 @@ def test_cached_data_makes_space_and_a_full_disk_is_an_error(
     _, stager = node.stage(request(base, "two", keep=3600))  # now the other one is removed
     assert [item.read_record()[1] for item in cached_items(node.private)] == [str(base / "two")]
     monkeypatch.setattr(
-        "paceline.agent.staging.stager.check_free_space", lambda *_, **__: None
+        "paceline.staging.stager.check_free_space", lambda *_, **__: None
     )  # another program fills it meanwhile
     with pytest.raises(EnvironmentProblem, match="is full"):
         node.stage(request(base, "one", keep=3600))
@@ -499,7 +499,7 @@ def test_progress_is_shown(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("paceline.agent.staging.copy.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("paceline.staging.copy.progress.time.monotonic", lambda: now[0])
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
     lines: list[str] = []
     line, copy = Progress(lines.append), Transfer()
@@ -546,7 +546,7 @@ def test_data_stage_packs_before_any_job(base: Path, paceline: Callable[..., Com
 
 
 def test_progress_is_shown_while_a_transfer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.agent.staging.copy.progress.LOG_INTERVAL", 0.0)
+    monkeypatch.setattr("paceline.staging.copy.progress.LOG_INTERVAL", 0.0)
     lines: list[str] = []
     transfer = Transfer()
     with show_progress("packing", transfer, say=lines.append):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.staging import pack_store, prefetch
-from paceline.agent.staging.copy import helpers, small_files, transfer
-from paceline.agent.staging.manifest import scan
-from paceline.agent.staging.pack_store import Packs
-from paceline.agent.staging.stager import Stager, StagingThread, scan_items
 from paceline.errors import EnvironmentProblem
-from tests.agent.staging.trees import ODD, Node, content, make_tree, request
+from paceline.staging import pack_store, prefetch
+from paceline.staging.copy import helpers, small_files, transfer
+from paceline.staging.manifest import scan
+from paceline.staging.pack_store import Packs
+from paceline.staging.stager import Stager, StagingThread, scan_items
+from tests.staging.trees import ODD, Node, content, make_tree, request
 
 
 @pytest.fixture
