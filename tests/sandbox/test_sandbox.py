@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
-from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, addresses, is_orphaned, missing_packages, packages
+from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, addresses, missing_packages, packages
 from tests.adversary.second_user import STRANGER, call_as
-from tests.slurm.harness import Cluster
+from tests.slurm.harness import Cluster, is_orphaned
 
 pytestmark = pytest.mark.slurm
 ROOT = os.geteuid() == 0

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, is_orphaned, missing_packages
-from tests.slurm.harness import Cluster
+from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing_packages
+from tests.slurm.harness import Cluster, is_orphaned
 
 Completed = subprocess.CompletedProcess[str]
 HERE = Path(__file__).parent

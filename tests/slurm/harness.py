@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from paceline.sandbox import Sandbox
+from paceline.sandbox import Sandbox, daemons
+from paceline.sandbox.settings import SandboxPaths, SandboxRecord
 
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
@@ -59,6 +60,17 @@ class Cluster(Sandbox):
                     found.append(process)
         return found
 
+    def repair(self, *, timeout: float = 90.0) -> None:
+        """Undo every fault: start the controller and all nodes, reconnect them and wait until they accept jobs."""
+        if not self.is_running("slurmctld"):
+            self.restart_controller(timeout=timeout)
+        for name in self.nodes:
+            if not self.is_running(name):
+                daemons.start_node(self.paths, self.record, name)
+            elif self.is_cut(name):
+                self.heal(name)
+        self.wait_ready(timeout=timeout)
+
     def clear(self, timeout: float = 90) -> None:
         """Cancel all jobs, undo every fault and wait until all nodes are idle."""
         self.repair(timeout=timeout)
@@ -72,3 +84,9 @@ class Cluster(Sandbox):
             assert time.monotonic() < deadline, f"nodes are not idle: {self.run(['sinfo', '-N', '-l']).stdout}"
             self.repair(timeout=timeout)
             time.sleep(0.2)
+
+
+def is_orphaned(folder: Path) -> bool:
+    """Return whether a sandbox is running in this folder for a process that has ended."""
+    record = SandboxRecord.load(SandboxPaths(folder))
+    return record is not None and record.owner is not None and not record.owner.alive()

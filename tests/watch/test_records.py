@@ -147,7 +147,7 @@ def test_many_runs_need_one_query(tmp_path: Path) -> None:
     copied = tmp_path / "project" / ".snapshots" / "f00d" / "run.json"  # a file in a project's snapshot
     copied.parent.mkdir(parents=True)
     copied.touch()
-    records = read_records(find_runs(tmp_path, limit=4), query)
+    records = read_records(find_runs(tmp_path)[:4], query)
     assert queries == [["1", "2", "3", "4"]]
     assert records[0].run_id == "20260101-000004-aaaa"
 

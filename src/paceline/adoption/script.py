@@ -87,9 +87,6 @@ class Script:
             return f"{base}.{node.attr}" if base else ""
         return ""
 
-    def is_call(self, node: ast.AST, *names: str) -> bool:
-        return isinstance(node, ast.Call) and self.dotted(node.func) in names
-
     def calls_of(self, *names: str) -> list[ast.Call]:
         return [call for call in self.calls if self.dotted(call.func) in names]
 

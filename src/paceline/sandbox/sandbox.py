@@ -1,4 +1,4 @@
-"""A real Slurm cluster on one machine: start it, inspect it, break it, repair it and stop it."""
+"""A real Slurm cluster on one machine: start it, inspect it, break it and stop it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Node:
     state: str
     reason: str
     cpus: str  # allocated/idle/other/total
-    gres: str
     address: str
     running: bool
     cut: bool
@@ -68,7 +67,7 @@ class Sandbox:
     ) -> S:
         """Start a cluster and wait until every node is idle. After a failure only the logs remain.
 
-        `owner` is the pid of the process that needs the sandbox; see `is_orphaned`.
+        `owner` is the pid of the process that needs the sandbox. It goes into the sandbox's record.
         """
         settings = Settings(
             nodes=nodes, cpus=cpus, memory=memory, gpus=gpus, gpu_type=gpu_type, network=network,
@@ -148,13 +147,13 @@ class Sandbox:
 
     def states(self) -> dict[str, Node]:
         """Return the state of every node, as the controller reports it."""
-        output = self.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N|%T|%C|%G|%E"]).stdout
+        output = self.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N|%T|%C|%E"]).stdout
         found = {}
         for line in output.splitlines():
-            name, state, cpus, gres, reason = line.split("|", 4)
+            name, state, cpus, reason = line.split("|", 3)
             reason = "" if reason == "none" else reason
             found[name] = Node(
-                name=name, state=state, reason=reason, cpus=cpus, gres=gres,
+                name=name, state=state, reason=reason, cpus=cpus,
                 address=self.record.address(name), running=self.is_running(name), cut=self.is_cut(name),
             )  # fmt: skip
         return found
@@ -238,17 +237,6 @@ class Sandbox:
                 raise ClusterError(f"The controller does not respond. Its log ends with:\n{tail}")
             time.sleep(0.1)
 
-    def repair(self, *, timeout: float = 90.0) -> None:
-        """Undo every fault: start the controller and all nodes, reconnect them and wait until they accept jobs."""
-        if not self.is_running("slurmctld"):
-            self.restart_controller(timeout=timeout)
-        for name in self.nodes:
-            if not self.is_running(name):
-                daemons.start_node(self.paths, self.record, name)
-            elif self.is_cut(name):
-                self.heal(name)
-        self.wait_ready(timeout=timeout)
-
     def down(self) -> None:
         """Stop every process and remove every interface. The logs stay. Safe to repeat."""
         stop_all(self.paths)
@@ -268,9 +256,3 @@ class Sandbox:
             command = f"paceline sandbox start-node{self.paths.dir_flag} {name}"
             raise ClusterError(f"{name} is not running.", hint=f"Start it with `{command}`.")
         return init
-
-
-def is_orphaned(folder: Path) -> bool:
-    """Return whether a sandbox is running in this folder for a process that has ended."""
-    record = SandboxRecord.load(SandboxPaths(folder))
-    return record is not None and record.owner is not None and not record.owner.alive()

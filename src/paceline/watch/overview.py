@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -102,10 +102,6 @@ def make_overview(record: Record) -> Overview:
         detail="; ".join(filter(None, (record.detail, _describe_pause(folder, pause)))),
         hint=record.hint,
     )
-
-
-def make_overviews(records: Iterable[Record]) -> list[Overview]:
-    return [make_overview(record) for record in records]
 
 
 def _describe_pause(folder: RunFolder, pause: float) -> str:

@@ -15,7 +15,7 @@ from paceline.cli.commands import ps, show, sweep_show
 from paceline.cli.output import console
 from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.run_folder import RunFolder
-from paceline.watch.overview import make_overviews
+from paceline.watch.overview import make_overview
 from paceline.watch.records import Record
 from tests.sweep.folders import end, grid, make_sweep
 
@@ -64,7 +64,7 @@ def test_ps_never_cuts_ids_and_reasons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, width: int | None
 ) -> None:
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
-    monkeypatch.setattr(ps, "read_newest", lambda *_: (make_overviews(make_records(tmp_path)), 0))
+    monkeypatch.setattr(ps, "read_newest", lambda *_: (list(map(make_overview, make_records(tmp_path))), 0))
     text = draw(width, lambda: ps.command(count=20))
     lines = text.splitlines()
     assert max(map(len, lines)) <= (width or console.PIPE_WIDTH)
@@ -96,7 +96,7 @@ def test_ps_of_a_laptop_has_steps_ages_and_whole_names(
     found[1].folder.attempt(1).path.mkdir(parents=True)
     found[1].folder.attempt(1).failure.write_text(json.dumps(failure))
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
-    monkeypatch.setattr(ps, "read_newest", lambda *_: (make_overviews(found), 0))
+    monkeypatch.setattr(ps, "read_newest", lambda *_: (list(map(make_overview, found)), 0))
     lines = draw(80, lambda: ps.command(count=20)).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["RUN", "STATUS", "STEP", "AGE", "PROGRAM", "WHERE", "/", "WHY"]
@@ -108,7 +108,7 @@ def test_ps_of_a_laptop_has_steps_ages_and_whole_names(
 def test_ps_says_how_many_runs_are_older(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, capsys: pytest.CaptureFixture[str], live: bool
 ) -> None:
-    records = make_overviews(record for record in make_records(tmp_path) if not live or not record.is_over)
+    records = [make_overview(record) for record in make_records(tmp_path) if not live or not record.is_over]
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
     monkeypatch.setattr(ps, "read_newest", lambda _, limit: (records[:limit], len(records[limit:]) if limit else 0))
     text = draw(80, lambda: ps.command(count=1, live=live))

@@ -18,10 +18,17 @@ from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.index import index_file, rows
 from paceline.watch.index.index_file import load_index, save_index
-from paceline.watch.index.rows import read_overviews
-from paceline.watch.records import find_runs
+from paceline.watch.index.rows import read_rows
+from paceline.watch.overview import Overview
+from paceline.watch.records import QueryStates, find_runs
+from paceline.watch.scheduler.shared_answer import query_states
 
 COUNT = 120
+
+
+def read_all(scratch: Path, *, query: QueryStates = query_states) -> list[Overview]:
+    """Return the rows of all runs, newest first."""
+    return read_rows(find_runs(scratch), scratch, query)
 
 
 @pytest.fixture(autouse=True)
@@ -93,31 +100,31 @@ def test_several_processes_read_the_same_rows(scratch: Path, monkeypatch: pytest
 
 def test_runs_that_are_over_are_read_once(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = read_folders(monkeypatch)
-    first = read_overviews(scratch)
+    first = read_all(scratch)
     assert len(read) == len(first) == COUNT
     assert [row.run_id for row in first] == sorted((row.run_id for row in first), reverse=True)
     read.clear()
-    assert read_overviews(scratch) == first
+    assert read_all(scratch) == first
     assert read == []
     new = make_run(scratch, 500)
-    assert [row.run_id for row in read_overviews(scratch)] == [new.path.name, *(row.run_id for row in first)]
+    assert [row.run_id for row in read_all(scratch)] == [new.path.name, *(row.run_id for row in first)]
     assert read == [new.path.name]
 
 
 def test_a_run_that_changes_is_read_again(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resumed, cancelled, lost = (make_run(scratch, 500 + n, verdict="failed") for n in range(3))
-    assert {row.status for row in read_overviews(scratch)[:3]} == {"failed"}
+    assert {row.status for row in read_all(scratch)[:3]} == {"failed"}
     read = read_folders(monkeypatch)
     (resumed.claims / "2").symlink_to("pid-2-def")
     resumed.job_start("pid-2-def").path.mkdir()
     resumed.job_start("pid-2-def").process.write_text(describe_processes([os.getpid()]))
     cancelled.cancelled.touch()
     lost.job_start("pid-1-abc").verdict.unlink()
-    found = {row.run_id: row.status for row in read_overviews(scratch)}
+    found = {row.run_id: row.status for row in read_all(scratch)}
     assert [found[each.path.name] for each in (resumed, cancelled, lost)] == ["running", "cancelled", "lost"]
     assert sorted(read) == sorted(each.path.name for each in (resumed, cancelled, lost))
     read.clear()
-    read_overviews(scratch)  # the changes are new, and there may be more of them
+    read_all(scratch)  # the changes are new, and there may be more of them
     assert sorted(read) == sorted(each.path.name for each in (resumed, cancelled, lost))
 
 
@@ -131,7 +138,7 @@ def test_the_scheduler_is_asked_only_about_runs_that_may_go_on(scratch: Path) ->
         return {"7": JobState("7", "RUNNING"), "8": JobState("8", "FAILED")}
 
     for _ in range(2):
-        assert [row.status for row in read_overviews(scratch, query=query)[:2]] == ["failed", "running"]
+        assert [row.status for row in read_all(scratch, query=query)[:2]] == ["failed", "running"]
     assert asked == [["7", "8"], ["7"]]
 
 
@@ -145,7 +152,7 @@ def test_a_job_that_slurm_has_just_forgotten_is_asked_for_again(scratch: Path) -
         return {}
 
     for _ in range(2):
-        assert [row.status for row in read_overviews(scratch, query=query)[:2]] == ["lost", "lost"]
+        assert [row.status for row in read_all(scratch, query=query)[:2]] == ["lost", "lost"]
     assert asked == [["7", "8"], ["7"]]
 
 
@@ -153,7 +160,7 @@ def test_a_job_that_slurm_has_just_forgotten_is_asked_for_again(scratch: Path) -
 def test_an_index_that_is_damaged_is_made_again(
     scratch: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    first = read_overviews(scratch)
+    first = read_all(scratch)
     (path,) = temporary.glob("paceline-*/index-*")
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     text = path.read_bytes()
@@ -167,10 +174,10 @@ def test_an_index_that_is_damaged_is_made_again(
     else:
         path.write_bytes({"cut": text[:-100], "garbage": b"\0" * 1000, "empty": b""}[damage])
     read = read_folders(monkeypatch)
-    assert read_overviews(scratch) == first
+    assert read_all(scratch) == first
     assert len(read) == COUNT
     assert load_index(scratch)
-    assert read_overviews(scratch) == first
+    assert read_all(scratch) == first
     assert len(read) == COUNT
 
 
@@ -178,25 +185,26 @@ def test_without_a_place_for_the_index_everything_is_read(
     scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    assert len(read_overviews(scratch)) == len(read_overviews(scratch)) == COUNT
+    assert len(read_all(scratch)) == len(read_all(scratch)) == COUNT
 
 
 def test_runs_that_are_removed_leave_the_index(scratch: Path) -> None:
-    read_overviews(scratch)
+    read_all(scratch)
     gone = scratch / "p" / "e" / "20260101-000003-aaaa"
     gone.rename(scratch / "gone")
-    assert len(read_overviews(scratch)) == COUNT - 1
+    assert len(read_all(scratch)) == COUNT - 1
     assert str(gone) not in load_index(scratch)
 
 
 WRITER = """
 import sys, tempfile
 from pathlib import Path
-from paceline.watch.index.rows import read_overviews
+from paceline.watch.index.rows import read_rows
 from paceline.watch.records import find_runs
 tempfile.tempdir = sys.argv[2]
 for _ in range(5):
-    assert len(read_overviews(Path(sys.argv[1]))) == int(sys.argv[3])
+    scratch = Path(sys.argv[1])
+    assert len(read_rows(find_runs(scratch), scratch)) == int(sys.argv[3])
     for path in Path(sys.argv[2]).glob("paceline-*/index-*"):
         path.unlink(missing_ok=True)
 """
@@ -209,7 +217,7 @@ def test_several_processes_may_write_it(scratch: Path, temporary: Path) -> None:
 
 
 def test_the_fields_of_a_row_survive(scratch: Path) -> None:
-    row = read_overviews(scratch)[0]
+    row = read_all(scratch)[0]
     entries = load_index(scratch)
     save_index(scratch, entries)
     assert load_index(scratch) == entries

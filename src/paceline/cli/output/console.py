@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from contextlib import suppress
@@ -14,20 +13,13 @@ from paceline.ui.terminal import text as safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 NARROWEST = 20  # columns of a terminal for which sentences are wrapped
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
 THEME = {"good": "green", "bad": "red", "warn": "yellow", "dim": "grey50", "name": "bold", "path": "cyan"}
 
-# Colours and the erasing of a line, which progress bars need; then all that acts on a terminal otherwise.
-_ESCAPE = re.compile(
-    r"(\x1b\[[0-9;:]*[mK])|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]"
-    r"|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]"
-)
 printable = safe_text.printable
-_BEGUN_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]{0,4096}\x1b?|[ -/]*)\Z")
 
 
 def is_colourful(stream: IO[str]) -> bool:
@@ -36,23 +28,6 @@ def is_colourful(stream: IO[str]) -> bool:
 
 def paint(text: str, colour: str, stream: IO[str]) -> str:
     return f"{colour}{text}{PLAIN}" if is_colourful(stream) else text
-
-
-class ScriptOutput:
-    """Prints a script's output. A terminal gets its text and colours alone; a pipe or a file gets all of it."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._filters = stream.isatty()
-        self._begun = ""  # an escape sequence whose end has not come yet
-
-    def write(self, text: str) -> None:
-        if self._filters:
-            text = self._begun + text
-            found = _BEGUN_ESCAPE.search(text)
-            self._begun = found[0] if found else ""
-            text = _ESCAPE.sub(lambda escape: escape[1] or "", text[: len(text) - len(self._begun)])
-        self._stream.write(text)
 
 
 _is_passing = False  # whether the last line of the terminal is there only for the time being
@@ -127,15 +102,6 @@ def cell(value: object) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-def print_table(out: Console, table: Table) -> None:
-    """Print a table. In a pipe, lines end where their text does."""
-    with out.capture() as printed:
-        out.print(table)
-    lines = printed.get().splitlines(keepends=True)
-    text = "".join(lines if out.is_terminal else [f"{line.rstrip()}\n" for line in lines])
-    out.file.write(text)
 
 
 def console(*, stderr: bool = False) -> Console:

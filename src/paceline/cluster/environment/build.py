@@ -53,7 +53,6 @@ _FORWARDED = re.compile(
 class BuildPlan:
     """What a build writes and calls. A dry run prints the script."""
 
-    inputs: EnvironmentInputs
     target: StoredEnvironment
     folder: BuildFolder
     files: dict[str, str]  # name -> text
@@ -86,7 +85,7 @@ def plan_build(job: Job, inputs: EnvironmentInputs, environ: Mapping[str, str], 
     files[folder.marker.name] = _marker(inputs)
     submission = submission_environment(environ, directives)
     named = _named_in(inputs.requirements.lines)
-    return BuildPlan(inputs, target, folder, files, _environment(job, environ, named), submission.variables)
+    return BuildPlan(target, folder, files, _environment(job, environ, named), submission.variables)
 
 
 def _contents(job: Job, inputs: EnvironmentInputs, folder: BuildFolder) -> tuple[dict[str, str], list[str]]:

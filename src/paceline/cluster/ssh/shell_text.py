@@ -30,11 +30,6 @@ def words(texts: Iterable[str]) -> str:
     return " ".join(word(text) for text in texts)
 
 
-def assignments(variables: dict[str, str]) -> str:
-    """Return shell text that exports variables."""
-    return "".join(f"export {name}={word(value)}\n" for name, value in variables.items())
-
-
 def shell_command(script: str) -> str:
     """Return a script for `sh` as a command line that bash, zsh, tcsh and fish understand alike.
 

@@ -25,7 +25,6 @@ UNKNOWN_LOOK = ("default", "?", "?")
 PART_NAMES = {"first_batch": "first batch", "setup": "set-up", "data": "waiting for data"}
 MIN_PART = 0.005  # of the wall time: a smaller part is not named
 MAX_ATTEMPTS = 8
-MAX_STARTS = 4
 
 
 def goodput_lines(goodput: GoodputDetails, *, width: int, unicode: bool, with_bar: bool = True) -> list[Line]:

@@ -12,18 +12,13 @@ from paceline.contract.run_folder import RunFolder
 from paceline.watch.index.index_file import FIELDS, Entry, load_index, save_index
 from paceline.watch.index.parallel import read_in_processes
 from paceline.watch.overview import Overview, make_overview
-from paceline.watch.records import LOST, QueryStates, find_runs, iterate_records, record_maker
+from paceline.watch.records import LOST, QueryStates, iterate_records, record_maker
 from paceline.watch.scheduler.shared_answer import query_states
 
 SETTLED = 120.0  # seconds without a change until a run that is over counts as unchanging: file servers show it late
 FORGOTTEN = 86400.0  # the same for a job that Slurm does not know: its controller may have been away
 FEW = 100  # runs that are read as quickly as the index
 MANY = 1000  # runs that are read sooner by several processes
-
-
-def read_overviews(scratch: Path, *, limit: int | None = None, query: QueryStates = query_states) -> list[Overview]:
-    """Return the rows of the runs in a scratch folder, newest first."""
-    return read_rows(find_runs(scratch, limit=limit), scratch, query)
 
 
 def read_rows(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,9 @@ RUN_FIELDS: Fields = {
 }  # fmt: skip
 
 
-def find_runs(scratch: Path, *, limit: int | None = None) -> list[RunFolder]:
+def find_runs(scratch: Path) -> list[RunFolder]:
     """Return the runs in a scratch folder, newest first (run ids sort by time)."""
-    found = list_folders(scratch, "run.json")
-    return [RunFolder(Path(path)) for path in (found if limit is None else islice(found, limit))]
+    return [RunFolder(Path(path)) for path in list_folders(scratch, "run.json")]
 
 
 def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> list[Record]:

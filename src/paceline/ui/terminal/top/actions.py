@@ -17,7 +17,7 @@ from paceline.watch.overview import Overview
 from paceline.watch.records import read_record
 from paceline.watch.resume_hint import resume_command
 
-CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"
+STOP, REQUEUE = "stop", "requeue"
 
 
 @dataclass(frozen=True)
