@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.runs.code_identity import identify_code
-from paceline.cluster.runs.snapshot import Snapshot, list_code, take_snapshot
+from paceline.cluster.runs.snapshot import Snapshot, list_code
 from paceline.errors import EnvironmentProblem
 
 MB = 2**20
@@ -46,7 +46,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def snapshot(project: Path, store: Path, *, limit: int = MB, exclude: tuple[str, ...] = ()) -> Snapshot:
-    return take_snapshot(project, store=store, limit=limit, exclude=exclude, exclude_paths=[store.parent])
+    return list_code(project, limit=limit, exclude=exclude, exclude_paths=[store.parent]).store(store)
 
 
 def contents(folder: Path) -> set[str]:
