@@ -187,8 +187,7 @@ class RendezvousClient:
             message = {"host": self.placement.host, "message": error.message, "hint": error.hint}
             try:
                 self.job_start.path.mkdir(parents=True, exist_ok=True)
-                path = self.job_start.path / f"join-error-{self.placement.index}"
-                write_atomically(path, json.dumps(message))
+                write_atomically(self.job_start.join_error(self.placement.index), json.dumps(message))
             except OSError as problem:
                 print(f"paceline: cannot write {self.job_start.path}: {problem.strerror}", file=sys.stderr)
                 return

@@ -77,7 +77,7 @@ class RendezvousServer:
         return Membership(self.members, roster, head_address, peer_address)
 
     def _listen(self) -> socket.socket:
-        """Listen on the announced port. If it is taken, choose another and write it to the job start's folder."""
+        """Listen on the announced port, or on another if that is taken; write which one to the job start's folder."""
         announced = self.environ.get(env.RENDEZVOUS)
         host, port = split_address(announced) if announced else (self.placement.host, 0)
         if self.job_start is None and not announced:
@@ -118,7 +118,7 @@ class RendezvousServer:
         """Raise the error of an agent that cannot get here, instead of waiting for it."""
         if self.job_start is None:
             return
-        for path in sorted(self.job_start.path.glob("join-error-*")):
+        for path in self.job_start.join_errors():
             try:
                 report = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""Starts the ranks of a node, one module per launch style, and captures their output."""
+"""Starts the ranks of a node, forked, by torchrun or as new processes, and captures their output."""

@@ -1,4 +1,4 @@
-"""The ranks that one agent starts: what an attempt gives them, and the interface that every launch style implements."""
+"""The ranks that one agent starts: what an attempt gives them, and the interface of every worker group."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def run_agents(
         prestarted, after_start = None, lambda: None
         if code not in (*KILLED, RESTART_EXIT) or job_start.verdict.exists() or not job_start.agent.exists():
             return code if code >= 0 else 128 - code
-        for path in (job_start.head, *job_start.path.glob("join-error-*")):
+        for path in (job_start.head, *job_start.join_errors()):
             path.unlink(missing_ok=True)
 
 
