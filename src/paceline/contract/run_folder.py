@@ -1,4 +1,4 @@
-"""The run folder: every file of a run, and who writes it."""
+"""The run folder: every file of a run, and what it holds."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ class RunFolder:
     launch_spec = Entry("launch.json")  # what the agents and ranks of the run do
     script = Entry("job.sbatch")  # exactly what was submitted
     shell_library = Entry("job.sh")  # what `job.sbatch` sources: stop, requeue, one job per run folder
+    shell_setup = Entry("shell-setup.sh")  # the environment section of `job.sbatch`, for `paceline shell`
     job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
-    requeues = Entry("requeues")  # `TIME JOB-START`, a line for each time that the run was requeued
+    stops_without_progress = Entry("stops-without-progress")  # how often in a row a stop came before anything was saved
+    requeues = Entry("requeues")  # `TIME JOB-START`, a line for each `requeue` that a head agent wrote
     claims = Entry("claims")  # links 1, 2, ... to job starts; the last one has the run folder now
     environment = Entry("environment.sh")  # the job's variables, 0600, sourced by the script
     code = Entry("code")  # a link to the snapshot of the project's code
@@ -131,6 +133,7 @@ class AttemptFolder:
 
     start = Entry("start")  # its job start, and the step of the newest checkpoint at its start; -1 if there was none
     verdict = Entry("verdict")  # `done`, `stopped` or `failed`, written by the head agent; absent means failed
+    summary = Entry("summary.json")  # what the restart policy must know about a failed attempt
     failure = Entry("failure.json")  # the first failure: rank, host, exit code or signal, and traceback
 
     def log(self, rank: int) -> Path:
@@ -161,12 +164,12 @@ class AttemptFolder:
 
 @dataclass(frozen=True)
 class JobStartFolder:
-    """The files through which the batch shell and the head agent of one job start talk to each other."""
+    """The files through which the batch shell and the agents of one job start talk to each other."""
 
     path: Path
 
     stop = Entry("stop")  # made by the batch shell's trap; the head agent polls it
-    verdict = Entry("verdict")  # the last attempt's verdict: what the batch script acts on
+    verdict = Entry("verdict")  # the last attempt's; written by the head agent, or by the batch shell if there is none
     unsaved = Entry("unsaved")  # present if the run's last state could not be saved; says which one
     process = Entry("process")  # of a local run: its host, its processes, and when each was started
 
@@ -174,20 +177,30 @@ class JobStartFolder:
     def requeue(self) -> Path:
         """Present if the run may be requeued. Holds the nodes to exclude then, separated by commas.
 
-        The head agent writes it before the verdict, and the batch shell requeues only if it finds both. The list may be
-        empty; it comes on top of the nodes that the user excluded. The shell adds only what the agent cannot know:
-        after a TERM to the shell itself, or once the run is cancelled, it does not requeue.
+        The head agent decides: it writes this file before the verdict, and the batch shell requeues if it finds both,
+        unless the shell itself got a TERM or the run is cancelled. The list may be empty; it comes on top of the nodes
+        that the user excluded. The batch shell writes both files only if there is no agent that could: srun hung, or a
+        trial never started (`paceline_decide_without_agent` in job.sh).
         """
         return self.path / "requeue"
 
     agent = Entry("agent")  # how many head agents have begun, less those whose end an attempt's summary counts
     queued_at = Entry("queued-at")  # made by the batch shell: since when the job was queued, in seconds since 1970
     no_scontrol = Entry("no-scontrol")  # made by the batch shell: its node has none, so a new job continues the run
-    requeue_failed = Entry("requeue-failed")  # written by the batch shell: why the run was not requeued
+    requeue_failed = Entry("requeue-failed")  # why the run was not requeued, from the head agent or the batch shell
     notified = Entry("notified")  # what the head agent has told the user of this job start's end
     excluded_nodes = Entry("excluded-nodes")  # nodes that agents found unfit during this job start, one name per line
     node_lost = Entry("node-lost")  # made by a head agent that ends without another agent: srun may wait for its node
-    head = Entry("head")  # `host:port` of the rendezvous, if the head agent chose it
+    srun_killed = Entry("srun-killed")  # made by the batch shell: it killed srun, which waited for a lost node
+    inside = Entry("inside.sh")  # written by the batch shell: the way into the container, for every node
+    head = Entry("head")  # `host:port` at which the head agent listens for the others
+
+    def join_error(self, agent: int) -> Path:
+        """Why an agent could not join the others. The head agent reads it."""
+        return self.path / f"join-error-{agent}"
+
+    def join_errors(self) -> list[Path]:
+        return sorted(self.path.glob("join-error-*"))
 
     def read_queue_time(self) -> dict[str, float]:
         """Return since when this job start was in the queue, as a field of an event; empty if nobody has said so."""
