@@ -6,6 +6,7 @@ PacelineError
 ├── EnvironmentProblem  this machine lacks something, or a path cannot be used
 ├── ClusterError      the scheduler fails or does not respond
 │   ├── NoSlurm         this machine has no Slurm
+│   │   └── NotConfigured  it has only Slurm's programs
 │   ├── NoAnswer        Slurm does not answer in time
 │   ├── ConnectionProblem  a cluster cannot be reached over SSH
 │   └── JobRejected   sbatch rejected the job, for a `reason`
@@ -62,6 +63,10 @@ class ClusterError(PacelineError):
 
 class NoSlurm(ClusterError):
     """Slurm is not installed here, or not configured: nobody was asked."""
+
+
+class NotConfigured(NoSlurm):
+    """Slurm's programs are installed here, but this machine belongs to no cluster."""
 
 
 class NoAnswer(ClusterError):

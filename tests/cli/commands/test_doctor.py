@@ -19,7 +19,7 @@ from paceline.cluster.checks.findings import GOOD, NOTE, PROBLEM, WARNING, Findi
 from paceline.contract.fitness.judgement import Judgement
 from paceline.contract.fitness.measurement import Measurement
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import ClusterError
+from paceline.errors import ClusterError, NotConfigured
 from paceline.watch.diagnosis.speed import describe
 
 FINDINGS = [
@@ -132,15 +132,15 @@ def test_slurm_without_a_cluster_is_no_problem(monkeypatch: pytest.MonkeyPatch) 
     """A laptop may only have Slurm's commands. A controller that does not respond is one."""
     monkeypatch.setattr(machine.slurm, "available", lambda: True)
     monkeypatch.setattr(machine.slurm, "version", lambda: (23, 11))
-    for message, level in ((machine.slurm.NOT_CONFIGURED, WARNING), ("sinfo failed: timed out.", PROBLEM)):
-        monkeypatch.setattr(machine, "query_partitions", partial(fail, message))
+    for kind, level in ((NotConfigured, WARNING), (ClusterError, PROBLEM)):
+        monkeypatch.setattr(machine, "query_partitions", partial(fail, kind("sinfo says why.")))
         (found,) = machine.inspect_slurm()
         assert found.level == level
-        assert message in found.text
+        assert "sinfo says why." in found.text
 
 
-def fail(message: str) -> None:
-    raise ClusterError(message)
+def fail(error: ClusterError) -> None:
+    raise error
 
 
 def test_speeds_are_shown_beside_what_is_slow() -> None:

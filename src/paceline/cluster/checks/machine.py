@@ -18,7 +18,7 @@ from paceline.cluster.local.machine import detect_machine
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.partitions import Partition, query_partitions
 from paceline.contract.env import POLL_INTERVAL
-from paceline.errors import ClusterError
+from paceline.errors import ClusterError, NotConfigured
 from paceline.spec.site import SITE_FILE, find_site
 
 FABRIC = " (InfiniBand)"  # after the name of a device
@@ -137,9 +137,9 @@ def inspect_slurm() -> list[Finding]:
         return [Finding("slurm", WARNING, f"Slurm {text} is older than 22.05, the oldest tested version.")]
     try:
         partitions = query_partitions()
+    except NotConfigured as error:  # its packages are here, as on a laptop that only has the commands
+        return [Finding("slurm", WARNING, error.message, error.hint)]
     except ClusterError as error:
-        if error.message == slurm.NOT_CONFIGURED:  # its packages are here, as on a laptop that only has the commands
-            return [Finding("slurm", WARNING, error.message, error.hint)]
         return [Finding("slurm", PROBLEM, f"Slurm ({text}) does not respond: {error.message}", error.hint)]
     found = [Finding("slurm", GOOD, f"{text}, {len(partitions)} partitions")]
     return found + [Finding(f"  {each.name}", GOOD if each.is_up else WARNING, describe(each)) for each in partitions]

@@ -18,14 +18,13 @@ from paceline.cluster.slurm.state_meanings import JobState, normalize_state
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder, write_atomically
-from paceline.errors import ClusterError, NoAnswer, NoSlurm
+from paceline.errors import ClusterError, NoAnswer, NoSlurm, NotConfigured
 
 COMMAND_TIMEOUT = 60.0  # seconds; a busy controller responds slowly
 JOBS_PER_CALL = 2000  # Linux limits one argument to 128 KiB
 SEPARATOR = "\x1f"  # never part of a name, a reason or a node list
 
 Completed = subprocess.CompletedProcess[str]
-NOT_CONFIGURED = "Slurm is installed here, but not configured."
 _CHECK_CONTROLLER = "Check the controller with `scontrol ping`; if it is a sandbox, with `paceline sandbox status`."
 
 CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
@@ -92,8 +91,8 @@ def call(
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{argv[0]} did not respond within {COMMAND_TIMEOUT:.0f} s.", hint=_CHECK_CONTROLLER) from None
     if done.returncode and "configuration source" in done.stderr:
-        raise NoSlurm(
-            NOT_CONFIGURED,
+        raise NotConfigured(
+            "Slurm is installed here, but not configured.",
             hint='If you have started a sandbox, type `eval "$(paceline sandbox env)"` in this terminal; if not, set'
             " SLURM_CONF, or run this on a login node of your cluster.",
         )
