@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.agent.failures import FENCED_OFF
 from paceline.agent.notify.delivery import NotDelivered, post, run_command
-from paceline.agent.stop.rank_signals import FILE, TERM, describe_cause
+from paceline.agent.stop.rank_signals import FILE, TERM, is_time_limit
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
@@ -101,9 +101,8 @@ class Notifier:
 
     def _is_time_limit(self, by_term: bool) -> bool:
         """Whether the job was stopped because of its time limit."""
-        grace = self._launch_spec.stop_timeout
         way = TERM if by_term else FILE
-        return "time limit" in describe_cause(way, cancelled=False, environ=self._environ, grace=grace)
+        return is_time_limit(way, environ=self._environ, grace=self._launch_spec.stop_timeout)
 
     def failed(self, message: str) -> None:
         """Tell that the agents themselves have failed."""

@@ -34,13 +34,25 @@ def describe_cause(way: int, *, cancelled: bool, environ: Mapping[str, str], gra
         return "paceline cancel --save" if way == FILE else "paceline cancel"
     if "SLURM_JOB_ID" not in environ:
         return "SIGTERM" if way == TERM else "the stop file"
-    end = environ.get("SLURM_JOB_END_TIME", "")
-    left = int(end) - time.time() if end.isdigit() else None
+    left = _time_left(environ)
+    at_limit = is_time_limit(way, environ=environ, grace=grace)
     if way == TERM:
-        return "the time limit is reached" if left is not None and left < 1 else "SIGTERM: preemption or scancel"
-    if left is None:  # an older Slurm does not say when the job ends
+        return "the time limit is reached" if at_limit else "SIGTERM: preemption or scancel"
+    if left is None:
         return "SIGUSR1 to the batch script, by Slurm near the limit or by hand"
-    return f"time limit in {max(0.0, left):.0f} s" if left <= grace + LIMIT_SLACK else "SIGUSR1 to the batch script"
+    return f"time limit in {max(0.0, left):.0f} s" if at_limit else "SIGUSR1 to the batch script"
+
+
+def is_time_limit(way: int, *, environ: Mapping[str, str], grace: float) -> bool:
+    """Whether a stop that the batch script or SIGTERM requests is due to the job's time limit."""
+    left = _time_left(environ)
+    return left is not None and (left < 1 if way == TERM else left <= grace + LIMIT_SLACK)
+
+
+def _time_left(environ: Mapping[str, str]) -> float | None:
+    """Return the seconds until the time limit; None without a job, or if an older Slurm does not say."""
+    end = environ.get("SLURM_JOB_END_TIME", "") if "SLURM_JOB_ID" in environ else ""
+    return int(end) - time.time() if end.isdigit() else None
 
 
 class StopRequest:
