@@ -11,8 +11,8 @@ from pathlib import Path
 
 from paceline.errors import SpecError
 from paceline.plan.quote import quote
-from paceline.plan.slurm.batch_script import Script, header_lines, source_library
-from paceline.plan.slurm.directives import Directive, TaskCounts, file_pattern
+from paceline.plan.slurm.batch_script import Script, source_library
+from paceline.plan.slurm.directives import Directive, TaskCounts, file_pattern, render
 from paceline.plan.slurm.launch_command import launch_lines
 from paceline.plan.slurm.script_plan import ScriptPlan
 from paceline.spec import Job
@@ -61,16 +61,18 @@ def array_script(plan: ScriptPlan, trials: Trials) -> Script:
     """Return the script of a sweep. `plan.counts` are those of one trial, `plan.directives` those of a task."""
     launch = launch_lines(_share(plan, trials), "$paceline_submission", rendezvous=' "$paceline_trial"')
     return Script(
-        header_lines(plan, "Each task runs the trials in its line of a list: sbatch --array=0-9 job.sbatch tasks-1"),
-        [
+        title=plan.title,
+        advice=["Each task runs the trials in its line of a list: sbatch --array=0-9 job.sbatch tasks-1"],
+        directives=render(plan.directives),
+        start=[
             f"paceline_sweep={quote(str(trials.sweep))} # everything about this sweep is in this folder",
             f"paceline_submission={quote(str(plan.folder.path))} # and everything about this submission in this one",
             f"paceline_python={quote(plan.python)}",
             *source_library("$paceline_submission"),
             f'paceline_start_task "$paceline_sweep" "$paceline_submission" "${{1:-tasks-1}}"{plan.start_options}',
         ],
-        plan.environment.lines("$paceline_submission"),
-        [
+        environment=plan.environment.lines("$paceline_submission"),
+        launch=[
             "# Each trial opens and closes with Paceline on this host, and runs on the nodes in between.",
             f'paceline_run_half() {{ {_run_half(plan)} "$@"; }}',
             "paceline_launch_trial() {",

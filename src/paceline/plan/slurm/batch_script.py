@@ -19,20 +19,29 @@ from paceline.plan.slurm.script_plan import ScriptPlan
 # The headings of a script's sections. `paceline shell` evaluates the lines between them.
 ENVIRONMENT = "# -- environment --"
 LAUNCH = "# -- launch --"
-KEEP = "You can read it, keep it, and submit it again: sbatch job.sbatch"
 
 
 @dataclass(frozen=True)
 class Script:
     """A batch script, section by section."""
 
-    header: Sequence[str]
+    title: str
+    advice: Sequence[str]  # what the reader can do with the script
+    directives: Sequence[str]
     start: Sequence[str]
     environment: Sequence[str]
     launch: Sequence[str]
 
     def __str__(self) -> str:
-        sections = (self.header, self.start, [ENVIRONMENT, *self.environment], [LAUNCH, *self.launch])
+        header = [
+            "#!/bin/bash",
+            f"# {self.title}",
+            "# Written by Paceline, in plain bash for Slurm.",
+            *(f"# {line}" for line in self.advice),
+            "#",
+            *self.directives,
+        ]
+        sections = (header, self.start, [ENVIRONMENT, *self.environment], [LAUNCH, *self.launch])
         return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
@@ -44,27 +53,18 @@ def shell_library() -> str:
 def job_script(plan: ScriptPlan) -> Script:
     """Return the script of a single run."""
     return Script(
-        header_lines(plan, KEEP),
-        [
+        title=plan.title,
+        advice=["You can read it, keep it, and submit it again: sbatch job.sbatch"],
+        directives=render(plan.directives),
+        start=[
             f"paceline_run={quote(str(plan.folder.path))} # everything about this run is in this folder",
             f"paceline_python={quote(plan.python)}",
             *source_library("$paceline_run"),
             f"paceline_start_job{plan.start_options}",
         ],
-        plan.environment.lines("$paceline_run"),
-        [*launch_lines(plan, "$paceline_run"), "paceline_finish_job"],
+        environment=plan.environment.lines("$paceline_run"),
+        launch=[*launch_lines(plan, "$paceline_run"), "paceline_finish_job"],
     )
-
-
-def header_lines(plan: ScriptPlan, *advice: str) -> list[str]:
-    return [
-        "#!/bin/bash",
-        f"# {plan.title}",
-        "# Written by Paceline, in plain bash for Slurm.",
-        *(f"# {line}" for line in advice),
-        "#",
-        *render(plan.directives),
-    ]
 
 
 def source_library(folder: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
 from paceline.contract.launch_spec import LaunchSpec
@@ -18,7 +18,7 @@ from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.plan.shape import Shape
 from paceline.plan.slurm.array_script import Trials, array_script
-from paceline.plan.slurm.batch_script import KEEP, job_script, shell_library
+from paceline.plan.slurm.batch_script import Script, job_script, shell_library
 from paceline.plan.slurm.directives import Directive, TaskCounts, count_tasks, directives, require_plain_path
 from paceline.plan.slurm.script_plan import ScriptPlan
 from paceline.spec import Job
@@ -35,7 +35,7 @@ class SlurmPlan:
     launch_spec: LaunchSpec
     directives: tuple[Directive, ...]
     environment: EnvironmentSection
-    script: str  # job.sbatch
+    sections: Script  # of job.sbatch
     library: str = field(repr=False)  # job.sh, which it sources
     environment_file: str = field(repr=False)  # environment.sh, which it sources too
     arguments: tuple[str, ...]  # of sbatch, before the script's path
@@ -43,6 +43,11 @@ class SlurmPlan:
     notes: tuple[str, ...] = ()
     secrets: str = ""  # their names, and where each comes from
     after: tuple[str, ...] = ()  # jobs that it waits for
+
+    @property
+    def script(self) -> str:
+        """The text of job.sbatch."""
+        return str(self.sections)
 
     @property
     def shape(self) -> Shape:
@@ -56,13 +61,13 @@ class SlurmPlan:
         """Return the value of an option of sbatch, if it is set."""
         return next((each.value for each in self.directives if each.option == option), None)
 
-    def show(self, *, stop: str = "", advice: Sequence[str] = (KEEP,)) -> str:
+    def show(self, *, stop: str = "", advice: Sequence[str] | None = None) -> str:
         """Return what a dry run prints: the script as it would be submitted, then the command.
 
-        `stop` says how the ranks are asked to stop; `advice` is the part of the header that says what the reader can
-        do with the script: without a run folder, Slurm cannot run it.
+        `stop` says how the ranks are asked to stop; `advice` replaces what the header says that the reader can do with
+        the script: without a run folder, Slurm cannot run it.
         """
-        script = self.script.replace(f"# {KEEP}\n", "".join(f"# {line}\n" for line in advice), 1)
+        script = self.sections if advice is None else replace(self.sections, advice=advice)
         spec = self.launch_spec
         program = [*(["-m"] if spec.is_module else []), spec.program, *spec.args]
         notes = [*(f"note: {note}" for note in self.notes), f"each rank runs: python {command_line(program)}"]
@@ -126,7 +131,7 @@ def plan_slurm(
         launch_spec=launch_spec,
         directives=tuple(options),
         environment=environment,
-        script=str(job_script(script_plan) if trials is None else array_script(script_plan, trials)),
+        sections=job_script(script_plan) if trials is None else array_script(script_plan, trials),
         library=shell_library(),
         environment_file=environment_file(job, environ, secrets),
         arguments=tuple(_dependency(job, after)),
