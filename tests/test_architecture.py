@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,16 @@ def test_only_runtime_imports_torch_and_only_some_rooms_start_processes() -> Non
             assert "torch" not in names, path
         if package not in CALLS_SUBPROCESS:
             assert "subprocess" not in names, path
+
+
+def test_environment_names_are_in_one_table() -> None:
+    """Also prefixes of names, but not `PACELINE_` itself."""
+    for path, tree in trees():
+        texts = {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        names = {text for text in texts if re.fullmatch(r"PACELINE_\w+", text)}
+        assert not names or path == SOURCE / "contract" / "env.py", f"{path.relative_to(SOURCE)} has {names}"
 
 
 def test_agents_need_the_standard_library_only() -> None:

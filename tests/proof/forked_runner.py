@@ -73,6 +73,6 @@ class ForkedRunner:
             "run", program, list(args), nproc=case.ranks, check=False, runtime={"max_steps": case.steps}
         )
         RunFolder(own).launch_spec.write_text(json.dumps(asdict(launch)), encoding="utf-8")
-        variables = {env.RUN: str(own), env.PROBE: str(path)}
+        variables = {env.RUN: str(own), env.PROOF: str(path)}
         outputs = self.ranks(run_script, case.ranks, str(HERE / program), args, env={**os.environ, **variables})
         return str(outputs[0])

@@ -40,7 +40,7 @@ def test_on_the_cpu_the_step_runs_as_it_is(capfd: pytest.CaptureFixture[str]) ->
 
 def test_a_proof_sees_every_step(capfd: pytest.CaptureFixture[str]) -> None:
     with paceline.session(seed=0, cpu=True, report=False) as run, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_PROBE", "probe.json")
+        patch.setenv("PACELINE_PROOF", "probe.json")
         for _ in run.steps(range(1)):
             run.capture(lambda: None)()
     assert "run.capture: steps run eagerly, because `paceline prove` records" in capfd.readouterr().err

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract import env
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
-from paceline.plan.slurm.interactive_shell import INTERACTIVE, SETUP
+from paceline.plan.slurm.interactive_shell import INTERACTIVE
 from tests.fault_tolerance.runs import until
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import PLAIN, Paceline, diagnostics, project, rank_reports, run_of
@@ -142,12 +143,13 @@ def test_an_interactive_shell_reads_no_startup_files(tmp_path: Path) -> None:
     """On a terminal, without Slurm: startup files would undo what the job's setup lines did."""
     (tmp_path / ".bashrc").write_text("export GREETING=changed\n")
     master, slave = pty.openpty()
+    setup = "export GREETING=kept; speak() { echo it is $GREETING; }"
     process = subprocess.Popen(
         ["bash", "-c", INTERACTIVE], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-        env={**os.environ, "HOME": str(tmp_path), SETUP: "export GREETING=kept; speak() { echo it is $GREETING; }"},
+        env={**os.environ, "HOME": str(tmp_path), env.SHELL_SETUP: setup},
     )  # fmt: skip
     os.close(slave)
-    os.write(master, f"speak; echo [${SETUP}]; exit 3\n".encode())
+    os.write(master, f"speak; echo [${env.SHELL_SETUP}]; exit 3\n".encode())
     shown = b""
     try:
         while chunk := os.read(master, 65536):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.output import console
+from paceline.contract import env
 from paceline.errors import UsageError
 from paceline.spec.option_table import LIST, OUTPUT, PROJECT, SWITCH, VARIABLES, Option, options_of
 from paceline.spec.typed_flags import Flag, read_flags
@@ -89,9 +90,7 @@ class Settings:
 
     def note_profile(self, job: Job) -> None:
         """Say which profile was chosen, unless the user has chosen it."""
-        from paceline.spec.load import PROFILE
-
-        if job.profile is not None and self.profile is None and not os.environ.get(PROFILE):
+        if job.profile is not None and self.profile is None and not os.environ.get(env.PROFILE):
             console.say_note(f"using the profile of this cluster: [profiles.{job.profile}] of {job.file}")
 
 

@@ -1,7 +1,8 @@
-"""Names of the environment variables that Paceline sets and reads."""
+"""Names of the environment variables that Paceline sets and reads: the one table of them."""
 
 from __future__ import annotations
 
+# What the agent and its ranks know about their run.
 RUN = "PACELINE_RUN"  # the run folder
 ATTEMPT = "PACELINE_ATTEMPT"  # which attempt this is, from 1
 JOB_START = "PACELINE_JOB_START"  # one start of the job: job id and restart count on Slurm, process id locally
@@ -11,11 +12,35 @@ AGENT = "PACELINE_AGENT"  # "index/count" if no scheduler numbers the agents
 HEARTBEAT = "PACELINE_HEARTBEAT"  # the heartbeat file of this node
 ZYGOTE = "PACELINE_ZYGOTE"  # the socket of a zygote that started before its agent
 DATA = "PACELINE_DATA"  # node-local data folder
+OUTPUT_PIPES = "PACELINE_OUTPUT_PIPES"  # torchrun's ranks: the pipes that the agent reads, by local rank
+PARENT = "PACELINE_PARENT"  # exec'd ranks: the process that they must not outlive
+SPAWNED = "PACELINE_SPAWNED"  # set by `paceline.spawn` in its children, besides torchrun's variables
+PROOF = "PACELINE_PROOF"  # what `paceline prove` asks ranks to record: the file of a `ProofSpec`
+FITNESS = "PACELINE_FITNESS"  # the folder where ranks write what the fitness check measures; not set: they print it
+FITNESS_CPU = "PACELINE_FITNESS_CPU"  # "1": the fitness check measures CPUs, even if there are GPUs
+
+# Settings of the command line.
+SCRATCH = "PACELINE_SCRATCH"  # the folder for run folders; also for scripts that no agent started
+PROFILE = "PACELINE_PROFILE"  # the default of --cluster-profile, e.g. set in your shell's rc file
+ON = "PACELINE_ON"  # the default of --on
+SANDBOX = "PACELINE_SANDBOX"  # the folder of the sandbox
 POLL_INTERVAL = "PACELINE_POLL_INTERVAL"  # seconds for which an answer of the scheduler counts
-ON_CLUSTER = "PACELINE_ON_CLUSTER"  # on a login node: the cluster that `--on` named where the command was typed
-LAPTOP_FOLDER = "PACELINE_LAPTOP_FOLDER"  # there, too: the project's folder where the command was typed
+SILENCE = "PACELINE_SILENCE"  # seconds after which a silent connection to a cluster counts as lost
+
+# On a login node, of a command that was typed elsewhere.
+ON_CLUSTER = "PACELINE_ON_CLUSTER"  # the cluster that `--on` named there
+LAPTOP_FOLDER = "PACELINE_LAPTOP_FOLDER"  # the project's folder there
 SENT_FOLDER = "PACELINE_SENT_FOLDER"  # and its copy on the login node
-PROBE = "PACELINE_PROBE"  # what `paceline prove` asks ranks to record: the file of a `ProofSpec`
+
+# Of shells that run the lines of a job's script without the job. Lines travel in a variable: there may be no file that
+# all nodes see, and they may hold secrets, which an argument would show.
+SHELL_SETUP = "PACELINE_SHELL_SETUP"  # the lines, for a shell in an allocation
+PROBE_LINES = "PACELINE_PROBE_LINES"  # the lines, for a probe of the environment
+PROBE_REPORT = "PACELINE_PROBE_REPORT"  # the file that the script's own `paceline_fail` writes to
+PROBE_STEP = "PACELINE_PROBE_STEP"  # what the lines are doing; for a module, its name follows
+CHECK = "PACELINE_CHECK"  # set while lines of `setup` are only probed: one that must not run here can check for it
+
+NOTIFY = "PACELINE_NOTIFY_"  # begins the variables of a notification's command: ..._EVENT, _RUN_ID, _STATUS and _TEXT
 
 # Paths and names for scripts that do not use the runtime.
 SOURCE_DIR = "PACELINE_SOURCE_DIR"  # the code that the ranks run
@@ -51,7 +76,7 @@ _LAUNCHER_VARIABLES = frozenset({
 
 MAX_BYTES = 131_000  # of one variable: Linux starts no process with more than 128 KiB in one
 
-_USER_VARIABLES = frozenset({"PACELINE_SCRATCH", "PACELINE_SANDBOX", POLL_INTERVAL})  # settings of the command line
+_USER_VARIABLES = frozenset({SCRATCH, SANDBOX, POLL_INTERVAL})  # settings of the command line
 
 
 def is_too_large(name: str, value: str) -> bool:

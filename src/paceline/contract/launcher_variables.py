@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-SPAWNED = "PACELINE_SPAWNED"  # set by paceline.spawn in its children, besides torchrun's variables
+from paceline.contract import env
 
 # `srun` numbers its steps from 0. The batch script, an interactive shell and the external step have reserved numbers
 # or names: SLURM_PROCID=0 there does not mean rank 0 of SLURM_NTASKS.
@@ -55,7 +55,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
 # The first row whose variables are set counts. torchrun's variables come first, since our own agents set them. MPI
 # comes before Slurm: under mpirun the ranks also inherit the SLURM_* variables of the daemon that started them.
 TABLE = (
-    RankVariables("spawn", *_TORCHRUN, condition=lambda environ: SPAWNED in environ),
+    RankVariables("spawn", *_TORCHRUN, condition=lambda environ: env.SPAWNED in environ),
     RankVariables("torchrun", *_TORCHRUN),
     RankVariables("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                   "OMPI_COMM_WORLD_LOCAL_SIZE"),

@@ -241,7 +241,7 @@ class _RecordedRun(NewRun):
 
         old = plan.launch_spec
         return replace(plan, launch_spec=replace(
-            old, variables={**old.variables, env.PROBE: str(self._spec)}, cwd=in_copy(job.cwd),
+            old, variables={**old.variables, env.PROOF: str(self._spec)}, cwd=in_copy(job.cwd),
             program=old.program if old.is_module else in_copy(old.program), source=in_copy(job.folder),
             import_path=[in_copy(each) for each in old.import_path],
         ))  # fmt: skip

@@ -11,7 +11,6 @@ from pathlib import Path
 from paceline.contract import env
 from paceline.contract.run_folder import RunFolder
 
-SCRATCH = "PACELINE_SCRATCH"  # the user's setting, for scripts that no agent started
 DEFAULT_EXPERIMENT = "default"
 
 
@@ -39,7 +38,7 @@ class Paths:
             source_dir=source,
             project=environ.get(env.PROJECT) or source.name,
             experiment=environ.get(env.EXPERIMENT) or DEFAULT_EXPERIMENT,
-            scratch_dir=path(env.SCRATCH_DIR) or path(SCRATCH),
+            scratch_dir=path(env.SCRATCH_DIR) or path(env.SCRATCH),
             data_dir=path(env.DATA),
             checkpoints_dir=path(env.CHECKPOINTS) or (folder.checkpoints if folder else None),
             logs_dir=path(env.LOGS),

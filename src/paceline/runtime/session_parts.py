@@ -91,7 +91,7 @@ def build(
     if settings.mesh is not None:
         run._set_mesh(settings.mesh)
     at_end = None
-    if env.PROBE in os.environ:
+    if env.PROOF in os.environ:
         from paceline.runtime.proof.start import attach_recorder
 
         at_end = attach_recorder(run)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.contract import env
 from paceline.contract.files.folder_entry import Entry
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
@@ -57,7 +58,7 @@ class Settings:
 
 def default_folder() -> Path:
     """Return $PACELINE_SANDBOX, or a folder for state in the home folder."""
-    if folder := os.environ.get("PACELINE_SANDBOX"):
+    if folder := os.environ.get(env.SANDBOX):
         return Path(folder)
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "paceline" / "sandbox"

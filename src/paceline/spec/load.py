@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from paceline.contract import env
 from paceline.contract.files.file_owner import is_trusted, owner_name
 from paceline.contract.files.sent_code import is_sent, laptop_path
 from paceline.errors import SpecError
@@ -31,7 +32,6 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 FILE = "paceline.toml"
-PROFILE = "PACELINE_PROFILE"  # the default of --cluster-profile, e.g. set in your shell's rc file
 MAX_LITERAL = 1000  # characters of a value in Python's syntax
 NO_PROFILE = "none"  # as --cluster-profile: not even that of this cluster
 
@@ -94,7 +94,7 @@ def load_job(
     file = config or find_file(cwd, root)
     site = find_site()
     layers = [_Layer(site_values(site), str(SITE_FILE))]
-    chosen = profile or os.environ.get(PROFILE) or None
+    chosen = profile or os.environ.get(env.PROFILE) or None
     if file is not None:
         values = read_file(file)
         profiles = _take_profiles(values, file)

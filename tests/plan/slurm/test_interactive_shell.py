@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract import env
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.run_path import RunPath
 from paceline.plan.slurm.batch_script import ENVIRONMENT, LAUNCH
-from paceline.plan.slurm.interactive_shell import PIPED, SETUP, setup_from_script
+from paceline.plan.slurm.interactive_shell import PIPED, setup_from_script
 from paceline.plan.slurm.plan import SlurmPlan
 from tests.golden.cases import plan
 
@@ -32,7 +33,7 @@ def enter(folder: RunFolder, made: SlurmPlan) -> subprocess.CompletedProcess[str
     return subprocess.run(
         ["bash", "-c", PIPED], text=True, capture_output=True, timeout=60,
         input='false; echo "$GREETING $FROM_SETUP ${paceline_run-none}"',
-        env={"PATH": "/usr/bin:/bin", "HOME": "/", SETUP: setup_from_script(folder.script, made.launch_spec)},
+        env={"PATH": "/usr/bin:/bin", "HOME": "/", env.SHELL_SETUP: setup_from_script(folder.script, made.launch_spec)},
     )  # fmt: skip
 
 

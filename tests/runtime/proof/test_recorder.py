@@ -34,7 +34,7 @@ def train(folder: str, workers: int, recorded: bool) -> tuple[list[list[int]], l
     if recorded:
         spec = Path(folder) / "probe.json"
         spec.write_text(ProofSpec(folder, steps=7).to_json(), encoding="utf-8")
-        os.environ[env.PROBE] = str(spec)
+        os.environ[env.PROOF] = str(spec)
         from paceline.runtime.proof.start import start_recorder
 
         start_recorder()

@@ -17,9 +17,10 @@ from paceline.agent.health.cgroup import CpuQuota, cpu_quota
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Launch
+from paceline.contract import env
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.fitness.judgement import Judgement, judge
-from paceline.contract.fitness.measurement import FOLDER, Measurement
+from paceline.contract.fitness.measurement import Measurement
 from paceline.contract.processes.python_command import DROP_CWD_FROM_PATH
 from paceline.contract.run_folder import RunFolder, write_atomically
 
@@ -59,9 +60,9 @@ class FitnessCheck:
         """Run the measurement on this node's ranks. Returns what they wrote, and the share of throttled periods."""
         folder = self._run.path / "fitness"
         folder.mkdir(parents=True, exist_ok=True)
-        common = {**self._launch.common_environ(), FOLDER: str(folder)}
+        common = {**self._launch.common_environ(), env.FITNESS: str(folder)}
         if not self._launch.launch_spec.gpus:
-            common["PACELINE_FITNESS_CPU"] = "1"
+            common[env.FITNESS_CPU] = "1"
         before, started = cpu_quota(), []
         numbers = [rank for rank, _ in self._launch.ranks()]
         for rank, local_rank in self._launch.ranks():

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from paceline.contract import env
+
 WEBHOOK_TIMEOUT = 5.0  # seconds
 COMMAND_TIMEOUT = 10.0
 
@@ -69,10 +71,9 @@ def _post(address: str, payload: Mapping[str, Any], timeout: float) -> None:
 def run_command(command: str, payload: Mapping[str, Any], environ: Mapping[str, str]) -> None:
     """Run a shell command with the notification as JSON on its standard input. Raises NotDelivered."""
     variables = {
-        f"PACELINE_NOTIFY_{name.upper()}": str(payload[name]).replace("\0", "")
-        for name in ("event", "run_id", "status")
+        f"{env.NOTIFY}{name.upper()}": str(payload[name]).replace("\0", "") for name in ("event", "run_id", "status")
     }
-    variables["PACELINE_NOTIFY_TEXT"] = " ".join(str(payload["text"]).replace("\0", "").split())  # for a subject
+    variables[f"{env.NOTIFY}TEXT"] = " ".join(str(payload["text"]).replace("\0", "").split())  # for a subject
     try:
         process = subprocess.Popen(
             ["/bin/sh", "-c", command], env={**environ, **variables}, stdin=subprocess.PIPE,

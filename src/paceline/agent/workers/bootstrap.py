@@ -28,7 +28,7 @@ from paceline.agent.stop.framework_watch import watch_frameworks
 from paceline.agent.workers import processes, standard_input
 from paceline.agent.workers.coordination_probe import CoordinationProbe
 from paceline.agent.workers.store_listener import wait_for_store
-from paceline.agent.workers.variables.rank_variables import OUTPUT_PIPES, PARENT, REMOVED
+from paceline.agent.workers.variables.rank_variables import REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env
 from paceline.contract.files.stack_signal import write_stacks_on_signal
@@ -57,15 +57,15 @@ def make_rank_spec(launch_spec: LaunchSpec, *, attempt: AttemptFolder, heartbeat
 def main(_: list[str]) -> None:
     """Run a rank in a fresh process, described by its environment variables."""
     environ = os.environ
-    if PARENT in environ:
-        process.die_with_parent(int(environ[PARENT]))
+    if env.PARENT in environ:
+        process.die_with_parent(int(environ[env.PARENT]))
     run = RunFolder(Path(environ[env.RUN]))
     launch_spec = LaunchSpec.from_json(run.launch_spec.read_text(encoding="utf-8"))
     local_rank = int(environ.get(env.LOCAL_RANK, "0"))
-    under_torchrun = OUTPUT_PIPES in environ
+    under_torchrun = env.OUTPUT_PIPES in environ
     if under_torchrun:
         process.die_with_parent(None)
-        _redirect_output(json.loads(environ[OUTPUT_PIPES])[str(local_rank)])
+        _redirect_output(json.loads(environ[env.OUTPUT_PIPES])[str(local_rank)])
     attempt = run.attempt(int(environ[env.ATTEMPT]))
     # A process that spawns the ranks itself is not one: it has no heartbeat slot, and reports for its first rank.
     is_rank = env.RANK in environ
@@ -123,7 +123,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         _enter_working_directory(spec)
         if spec["project"]:
             _import_from_copy(spec["project"], spec["source"])
-        if env.PROBE in os.environ and is_rank:
+        if env.PROOF in os.environ and is_rank:
             from paceline.contract.files.proof_spec import RECORDER
 
             importlib.import_module(RECORDER).start_recorder()

@@ -8,8 +8,8 @@ import time
 
 from paceline.agent.workers.group import Exit, Launch, kill_descendants
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.variables.rank_variables import PARENT
 from paceline.agent.workers.zygote.start import cannot_start
+from paceline.contract import env
 from paceline.contract.processes.python_command import python_command
 
 
@@ -22,7 +22,7 @@ class ExecWorkers:
 
     def start(self, launch: Launch, output: OutputCapture) -> list[int]:
         command = python_command(launch.launch_spec.python, "agent.workers.bootstrap")
-        common = {**launch.common_environ(), PARENT: str(os.getpid())}
+        common = {**launch.common_environ(), env.PARENT: str(os.getpid())}
         ranks = launch.ranks()[:1] if self._per_node else launch.ranks()
         for rank, local_rank in ranks:
             stdout, stderr = output.open(rank)

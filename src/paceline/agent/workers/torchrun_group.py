@@ -13,8 +13,8 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Exit, Launch, kill_descendants
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.variables.rank_variables import OUTPUT_PIPES
 from paceline.agent.workers.zygote.start import cannot_start
+from paceline.contract import env
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.processes.python_command import DROP_CWD_FROM_PATH, python_command
 
@@ -58,7 +58,7 @@ class TorchrunWorkers:
         stdout, stderr = output.open(TORCHRUN, shown=False)
         try:
             self._torchrun = subprocess.Popen(
-                command, env={**launch.common_environ(), OUTPUT_PIPES: json.dumps(paths)},
+                command, env={**launch.common_environ(), env.OUTPUT_PIPES: json.dumps(paths)},
                 stdin=None if placement.node == 0 else subprocess.DEVNULL, stdout=stdout, stderr=stderr,
                 start_new_session=True,
             )  # fmt: skip

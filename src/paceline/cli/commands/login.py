@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from paceline.cli.output import console
-from paceline.cluster.ssh.clusters import ON, ProjectFile, explain_table, find_cluster, user_file
+from paceline.cluster.ssh.clusters import ProjectFile, explain_table, find_cluster, user_file
 from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.control_socket import read_logins
+from paceline.contract import env
 from paceline.errors import UsageError
 
 
@@ -36,7 +37,7 @@ def command(
     project = ProjectFile.find(Path.cwd())
     if show:
         return _show(project)
-    name = cluster or os.environ.get(ON) or project.default
+    name = cluster or os.environ.get(env.ON) or project.default
     if name is None:
         if not project.clusters():
             raise UsageError("No cluster is configured.", hint=explain_table(project))

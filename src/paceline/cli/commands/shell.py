@@ -13,12 +13,13 @@ from paceline.cli.output import console
 from paceline.cluster.runs.run_half_zip import stored_run_half
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.job_submission import JobSubmission
+from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
-from paceline.plan.slurm.interactive_shell import SETUP, allocate_argv, join_argv, setup_from_plan, setup_from_script
+from paceline.plan.slurm.interactive_shell import allocate_argv, join_argv, setup_from_plan, setup_from_script
 from paceline.plan.typed_command import cluster
 from paceline.spec import Flag, Program
 from paceline.spec.option_table import PROJECT, RESOURCES
@@ -66,7 +67,7 @@ def command(
             f"this shell is on {name}, in a copy of your code: changes to it do not come back to your laptop"
         )
     terminal_variables = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
-    return slurm.attach(argv, environ={**environ, **terminal_variables, SETUP: setup})
+    return slurm.attach(argv, environ={**environ, **terminal_variables, env.SHELL_SETUP: setup})
 
 
 def _reject_unused(run: str | None, node: str | None, settings: typer_options.Settings) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import runs
 from paceline.cli.on_cluster.payload import payload_of
 from paceline.cli.output import console
-from paceline.contract.env import LAPTOP_FOLDER, ON_CLUSTER
+from paceline.contract import env
 from paceline.errors import SpecError, UsageError
 from paceline.plan.quote import quote
 from paceline.plan.secrets import NO_SECRETS
@@ -197,11 +197,9 @@ def _secrets(job: Job) -> Any:
 
 
 def _variables(cluster: Cluster, folder: Path) -> dict[str, str]:
-    from paceline.spec.load import PROFILE
-
-    profile = {PROFILE: cluster.name} if cluster.has_profile else {}
+    profile = {env.PROFILE: cluster.name} if cluster.has_profile else {}
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    return {ON_CLUSTER: cluster.name, LAPTOP_FOLDER: str(folder), **profile, **passed_on}
+    return {env.ON_CLUSTER: cluster.name, env.LAPTOP_FOLDER: str(folder), **profile, **passed_on}
 
 
 def _relative(cwd: Path, folder: Path) -> str:

@@ -18,6 +18,7 @@ from paceline.cli import run_command
 from paceline.cli.on_cluster import mirror_server, on_cluster
 from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.cli.output import console
+from paceline.contract import env
 from paceline.errors import ConnectionProblem, PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ NEWEST = 100  # runs that a list mirrors
 LITTLE, SOME, ALL_OF_IT = 256 << 10, 4 << 20, 256 << 20  # bytes of each log, at first
 WHOLE_SCREEN = "top"
 PATIENCE = 1.5  # seconds without an answer after which a terminal gets a line
-SILENCE = "PACELINE_SILENCE"  # seconds after which a silent connection counts as lost
 
 
 def forwarded(asked: Forwarded) -> int:
@@ -153,7 +153,7 @@ class _Show:
         from paceline.watch.mirror.follower import Follower
         from paceline.watch.mirror.session import update
 
-        if re.fullmatch(r"[1-9]\d{0,4}", seconds := os.environ.get(SILENCE, "")):
+        if re.fullmatch(r"[1-9]\d{0,4}", seconds := os.environ.get(env.SILENCE, "")):
             scope = replace(scope, silence=float(seconds))
         if not scope.follow:
             try:

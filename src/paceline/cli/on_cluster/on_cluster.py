@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from paceline.cli.on_cluster.cluster_request import FileName, make_request, mark_file
 from paceline.cli.on_cluster.payload import PAYLOADS
 from paceline.cli.output import console
-from paceline.contract.env import ON_CLUSTER
+from paceline.contract import env
 from paceline.errors import PacelineError, UsageError
 from paceline.plan.quote import quote
 from paceline.spec.option_table import PROJECT, TABLE, VARIABLES
@@ -96,7 +96,7 @@ def note_misplaced(ctx: Any, script: Sequence[str], values: Mapping[str, Any]) -
     """Say that `--on` with the name of a cluster goes to the script if it is typed after it."""
     words = dict(zip(script[1:], [*script[2:], ""], strict=False))
     found = [each.partition("=")[2] or words[each] for each in words if each.partition("=")[0] == "--on"]
-    if not found or os.environ.get(ON_CLUSTER):
+    if not found or os.environ.get(env.ON_CLUSTER):
         return
     from paceline.cluster.ssh.clusters import ProjectFile
 
@@ -112,14 +112,14 @@ def note_misplaced(ctx: Any, script: Sequence[str], values: Mapping[str, Any]) -
 
 
 def _chosen(on: str | None, config: str | None) -> list[str]:
-    if os.environ.get(ON_CLUSTER) or on == HERE:
+    if os.environ.get(env.ON_CLUSTER) or on == HERE:
         return []
-    from paceline.cluster.ssh.clusters import ON, ProjectFile
+    from paceline.cluster.ssh.clusters import ProjectFile
     from paceline.watch import viewpoint
 
     if viewpoint.current() is not None:  # what shows a mirror runs here
         return []
-    name = on or os.environ.get(ON) or ProjectFile.find(Path.cwd(), Path(config) if config else None).default
+    name = on or os.environ.get(env.ON) or ProjectFile.find(Path.cwd(), Path(config) if config else None).default
     names = [each for each in (name or "").split(",") if each and each != HERE]
     return [] if on is None and names and _is_slurm_machine() else names
 

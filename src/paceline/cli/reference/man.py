@@ -9,6 +9,7 @@ import paceline
 from paceline.cli import ABOUT
 from paceline.cli.command_table import COMMANDS
 from paceline.cli.reference.entries import Page, Section
+from paceline.contract import env
 
 _FILES = (
     ("paceline.toml", "Settings of a project: the nearest one, up to the root of the repository."),
@@ -16,10 +17,10 @@ _FILES = (
     ("/etc/paceline/site.toml", "Defaults and limits of your site."),
 )
 _VARIABLES = (
-    ("PACELINE_SCRATCH", "The folder for run folders."),
-    ("PACELINE_PROFILE", "The profile of paceline.toml to use."),
-    ("PACELINE_POLL_INTERVAL", "How long an answer of Slurm counts, in seconds."),
-    ("PACELINE_SANDBOX", "The folder of the sandbox."),
+    (env.SCRATCH, "The folder for run folders."),
+    (env.PROFILE, "The profile of paceline.toml to use."),
+    (env.POLL_INTERVAL, "How long an answer of Slurm counts, in seconds."),
+    (env.SANDBOX, "The folder of the sandbox."),
 )
 
 

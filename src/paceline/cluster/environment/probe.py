@@ -12,15 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.contract import env
 from paceline.plan.environment.container import FUNCTION
 from paceline.plan.environment.modules import ModuleSection, load_line
 from paceline.plan.quote import quote
 from paceline.plan.slurm.plan import SlurmPlan
 
-LINES = "PACELINE_PROBE"  # the lines travel in a variable: they may hold secrets, which an argument would show
-REPORT = "PACELINE_PROBE_REPORT"  # the file that the script's own `paceline_fail` writes to
-STEP = "PACELINE_PROBE_STEP"  # what the lines are doing; for a module, its name follows
-CHECKING = "PACELINE_CHECK"  # set while lines of `setup` are only probed: one that must not run here can check for it
 TIMEOUT = 120.0  # seconds: module systems on a busy file system take their time, and so does a first import
 
 MODULE_COMMAND, MODULE, ACTIVATION, COMMAND = "module command", "load ", "activation", "command"
@@ -49,8 +46,8 @@ class ProbeResult:
 
 def module_lines(modules: ModuleSection) -> list[str]:
     """Return the lines that load modules, each with a note of what it does."""
-    loads = [f"{STEP}={quote(MODULE + name)}\n{load_line(name)}" for name in modules.names]
-    return [f"{STEP}={quote(MODULE_COMMAND)}", *modules.command, *modules.before, *loads]
+    loads = [f"{env.PROBE_STEP}={quote(MODULE + name)}\n{load_line(name)}" for name in modules.names]
+    return [f"{env.PROBE_STEP}={quote(MODULE_COMMAND)}", *modules.command, *modules.before, *loads]
 
 
 def environment_lines(plan: SlurmPlan) -> list[str]:
@@ -61,9 +58,9 @@ def environment_lines(plan: SlurmPlan) -> list[str]:
         f"paceline_python={quote(plan.launch_spec.python)}",
         plan.environment_file,
         *module_lines(section.modules),
-        f"{STEP}={ACTIVATION}",
+        f"{env.PROBE_STEP}={ACTIVATION}",
         *section.activation,
-        f"{STEP}={COMMAND}",
+        f"{env.PROBE_STEP}={COMMAND}",
         *section.setup,
         *section.container,
     ]
@@ -79,14 +76,14 @@ def probe(lines: Sequence[str], command: str, *args: str, environ: Mapping[str, 
         cwd = Path(folder, "cwd")  # the job starts in its run folder, where none of the project's files are
         cwd.mkdir()
         head = [
-            f"unset {LINES}; export -n {REPORT}; export {CHECKING}=1",
-            f'paceline_fail() {{ printf "%s\\n" "${STEP}" "$*" >"${REPORT}"; exit 1; }}',
+            f"unset {env.PROBE_LINES}; export -n {env.PROBE_REPORT}; export {env.CHECK}=1",
+            f'paceline_fail() {{ printf "%s\\n" "${env.PROBE_STEP}" "$*" >"${env.PROBE_REPORT}"; exit 1; }}',
         ]
-        variables = {**environ, LINES: "\n".join([*head, *lines, command]), REPORT: str(report)}
+        variables = {**environ, env.PROBE_LINES: "\n".join([*head, *lines, command]), env.PROBE_REPORT: str(report)}
         # Files, not pipes: a line of `setup` may leave something in the background that holds them open.
         with open(out, "wb") as out_file, open(err, "wb") as err_file:
             process = subprocess.Popen(
-                ["bash", "-c", f'eval "${LINES}"', "bash", *args], env=variables, cwd=cwd,
+                ["bash", "-c", f'eval "${env.PROBE_LINES}"', "bash", *args], env=variables, cwd=cwd,
                 stdin=subprocess.DEVNULL, stdout=out_file, stderr=err_file, start_new_session=True,
             )  # fmt: skip
             try:

@@ -13,6 +13,7 @@ from typing import Any
 import paceline
 from paceline.cluster.probes.live_probe import CODE, MARK, job_environment
 from paceline.cluster.slurm import commands as slurm
+from paceline.contract import env
 from paceline.contract.files.foreign_records import make, parse_object
 from paceline.contract.fitness.measurement import LINE, Measurement
 from paceline.contract.gpus import visible_devices
@@ -23,7 +24,6 @@ from paceline.plan.slurm.interactive_shell import PIPED
 
 MEASURE = "from paceline.runtime.fitness.measure import main; main()"
 TIMEOUT = 90.0  # seconds for all nodes, the import of torch included
-ON_CPU = "PACELINE_FITNESS_CPU"
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ def ask_allocation(environ: Mapping[str, str]) -> Answers:
 def measure_allocation(environ: Mapping[str, str]) -> Answers:
     """Measure the devices and links of this allocation: one task per GPU, or one per node."""
     gpus = _gpu_count(environ)
-    variables = {**_with_path(environ), **({} if gpus else {ON_CPU: "1"})}
+    variables = {**_with_path(environ), **({} if gpus else {env.FITNESS_CPU: "1"})}
     argv = [sys.executable, "-c", MEASURE]
     return _run(_step(environ, per_node=max(1, gpus)), argv, environ=variables, mark=LINE)
 
 
 def measure_run(folder: RunFolder, launch_spec: LaunchSpec, *, job: str) -> Answers:
     """Measure the devices and links of a live run, beside its ranks."""
-    environ = {**job_environment(folder, launch_spec), **({} if launch_spec.gpus else {ON_CPU: "1"})}
+    environ = {**job_environment(folder, launch_spec), **({} if launch_spec.gpus else {env.FITNESS_CPU: "1"})}
     per_node = launch_spec.nproc if launch_spec.gpus else 1
     step = [
         "srun", f"--jobid={slurm.numeric_job_id(job)}", "--overlap", "--export=ALL", "--quiet", "--mem=0",

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.cluster.slurm import commands as slurm
+from paceline.contract import env
 from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
-from paceline.plan.slurm.interactive_shell import PIPED, SETUP, setup_from_script
+from paceline.plan.slurm.interactive_shell import PIPED, setup_from_script
 
 MARK = "paceline-probe "
 CODE = "from paceline.agent.probe.node_probe import main; main()"
@@ -65,7 +66,7 @@ def job_environment(folder: RunFolder, launch_spec: LaunchSpec) -> dict[str, str
     # A trial's script is in the folder of its submission, where the link to its run half leads.
     submission = RunFolder(folder.run_half.resolve().parent)
     script = folder.script if folder.script.exists() else submission.script
-    return {**submission_environment(os.environ, ()).variables, SETUP: setup_from_script(script, launch_spec)}
+    return {**submission_environment(os.environ, ()).variables, env.SHELL_SETUP: setup_from_script(script, launch_spec)}
 
 
 def _ask(host: str, argv: Sequence[str], *, environ: Mapping[str, str], text: str) -> NodeAnswer:

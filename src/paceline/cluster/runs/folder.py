@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from paceline.contract.env import ON_CLUSTER
+from paceline.contract import env
 from paceline.contract.files.file_owner import is_own_folder, require_own_folder
 from paceline.contract.files.foreign_records import parse_object, read_bounded, read_object
 from paceline.contract.files.shared_places import open_regular
@@ -25,7 +25,6 @@ from paceline.plan.run_path import STORE, RunPath, is_run_id, new_run_id
 from paceline.plan.typed_command import cluster, to_type
 from paceline.spec import Job
 
-SCRATCH = "PACELINE_SCRATCH"
 DEFAULT_SCRATCH = "runs"
 PROJECT_MARKS = (".git", "paceline.toml", "pyproject.toml")
 # In a scratch folder of a project: git must not add logs and checkpoints, nor pytest collect copies of the tests.
@@ -43,9 +42,9 @@ def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
 
     For a project that was sent to a cluster, that is `paceline` in `$SCRATCH` or in the home folder.
     """
-    if environ.get(SCRATCH) and not job.is_typed("project.scratch"):
-        return Path(os.path.abspath(expand_home(environ[SCRATCH])))
-    on_cluster = bool(environ.get(ON_CLUSTER))
+    if environ.get(env.SCRATCH) and not job.is_typed("project.scratch"):
+        return Path(os.path.abspath(expand_home(environ[env.SCRATCH])))
+    on_cluster = bool(environ.get(env.ON_CLUSTER))
     if job.project.scratch is None and not on_cluster:
         return job.folder.absolute() / DEFAULT_SCRATCH
     # Each version of a sent project has a folder of its own, but their runs belong together.
@@ -62,7 +61,7 @@ def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:
     if not environ.get(name):
         raise SpecError(
             f"{job.source('project.scratch')} is {job.project.scratch!r}, but ${name} is not set.",
-            hint=f"Set {name} or {SCRATCH}, or use another folder.",
+            hint=f"Set {name} or {env.SCRATCH}, or use another folder.",
         )
     return environ[name]
 
@@ -214,6 +213,14 @@ def is_fetched(folder: RunFolder) -> bool:
         return b'"cluster"' in file.read(100)
 
 
+def requeues_itself(folder: RunFolder) -> bool:
+    """Whether the agents of a run may send it back into the queue, as its launch spec says."""
+    try:
+        return bool(read_object(folder.launch_spec).get("requeue", True))
+    except (OSError, ValueError):
+        return True
+
+
 def require_not_fetched(folder: RunFolder) -> None:
     """Raise an error for a run that was fetched: its records are the cluster's, down to the command line."""
     if not is_fetched(folder):
@@ -274,7 +281,7 @@ def path_error(action: str, path: Path, error: OSError) -> EnvironmentProblem:
     reason = error.strerror or str(error)
     return EnvironmentProblem(
         f"Cannot {action} {path}: {reason}.",
-        hint=f"Choose another folder with {SCRATCH}, or with scratch in [project] of paceline.toml.",
+        hint=f"Choose another folder with {env.SCRATCH}, or with scratch in [project] of paceline.toml.",
     )
 
 

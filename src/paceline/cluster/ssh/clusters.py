@@ -16,7 +16,6 @@ from paceline.spec.load import find_file, profile_name, read_file, repository_ro
 from paceline.spec.tables import ACCESS_KEYS, Tables
 from paceline.spec.validation_errors import nearest, show
 
-ON = "PACELINE_ON"  # the default of --on
 _EXAMPLE = "login.example.org"
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]*")
 

@@ -19,7 +19,7 @@ START, STEP, END = "start", "step", "end"  # the kinds of records, in the order 
 
 @dataclass(frozen=True)
 class ProofSpec:
-    """The file that the variable PACELINE_PROBE names."""
+    """The file that the variable PACELINE_PROOF names."""
 
     folder: str  # each rank writes `rank-K.jsonl` there
     steps: int  # a script that does not use the runtime ends after so many

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FOLDER = "PACELINE_FITNESS"  # where ranks write their measurements: `rank-R.json`
-LINE = "paceline-fitness "  # begins the line that a rank prints instead, if that variable is not set
+LINE = "paceline-fitness "  # begins the line that a rank prints instead, if the variable `env.FITNESS` is not set
 
 
 @dataclass(frozen=True)

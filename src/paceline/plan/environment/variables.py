@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from paceline.contract import env
 from paceline.contract.redaction import REDACTED, redact
 from paceline.plan.environment.modules import module_variables
 from paceline.plan.quote import quote
@@ -137,5 +138,5 @@ def forwarded_names(job: Job, environ: Mapping[str, str], secrets: Secrets) -> l
         *(name for name in _WANDB if environ.get(name)),
     ]
     paths = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"]
-    ours = ["PYTHONPATH", "PACELINE_RUN", "PACELINE_JOB_START", "PACELINE_RENDEZVOUS", "PACELINE_TOKEN"]
+    ours = ["PYTHONPATH", env.RUN, env.JOB_START, env.RENDEZVOUS, env.TOKEN]
     return list(dict.fromkeys([*ours, *paths, *requested]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
+from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import UsageError
 from paceline.plan.environment.activation import python_path
@@ -13,11 +14,9 @@ from paceline.plan.quote import quote
 from paceline.plan.slurm.batch_script import ENVIRONMENT, LAUNCH
 from paceline.plan.slurm.plan import SlurmPlan
 
-SETUP = "PACELINE_SHELL_SETUP"  # the lines travel in a variable: there may be no file that all nodes see
-
 # A shell that has run the lines: one for a person, or one that reads its commands from a pipe. It skips the user's
 # start-up files, which no job reads: they might undo what the lines did (`conda activate`).
-_EVALUATE = f'eval "${SETUP}"; unset {SETUP}'
+_EVALUATE = f'eval "${env.SHELL_SETUP}"; unset {env.SHELL_SETUP}'
 _PROMPT = r"PS1='(paceline) \h:\w\$ '"
 INTERACTIVE = f"exec bash --rcfile <(printf '%s\\n' {quote(_EVALUATE)} {quote(_PROMPT)}) -i"
 PIPED = f"{_EVALUATE}; exec bash"
@@ -71,7 +70,7 @@ def _setup(environment: Sequence[str], launch_spec: LaunchSpec) -> str:
             "fi",
             # If the job's Python is in a container, so is the shell.
             f"if declare -F {FUNCTION} >/dev/null; then",
-            f"    unset {SETUP}",
+            f"    unset {env.SHELL_SETUP}",
             f"    {FUNCTION} {_ANY_SHELL}",
             "fi",
         ]

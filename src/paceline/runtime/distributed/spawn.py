@@ -20,7 +20,6 @@ from typing import Any
 from paceline.contract import env
 from paceline.contract.files.stack_signal import write_stacks_on_signal
 from paceline.contract.heartbeat_file import READY, ScriptEnd
-from paceline.contract.launcher_variables import SPAWNED
 from paceline.contract.processes.process import die_with_parent
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.errors import LaunchError, UsageError
@@ -83,7 +82,7 @@ def rank_environment(local: int, count: int, environ: Any) -> dict[str, str]:
             hint="Start the script with paceline submit or paceline run, or set both.",
         )
     return {
-        **master, SPAWNED: "1",
+        **master, env.SPAWNED: "1",
         env.RANK: str(node * count + local), env.WORLD_SIZE: str(nodes * count),
         env.LOCAL_RANK: str(local), env.LOCAL_WORLD_SIZE: str(count),
         env.GROUP_RANK: str(node), env.GROUP_WORLD_SIZE: str(nodes),

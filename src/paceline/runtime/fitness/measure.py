@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.contract.fitness.measurement import FOLDER, LINE, Measurement
+from paceline.contract import env
+from paceline.contract.fitness.measurement import LINE, Measurement
 from paceline.runtime.distributed.device import choose_device
 from paceline.runtime.distributed.device_context import DeviceContext
 from paceline.runtime.distributed.identity import Identity, read_identity
@@ -35,7 +36,7 @@ TIMEOUT = 20.0  # seconds for a collective
 def main() -> None:
     """Measure, and write or print the result. Exits normally, whatever is slow."""
     identity = read_identity()
-    device = choose_device(identity, cpu=os.environ.get("PACELINE_FITNESS_CPU") == "1")
+    device = choose_device(identity, cpu=os.environ.get(env.FITNESS_CPU) == "1")
     DeviceContext(device).activate()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -47,7 +48,7 @@ def main() -> None:
     except (RuntimeError, OSError) as error:
         found = replace(found, error=(str(error).splitlines() or [type(error).__name__])[0][:300])
     _write(found)
-    if FOLDER not in os.environ:
+    if env.FITNESS not in os.environ:
         print(LINE + json.dumps(asdict(found)), flush=True)
     os._exit(0)  # a process group whose peer hangs would wait for it at exit
 
@@ -183,7 +184,7 @@ def _interface_speed(name: str) -> float:
 
 
 def _write(found: Measurement) -> None:
-    folder = os.environ.get(FOLDER)
+    folder = os.environ.get(env.FITNESS)
     if folder:
         path = Path(folder, f"rank-{found.rank}.json")
         partial = path.with_suffix(".partial")

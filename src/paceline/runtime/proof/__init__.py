@@ -1,1 +1,1 @@
-"""What ranks record for `paceline prove`, when the variable PACELINE_PROBE is set."""
+"""What ranks record for `paceline prove`, when the variable PACELINE_PROOF is set."""

@@ -1,7 +1,7 @@
 """What a rank records for `paceline prove`: samples, losses, gradients and final weights, step by step.
 
 It sees every script through torch itself: calls of modules, backward passes, steps of optimizers, and data loaders. So
-it needs neither a session nor a change of the script. Nothing of this is imported unless PACELINE_PROBE is set.
+it needs neither a session nor a change of the script. Nothing of this is imported unless PACELINE_PROOF is set.
 """
 
 from __future__ import annotations

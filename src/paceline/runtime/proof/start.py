@@ -18,11 +18,11 @@ _recorder: Recorder | None = None
 
 
 def start_recorder() -> Recorder:
-    """Start recording as the spec says that PACELINE_PROBE names. Called before the script, or by its session."""
+    """Start recording as the spec says that PACELINE_PROOF names. Called before the script, or by its session."""
     global _recorder
     if _recorder is None:
         identity = read_identity()
-        spec = ProofSpec.read(Path(os.environ[env.PROBE]))
+        spec = ProofSpec.read(Path(os.environ[env.PROOF]))
         _recorder = Recorder(spec, rank=identity.rank, world_size=identity.world_size)
         install(_recorder)
         atexit.register(_recorder.end_at_exit)

@@ -16,12 +16,10 @@ from paceline.contract.run_folder import FLIGHT_RECORDER, RunFolder
 if TYPE_CHECKING:
     from paceline.agent.agent_placement import Placement
 
-OUTPUT_PIPES = "PACELINE_OUTPUT_PIPES"  # torchrun's ranks: the pipes that the agent reads, by local rank
-PARENT = "PACELINE_PARENT"  # exec'd ranks: the process that they must not outlive
 
 # Meant for the agent alone: a secret, and variables that would mislead an agent started by a rank. wandb's is the
 # address of a service that belongs to the process around the agent, on this node alone.
-REMOVED = (env.TOKEN, env.ZYGOTE, env.RENDEZVOUS, env.AGENT, OUTPUT_PIPES, PARENT, "WANDB_SERVICE")
+REMOVED = (env.TOKEN, env.ZYGOTE, env.RENDEZVOUS, env.AGENT, env.OUTPUT_PIPES, env.PARENT, "WANDB_SERVICE")
 
 
 def thread_variables(threads: int) -> dict[str, str]:

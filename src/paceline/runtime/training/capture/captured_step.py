@@ -112,7 +112,7 @@ class CapturedStep:
 
     def _obstacle(self) -> str | None:
         gradients = self._gradients
-        if env.PROBE in os.environ:
+        if env.PROOF in os.environ:
             return "`paceline prove` records what happens in each of them"
         if self._device.type != "cuda":
             kind = self._device.type
