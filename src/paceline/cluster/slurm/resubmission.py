@@ -271,8 +271,8 @@ def _locked(folder: RunFolder) -> Iterator[None]:
 def _restored_on_failure(folder: RunFolder) -> Iterator[None]:
     """Undo what the body has changed in a run folder if it fails, unless there may be a job, which needs it."""
     paths = (
-        folder.run_json, folder.launch_spec, folder.script, folder.shell_library, folder.environment, folder.run_half,
-        folder.code, folder.cancelled,
+        folder.run_json, folder.launch_spec, folder.script, folder.shell_library, folder.shell_setup,
+        folder.environment, folder.run_half, folder.code, folder.cancelled,
     )  # fmt: skip
     before = {path: _Kept.read(path) for path in paths}
     try:

@@ -28,16 +28,22 @@ _NO_ANSWER = re.compile(
 
 
 def write_files(plan: SlurmPlan) -> None:
-    """Write the batch script and its environment file into the run folder."""
+    """Write the batch script, and the files beside it, into the run folder."""
     folder = plan.run_path.folder
     write_atomically(folder.environment, plan.environment_file, mode=0o600)
     write_atomically(folder.shell_library, plan.library)
+    _write_script(folder.shell_setup, "\n".join([*plan.sections.environment, ""]))
     write_script(plan, folder.script)
 
 
 def write_script(plan: SlurmPlan, path: Path) -> None:
-    """Write the batch script. If a line of `setup` has a secret, only its owner can read it."""
-    write_atomically(path, plan.script, mode=0o644 if redact_text(plan.script) == plan.script else 0o600)
+    """Write the batch script."""
+    _write_script(path, plan.script)
+
+
+def _write_script(path: Path, text: str) -> None:
+    """Write lines of bash. If a line of `setup` has a secret, only its owner can read them."""
+    write_atomically(path, text, mode=0o644 if redact_text(text) == text else 0o600)
 
 
 def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path, known: Sequence[str] = ()) -> str:
