@@ -1,11 +1,11 @@
-"""A training loop with Accelerate, without any code for Paceline: it saves when it is stopped, and resumes.
+"""A training loop with Accelerate, without any Paceline code: it saves when it is asked to stop, and it resumes.
 
-python train.py                                    one process, as you know it
+python train.py                                    one process, as usual
 paceline run --cpu --nproc 2 train.py              two ranks
 paceline submit --nodes 2 --gpus 4 train.py        eight ranks on a Slurm cluster
 
-Accelerate has no handler of signals, so the script brings one. When the run must stop, Paceline sends SIGUSR1. The
-script then saves and exits with 75, which means "start me again".
+Accelerate installs no signal handler, so the script installs its own. When the run should stop, Paceline sends SIGUSR1.
+The script then saves and exits with 75, which means "start me again".
 """
 
 from __future__ import annotations

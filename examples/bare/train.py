@@ -1,6 +1,6 @@
 """Plain DDP, without the runtime: this script saves its own checkpoint, stops when it is asked to, and resumes.
 
-torchrun --nproc-per-node 2 train.py --cpu         as you know it
+torchrun --nproc-per-node 2 train.py --cpu         as usual
 paceline run --cpu --nproc 2 train.py              the same two ranks, with logs and a run folder
 paceline submit --nodes 2 --gpus 4 train.py        eight ranks on a Slurm cluster
 

@@ -1,4 +1,4 @@
-"""Texts as batches of tokens: of similar length, padded to the longest of the batch, with a mask of what is real."""
+"""Batches of tokenized texts of similar length, padded to the longest text in the batch, with an attention mask."""
 
 from __future__ import annotations
 

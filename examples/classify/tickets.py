@@ -1,7 +1,7 @@
-"""Messages to a shop's support, made by a script and labelled with the team that should answer them.
+"""Generated messages to a shop's support, labelled with the team that should answer them.
 
-`python tickets.py > tickets.jsonl` writes them. The same seed gives the same messages. Most of a message is small talk,
-or about what other teams do, so single words do not decide.
+`python tickets.py > tickets.jsonl` writes them. The same seed gives the same messages. Most of each message is small
+talk, or about other teams' work, so no single word gives the label away.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shard a model over the ranks with FSDP2: each holds a part of the parameters, gradients and optimizer state.
 
 python train.py                                  one process
-paceline run --cpu --nproc 2 train.py            two ranks, with a checkpoint of which each writes its shards
+paceline run --cpu --nproc 2 train.py            two ranks; each writes its shards of the checkpoint
 paceline export last -o model.safetensors        whole tensors again
 python train.py --weights model.safetensors      the whole model in plain torch
 """

@@ -1,6 +1,6 @@
-"""The Trainer of Hugging Face, without any code for Paceline: it saves when it is stopped, and resumes.
+"""Hugging Face's Trainer, without any Paceline code: it saves when it is asked to stop, and it resumes.
 
-python train.py                                    one process, as you know it
+python train.py                                    one process, as usual
 paceline run --cpu --nproc 2 train.py              two ranks
 paceline submit --nodes 2 --gpus 4 train.py        eight ranks on a Slurm cluster
 

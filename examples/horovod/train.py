@@ -1,4 +1,4 @@
-"""Train with Horovod: it averages the gradients over the ranks of mpirun. This script does not use the runtime.
+"""Train with Horovod, which averages the gradients over ranks started by mpirun. This script does not use the runtime.
 
 mpirun -np 2 python train.py --cpu
 paceline submit --style mpirun --nodes 2 --gpus 4 train.py

@@ -1,11 +1,11 @@
-"""The Trainer of Lightning, without any code for Paceline: it saves when it is stopped, and resumes.
+"""Lightning's Trainer, without any Paceline code: it saves when it is asked to stop, and it resumes.
 
-python train.py                                    one process, as you know it
+python train.py                                    one process, as usual
 paceline run --cpu --nproc 2 train.py              two ranks
 paceline submit --nodes 2 --gpus 4 train.py        eight ranks on a Slurm cluster
 
 When the run must stop, Paceline sends SIGTERM, which the Trainer handles: it raises an exception after the step. The
-checkpoint callback saves on exceptions, and `ckpt_path="last"` loads that checkpoint in the next start.
+checkpoint callback saves on exceptions, and `ckpt_path="last"` loads that checkpoint at the next start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lightning Fabric: your own loop, on any devices. It has no handler of signals, so the script brings one.
+"""Lightning Fabric: your own loop, on any device. Fabric installs no signal handler, so the script installs its own.
 
 paceline run --cpu --nproc 2 train_fabric.py
 paceline submit --nodes 2 --gpus 4 train_fabric.py

@@ -80,7 +80,7 @@ class Shards(IterableDataset[Point]):
 
 
 def train_in_steps(run: paceline.Run, model: nn.Module, data: Shards, args: argparse.Namespace) -> None:
-    """All ranks take equally many steps. One that has no points left repeats its last batch, with weight 0."""
+    """All ranks take the same number of steps. One that has no points left repeats its last batch, with weight 0."""
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
     loader = run.loader(data, batch_size=args.batch_size, sharded=True, drop_last=False, num_workers=args.workers)
     run.resume(model=model, optimizer=optimizer, loader=loader)
@@ -97,7 +97,7 @@ def train_joined(run: paceline.Run, model: nn.Module, data: Shards, args: argpar
     """Each rank takes as many steps as it has batches. Return whether training is complete, and was not stopped.
 
     A rank at its end takes part in the all-reduces of the others with zeros, and gets their weights. It no longer
-    steps its optimizer, which must not have a state of its own: SGD without momentum. Ranks that are at different
+    steps its optimizer, which must be one without state: SGD without momentum. Ranks that are at different
     steps cannot save together, so a step of `run` is an epoch here.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)

@@ -1,4 +1,4 @@
-"""The cross entropy of a large vocabulary, without its logits in memory."""
+"""Cross entropy over a large vocabulary, without keeping all logits in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The architecture of GPT-2 in one file, with the parameter names of its published weights."""
+"""The GPT-2 architecture in one file, with the parameter names of its published weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Small stories in plain English, made from a grammar: something to train on where there is no text.
+"""Short stories in plain English, generated from a grammar, to train on when you have no text of your own.
 
 `python stories.py > stories.txt` writes them. The same seed gives the same stories. A story keeps its people, place and
-thing to its end, so a model that looks back predicts better than one that only knows which words follow each other.
+object until the end, so a model that looks back predicts better than one that knows only which word follows which.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Text as a file of tokens (uint16) that ranks map into memory: nothing is read before it is needed, or twice.
+"""Text as a file of tokens (uint16) that ranks memory-map: each part is read only when it is needed, and only once.
 
-`python tokens.py book.txt --tokenizer bpe --folder tokens` makes the file ahead of time, such as on a login node. The
-training script makes it if it is not there yet.
+`python tokens.py book.txt --tokenizer bpe --folder tokens` makes the file ahead of time, for example on a login node.
+If the file doesn't exist, the training script makes it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def prepare(source: Path | None, folder: Path, *, tokenizer: str = "bytes", voca
     """Return the tokens of a text file, of all .txt files below a folder, or of made-up stories.
 
     `tokenizer` is "bytes", "bpe" (trained on the text, with `vocab` tokens) or the path of a tokenizer.json. Any number
-    of processes may do this at once: each writes to a folder of its own, and the first one to finish gives it its name.
+    of processes may do this at once: each writes to its own folder, and the first one to finish gives it its name.
     """
     files = find_files(source)
     target = folder / identify(files, tokenizer, vocab)

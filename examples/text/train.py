@@ -1,4 +1,4 @@
-"""Train a language model with the architecture of GPT-2 on any text: `--data FILE_OR_FOLDER`, or made-up stories.
+"""Train a language model with the GPT-2 architecture on any text: `--data FILE_OR_FOLDER`, or made-up stories.
 
 python train.py                                        one process, the tiny model
 paceline run --nproc 2 --cpu train.py                  two ranks; about half a minute on two cores

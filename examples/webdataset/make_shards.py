@@ -1,7 +1,7 @@
 """Write handwritten digits as tar files: `python make_shards.py ../mnist/data shards`.
 
-The first folder has the IDX files of MNIST, as they are bundled in examples/mnist. Each sample is two files of an
-archive with the same name: `000042.npy` with the image and `000042.cls` with the label.
+The first folder contains MNIST's IDX files, such as those bundled in examples/mnist. In the tar files, each
+sample is two files with the same stem: `000042.npy` is the image and `000042.cls` the label.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ TEMPLATES: Mapping[str, Template] = {
         "a network for handwritten digits",
         "A small network that reads handwritten digits.",
         ("train.py", "digits.py", "requirements.txt", *(f"data/{name}-ubyte.xz" for name in DIGITS)),
-        "reads more than 90 % of the test digits in about 30 s",
+        "reads more than 90% of the test digits in about 30 s",
         "`data/` has a sixth of MNIST. For all of it, run `paceline run train.py --download`: it downloads the images"
         " to `mnist-data` once. On a cluster whose nodes have no internet, copy that folder there, and use"
         " `--data-dir /path/to/mnist-data`.",
@@ -73,7 +73,7 @@ TEMPLATES: Mapping[str, Template] = {
         "a classifier of labelled texts, from scratch or fine-tuned",
         "A classifier of labelled texts, trained from scratch or fine-tuned from Hugging Face.",
         ("train.py", "batches.py", "model.py", "tickets.py", "requirements.txt"),
-        "labels 95 % of the test messages correctly in about 30 s",
+        "labels 95% of the test messages correctly in about 30 s",
         "Without `--data`, the script makes up messages. Use your own with `paceline run train.py --data FILE`: a"
         ' `.csv` or `.jsonl` file with "text" and "label". `--hf-model distilbert-base-uncased` fine-tunes a model.',
         quick="--epochs 1",
@@ -85,7 +85,7 @@ TEMPLATES: Mapping[str, Template] = {
         "a stream of unequal shards, for data that is too large to index",
         "Training on a stream of shards that differ in length. Each rank and each of its workers reads its own.",
         ("train.py", "requirements.txt"),
-        "tells 95 % of the points apart in about 10 s",
+        "classifies 95% of the points correctly in about 10 s",
         "The script writes shards of made-up points into the run folder. Replace `make_shards` with a list of your"
         " files, and the reading of lines in `Shards` with that of your format.",
         quick="--epochs 1 --shards 4",
@@ -95,7 +95,7 @@ TEMPLATES: Mapping[str, Template] = {
         "Lightning's Trainer",
         "Lightning's Trainer. It saves when Paceline stops it, and resumes.",
         ("train.py", "points.py", "requirements.txt"),
-        "tells 95 % of the points apart in about 30 s",
+        "classifies 95% of the points correctly in about 30 s",
         "`points.py` makes up its data. Replace `spirals` with your dataset.",
         quick="--epochs 1 --samples 320",
         example="lightning",
@@ -105,7 +105,7 @@ TEMPLATES: Mapping[str, Template] = {
         "a loop with Accelerate",
         "A training loop with Accelerate. It saves when Paceline stops it, and resumes.",
         ("train.py", "requirements.txt"),
-        "tells 95 % of the points apart in about 15 s",
+        "classifies 95% of the points correctly in about 15 s",
         "The script makes up its data. Replace `spirals` with your dataset.",
         quick="--epochs 1 --samples 320",
         example="accelerate",
