@@ -14,9 +14,11 @@ from paceline.agent.restart_policy import (
     KILLED,
     LINGERED,
     LOST,
+    MAX_EXCLUSIONS,
     PREFLIGHT,
     AttemptSummary,
     decide,
+    may_requeue,
     read_history,
     write_summary,
 )
@@ -128,6 +130,24 @@ def test_a_run_without_progress_is_not_requeued_forever() -> None:
     job_starts = [ended(LOST, 4, hosts=[f"n{job_start}"], job_start=f"7-{job_start}") for job_start in range(4)]
     assert decide(job_starts[:3], 1).requeue
     assert not decide(job_starts, 1).requeue
+
+
+@pytest.mark.parametrize(
+    ("verdict", "wanted", "can_exclude", "exclusions", "allowed"),
+    [
+        ("done", True, True, 1, False),
+        ("stopped", True, False, 0, True),
+        ("stopped", False, True, 1, False),
+        ("failed", True, False, 1, False),
+        ("failed", True, True, MAX_EXCLUSIONS, True),
+        ("failed", True, True, MAX_EXCLUSIONS + 1, False),
+        ("failed", False, True, 1, False),
+    ],
+)
+def test_what_may_go_back_into_the_queue(
+    verdict: str, wanted: bool, can_exclude: bool, exclusions: int, allowed: bool
+) -> None:
+    assert may_requeue(verdict, wanted=wanted, can_exclude=can_exclude, exclusions=exclusions) is allowed
 
 
 def test_history_across_job_starts(tmp_path: Path) -> None:

@@ -92,6 +92,31 @@ def test_a_run_without_a_queue_is_not_requeued(tmp_path: Path, environ: dict[str
     assert not verdicts.job_start.requeue.exists()
 
 
+@pytest.mark.parametrize(("verdict", "unfit"), [("stopped", []), ("failed", ["n2"])])
+def test_a_run_that_the_user_keeps_out_of_the_queue_is_not_requeued(
+    tmp_path: Path, verdict: str, unfit: list[str]
+) -> None:
+    run = RunFolder(tmp_path)
+    exclude_nodes(run.job_start("7-1"), unfit)
+    launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], requeue=False)
+    verdicts = VerdictWriter(run, launch_spec, environ=IN_A_JOB, say=print)
+    verdicts.begin(host="n1", newest_attempt=0)
+    verdicts.write_verdict(verdict)
+    assert read_verdict(verdicts.job_start.verdict) == verdict
+    assert [path.name for path in verdicts.job_start.path.iterdir() if "requeue" in path.name] == []
+    assert not run.requeues.exists()
+
+
+def test_no_limit_of_requeues_applies_to_a_run_that_the_user_keeps_out_of_the_queue(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.requeues.write_text(f"{time.time():.0f} 6-0\n")
+    idle = BEFORE_THE_FIRST_STEP["the runtime stopped"]
+    found = {
+        stop(run, number, idle, requeue=False, requeues_per_day=1) for number in range(MAX_STOPS_WITHOUT_PROGRESS + 1)
+    }
+    assert found == {"stopped"}
+
+
 def test_a_later_failure_takes_the_requeue_back(tmp_path: Path) -> None:
     verdicts = head(RunFolder(tmp_path))
     verdicts.write_verdict("stopped")
@@ -116,7 +141,8 @@ def stop(run: RunFolder, number: int, rank_exit: RankExit, **settings: Any) -> s
     attempt.path.mkdir()
     outcome = Outcome("stopped", exits=[rank_exit], stop_requested=True)
     verdicts.record_attempt(outcome, attempt, saved_before=verdicts.first_checkpoint, may_restart=True)
-    assert verdicts.job_start.requeue.exists() is (read_verdict(verdicts.job_start.verdict) == "stopped")
+    is_stopped = read_verdict(verdicts.job_start.verdict) == "stopped"
+    assert verdicts.job_start.requeue.exists() is (is_stopped and launch_spec.requeue)
     return read_verdict(verdicts.job_start.verdict)
 
 

@@ -29,7 +29,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def make_run(path: Path, *, job: str = "", requeue: bool = True) -> RunFolder:
     folder = RunFolder(path / "run-1")
     folder.path.mkdir()
-    folder.run_json.write_text(json.dumps({"run_id": "run-1", "spec": {"resume": {"requeue": requeue}}}))
+    folder.run_json.write_text(json.dumps({"run_id": "run-1"}))
+    folder.launch_spec.write_text(json.dumps({"requeue": requeue}))
     if job:
         folder.job.write_text(f"{job}\n")
     return folder

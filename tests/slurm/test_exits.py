@@ -41,6 +41,7 @@ def test_sigterm_to_one_agent_stops_all_nodes(tmp_path: Path, slurm_paceline: Pa
     folder = run_of(done)
     assert folder.attempt(1).verdict.read_text() == "stopped\n", diagnostics(folder, done)
     assert done.returncode != 0
+    assert not any(job_start.requeue.exists() for job_start in folder.job_starts())
 
 
 @pytest.mark.slow

@@ -208,8 +208,6 @@ def test_a_requeue_that_slurm_forgot_is_shown(tmp_path: Path) -> None:
     assert read_record(folder, lambda jobs: states).detail.startswith("not requeued: Slurm forgot it")
     cancelled = {"7": JobState("7", "CANCELLED", nodes="n1")}
     assert read_record(folder, lambda jobs: cancelled).detail == "n1"
-    write_atomically(folder.run_json, '{"spec": {"resume": {"requeue": false}}}')
-    assert read_record(folder, lambda jobs: states).detail == "n1"
 
 
 def test_a_run_that_saved_because_it_was_cancelled_was_not_forgotten(

@@ -66,7 +66,7 @@ def test_a_dead_job_names_the_cause_and_the_remedy(tmp_path: Path) -> None:
 
 def test_a_job_that_may_not_be_requeued_is_resumed(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
-    folder.run_json.write_text('{"spec": {"resume": {"requeue": false}}}')
+    folder.launch_spec.write_text('{"system_metrics": 15, "requeue": false}')
     assert read(folder, state()).detail.endswith(
         "use `scancel 7`, then `paceline submit --resume 20260101-000000-aaaa`"
     )

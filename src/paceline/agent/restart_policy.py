@@ -2,15 +2,18 @@
 
 Decisions are pure: what happened so far goes in, a decision comes out. The rules, in order:
 
-1. A node was lost, failed preflight, or killed ranks twice: not in this allocation. Requeue without that node, if there
-   is a queue.
+1. A node was lost or failed preflight, or ranks on it were killed, crashed or hung in two attempts: not in this
+   allocation. Requeue without that node, if there is a queue.
 2. The user asked for no restarts: no.
 3. Some ranks had exited, and the rest lingered: no. The program may be complete.
-4. The program failed on its own before its first step: no. A rank that was killed from outside is tried once more.
+4. The program failed on its own before its first step: no. After another cause it is tried once more.
 5. The same error at the same step, twice: no.
-6. Each attempt that did not advance the checkpoint uses one of `max_restarts`. When none are left: no.
+6. Each attempt of this job start that did not advance the checkpoint uses one of `max_restarts`. When none are left:
+   no. Requeue, if there is a queue, unless the program failed on its own.
 7. A stop was requested: no. Requeue, if there is a queue: the next job start may try again.
 8. Otherwise yes: at once the first time, then after a delay that doubles.
+
+A run whose checkpoint did not advance in several job starts in a row is not requeued after a failure.
 """
 
 from __future__ import annotations
@@ -154,19 +157,22 @@ def describe_start(saved: int, *, uses_runtime: bool) -> str:
 
 
 def nodes_to_exclude(history: Sequence[AttemptSummary]) -> list[str]:
-    """Return the nodes that were lost or failed preflight once, or killed ranks in two attempts."""
+    """Return the nodes that were lost or unfit once, or whose ranks were killed, crashed or hung twice."""
     blamed = Counter(host for attempt in history if attempt.cause in NODE_CAUSES for host in set(attempt.hosts))
     exclude = {host for host, times in blamed.items() if times >= 2}
     exclude |= {host for attempt in history if attempt.cause in (LOST, PREFLIGHT) for host in attempt.hosts}
     return sorted(exclude)
 
 
-def may_requeue(verdict: str, *, can_exclude: bool, exclusions: int) -> bool:
+def may_requeue(verdict: str, *, wanted: bool, can_exclude: bool, exclusions: int) -> bool:
     """Return whether a job start with this verdict may go back into the queue.
 
-    A stopped run may; a failed one only if this job start found nodes that can be excluded (`can_exclude`), and the
-    run has not been requeued for that too often. `exclusions` counts the job starts that did, this one included.
+    None may unless there is a queue and the user lets it (`wanted`). A stopped run may then; a failed one only if this
+    job start found nodes that can be excluded (`can_exclude`), and the run has not been requeued for that too often.
+    `exclusions` counts the job starts that did, this one included.
     """
+    if not wanted:
+        return False
     return verdict == STOPPED or (verdict == FAILED and can_exclude and exclusions <= MAX_EXCLUSIONS)
 
 
@@ -203,7 +209,7 @@ def _idle_job_starts(history: Sequence[AttemptSummary]) -> int:
 
 def write_summary(folder: AttemptFolder, summary: AttemptSummary) -> None:
     """Write a summary into its attempt's folder, for decisions in later job starts."""
-    write_atomically(folder.path / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
+    write_atomically(folder.summary, json.dumps(asdict(summary), indent=1) + "\n")
 
 
 def read_history(run: RunFolder) -> list[AttemptSummary]:
@@ -212,7 +218,7 @@ def read_history(run: RunFolder) -> list[AttemptSummary]:
     history = []
     for attempt in run.attempts():
         try:
-            summary = json.loads((attempt.path / "summary.json").read_text(encoding="utf-8"))
+            summary = json.loads(attempt.summary.read_text(encoding="utf-8"))
             history.append(AttemptSummary(**{key: value for key, value in summary.items() if key in known}))
         except (OSError, ValueError, TypeError, AttributeError):
             continue

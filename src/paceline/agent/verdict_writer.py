@@ -42,6 +42,7 @@ class VerdictWriter:
         # Whether there is a queue to go back to, and other nodes in it. A run that was started by hand inside
         # an allocation has neither.
         self.from_queue = "SLURM_JOB_ID" in environ and not self.job_start_name.startswith("pid-")
+        self.may_requeue = self.from_queue and launch_spec.requeue
         self.began = 0  # head agents before this one that no attempt's summary counts
         self.started = time.monotonic()
         self.first_checkpoint = newest_checkpoint(run)
@@ -169,7 +170,7 @@ class VerdictWriter:
     def write_stopped(self, *, progress: bool) -> None:
         """Write the job start's verdict after a stop: `stopped`, or `failed` after too many without progress."""
         path = self.run.path / "stops-without-progress"
-        if progress or not self.from_queue:
+        if progress or not self.may_requeue:
             self.try_write(lambda: path.unlink(missing_ok=True))
             self.write_verdict(STOPPED)
             return
@@ -193,8 +194,8 @@ class VerdictWriter:
     def write_verdict(self, verdict: str) -> None:
         """Write whether the batch script may requeue the job, then, even if that fails, the job start's verdict."""
         limit = self.launch_spec.requeues_per_day
-        is_stopped = verdict == STOPPED and self.from_queue
-        if is_stopped and not restart_policy.may_requeue_today(self._requeues_today(), limit=limit):
+        would_requeue = verdict == STOPPED and self.may_requeue
+        if would_requeue and not restart_policy.may_requeue_today(self._requeues_today(), limit=limit):
             self._report_no_requeue(
                 f"the run went back into the queue {limit} times within a day; to allow more, set requeues_per_day in "
                 "[resume]"
@@ -220,9 +221,9 @@ class VerdictWriter:
         lists = [job_start.excluded_nodes for job_start in self.run.job_starts()]
         lists = [] if self.launch_spec.fixed_nodes else [path for path in lists if path.exists()]
         allowed = restart_policy.may_requeue(
-            verdict, can_exclude=self.job_start.excluded_nodes in lists, exclusions=len(lists)
+            verdict, wanted=self.may_requeue, can_exclude=self.job_start.excluded_nodes in lists, exclusions=len(lists)
         )
-        if not self.from_queue or not allowed:
+        if not allowed:
             self.job_start.requeue.unlink(missing_ok=True)
             release(self.job_start.requeue)
             return

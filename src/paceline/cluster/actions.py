@@ -9,9 +9,9 @@ from pathlib import Path
 
 from paceline.cluster.runs.claims import ELSEWHERE, find_holder
 from paceline.cluster.runs.environment_file import forget_secrets
+from paceline.cluster.runs.folder import requeues_itself
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.files.file_owner import require_own_folder
-from paceline.contract.files.foreign_records import read_object
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
 from paceline.plan.typed_command import to_type
@@ -47,7 +47,7 @@ def requeue_run(folder: RunFolder, *, running: bool, over: bool) -> str:
         return _submit_again(folder)
     if not running:
         raise UsageError(f"Run {run} is in the queue already, as job {job}.")
-    if not _requeues_itself(folder):
+    if not requeues_itself(folder):
         raise UsageError(
             f"Run {run} does not requeue itself (requeue = false in [resume]).",
             hint=f"Let it save and stop, then use `{to_type(f'submit --resume {run}')}`.",
@@ -76,11 +76,3 @@ def _submit_again(folder: RunFolder) -> str:
     resubmission.check()
     submitted = resubmission.submit(["paceline", "submit", "--resume", folder.path.name])
     return str(submitted.job_id)
-
-
-def _requeues_itself(folder: RunFolder) -> bool:
-    try:
-        resume = read_object(folder.run_json)["spec"]["resume"]
-        return bool(resume.get("requeue", True))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return True

@@ -39,6 +39,7 @@ class LaunchSpec:
     runtime: dict[str, Any] = field(default_factory=dict)  # settings that paceline.session reads
     max_restarts: int = 0  # restarts within one job start
     hang_timeout: float = 0.0  # seconds without a heartbeat until ranks count as hung; 0 means never
+    requeue: bool = True  # the run may go back into the queue, if there is one; otherwise a stop ends it
     requeue_always: bool = False  # the script resumes by itself: end it on a stop request, and requeue the job
     requeues_per_day: int = 50  # after that, the run is no longer requeued
     exit_timeout: float = 30.0  # seconds without progress until ranks that outlive others are ended; 0 means never

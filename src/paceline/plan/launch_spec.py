@@ -45,6 +45,7 @@ _SET_BY = {
     "tee": ("launch.tee",),
     "max_restarts": ("resume.max_attempts",),
     "hang_timeout": ("resume.hang_timeout",),
+    "requeue": ("resume.requeue",),
     "requeue_always": ("resume.requeue",),
     "requeues_per_day": ("resume.requeues_per_day",),
     "exit_timeout": ("resume.exit_timeout",),
@@ -98,7 +99,7 @@ def notify_settings(job: Job) -> dict[str, Any]:
         return {}
     return {
         "command": notify.command or "", "webhook": notify.webhook or "", "on": list(notify.on),
-        "stalled_after": notify.stalled_after, "requeues": bool(job.resume.requeue),
+        "stalled_after": notify.stalled_after,
     }  # fmt: skip
 
 
@@ -141,6 +142,7 @@ def make_launch_spec(
         runtime=runtime_settings(job),
         max_restarts=max_restarts,
         hang_timeout=float(job.resume.hang_timeout or 0),
+        requeue=bool(job.resume.requeue),
         requeue_always=job.resume.requeue == "always",
         requeues_per_day=job.resume.requeues_per_day,
         exit_timeout=float(job.resume.exit_timeout),

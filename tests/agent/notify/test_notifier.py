@@ -36,7 +36,7 @@ def webhook() -> Iterator[Webhook]:
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    return {"command": "", "webhook": "HOOK", "on": DEFAULT, "stalled_after": 1800, "requeues": True, **changes}
+    return {"command": "", "webhook": "HOOK", "on": DEFAULT, "stalled_after": 1800, **changes}
 
 
 def payload(event: str = "done") -> dict[str, Any]:
@@ -202,8 +202,7 @@ def test_the_next_job_start_tells_what_the_last_one_could_not(
 
 
 ENDS = {
-    "requeue": True, "from_queue": True, "by_term": False, "cancelled": False, "wanted": True, "limit": False,
-    "asked": True,
+    "requeue": True, "from_queue": True, "by_term": False, "cancelled": False, "limit": False, "asked": True,
 }  # fmt: skip
 EVENTS = {"queued": "requeued", "cancelled": "stopped", "timed out": "failed"}  # by status, if it is another word
 
@@ -214,10 +213,10 @@ EVENTS = {"queued": "requeued", "cancelled": "stopped", "timed out": "failed"}  
         ("stopped", {}, "queued"),  # before the time limit
         ("stopped", {"by_term": True}, ""),  # Slurm may requeue it, or somebody has cancelled it
         ("stopped", {"cancelled": True}, "cancelled"),
-        ("stopped", {"wanted": False}, "stopped"),  # --no-requeue
-        ("stopped", {"wanted": False, "asked": False}, ""),  # by hand: whoever did it knows
-        ("stopped", {"wanted": False, "limit": True}, "stopped"),
-        ("stopped", {"wanted": False, "limit": True, "asked": False}, "stopped"),
+        ("stopped", {"requeue": False}, "stopped"),  # --no-requeue
+        ("stopped", {"requeue": False, "asked": False}, ""),  # by hand: whoever did it knows
+        ("stopped", {"requeue": False, "limit": True}, "stopped"),
+        ("stopped", {"requeue": False, "limit": True, "asked": False}, "stopped"),
         ("stopped", {"by_term": True, "limit": True}, "timed out"),  # it was too slow for a requeue
         ("stopped", {"limit": True}, "queued"),
         ("stopped", {"cancelled": True, "limit": True}, "cancelled"),
@@ -233,7 +232,7 @@ def test_how_a_job_start_ends(
     """The status is the one that `paceline ps` shows."""
     case = {**ENDS, **changes}
     events = [*DEFAULT, "stopped"] if case["asked"] else DEFAULT
-    notifier = make_notifier(tmp_path, webhook, "7-0", on=events, requeues=case["wanted"])
+    notifier = make_notifier(tmp_path, webhook, "7-0", on=events)
     job_start, run = notifier._job_start, RunFolder(tmp_path / "run")
     left = 0 if case["limit"] else 3600
     notifier._environ = {**notifier._environ, "SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": f"{time.time() + left:.0f}"}

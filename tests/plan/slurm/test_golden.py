@@ -39,6 +39,16 @@ def test_shellcheck_passes() -> None:
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("setting", "expected"), [(False, (False, False)), (True, (True, False)), ("always", (True, True))]
+)
+def test_the_agents_know_whether_the_run_may_go_back_into_the_queue(
+    setting: bool | str, expected: tuple[bool, bool]
+) -> None:
+    launch_spec = plan({"resume.requeue": setting}).launch_spec
+    assert (launch_spec.requeue, launch_spec.requeue_always) == expected
+
+
 def test_the_script_does_not_grow_with_the_nodes() -> None:
     few, many = plan({"job.nodes": 2}).script, plan({"job.nodes": 4096}).script
     assert len(few.splitlines()) == len(many.splitlines())

@@ -270,6 +270,9 @@ def test_a_job_whose_srun_waits_for_the_node_of_a_killed_agent_goes_back_into_th
     code, out = bench.carry_out(agents, setup="paceline_poll=0.05", options="" if requeue else "--no-requeue")
     assert "srun waited for a node that does not answer" in out
     assert (code, bench.requeues()) == ((75, ["requeue 7"]) if requeue else (1, []))
+    job_start = bench.run / "job-starts" / "7-0"
+    assert (job_start / "verdict").read_text() == ("stopped\n" if requeue else "failed\n")
+    assert (job_start / "requeue").exists() is requeue
     assert len(bench.calls_of("srun")) == 1
 
 
@@ -430,9 +433,12 @@ def test_a_cancelled_run_is_not_requeued_and_does_not_start(bench: Bench) -> Non
     assert "This run was cancelled." in out
 
 
-def test_no_requeue_is_respected(bench: Bench) -> None:
-    assert bench.carry_out(STOPPED, options="--no-requeue")[0] == 75
-    assert bench.calls_of("scontrol") == [], "not even the question whether one is possible"
+def test_the_agent_decides_and_the_shell_obeys(bench: Bench) -> None:
+    """With --no-requeue the agents write no `requeue`: the option is for cases without an agent."""
+    assert bench.carry_out("echo stopped >verdict", options="--no-requeue")[0] == 75
+    assert bench.requeues() == []
+    assert bench.carry_out(STOPPED, options="--no-requeue", SLURM_JOB_ID="8")[0] == 75
+    assert bench.requeues() == ["requeue 8"]
 
 
 @pytest.mark.parametrize(
@@ -879,7 +885,7 @@ def test_a_task_continues_as_another_job(bench: Bench) -> None:
 
 def test_stopped_without_requeue_is_the_end_of_a_trial(bench: Bench) -> None:
     bench.trials("0", 0)
-    assert bench.carry_out(STOPPED, TASK, options="--no-requeue", **TASK_3)[0] == 75
+    assert bench.carry_out("echo stopped >verdict", TASK, options="--no-requeue", **TASK_3)[0] == 75
     assert bench.calls_of("run_half")[-1] == f"trial close {bench.run} 0 stopped"
     assert bench.requeues() == []
 
@@ -997,10 +1003,41 @@ def test_a_trial_without_a_verdict_has_failed(bench: Bench) -> None:
     assert bench.calls_of("run_half")[-1] == f"trial close {bench.run} 0 failed"
 
 
-def test_a_trial_that_never_began_requeues_its_task(bench: Bench) -> None:
+@pytest.mark.parametrize("requeue", [True, False])
+def test_a_trial_that_never_began_requeues_its_task(bench: Bench, requeue: bool) -> None:
     bench.trials("0 1", 0, 1)
-    process = bench.start(f"until [ -e stop ]; do /bin/sleep 0.02; done; {DONE}", TASK, **TASK_3)
+    agents = f"until [ -e stop ]; do /bin/sleep 0.02; done; {DONE}"
+    process = bench.start(agents, TASK, options="" if requeue else "--no-requeue", **TASK_3)
     bench.until(bench.run / "trials" / "0" / "job-starts" / "5_3-0" / "started")
     process.send_signal(signal.SIGUSR1)
+    assert bench.finish(process)[0] == 75
+    assert bench.requeues() == ["requeue 5_3"] * requeue
+    assert not [call for call in bench.calls_of("run_half") if call.endswith(" 1 stopped")], "it can still run"
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_a_trial_that_ends_with_its_job_has_a_result_unless_slurm_may_requeue_the_job(
+    bench: Bench, requeue: bool
+) -> None:
+    bench.trials("0", 0)
+    agents = "until [ -e over ]; do /bin/sleep 0.02; done; exit 1"  # killed before it could write a verdict
+    process = bench.start(agents, TASK, options="" if requeue else "--no-requeue", **TASK_3)
+    job_start = bench.run / "trials" / "0" / "job-starts" / "5_3-0"
+    bench.until(job_start / "started")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    (job_start / "over").touch()
     bench.finish(process)
-    assert bench.requeues() == ["requeue 5_3"]
+    closed = [call for call in bench.calls_of("run_half") if "close" in call]
+    assert closed == ([] if requeue else [f"trial close {bench.run} 0 failed"])
+    assert bench.requeues() == []
+
+
+def test_a_trial_that_cannot_be_opened_has_failed(bench: Bench) -> None:
+    bench.trials("0", 0)
+    text = TASK.replace('>>"$CALLS/run_half"; ', '>>"$CALLS/run_half"; [ "$2" != open ]; ')
+    assert bench.carry_out(DONE, text, **TASK_3)[0] == 1
+    assert bench.calls_of("run_half")[-1] == f"trial close {bench.run} 0 failed"
+    assert (bench.calls_of("srun"), bench.requeues()) == ([], [])
+    job_start = bench.run / "trials" / "0" / "job-starts" / "5_3-0"
+    assert ((job_start / "verdict").read_text(), (job_start / "requeue").exists()) == ("failed\n", False)

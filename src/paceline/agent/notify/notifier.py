@@ -80,7 +80,7 @@ class Notifier:
             return  # another job start has the run, and tells about it
         message = "" if failure is None else failure.headline(self._launch_spec.world_size)
         verdict = read_verdict(self._job_start.verdict) or outcome.verdict
-        may_requeue = from_queue and self._job_start.requeue.exists() and self.settings.get("requeues", True)
+        may_requeue = self._job_start.requeue.exists()  # the restart policy has decided
         at_limit = False
         if verdict in (DONE, FAILED) and not (verdict == FAILED and may_requeue):
             event = status = verdict

@@ -6,8 +6,10 @@
 # - Slurm sends USR1 to this shell before the time limit. The shell creates the file `stop`, which the head agent
 #   polls for; the ranks then save and stop.
 # - TERM means that the job was cancelled or preempted. A cancelled job stays cancelled; Slurm requeues a preempted one.
-# - The head agent runs on this host. It writes `verdict` (done, stopped or failed) and, if the run should go back into
-#   the queue, `requeue` (the nodes to exclude). The exit codes of srun and mpirun arrive garbled and are not used.
+# - The head agent runs on this host. It decides whether the run may go back into the queue: it then writes `requeue` (the
+#   nodes to exclude), and last `verdict` (done, stopped or failed). This shell obeys, unless the run is cancelled or the
+#   job is being ended. Without an agent, `paceline_decide_without_agent` decides. The shell writes `requeue-failed` if it
+#   cannot obey. The exit codes of srun and mpirun arrive garbled and are not used.
 #
 # The user's variables and `setup` lines come to this same shell. So every function and every variable that outlives a
 # function begins with `paceline_`; what Slurm has set is read before them; and no command here may fail unhandled: the
@@ -32,7 +34,7 @@ paceline_say_how_to_submit() { # why, and the arguments of sbatch
 # -- one start of one job ------------------------------------------------------------------------------------
 
 # Name this job and this start of it (a requeued job keeps its id), and read the options:
-#   --no-requeue      end at the time limit
+#   --no-requeue      the run may not go back into the queue: for `paceline_decide_without_agent` alone
 #   --exclude=NODES   nodes that the user excluded
 paceline_identify_job() {
     paceline_clean_shell
@@ -65,7 +67,6 @@ paceline_identify_job() {
 paceline_ask_slurm() {
     paceline_resubmit=''
     paceline_queued_at=''
-    [ -n "$paceline_requeue" ] || return 0
     if ! command -v scontrol >/dev/null; then
         paceline_resubmit=no-scontrol
         return 0
@@ -298,7 +299,11 @@ paceline_launch() {
         fi
         paceline_await_agents $!
         paceline_mpirun_pid=''
-        if paceline_srun_hung; then break; fi
+        if paceline_srun_hung; then
+            echo "paceline: job $paceline_job: srun waited for a node that does not answer"
+            paceline_decide_without_agent srun-hung
+            break
+        fi
         paceline_agent_was_killed "$number" || break
         [ "$(paceline_list_checkpoints)" = "$saved" ] || number=1 # the run got further, so count from the start again
         echo "paceline: job $paceline_job: an agent was killed; starting the agents again"
@@ -326,15 +331,9 @@ paceline_agent_was_killed() { # NUMBER of starts
     [ -e "$folder/agent" ] || [ -e "$folder/head" ] || { [ "$paceline_exit" = 137 ] && [ "$1" -le 3 ]; }
 }
 
-# Whether srun was killed, because it waited for a node after the head agent had gone to let all agents start again. Its
-# step keeps the cores until Slurm notices what became of that node, so the job goes back into the queue.
+# Whether srun was killed, because it waited for a node after the head agent had gone to let all agents start again.
 paceline_srun_hung() {
-    local folder="$paceline_run/job-starts/$paceline_job_start"
-    [ -e "$folder/srun-killed" ] || return 1
-    paceline_has_no_verdict || return 1
-    echo "paceline: job $paceline_job: srun waited for a node that does not answer"
-    [ -z "$paceline_requeue" ] || : >"$folder/requeue" || :
-    if [ -n "$paceline_requeue" ]; then echo stopped; else echo failed; fi >"$folder/verdict" || :
+    [ -e "$paceline_run/job-starts/$paceline_job_start/srun-killed" ] && paceline_has_no_verdict
 }
 
 # Whether the agents have left no verdict, although nobody ended the job.
@@ -401,6 +400,32 @@ paceline_is_submission_over() {
 # Whether the head agent wants a requeue. It writes the verdict last: without one, it did not get to the end.
 paceline_wants_requeue() {
     [ -e "$paceline_run/job-starts/$paceline_job_start/requeue" ] && paceline_has_verdict "$paceline_job_start"
+}
+
+# Whether to obey: Slurm itself requeues a job that it preempts, and a cancelled run stays cancelled.
+paceline_may_requeue() {
+    paceline_wants_requeue && [ -z "$paceline_terminated" ] && [ ! -e "$paceline_run/cancelled" ]
+}
+
+# Decide in place of the head agent whether this run goes on in a later start. This shell must, because no agent can:
+#   srun-hung    the agents have gone to start again, but the step of the dead srun keeps their cores until Slurm notices
+#                what became of the node
+#   not-begun    a trial whose agents no longer start, because the task is stopping
+#   not-opened   a trial that Paceline could not prepare, so it has no agents
+#   terminated   a trial whose agents may have been killed with the job before they could save: returns whether Slurm may
+#                requeue the job
+paceline_decide_without_agent() {
+    local folder="$paceline_run/job-starts/$paceline_job_start" verdict=stopped requeue=$paceline_requeue
+    case $1 in
+        srun-hung) [ -n "$requeue" ] || verdict=failed ;;
+        not-opened) verdict=failed requeue='' ;;
+        terminated)
+            [ -n "$requeue" ]
+            return
+            ;;
+    esac
+    [ -z "$requeue" ] || : >"$folder/requeue" || :
+    echo "$verdict" >"$folder/verdict" || :
 }
 
 # The nodes to exclude, as the head agents wrote them into these files. The list replaces the user's own, so add that.
@@ -555,8 +580,7 @@ paceline_finish_job() {
     if paceline_has_no_verdict; then
         echo "the agents ended without a verdict; $paceline_run/slurm.log says why" >"$folder/requeue-failed" || :
     fi
-    if [ -n "$paceline_requeue" ] && [ -z "$paceline_terminated" ] && [ ! -e "$paceline_run/cancelled" ] &&
-        paceline_wants_requeue; then
+    if paceline_may_requeue; then
         nodes=$(paceline_excluded_nodes "$folder/requeue")
         paceline_return_to_queue "$nodes" 1 "$folder" "$paceline_run/job.sbatch"
         [ -z "$paceline_next" ] || echo "$paceline_next" >"$paceline_run/job" || :
@@ -646,38 +670,35 @@ paceline_run_trial() {
 }
 
 paceline_open_and_run_trial() {
-    local paceline_folder="$paceline_run/job-starts/$paceline_job_start"
     if ! paceline_claim_run; then
         echo "paceline: trial $paceline_trial: $(paceline_describe_owner)"
         return
     fi
     [ -z "$paceline_terminated" ] || return
-    if [ -e "$paceline_folder/stop" ]; then # too late to begin: the next start of this task runs it
-        : >"$paceline_folder/requeue"
-        echo stopped >"$paceline_folder/verdict"
+    if [ -e "$paceline_run/job-starts/$paceline_job_start/stop" ]; then
+        paceline_decide_without_agent not-begun
         return
     fi
     paceline_share_container_entry
     if ! paceline_run_half trial open "$paceline_sweep" "$paceline_submission" "$paceline_trial"; then
         # With a result: the search has no point left.
         if [ -n "$paceline_terminated" ] || [ -e "$paceline_run/result.json" ]; then return; fi
-        echo failed >"$paceline_folder/verdict"
+        paceline_decide_without_agent not-opened
         paceline_run_half trial close "$paceline_sweep" "$paceline_trial" failed
         return
     fi
     paceline_launch_trial
     paceline_read_verdict
     echo "paceline: job $paceline_job: trial $paceline_trial: $paceline_verdict"
-    if [ -n "$paceline_requeue" ]; then
-        # A trial that was stopped, or whose job is ended from outside, has no result yet.
-        if [ "$paceline_verdict" = stopped ] || paceline_wants_requeue; then return; fi
-        if [ "$paceline_verdict" = failed ] && [ -n "$paceline_terminated" ]; then return; fi
-    fi
+    # A trial that goes on in a later start has no result yet.
+    if paceline_wants_requeue; then return; fi
+    if [ "$paceline_verdict" = failed ] && [ -n "$paceline_terminated" ] &&
+        paceline_decide_without_agent terminated; then return; fi
     paceline_run_half trial close "$paceline_sweep" "$paceline_trial" "$paceline_verdict"
 }
 
 paceline_finish_task() {
-    local code=0 again='' files=() folders=() nodes log="$paceline_submission/logs/$paceline_job.log"
+    local code=0 files=() folders=() nodes log="$paceline_submission/logs/$paceline_job.log"
     paceline_restore_shell
     # The task is done if all its trials are, and failed if one of them is.
     for paceline_trial in "${paceline_trials[@]}"; do
@@ -687,14 +708,10 @@ paceline_finish_task() {
             failed) code=1 ;;
             stopped) [ "$code" = 1 ] || code=75 ;;
         esac
-        if paceline_wants_requeue && [ ! -e "$paceline_run/cancelled" ]; then
-            again=1
-            folders+=("$paceline_run/job-starts/$paceline_job_start")
-        fi
+        if paceline_may_requeue; then folders+=("$paceline_run/job-starts/$paceline_job_start"); fi
     done
     [ -s "$log" ] || rm -f "$log" || :
-    if [ -n "$again" ] && [ -n "$paceline_requeue" ] && [ -z "$paceline_terminated" ] &&
-        [ ! -e "$paceline_sweep/cancelled" ]; then
+    if [ ${#folders[@]} -gt 0 ] && [ ! -e "$paceline_sweep/cancelled" ]; then
         nodes=$(paceline_excluded_nodes "${files[@]}")
         paceline_return_to_queue "$nodes" "${#folders[@]}" "${folders[@]}" --array="$paceline_task" \
             "$paceline_submission/job.sbatch" "$paceline_list"

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from paceline.cluster.runs.claims import Holder, find_holder
-from paceline.cluster.runs.folder import is_fetched
+from paceline.cluster.runs.folder import is_fetched, requeues_itself
 from paceline.cluster.slurm.state_meanings import ENDED, WAITING, JobState
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
@@ -80,7 +80,7 @@ class Record:
         with suppress(OSError, ValueError):
             return read_bounded(holder.job_start.requeue_failed, 10_000).decode().strip()
         wanted = holder.job_start.requeue.exists() and read_verdict(holder.job_start.verdict) == STOPPED
-        if self.may_requeue and wanted and self.state is not None and self.state.state == "FAILED":
+        if wanted and self.state is not None and self.state.state == "FAILED":
             return f"Slurm forgot it (a controller that crashes may); use `{submit_again(self.folder)}`"
         return ""
 
@@ -101,15 +101,9 @@ class Record:
         """What to type to restart a job that gives no sign of life, or to end it if the run is over."""
         if newest_verdict(self.folder) in (DONE, FAILED):
             return f"`scancel {self.job}`"
-        if self.may_requeue:
+        if requeues_itself(self.folder):
             return f"`scontrol requeue {self.job}`"
         return f"`scancel {self.job}`, then `{submit_again(self.folder)}`"
-
-    @property
-    def may_requeue(self) -> bool:
-        """Whether the user lets the job go back into the queue."""
-        resume = self.details.get("spec", {}).get("resume")
-        return not isinstance(resume, dict) or bool(resume.get("requeue", True))
 
     @property
     def hint(self) -> str:
