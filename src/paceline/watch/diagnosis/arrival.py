@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
@@ -56,7 +55,7 @@ def _absent(evidence: Evidence, missing: list[int]) -> Finding:
         "nodes", PROBLEM, f"No agent has started on {_list(hosts)}: the others wait for it.",
         f"Check the node: sinfo -R -n {','.join(hosts)}; or look there: `paceline shell RUN --node {hosts[0]}`. To go "
         f"on without it: --exclude {','.join(hosts)}.",
-        evidence=tuple(facts), docs=f"{DOCS}#a-node-has-not-arrived",
+        evidence=tuple(facts), docs=f"{DOCS}#a-node-has-not-joined",
     )  # fmt: skip
 
 
@@ -86,7 +85,7 @@ def _blocked(agent: AgentEvidence, evidence: Evidence) -> Finding:
         return Finding(
             "name", PROBLEM, f"{agent.host} cannot resolve the name of the head node, {host}.",
             f"Check `getent hosts {host}` there. Until it works, exclude the node: --exclude {agent.host}.",
-            evidence=tuple(facts), docs=f"{DOCS}#a-node-has-not-arrived",
+            evidence=tuple(facts), docs=f"{DOCS}#a-node-has-not-joined",
         )  # fmt: skip
     known = set((head.node.get("interfaces") or {}).values()) if head else set()
     if known and not known & set(resolved):
@@ -146,13 +145,12 @@ def check_silence(evidence: Evidence) -> list[Finding]:
             )
         ]  # fmt: skip
     facts += [f"{each.host}: {each.problem[:200] or 'no rank of the run is there'}" for each in evidence.answers]
-    requeues = "requeue" in record.restart_command
     otherwise = f" If Slurm refuses: `scancel {record.job}`, then `{to_type(f'submit --resume {record.run_id}')}`."
     what = "Restart it from its newest checkpoint" if newest_verdict(record.folder) not in (DONE, FAILED) else "End it"
     return [
         Finding(
             "job", PROBLEM, f"Slurm shows job {record.job} as running, but {record.state.nodes} gives no sign of life.",
-            f"{what}: {record.restart_command}.{otherwise * requeues}",
+            f"{what}: {record.restart_command}.{otherwise * record.restarts_by_requeue}",
             evidence=tuple(facts[:MAX_NAMED]), docs=f"{DOCS}#no-sign-of-life",
         )
     ]  # fmt: skip
@@ -195,8 +193,7 @@ def _lost_host(evidence: Evidence) -> tuple[str, str]:
 
 def _lost_early(agent: AgentEvidence) -> str:
     """Return the node that an agent lost before an attempt began."""
-    found = re.match(r"Lost before attempt \d+ began: node (\S+)", str((agent.failed or {}).get("reason", "")))
-    return found[1] if found else ""
+    return str((agent.failed or {}).get("lost_host", ""))
 
 
 def _list(names: Iterable[str]) -> str:
