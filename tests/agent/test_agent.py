@@ -18,9 +18,9 @@ Attempt.run = run
 
 LOST = """\
 from paceline.agent.attempt import Attempt
-from paceline.agent.rendezvous.errors import AgentsMissing
+from paceline.agent.rendezvous.errors import AgentsLost
 def run(self):
-    raise AgentsMissing("Lost before attempt 1 began: node b.", hosts=["b"])
+    raise AgentsLost("Lost before attempt 1 began: node b.", hosts=["b"])
 Attempt.run = run
 """
 
@@ -74,3 +74,4 @@ def test_a_node_that_is_lost_before_an_attempt_does_not_keep_the_batch_script(la
     assert started.verdicts()[1] == "failed"
     assert started.job_start.requeue.read_text() == "b\n"
     assert started.job_start.node_lost.exists()
+    assert [event["lost_host"] for event in read_events(started.run.events) if event["event"] == "failed"] == ["b"]

@@ -167,6 +167,7 @@ def test_a_rank_that_ended_normally_explains_a_lost_connection() -> None:
     _, failure = conclude([lost], [waited, RankExit(1, 0, 1.0, READY, 0)], stop_requested=False)
     assert failure is not None
     assert failure.error.startswith("RuntimeError: Rank 1 has ended normally, without the collective")
+    assert failure.ended_ranks == (1,)
     assert failure.is_consequence
     _, failure = conclude([lost, crash], [waited, RankExit(1, -9, 3.0, READY, 0, crash)], stop_requested=False)
     assert failure == crash

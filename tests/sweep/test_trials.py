@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.agent.trial import arguments, close_trial, main, merge_params, open_trial
+from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep import optuna_study
 from paceline.contract.sweep.folder import NoPoint, Point, Search, SweepFolder
@@ -170,6 +171,11 @@ def test_a_failure_is_summarized_in_one_line(tmp_path: Path) -> None:
     trial = open_trial(sweep, submission, 0)
     trial.slurm_log.write_text("paceline: no room\npaceline: job 1_0: trial 0: failed\n", encoding="utf-8")
     assert close_trial(sweep, 0, "failed")["error"] == "no room"
+    events = EventWriter(trial.events / "agent-0.jsonl")
+    events.write("failed", reason="the first error")
+    events.write("failed", reason="no network")
+    events.close()
+    assert close_trial(sweep, 0, "failed")["error"] == "no network", "an agent's own record counts more than the log"
     attempt = trial.attempt(1)
     attempt.path.mkdir()
     attempt.failure.write_text(

@@ -23,7 +23,7 @@ from paceline.agent.notify.notifier import Notifier
 from paceline.agent.notify.stall_watch import StallWatch
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.connected_agents import Rendezvous, join
-from paceline.agent.rendezvous.errors import AgentsMissing
+from paceline.agent.rendezvous.errors import AgentsLost, AgentsMissing
 from paceline.agent.rendezvous.job_start import await_verdict
 from paceline.agent.stop.received_signals import Requests
 from paceline.agent.verdict_writer import VerdictWriter, last_step, newest_checkpoint
@@ -158,7 +158,8 @@ class Agent:
             host = self.placement.host if self.placement else "?"
             failure = Failure(restart_policy.ERROR, host, message=problem.message, time=time.time())
             self.rendezvous.send({"kind": "failed", "failure": vars(failure), "sent": time.time()})
-        self.events.write("failed", reason=problem.message)
+        lost = {"lost_host": problem.hosts[0]} if isinstance(problem, AgentsLost) else {}
+        self.events.write("failed", reason=problem.message, **lost)
         is_head = self.placement is None or self.placement.is_head
         if is_head and isinstance(problem, AgentsMissing) and problem.killed and not self.requests.interrupt:
             self.has_lost_node = True  # its node may have died too, and come back

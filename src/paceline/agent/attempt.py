@@ -258,7 +258,7 @@ class Attempt:
         output = self.output if with_log else None
         failure = failures.explain_exit(rank_exit, self.launch, heartbeats=self.heartbeats, output=output)
         if failure.code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
-            return replace(failure, last_line=OUT_OF_MEMORY)
+            return replace(failure, last_line=OUT_OF_MEMORY, out_of_memory=True)
         return failure
 
     def _is_failure(self, rank_exit: Exit, *, explained: bool = True) -> bool:

@@ -61,6 +61,8 @@ class Failure:
     log: str = ""
     where: str = ""  # the last frame of the traceback in the user's own code
     last_line: str = ""  # of the log, if there was no exception, such as the message of argparse
+    out_of_memory: bool = False  # the kernel's out-of-memory killer ended the rank
+    ended_ranks: Sequence[int] = ()  # ranks that ended normally while this one still waited for them
 
     @property
     def is_consequence(self) -> bool:
@@ -286,4 +288,4 @@ def _explain_lost_connection(failure: Failure, exits: Sequence[RankExit]) -> Fai
     ranks = ", ".join(map(str, ended[:8]))
     who = f"Rank {ranks} has" if len(ended) == 1 else f"Ranks {ranks} have"
     note = f"{who} ended normally, without the collective in which rank {failure.rank} waits. No rank has crashed."
-    return replace(failure, message=f"{note}\n{failure.message}")
+    return replace(failure, message=f"{note}\n{failure.message}", ended_ranks=tuple(ended))

@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.agent.failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
-from paceline.contract.files.foreign_records import make, read_object
+from paceline.contract.files.foreign_records import make, read_object, read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.contract.run_folder import RunFolder, write_atomically
@@ -329,7 +329,9 @@ def _find_error(trial: TrialFolder, verdict: str) -> str:
     for attempt in reversed(trial.attempts()):
         if failure := _read(attempt.failure):
             return Failure(**failure).summary
-    try:  # no rank started: the last message of the agent or the batch script
+    if reason := _agent_error(trial):
+        return reason
+    try:  # no agent started: the last message of the batch script, which can write nothing but text
         lines = trial.slurm_log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
@@ -340,6 +342,14 @@ def _find_error(trial: TrialFolder, verdict: str) -> str:
         if not line.startswith(("paceline: job ", "  "))
     ]
     return errors[-1] if errors else ""
+
+
+def _agent_error(trial: TrialFolder) -> str:
+    """Return why an agent failed before any rank started; empty if none has said so."""
+    events = [event for path in trial.events.glob("agent-*.jsonl") for event in read_objects(path)]
+    failed = [event for event in events if event.get("event") == "failed" and event.get("reason")]
+    newest = max(failed, key=lambda event: float(event.get("time", 0)), default=None)
+    return str(newest["reason"]) if newest is not None else ""
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from paceline.watch.goodput import read_events
 
 FAILURE_FIELDS: Fields = {
     "rank": int, "host": str, "cause": str, "code": int, "type": str, "message": str, "where": str, "last_line": str,
+    "out_of_memory": bool, "ended_ranks": list,
 }  # fmt: skip
 AGENT_CAUSES = ("killed", "lost")  # of a node, not of a rank
 NODE_DIED = "the node died: Slurm has marked it as failed"

@@ -63,8 +63,8 @@ def cut(run: RecordedRun) -> None:
 
 def cut_early(run: RecordedRun) -> None:
     run.state = "FAILED"
-    run.event(0, "failed", reason="Lost before attempt 1 began: node node2 (agent 2 of 2).")
-    run.event(1, "failed", reason="Lost before attempt 1 began: node node1 (agent 1 of 2).")
+    run.event(0, "failed", reason="Lost before attempt 1 began.", lost_host="node2")
+    run.event(1, "failed", reason="Lost before attempt 1 began.", lost_host="node1")
 
 
 def died(run: RecordedRun) -> None:
@@ -148,7 +148,10 @@ def gpu_memory(run: RecordedRun) -> None:
 def host_memory(run: RecordedRun) -> None:
     run.samples(header={"memory_limit": 1 << 30}, node2={"oom_kills": 1})
     run.fails(
-        cause="killed", code=-9, last_line="the kernel's out-of-memory killer ended it: the job has used up its memory"
+        cause="killed",
+        code=-9,
+        out_of_memory=True,
+        last_line="the kernel's out-of-memory killer ended it: the job has used up its memory",
     )
 
 
@@ -184,7 +187,7 @@ def own_error(run: RecordedRun) -> None:
 
 def left_early(run: RecordedRun) -> None:
     left = "Rank 1 has ended normally, without the collective in which rank 3 waits. No rank has crashed."
-    run.fails(type="RuntimeError", message=f"{left}\nConnection closed by peer")
+    run.fails(type="RuntimeError", message=f"{left}\nConnection closed by peer", ended_ranks=[1])
 
 
 def flight_recorder(run: RecordedRun) -> None:
@@ -423,9 +426,7 @@ def test_words_of_the_script_are_no_evidence(tmp_path: Path) -> None:
         "oom-killer guard enabled: will retry on Out Of Memory\ndatabase or disk is full?\n"
     )
     assert run.problems() == []
-    run.folder.slurm_log.write_text(
-        "paceline: node node2 failed: its agent was killed, perhaps because the node is out of memory\n"
-    )
+    run.folder.slurm_log.write_text("paceline: An agent was killed. The out-of-memory killer may have ended it.\n")
     assert run.problems() == [], "nor is a guess"
     run.folder.slurm_log.write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0\n")
     assert [each.about for each in run.problems()] == ["memory"]

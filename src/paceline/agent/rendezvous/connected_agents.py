@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.agent.agent_placement import Placement
-from paceline.agent.rendezvous.errors import AgentsMissing, Interrupted
+from paceline.agent.rendezvous.errors import AgentsLost, AgentsMissing, Interrupted
 from paceline.agent.rendezvous.master_address import Master, ReservedPort
 from paceline.agent.rendezvous.network import loopback
 from paceline.contract import env
@@ -133,7 +133,7 @@ class Rendezvous:
                 # The loss of another member ends the head agent's wait, and so this one.
                 gone |= {message["index"] for message in self._arrived if message.get("kind") == "lost"}
             if gone:
-                raise self._missing(gone, f"Lost before attempt {attempt} began")
+                raise self._missing(gone, f"Lost before attempt {attempt} began", AgentsLost)
             if self._interrupted():
                 raise Interrupted(f"Interrupted while preparing attempt {attempt}.")
             left = deadline - time.monotonic()
@@ -141,12 +141,12 @@ class Rendezvous:
                 raise self._missing(senders - set(found), f"Not ready for attempt {attempt} within {timeout:g} s")
             self._route(self._transport.wait(min(left, 1.0)))
 
-    def _missing(self, indices: set[int], what: str) -> AgentsMissing:
+    def _missing(self, indices: set[int], what: str, kind: type[AgentsMissing] = AgentsMissing) -> AgentsMissing:
         names = ", ".join(self.describe(index) for index in sorted(indices))
         closed = {message["index"] for message in self._arrived if message.get("kind") == "lost" and message["closed"]}
         killed = all(self.was_killed(index, closed=index in closed) for index in indices)
-        hosts = sorted({self.roster[index]["host"] for index in indices})
-        return AgentsMissing(f"{what}: {names}.", hosts=hosts, killed=killed)
+        hosts = list(dict.fromkeys(self.roster[index]["host"] for index in sorted(indices)))
+        return kind(f"{what}: {names}.", hosts=hosts, killed=killed)
 
 
 def join(

@@ -16,6 +16,10 @@ class AgentsMissing(LaunchError):
         self.hosts, self.killed = hosts or [], killed
 
 
+class AgentsLost(AgentsMissing):
+    """Agents that had joined are gone."""
+
+
 class Interrupted(LaunchError):
     """The user ended the run before its ranks started."""
 

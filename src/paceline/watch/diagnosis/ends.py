@@ -15,7 +15,6 @@ from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.failures import describe_failure, failure_text, is_usage_error, name_failure
 
 DOCS = "docs/troubleshooting.md"
-_LEFT = re.compile(r"Ranks? [\d, ]+ ha(?:s|ve) ended normally, without the collective")
 SIGKILL = -9
 
 
@@ -41,12 +40,12 @@ def check_failure(evidence: Evidence) -> list[Finding]:
     facts = [f"at {failure['where']}"] if failure.get("where") else []
     facts += [failure["log"]] if failure.get("log") else []
     text, advice = _split_advice(lines[0], str(failure.get("type", "")))
-    return [Finding("error", PROBLEM, text, _hint(evidence, text, advice), tuple(facts), f"{DOCS}#it-died")]
+    return [Finding("error", PROBLEM, text, _hint(evidence, advice), tuple(facts), f"{DOCS}#it-died")]
 
 
-def _hint(evidence: Evidence, text: str, advice: str) -> str:
+def _hint(evidence: Evidence, advice: str) -> str:
     rank, code = evidence.failure.get("rank"), evidence.failure.get("code", 0)
-    if _LEFT.search(text):
+    if evidence.failure.get("ended_ranks"):
         return "Give all ranks the same number of batches and steps, or leave the loop on all of them at once."
     run = evidence.record.run_id
     log = f"Read the log of rank {rank}: {to_type(f'logs --rank {rank} {run}')}." if rank is not None else ""

@@ -32,6 +32,7 @@ AGENT_FIELDS: Fields = {
     "gpu_driver": str, "address": str, "error": str, "resolved": list, "interface": str, "answers": bool, "peer": str,
     "chosen": dict, "set": dict, "closed": bool, "reason": str, "visible_gpus": int, "slurm_gpus": int,
     "gpu_devices": int, "run_free": int, "tmp_free": int, "shm_free": int, "memory_free": int, "attempt": int,
+    "lost_host": str,
 }  # fmt: skip
 OWN_LINE = re.compile(r"(slurmstepd|srun|slurmd|paceline|bash|/\S*(job|sbatch|slurm_script)\S*): ")
 LOG_TAIL = 65536  # bytes

@@ -17,7 +17,6 @@ _GPU_MEMORY = re.compile(
     r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
 )
 _HOST_MEMORY = re.compile(r"out-of-memory killer|oom[-_ ]kill|Out Of Memory", re.I)
-_GUESS = re.compile(r"perhaps because|may have ended|may be out of memory")  # no evidence
 _REFUSED = re.compile(r"DefaultCPUAllocator: can't allocate memory(?:: you tried to allocate (?P<bytes>\d+) bytes)?")
 _EXCEPTION = re.compile(r"(?:[\w.]+\.)?(?P<type>\w+(?:Error|Exception)): (?P<message>.*)", re.DOTALL)
 _KILLED = re.compile(r"killed by signal|exited unexpectedly")  # what torch says about a data-loader worker
@@ -70,11 +69,14 @@ def _exception(evidence: Evidence) -> tuple[str, str]:
 def _kills(evidence: Evidence) -> list[str]:
     """Return who says that the kernel has killed a process for want of memory."""
     failure, facts = evidence.failure, []
-    if failure.get("code", 0) < 0 and _HOST_MEMORY.search(str(failure.get("last_line", ""))):
+    if failure.get("out_of_memory"):
         facts.append(f"{name_failure(failure)}: {failure_text(failure)}")
     if evidence.record.status == "out of memory":
         facts.append(f"Slurm: job {evidence.record.job} is OUT_OF_MEMORY")
-    told = [line for line in evidence.own_lines() if _HOST_MEMORY.search(line) and not _GUESS.search(line)]
+    # Paceline's own lines are guesses: what it knows is in the failure.
+    told = [
+        line for line in evidence.own_lines() if _HOST_MEMORY.search(line) and not line.strip().startswith("paceline: ")
+    ]
     facts += [f"slurm.log: {line.strip()[:200]}" for line in told[-1:]]
     facts += [
         f"{use.host}: the kernel killed {use.peak('oom_kills'):.0f} processes of the job"

@@ -101,9 +101,14 @@ class Record:
         """What to type to restart a job that gives no sign of life, or to end it if the run is over."""
         if newest_verdict(self.folder) in (DONE, FAILED):
             return f"`scancel {self.job}`"
-        if requeues_itself(self.folder):
+        if self.restarts_by_requeue:
             return f"`scontrol requeue {self.job}`"
         return f"`scancel {self.job}`, then `{submit_again(self.folder)}`"
+
+    @property
+    def restarts_by_requeue(self) -> bool:
+        """Whether `restart_command` puts the job back into the queue."""
+        return newest_verdict(self.folder) not in (DONE, FAILED) and requeues_itself(self.folder)
 
     @property
     def hint(self) -> str:
