@@ -15,11 +15,10 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.job_submission import JobSubmission
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
-from paceline.plan.slurm.interactive_shell import allocate_argv, join_argv, setup_from_plan, setup_from_script
+from paceline.plan.slurm.interactive_shell import allocate_argv, join_argv, setup_from_plan, setup_from_run
 from paceline.plan.typed_command import cluster
 from paceline.spec import Flag, Program
 from paceline.spec.option_table import PROJECT, RESOURCES
@@ -94,11 +93,8 @@ def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], s
             f"Cannot open a shell in {record.run_id}: it is {status}.",
             hint="Omit the run to open one in a new allocation.",
         )
-    # A trial's script is in the folder of its submission, where the link to its run half leads.
-    submission = RunFolder(folder.run_half.resolve().parent)
-    script = folder.script if folder.script.exists() else submission.script
     launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
-    setup = setup_from_script(script, launch_spec)
+    setup = setup_from_run(folder, launch_spec)
     # The shell gets what the job was submitted with, and nothing else of this shell.
     environ = submission_environment(os.environ, ()).variables
     return join_argv(slurm.numeric_job_id(record.job), node=node, terminal=terminal), setup, environ

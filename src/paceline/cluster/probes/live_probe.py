@@ -17,7 +17,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
-from paceline.plan.slurm.interactive_shell import PIPED, setup_from_script
+from paceline.plan.slurm.interactive_shell import PIPED, setup_from_run
 
 MARK = "paceline-probe "
 CODE = "from paceline.agent.probe.node_probe import main; main()"
@@ -63,10 +63,7 @@ def probe_job(
 
 def job_environment(folder: RunFolder, launch_spec: LaunchSpec) -> dict[str, str]:
     """Return the variables of a shell that enters a job and sets up its environment."""
-    # A trial's script is in the folder of its submission, where the link to its run half leads.
-    submission = RunFolder(folder.run_half.resolve().parent)
-    script = folder.script if folder.script.exists() else submission.script
-    return {**submission_environment(os.environ, ()).variables, env.SHELL_SETUP: setup_from_script(script, launch_spec)}
+    return {**submission_environment(os.environ, ()).variables, env.SHELL_SETUP: setup_from_run(folder, launch_spec)}
 
 
 def _ask(host: str, argv: Sequence[str], *, environ: Mapping[str, str], text: str) -> NodeAnswer:

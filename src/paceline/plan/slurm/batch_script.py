@@ -16,10 +16,6 @@ from paceline.plan.slurm.directives import render
 from paceline.plan.slurm.launch_command import launch_lines
 from paceline.plan.slurm.script_plan import ScriptPlan
 
-# The headings of a script's sections. `paceline shell` evaluates the lines between them.
-ENVIRONMENT = "# -- environment --"
-LAUNCH = "# -- launch --"
-
 
 @dataclass(frozen=True)
 class Script:
@@ -41,7 +37,7 @@ class Script:
             "#",
             *self.directives,
         ]
-        sections = (header, self.start, [ENVIRONMENT, *self.environment], [LAUNCH, *self.launch])
+        sections = (header, self.start, ["# -- environment --", *self.environment], ["# -- launch --", *self.launch])
         return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 

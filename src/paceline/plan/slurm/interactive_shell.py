@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.environment.activation import python_path
 from paceline.plan.environment.container import FUNCTION
 from paceline.plan.quote import quote
-from paceline.plan.slurm.batch_script import ENVIRONMENT, LAUNCH
 from paceline.plan.slurm.plan import SlurmPlan
 
 # A shell that has run the lines: one for a person, or one that reads its commands from a pipe. It skips the user's
@@ -25,25 +25,20 @@ _ANY_SHELL = "sh -c 'if command -v bash >/dev/null; then exec bash; else exec sh
 # Options of a batch job that mean nothing to an interactive one, or would harm it.
 _BATCH_ONLY = {"output", "open-mode", "requeue", "no-requeue", "signal", "chdir", "export", "mail-user", "mail-type"}
 
-_NO_RUN = "Omit the run to open a shell in a new allocation."
 
-
-def setup_from_script(script: Path, launch_spec: LaunchSpec) -> str:
+def setup_from_run(run: RunFolder, launch_spec: LaunchSpec) -> str:
     """Return what a shell in a run's environment evaluates first: the environment section of the run's own script."""
+    # A trial's is in the folder of its submission, where the link to its run half leads.
+    submission = RunFolder(run.run_half.resolve().parent)
+    path = run.shell_setup if run.shell_setup.exists() else submission.shell_setup
     try:
-        lines = script.read_text(encoding="utf-8").splitlines()
+        section = path.read_text(encoding="utf-8")
     except OSError as problem:
-        raise UsageError(f"Cannot read {script}: {problem.strerror}.", hint=_NO_RUN) from None
-    if ENVIRONMENT not in lines or LAUNCH not in lines[lines.index(ENVIRONMENT) :]:
         raise UsageError(
-            f"Cannot tell which lines of {script} set up the environment: they are expected between "
-            f"{ENVIRONMENT!r} and {LAUNCH!r}.",
-            hint=_NO_RUN,
-        )
-    lines = lines[lines.index(ENVIRONMENT) :]
-    folder = quote(str(script.parent))
-    names = f"paceline_run={folder}; paceline_submission={folder}"
-    return _setup([names, *lines[: lines.index(LAUNCH)]], launch_spec)
+            f"Cannot read {path}: {problem.strerror}.", hint="Omit the run to open a shell in a new allocation."
+        ) from None
+    folder = quote(str(path.parent))
+    return _setup([f"paceline_run={folder}; paceline_submission={folder}", section], launch_spec)
 
 
 def setup_from_plan(plan: SlurmPlan, run_half: str) -> str:
