@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.cluster.local.launch import NewRun
 from paceline.cluster.local.parallel_runs import ParallelRuns
+from paceline.cluster.runs.folder import RunFolderProblem
 from paceline.contract.files.foreign_records import read_tail
 from paceline.contract.verdict import DONE, INTERRUPTED_EXIT
 from paceline.errors import EnvironmentProblem, LaunchError
@@ -54,10 +55,8 @@ def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
     run = NewRun(job)
     try:
         run.prepare(command)
-    except EnvironmentProblem as error:
-        if str(folder) in error.message:  # the scratch folder of the hint is not used here
-            raise EnvironmentProblem(error.message, hint="Set TMPDIR to a folder with more space.") from None
-        raise
+    except RunFolderProblem as error:  # its hint is about the scratch folder, which is not used here
+        raise EnvironmentProblem(error.message, hint="Set TMPDIR to a folder with more space.") from None
     verdicts: list[str] = []
     runs = ParallelRuns(1)
     again = 0.0

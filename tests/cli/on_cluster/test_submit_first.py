@@ -79,12 +79,12 @@ def test_the_clock_of_the_login_node_does_not_count(tmp_path: Path, monkeypatch:
 
 def test_each_event_of_a_cluster_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     contender = Contender("alps", "p/e/run", "", None)
-    queued = {"decision": None, "waits": False, "over": False, "status": "queued", "detail": ""}
+    queued = {"decision": None, "waits": False, "over": False, "status": "queued", "detail": "", "reason": ""}
     running = {**queued, "status": "running", "detail": "waits for permission from your laptop until 12:10"}
     for found in (
         queued,
-        {**queued, "detail": "other jobs go first; expected to start in 9m"},
-        {**queued, "detail": "other jobs go first; expected to start in 8m"},
+        {**queued, "detail": "other jobs go first; expected to start in 9m", "reason": "Priority"},
+        {**queued, "detail": "other jobs go first; expected to start in 8m", "reason": "Priority"},
         {**running, "detail": "node1"}, {**running, "waits": True}, running, {**running, "decision": "granted"},
         {**running, "decision": "granted", "detail": "node1"},
     ):  # fmt: skip

@@ -26,10 +26,14 @@ PAUSE = 2.0  # seconds between questions to a cluster
 RETRY = 5.0  # seconds after which a cluster that could not be reached is asked again
 CANCEL_TIMEOUT = 60.0  # seconds in which clusters are told that another one has started
 TRIES = 2  # of a cluster whose connection is closed, before the command ends without it
-EXPECTED = "; expected to start "  # how the reason of a job that waits ends
 Answer = dict[str, Any]
-STATE: dict[str, Any] = {"decision": str | None, "waits": bool, "over": bool, "status": str, "detail": str}
-NO_JOB: Answer = {"decision": REFUSED, "waits": False, "over": True, "status": "no job was submitted", "detail": ""}
+STATE: dict[str, Any] = {
+    "decision": str | None, "waits": bool, "over": bool, "status": str, "detail": str,
+    "reason": str,  # why it waits; the detail says more, which may change all the while
+}  # fmt: skip
+NO_JOB: Answer = {
+    "decision": REFUSED, "waits": False, "over": True, "status": "no job was submitted", "detail": "", "reason": "",
+}  # fmt: skip
 
 
 def ask_outcome(name: str, submission: str, config: str | None) -> str | None:
@@ -130,7 +134,7 @@ class Contender:
     def _say(self, found: Answer | None) -> None:
         """Print the state of the cluster if it is another one than before."""
         text = describe_state(found) if found is not None else self._problem
-        event = text.partition(EXPECTED)[0]  # the time changes all the while
+        event = describe_state({**found, "detail": found["reason"]}) if found is not None else text
         if text and event != self._said and not self._is_refused:
             self._said = event
             console.say_about(self.name, text)

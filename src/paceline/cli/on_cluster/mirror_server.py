@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from paceline.cli import runs
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 
 STREAM, ACT = "stream", "act"
 SWEEP = "sweep\n"  # before a name that is a sweep's, also if a run has the same one; no name has a line end
@@ -24,7 +25,11 @@ def serve(args: Sequence[str]) -> int:
 
         if args[1] not in VERBS:
             raise UsageError(f"Unknown action {args[1]!r}.")
-        print(act(runs.own(args[2]), args[1]))
+        try:
+            answer = {"done": act(runs.own(args[2]), args[1])}
+        except PacelineError as problem:
+            answer = {"error": problem.message}
+        print(json.dumps(answer))
         return 0
     raise UsageError("This is started by commands with --on.")
 

@@ -19,6 +19,7 @@ from paceline.cli.on_cluster import mirror_server, on_cluster
 from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.cli.output import console
 from paceline.contract import env
+from paceline.contract.files.foreign_records import parse_object
 from paceline.errors import ConnectionProblem, PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -279,9 +280,12 @@ class _Show:
     def _act(self, verb: str, run: str) -> str:
         """Do something to a run, on the cluster; return what was done there."""
         with self._converse([mirror_server.ACT, verb, run]) as talk:
-            said = talk.output.read().decode(errors="replace").strip()
+            said = talk.output.read()
             code, errors = talk.close(), talk.errors.strip()
-        if code != 0:
-            message = re.sub(r"^paceline: error: ", "", errors.splitlines()[0]) if errors else f"exit code {code}"
-            raise UsageError(f"{self._cluster.name}: {message}")
-        return said
+        try:
+            answer = parse_object(said)
+        except ValueError:
+            answer = {"error": errors.splitlines()[0] if errors else f"exit code {code}"}
+        if "done" not in answer:
+            raise UsageError(f"{self._cluster.name}: {answer.get('error')}")
+        return str(answer["done"])

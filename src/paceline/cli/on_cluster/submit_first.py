@@ -87,6 +87,7 @@ def serve(run: str) -> int:
     """Answer the laptop's questions about a run, and do what it decides."""
     from paceline.cluster.actions import cancel_run
     from paceline.cluster.slurm import commands as slurm
+    from paceline.cluster.slurm.state_meanings import WAITING
     from paceline.contract.files.grant_file import GRANTED, REFUSED, decide_grant, read_grant
     from paceline.watch.records import read_record
 
@@ -101,8 +102,11 @@ def serve(run: str) -> int:
                 cancel_run(folder, running=record.status == "running")
         decision, record = read_grant(folder), read_record(folder)
         waits = decision is None and not record.is_over and _age(folder.awaits_grant) < ALIVE
-        about = {"decision": decision, "waits": waits, "over": record.is_over}
-        print(json.dumps({**about, "status": record.status, "detail": record.detail}), flush=True)
+        about = {"decision": decision, "waits": waits, "over": record.is_over, "status": record.status}
+        # The detail of a job in the queue has the time when it is expected to start, which changes all the while.
+        state = record.state
+        reason = state.reason if state is not None and state.phase == WAITING else record.detail
+        print(json.dumps({**about, "detail": record.detail, "reason": reason}), flush=True)
     return 0
 
 

@@ -276,10 +276,14 @@ def _with_name(path: Path, name: str) -> str:
     return f"{path.name} ({name})" if name else path.name
 
 
-def path_error(action: str, path: Path, error: OSError) -> EnvironmentProblem:
+class RunFolderProblem(EnvironmentProblem):
+    """A run folder cannot be created or written."""
+
+
+def path_error(action: str, path: Path, error: OSError) -> RunFolderProblem:
     """Return the error for a run folder that cannot be used."""
     reason = error.strerror or str(error)
-    return EnvironmentProblem(
+    return RunFolderProblem(
         f"Cannot {action} {path}: {reason}.",
         hint=f"Choose another folder with {env.SCRATCH}, or with scratch in [project] of paceline.toml.",
     )

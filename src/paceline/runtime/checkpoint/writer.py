@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import time
 import zlib
@@ -28,6 +27,14 @@ from paceline.runtime.checkpoint.sharded import state as sharded
 
 ABANDONED = "rank 0 abandoned the save"
 WRITE_BYTES = 16 << 20  # per write: large enough for any file system, small enough to notice a full one early
+
+
+class RankProblem(CheckpointError):
+    """Other ranks could not write their files. `reason` says why, without the ranks and files."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass
@@ -55,6 +62,7 @@ class SaveTask:
     before_commit: Callable[[], None] | None = None  # on rank 0: raises an error if it may not be committed
     on_commit: Callable[[], None] | None = None  # on rank 0: retention
     error: str | None = None
+    reason: str = ""  # of the error, without the rank and the file, which may be others each time
     taken_over: TakenOver | None = None  # on rank 0: why nothing may be saved any more
     seconds: float = 0.0
 
@@ -69,12 +77,6 @@ class SaveTask:
     @property
     def partial(self) -> Path:
         return self.folder / f"{self.final.name}{names.PARTIAL}{self.id}"
-
-    @property
-    def reason(self) -> str:
-        """Why the save has failed, without the rank and the file, which may be others each time."""
-        text = (self.error or "").replace(self.partial.name, "")
-        return re.sub(r"^rank \d+: |^ranks \[.*?\] | \(.*\)$", "", text)
 
     @property
     def failed(self) -> Path:
@@ -94,10 +96,10 @@ def run(task: SaveTask) -> None:
         elif task.failed.exists():
             raise CheckpointError(ABANDONED)
     except TakenOver as error:
-        task.error, task.taken_over = error.message, error
+        task.error, task.reason, task.taken_over = error.message, error.message, error
         _abandon(task)
     except Exception as error:
-        task.error = _describe(error)
+        task.error, task.reason = _describe(error), _reason(error, task)
         _abandon(task)
     task.seconds = time.perf_counter() - start
     if task.rank == 0 and task.error is None and task.on_commit is not None:
@@ -204,7 +206,7 @@ def _collect_reports(task: SaveTask) -> dict[int, dict[str, Any]]:
             if rank not in reports and path.name in present:
                 reports[rank] = json.loads(path.read_text(encoding="utf-8"))
                 if "error" in reports[rank]:
-                    raise CheckpointError(f"rank {rank}: {reports[rank]['error']}")
+                    raise RankProblem(f"rank {rank}: {reports[rank]['error']}", reason=reports[rank]["reason"])
                 if reports[rank]["digest"] != task.image.share.digest:
                     raise CheckpointError(
                         f"rank {rank} has different tensors than rank 0 (names, shapes or dtypes): "
@@ -214,7 +216,8 @@ def _collect_reports(task: SaveTask) -> dict[int, dict[str, Any]]:
             return reports
         if time.monotonic() > deadline:
             missing = sorted(set(range(task.world_size)) - set(reports))
-            raise CheckpointError(f"ranks {missing} did not finish writing within {task.timeout:.0f} s")
+            reason = f"did not finish writing within {task.timeout:.0f} s"
+            raise RankProblem(f"ranks {missing} {reason}", reason=reason)
         time.sleep(pause)
         pause = min(pause * 1.5, 0.1)
 
@@ -267,7 +270,7 @@ def _abandon(task: SaveTask) -> None:
             return
         for path in task.partial.glob(f"*-{names.rank_suffix(task.rank, task.world_size)}*"):
             path.unlink(missing_ok=True)
-        _write_report(task, {"error": task.error})
+        _write_report(task, {"error": task.error, "reason": task.reason})
     except OSError:
         pass
     # Rank 0 creates the failed file before it removes the folder: either our files are gone too, or we see it here.
@@ -279,6 +282,14 @@ def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
     return str(error) or type(error).__name__
+
+
+def _reason(error: Exception, task: SaveTask) -> str:
+    if isinstance(error, RankProblem):
+        return error.reason
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return _describe(error).replace(task.partial.name, "")  # each save has another folder
 
 
 def wait_for_commit(task: SaveTask) -> None:
