@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline.spec.option_table import TABLE
 
 SOURCE = Path(paceline.__file__).parent
 FOUNDATION = {"contract", "errors"}
@@ -169,6 +170,43 @@ def test_only_runtime_imports_torch_and_only_some_rooms_start_processes() -> Non
             assert "torch" not in names, path
         if package not in CALLS_SUBPROCESS:
             assert "subprocess" not in names, path
+
+
+# Flags that mean something else on each command, so that each says what.
+OWN_MEANING = {
+    "--all": "all runs of a list, all files of a run, or all runs to send",
+    "--count": "rows that a list shows; points of a sweep",
+    "-n": "rows or lines to show",
+    "--follow": "what follows differs: lines, a file, or a run that was just submitted",
+    "-f": "short for --follow",
+    "--local": "what runs here: a build, or the trials of a sweep",
+    "--node": "the node to clean, or the one of a run to open a shell on",
+    "--output": "what is written: weights, a picture, numbers, or a page",
+    "-o": "short for --output",
+    "--project": "the name of a new run's project, or a filter of a list",
+    "--resume": "`run` takes over runs of this machine, `submit` those of Slurm",
+    "-t": "the time limit of a job, or times before lines",
+    "--to": "a path on the cluster, or here",
+    "--yes": "with --on, it is about code and secrets that are sent",
+}
+
+
+def test_flags_have_one_declaration() -> None:
+    """In the table of options, in typer_options.py, or by the one command that has it."""
+    found: dict[str, set[str]] = {}
+    for option in (each for group in TABLE.values() for each in group):
+        for flag in option.all_flags:
+            found.setdefault(flag, set()).add("the table of options")
+    for path, tree in trees():
+        for node in (each for each in ast.walk(tree) if isinstance(each, ast.Call)):
+            hidden = any(each.arg == "hidden" for each in node.keywords)
+            if ast.unparse(node.func) == "typer.Option" and not hidden:
+                flags = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
+                for flag in (flag for flag in flags if flag.startswith("-")):
+                    found.setdefault(flag, set()).add(f"{path.name}:{node.lineno}")
+    twice = {flag: sorted(where) for flag, where in found.items() if len(where) > 1}
+    assert {flag: where for flag, where in twice.items() if flag not in OWN_MEANING} == {}
+    assert set(OWN_MEANING) <= set(twice), "a flag that has one declaration needs no reason"
 
 
 def test_environment_names_are_in_one_table() -> None:

@@ -59,7 +59,7 @@ def test_every_option_sets_a_key_that_exists(option: Option) -> None:
     assert option.help.endswith(".")
     assert option.help[0].isupper() or option.help.startswith(("online", "`"))
     if not option.flags:  # the script itself is typed, not a flag
-        assert option.key == "project.script"
+        assert option.key == "project.script" or option.key.startswith("sweep.")
         return
     if option.key in keys() and option.key != "params":
         kind = str(keys()[option.key])
@@ -151,12 +151,23 @@ def test_flags_are_named_as_typed() -> None:
         {"wandb": False, "wandb_all_processes": True},
         {"environment": "venv", "image": "x"},
         {"venv": "a", "conda": "b"},
+        {"max_attempts": "2", "max_restarts": "1"},
     ],
 )
 def test_contradictions_name_both_flags(values: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="contradict each other"):
         read_flags(typed("submit", **values), {})
     assert read_flags(typed("submit", wandb=False, wandb_all_processes=False), {})
+
+
+@pytest.mark.parametrize("command", ["run", "submit", "sweep"])
+def test_restarts_are_attempts_after_the_first(command: str) -> None:
+    assert [flag.value for flag in read_flags(typed(command, max_restarts="0"), {})] == [1]
+    assert [(flag.name, flag.key, flag.value) for flag in read_flags(typed(command, max_restarts="x"), {})] == [
+        ("--max-restarts", "resume.max_attempts", "x")
+    ]
+    with pytest.raises(UsageError, match="Invalid --max-restarts -1: use at least 0"):
+        read_flags(typed(command, max_restarts="-1"), {})
 
 
 def test_invalid_numbers_are_left_to_validation() -> None:
@@ -260,7 +271,8 @@ def test_the_scratch_flag_wins(paceline: Paceline, tmp_path: Path) -> None:
         "--gpu": "--gpus", "--ranks": "--nproc", "--mem": "--mem-per-node", "--gres": "--gpus", "--ntasks": "--nproc",
         "--ntasks-per-node": "--nproc", "--cpus-per-task": "--cpus-per-gpu", "--job-name": "--name",
         "--container-image": "--image", "--modules": "--load-module", "--nnodes": "--nodes",
-        "--nproc-per-node": "--nproc", "--nproc_per_node": "--nproc", "--max_restarts": "--max-attempts",
+        "--nproc-per-node": "--nproc", "--nproc_per_node": "--nproc", "--max_restarts": "--max-restarts",
+        "--retries": "--max-attempts",
         "--log_dir": "--scratch", "--every-seconds": "--save-every-seconds", "--no_wandb": "--no-wandb",
         "--partiton": "--partition", "-n": "--nproc", "-c": "--cpus-per-gpu", "-q": "--qos", "-G": "--gpus",
         "-w": "--nodelist",

@@ -11,7 +11,7 @@ from paceline.spec import Job
 from paceline.spec.option_table import options_of
 from paceline.watch.failures import is_usage_error
 
-OWN_FLAGS = ("--resume", "--max-restarts", "--dry-run", "--config")  # of `paceline run`, beside those of the table
+OWN_FLAGS = ("--resume", "--dry-run", "--config")  # of `paceline run`, beside those of the table
 
 
 def explain_mistake(failure: Mapping[str, Any], job: Job) -> str:

@@ -43,9 +43,12 @@ ClusterProfile = Annotated[
         help="Use [profiles.NAME] of that file, or none; default: that of this cluster.", rich_help_panel=PROJECT,
     ),
 ]  # fmt: skip
+# Options that are no settings and that several commands have.
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.", rich_help_panel=OUTPUT)
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Go ahead without asking.")]
 
 
 @dataclass(frozen=True)

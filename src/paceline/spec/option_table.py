@@ -43,6 +43,7 @@ class Option:
     commands: frozenset[str] = RUNS
     path: str = ""
     implies: tuple[str, object] | None = None  # another key, and what setting this one makes it
+    plus: int = 0  # what is added to a number that is typed: N restarts are N + 1 attempts
     sets: object = True  # what a switch makes its key; only one that makes it true can be turned off
     alias: Mapping[str, str] = field(default_factory=dict)  # command -> a flag that only this command has
     help_of: Mapping[str, str] = field(default_factory=dict)  # command -> what it says instead of `help`
@@ -87,6 +88,10 @@ def _list(key: str, usage: str, text: str, **more: Any) -> Option:
     return Option(key, usage, f"{text}; repeatable.", LIST, **more)
 
 
+def _file_only(key: str, text: str) -> Option:
+    return Option(key, "", text, commands=frozenset())
+
+
 def _queue(key: str, usage: str, text: str, kind: str = TEXT) -> Option:
     return Option(key, usage, text, kind, QUEUE)
 
@@ -103,17 +108,38 @@ _CONTAINER: Mapping[str, Any] = {"implies": ("environment.kind", "container"), "
 
 TABLE: Mapping[str, tuple[Option, ...]] = {
     SWEEP: (
-        _number("sweep.count", "--count N", "Number of points.", **_SWEEP_ONLY),
-        _number("sweep.parallel", "--parallel K", "Trials that run at the same time.", **_SWEEP_ONLY),
+        _number("sweep.count", "--count N", "Number of points; for a grid, the maximum.", **_SWEEP_ONLY),
+        _number(
+            "sweep.parallel", "--parallel K",
+            "Trials that run at the same time (default: as many as resources allow; 4 for tpe).", **_SWEEP_ONLY,
+        ),
         _number("sweep.seeds", "--seeds S", "Runs per point, each with its own seed.", **_SWEEP_ONLY),
-        _number("sweep.pack", "--pack N", "Number of small trials that share one job.", **_SWEEP_ONLY),
-        Option("sweep.metric", "--metric NAME", "Metric that ranks the trials.", **_SWEEP_ONLY),
-        Option("sweep.script", "--script FILE", "Script, if the lines of a list have only arguments.", **_SWEEP_ONLY),
-        Option("sweep.name", "-J --name NAME", "Sweep name (default: the file's).", **_SWEEP_ONLY),
+        _number("sweep.pack", "--pack N", "Trials per job, side by side on one node.", **_SWEEP_ONLY),
+        Option("sweep.metric", "--metric NAME", "Metric that ranks the trials, as named in `run.log` or `run.report`.",
+               **_SWEEP_ONLY),
+        Option("sweep.script", "--script FILE",
+               "Script to run, relative to the sweep's file. A list (.txt) of arguments alone takes it as a flag.",
+               **_SWEEP_ONLY),
+        Option("sweep.name", "-J --name NAME", "Name of the sweep and its folder (default: the file's).",
+               **_SWEEP_ONLY),
         Option(
             "tracking.wandb_sweep", "--wandb-sweep ENTITY/PROJECT/ID",
-            "W&B sweep that chooses the points (paceline.toml takes precedence).", **_SWEEP_ONLY,
+            "W&B sweep (ENTITY/PROJECT/ID) that chooses the points: `parallel` agents run `count` each. A file"
+            " overrides the flag.",
+            **_SWEEP_ONLY,
         ),
+        _file_only("sweep.module", "Module to run instead of a script, as in python -m."),
+        _file_only("sweep.args",
+                   "Arguments for the script; {key} is replaced by the point's value, {seed} by the seed."),
+        _file_only("sweep.arguments",
+                   "Whether to pass keys that args doesn't name as --key value. `run.params` always has them."),
+        _file_only("sweep.sampler",
+                   "How to choose points: all combinations, random, or based on earlier trials (TPE)."),
+        _file_only("sweep.direction", "Whether smaller or larger values of the metric are better."),
+        _file_only("sweep.seed", "The sampler's seed."),
+        _file_only("sweep.prune",
+                   "Which trials to end early, based on their reports: successive halving, or worse than the median."),
+        _file_only("sweep.prune_after", "Reports of every trial before it can be pruned."),
     ),
     RESOURCES: (
         _number(
@@ -247,6 +273,8 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
                "Requeue at most N times within a day (default: 50).", NUMBER, BATCH),
         _number("resume.max_attempts", "--max-attempts N",
                 "Failed attempts before giving up (default: 1 here, 3 on a cluster)."),
+        _number("resume.max_attempts", "--max-restarts N", "Restart failed ranks up to N times (N + 1 attempts).",
+                plus=1),
         Option("resume.hang_timeout", "--hang-timeout TIME",
                "Treat ranks as hung after this long without a step or, before the first, any activity; 0s: never."),
         Option("resume.exit_timeout", "--exit-timeout TIME",
@@ -302,9 +330,10 @@ TABLE: Mapping[str, tuple[Option, ...]] = {
         Option("project.experiment", "--experiment NAME", "Experiment name; runs are grouped by it."),
         Option("project.name", "--project NAME", "Project name (default: the folder's).",
                commands=BUILD | PROVABLE),
-        Option("project.script", "",
-               "Script that commands start if you name none; in a list, with its arguments. From the project's folder.",
-               commands=frozenset()),
+        _file_only(
+            "project.script",
+            "Script that commands start if you name none; in a list, with its arguments. From the project's folder.",
+        ),
         Option("project.scratch", "--scratch DIR",
                "Folder for run folders (default: $PACELINE_SCRATCH, or `runs` in the project).", path=PATH,
                commands=BUILD | PROVABLE),

@@ -53,38 +53,24 @@ _BOUNDS = (("min", "max"), ("low", "high"), ("lower", "upper"))
 
 
 class SweepTable(Table):
+    """The keys of `[sweep]`; the table of options says what they mean."""
+
     name: FolderName | None = None
-    """The name of the sweep and its folder. Default: the file's name."""
     metric: Line | None = None
-    """The metric to optimize, as named in `run.log` or `run.report`."""
     direction: Literal["minimize", "maximize"] = "minimize"
-    """Whether smaller or larger is better."""
     sampler: Literal["grid", "random", "tpe"] = "grid"
-    """How to choose points: all combinations, random, or based on earlier trials (TPE)."""
     wandb_sweep: Line | None = None
-    """A W&B sweep that chooses the points instead: ENTITY/PROJECT/ID. `parallel` agents run `count` points each."""
     count: Count | None = None
-    """The number of points. For a grid, the maximum."""
     parallel: Count | None = None
-    """The number of concurrent trials. Default: as many as resources allow; 4 for tpe."""
     seeds: Count = 1
-    """Runs per point, each with its own seed."""
     seed: int = 0
-    """The sampler's seed."""
     prune: Literal["none", "halving", "median"] = "none"
-    """Which trials to end early, based on their reports: successive halving, or worse than the median."""
     prune_after: Count = 1
-    """Reports of every trial before it can be pruned."""
     pack: Count = 1
-    """Trials per job, side by side on one node."""
     script: Line | None = None
-    """The script, relative to this file."""
     module: Line | None = None
-    """A module instead of a script, as in python -m."""
     args: Strings = ()
-    """Arguments for the script; {key} is replaced by the point's value, {seed} by the seed."""
     arguments: Literal["options", "none"] = "options"
-    """Whether to pass keys that args doesn't name as --key value. run.params always has them."""
 
 
 @dataclass(frozen=True)

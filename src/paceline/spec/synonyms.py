@@ -68,8 +68,10 @@ def find_key(name: str) -> str | None:
 
 def find_option(name: str, command: str) -> Option | None:
     """Return the option of a command that somebody means by a flag that it does not have."""
-    key = find_key(name)
-    return next((option for _, option in options_of(command) if option.key == key), None)
+    key, plain = find_key(name), _normalize(name)
+    found = [option for _, option in options_of(command) if option.key == key]
+    same = (option for option in found if plain in map(_normalize, option.flags))
+    return next(same, found[0] if found else None)
 
 
 def is_of_script(name: str) -> bool:

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
+from paceline.contract.processes.warm import DEFAULT_WARM
 from paceline.contract.redaction import redact_text
 from paceline.contract.stop.framework_presets import SIGNALS
 from paceline.contract.verdict import STOPPED_EXIT
 from paceline.spec.pydantic_plugins import plugins_disabled
 from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit, slurm_size, slurm_time
 
-DEFAULT_WARM = 600  # seconds
 MAX_GRACE = 65_535  # seconds; Slurm stores this in 16 bits
 EVENTS = ("done", "failed", "stopped", "requeued", "stalled", "gpu_idle")  # that notifications may be about
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]

@@ -52,7 +52,10 @@ def _contradiction(first: Flag, second: Flag) -> UsageError:
 
 def _value(option: Option, value: Any, environ: Mapping[str, str]) -> Any:
     if option.kind == NUMBER and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value):
-        return int(value)
+        number = int(value) + option.plus
+        if option.plus and number < option.plus:
+            raise UsageError(f"Invalid {option.name} {number - option.plus}: use at least 0.")
+        return number
     if option.kind == TEXT and re.fullmatch(r"--[a-z][a-z-]*", value):
         raise UsageError(
             f"{option.name} needs a value, but {value} follows it.", hint=f"Type it as {option.name} {option.metavar}."

@@ -19,9 +19,9 @@ import pytest
 from paceline.agent.workers.warm import client, place
 from paceline.agent.workers.warm.conditions import difference, read_conditions
 from paceline.agent.workers.zygote.messages import MessageSocket
-from paceline.agent.workers.zygote.prestart import DEFAULT_WARM, guess
+from paceline.agent.workers.zygote.prestart import guess
 from paceline.agent.workers.zygote.start import ZygoteOptions
-from paceline.spec import tables
+from paceline.contract.processes.warm import DEFAULT_WARM
 from tests.agent.conftest import is_alive, until
 from tests.fake_torch import FAKE_TORCH
 
@@ -583,4 +583,3 @@ def test_guesses(args: list[str], text: str, expected: int, tmp_path: Path, monk
     options = guess(args, cores=2, environ={})
     assert options is not None
     assert options.warm == expected
-    assert DEFAULT_WARM == tables.DEFAULT_WARM

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from paceline.agent.workers.zygote.prestart import FLAGS, SHORT, guess
+from paceline.agent.workers.zygote.prestart import FLAGS, NO_PRESTART, SHORT, guess
 from paceline.agent.workers.zygote.start import ZygoteOptions, start_zygote
-from paceline.spec.option_table import SWITCH, options_of
+from paceline.cli import single_command
+from paceline.cli.commands.run import command
 from tests.agent.conftest import Launch, is_alive, until
 
 
@@ -66,10 +68,14 @@ def test_no_zygote_is_started(args: list[str], tmp_path: Path, monkeypatch: pyte
 
 def test_options_without_a_value_are_known() -> None:
     """Otherwise the guess would take the script for an option's value."""
-    table = [option for _, option in options_of("run")]
-    switches = {flag for option in table if option.kind == SWITCH for flag in option.flags}
-    assert set(FLAGS) == switches | {"-m", "--module"}
-    assert {flag for option in table for flag in option.flags if not flag.startswith("--")} == set(SHORT)
+    options = [each for each in get_command(single_command(command)).params if each.param_type_name == "option"]
+    flags = {flag: each for each in options for flag in each.opts}
+    switches = {flag for flag, each in flags.items() if each.is_flag}
+    assert set(FLAGS) == switches - set(NO_PRESTART)
+    assert set(NO_PRESTART) <= flags.keys() | {"--help", "-h"}
+    with_value = [each for each in options if not each.is_flag]
+    assert {(short, long) for each in with_value for short in each.opts for long in each.opts
+            if len(short) == 2 and len(long) > 2} == set(SHORT.items())  # fmt: skip
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -31,8 +31,8 @@ def command(
     cached: Annotated[
         bool, typer.Option("--cached", help="Also remove data cached for later jobs, unless it is in use.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs; asks nothing.")] = False,
+    yes: typer_options.Yes = False,
+    as_json: typer_options.AsJson = False,
 ) -> int:
     """List and remove leftover files on a node's own disk, and secrets in the folders of runs that are over.
 
@@ -40,6 +40,7 @@ def command(
       paceline clean                       this machine: list, then ask
       paceline clean --node n1 --node n2   two nodes of the cluster: list
       paceline clean --node n1 --yes       remove
+      paceline clean --json                list as JSON, and ask nothing
 
     Only your own files are removed, and only if their job or process is known to be over. Results listed in
     collect are copied back first. A run folder keeps its environment.sh without the values of secrets.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli import typer_options
 from paceline.cli.on_cluster.travel_question import confirm
 from paceline.cli.output import console
 from paceline.contract.checkpoint.size import show_size
@@ -41,7 +42,7 @@ def command(
         str | None,
         typer.Option("--to", metavar="PLACE", help="Path there [default: its name, below <scratch>/<project>]."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Send without asking.")] = False,
+    yes: typer_options.Yes = False,
     serve: Annotated[str | None, typer.Option("--serve", hidden=True)] = None,
 ) -> int:
     """Send data to a cluster with rsync, over the connection of `paceline login`.

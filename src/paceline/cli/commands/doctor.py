@@ -50,7 +50,7 @@ def command(
     settings: typer_options.Settings,
     is_job: Annotated[bool, typer.Option("--job", help="Check a job, as `paceline submit` does.")] = False,
     module: typer_options.Module = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: typer_options.AsJson = False,
 ) -> int:
     """Find out why a run hangs, is slow or died; or check this machine, or a job before you submit it.
 

@@ -197,7 +197,7 @@ def show_all(
     *,
     config: typer_options.Config = None,
     cluster_profile: typer_options.ClusterProfile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    as_json: typer_options.AsJson = False,
 ) -> int:
     """List the environments that were built for this project."""
     job = load_job(Program("env"), config=config, profile=cluster_profile, cluster=typer_options.this_cluster())
@@ -244,7 +244,7 @@ def _builder(each: StoredEnvironment) -> str | None:
 def remove(
     keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Keys from `paceline env list`.")],
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    yes: typer_options.Yes = False,
     config: typer_options.Config = None,
     cluster_profile: typer_options.ClusterProfile = None,
 ) -> int:

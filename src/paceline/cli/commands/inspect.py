@@ -58,7 +58,7 @@ def data(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE.svg", help="Where to write the picture.")
     ] = Path(PICTURE),
-    as_json: Annotated[bool, typer.Option("--json", help="Print all batches and findings as JSON.")] = False,
+    as_json: typer_options.AsJson = False,
 ) -> int:
     """Show which rank gets which samples, and check whole epochs: every sample once, none twice, another order in each.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import runs, typer_options
 from paceline.cli.on_cluster import mirrored
 from paceline.cli.output import console
 from paceline.cli.output.fitted_table import fit, print_columns
@@ -45,7 +45,7 @@ def command(
     project: Annotated[
         str | None, typer.Option("--project", metavar="NAME", help="Show only runs of this project.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    json: typer_options.AsJson = False,
 ) -> int:
     """List the runs in this scratch folder, newest first, both here and on Slurm.
 

@@ -48,13 +48,6 @@ def command(
             rich_help_panel=UNTIL_DONE,
         ),
     ] = False,
-    max_restarts: Annotated[
-        int | None,
-        typer.Option(
-            "--max-restarts", metavar="N", help="Restart failed ranks up to N times (N + 1 attempts).",
-            rich_help_panel=UNTIL_DONE,
-        ),
-    ] = None,
     dry_run: typer_options.DryRun = False,
 ) -> int:  # fmt: skip
     """Run a script on this machine, with one process (rank) per GPU.
@@ -72,7 +65,7 @@ def command(
     """
     if here and resume is None:
         raise UsageError("--here needs --resume.", hint="A new run trains here anyway: omit --here.")
-    run = _find_run(args, settings, is_module=module, resume=resume, max_restarts=max_restarts)
+    run = _find_run(args, settings, is_module=module, resume=resume)
     if dry_run:
         from paceline.cluster.checks.stop_contract import describe_stop
         from paceline.cluster.local.warm_start import describe_cold
@@ -91,26 +84,15 @@ def command(
 
 
 def _find_run(
-    args: list[str] | None,
-    settings: typer_options.Settings,
-    *,
-    is_module: bool,
-    resume: str | None,
-    max_restarts: int | None,
+    args: list[str] | None, settings: typer_options.Settings, *, is_module: bool, resume: str | None
 ) -> NewRun | ResumedRun:
     from paceline.cluster.local.launch import NewRun, find_resumed_run
     from paceline.cluster.local.machine import current_folder
 
-    cwd, flags = current_folder(), list(settings.flags)
-    if max_restarts is not None:
-        if max_restarts < 0:
-            raise UsageError(f"Invalid --max-restarts {max_restarts}: use at least 0.")
-        if any(flag.key == "resume.max_attempts" for flag in flags):
-            raise UsageError("--max-restarts and --max-attempts contradict each other.", hint="Use only one of them.")
-        flags.append(Flag("--max-restarts", "resume.max_attempts", max_restarts + 1))
+    cwd = current_folder()
 
     def load(program: Program) -> Job:
-        return settings.load(program, cwd=cwd, flags=flags, here=True)
+        return settings.load(program, cwd=cwd, here=True)
 
     if resume is None:
         return NewRun(load(settings.find_program(args, is_module=is_module, cwd=cwd)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import runs, typer_options
 from paceline.cli.on_cluster import mirrored
 from paceline.cli.output import console
 from paceline.cli.output.json_output import print_json
@@ -38,7 +38,7 @@ def command(
     ] = False,
     stat: Annotated[bool, typer.Option("--stat", help="Show only the names of changed files and line counts.")] = False,
     plots: Annotated[bool, typer.Option("--plots", help="Show only the curves, and where the time went.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, for other programs.")] = False,
+    as_json: typer_options.AsJson = False,
 ) -> int:
     """Show one run: its status, what you asked for, its curves and nodes, and where the time went.
 

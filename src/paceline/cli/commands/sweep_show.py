@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import runs, typer_options
 from paceline.cli.commands.report import write_report
 from paceline.cli.on_cluster.remote_output import describe
 from paceline.cli.output import console
@@ -57,7 +57,7 @@ def command(
         Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML page with plots to FILE.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Update until all trials have ended.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all trials as JSON, for other programs.")] = False,
+    as_json: typer_options.AsJson = False,
 ) -> int:
     """Show a sweep: its trials, best first, its progress and its failures.
 

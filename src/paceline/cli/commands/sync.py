@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import runs, typer_options
 from paceline.cli.output import console
 from paceline.cluster.runs import claims
 from paceline.cluster.runs.wandb_sync import complete, find_python, is_empty, is_sent, offline_runs, send
@@ -23,7 +23,7 @@ def command(
     run: Annotated[str | None, typer.Argument(metavar="RUN", help=runs.RUN_HELP)] = None,
     *,
     all_runs: Annotated[bool, typer.Option("--all", help="Send all runs of this project.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be sent, and send nothing.")] = False,
+    dry_run: typer_options.DryRun = False,
 ) -> int:
     """Send the W&B data of a run that had no network or no key.
 

@@ -7,10 +7,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
-from paceline.cli.reference.docstrings import attribute_docstrings
 from paceline.cli.reference.entries import Entry, Page, Section
 from paceline.spec import sweep, tables
-from paceline.spec.option_table import TABLE, Option
+from paceline.spec.option_table import SWEEP, TABLE, Option
 
 # What each kind of value looks like in TOML.
 _TYPES: tuple[tuple[Any, str], ...] = (
@@ -141,16 +140,14 @@ def _profiles() -> Section:
 
 
 def _sweep() -> Section:
-    texts = attribute_docstrings("spec/sweep.py", "SweepTable")
-    flags = {option.key.split(".")[1]: option.name for group in TABLE.values() for option in group
-             if option.commands == frozenset({"sweep"})}  # fmt: skip
+    options = {option.key.partition(".")[2]: option for option in TABLE[SWEEP]}
     entries = []
     for name, hint in get_type_hints(sweep.SweepTable, include_extras=True).items():
         if name in sweep.SweepTable.model_fields:
             default = default_text(sweep.SweepTable.model_fields[name].default)
-            flag = f"`{flags[name]}`" if name in flags else ""
+            flag = f"`{options[name].name}`" if options[name].flags else ""
             facts = (("type", type_text(hint)), ("default", default), ("flag", flag))
-            entries.append(Entry((name, f"sweep.{name}"), texts.get(name, ""), facts))
+            entries.append(Entry((name, f"sweep.{name}"), _meaning(options[name]), facts))
     intro = "In a [sweep's file](../sweeps.md), next to the tables above, which override those of `paceline.toml`."
     example = '[sweep]\nscript = "train.py"\nmetric = "loss"\nsampler = "tpe"\ncount = 40'
     return Section("[sweep]", ("sweep.toml", "[sweep]"), intro, example, entries=tuple(entries))

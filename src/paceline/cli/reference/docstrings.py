@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
-import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,16 +60,6 @@ def read_members(file: str, name: str) -> Iterator[Callable]:
             decorators = [ast.unparse(each) for each in node.decorator_list]
             if "overload" not in decorators:
                 yield _callable(node)
-
-
-def attribute_docstrings(file: str, name: str) -> dict[str, str]:
-    """Return the docstring under each field of a class."""
-    body = find_class(file, name).body
-    found = {}
-    for field, text in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            found[ast.unparse(field.target)] = inspect.cleandoc(str(text.value.value))
-    return found
 
 
 def read_fields(docstring: str, heading: str) -> dict[str, str]:

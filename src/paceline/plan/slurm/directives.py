@@ -16,6 +16,7 @@ from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
 from paceline.spec import Job
+from paceline.spec.option_table import RESOURCES, TABLE
 from paceline.spec.quantities import slurm_size, slurm_time
 
 MAX_CPUS_PER_TASK = 65_533  # Slurm stores this in 16 bits
@@ -161,17 +162,16 @@ def _memory_directives(job: Job, counts: TaskCounts) -> list[Directive]:
 
 # Options that Paceline sets itself, and what sets each of them.
 _OWNED = {
-    "nodes": "--nodes", "ntasks": "--nproc", "ntasks-per-node": "--nproc", "cpus-per-task": "--cpus-per-gpu",
-    "tasks-per-node": "--nproc", "ntasks-per-gpu": "--nproc", "cpus-per-gpu": "--cpus-per-gpu",
-    "gpus": "--gpus", "gpus-per-node": "--gpus", "gpus-per-task": "--style srun --gpu-binding one",
-    "mem": "--mem-per-node", "mem-per-gpu": "--mem-per-gpu", "mem-per-cpu": "--mem-per-gpu", "time": "--time",
-    "partition": "--partition", "account": "--account", "qos": "--qos", "constraint": "--constraint",
-    "reservation": "--reservation", "nodelist": "--nodelist", "exclude": "--exclude", "comment": "--comment",
-    "job-name": "--name", "exclusive": "--exclusive", "mail-user": "--mail", "dependency": "--dependency",
+    "ntasks": "--nproc", "ntasks-per-node": "--nproc", "tasks-per-node": "--nproc", "ntasks-per-gpu": "--nproc",
+    "cpus-per-task": "--cpus-per-gpu", "gpus": "--gpus", "gpus-per-task": "--style srun --gpu-binding one",
+    "mem": "--mem-per-node", "mem-per-cpu": "--mem-per-gpu", "job-name": "--name", "mail-user": "--mail",
     "requeue": "--requeue", "no-requeue": "--no-requeue", "signal": "--grace",
     "export": "--env", "export-file": "--env", "wait": "--wait", "array": "`paceline sweep`", "test-only": "--dry-run",
     **dict.fromkeys(("output", "error", "open-mode"), "The output is in slurm.log of the run folder."),
     "chdir": "Jobs start in their run folder.", "wrap": "Give the script itself.", "parsable": "Leave it out.",
+    # Keys of [job] that sbatch calls the same.
+    **{option.key.removeprefix("job.").replace("_", "-"): option.name for option in TABLE[RESOURCES]
+       if "submit" in option.commands and option.key != "job.extra"},
 }  # fmt: skip
 _SHORT = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "p": "partition", "A": "account",

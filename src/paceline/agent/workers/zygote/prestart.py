@@ -15,19 +15,18 @@ from paceline.agent.workers.warm.conditions import reason_to_start_cold
 from paceline.agent.workers.zygote.start import FORKING_STYLES, THREADS, ZygoteOptions, parse_thread_count, start_zygote
 from paceline.contract.gpus import visible_devices
 from paceline.contract.processes.python_command import python_command
+from paceline.contract.processes.warm import DEFAULT_WARM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     import subprocess
 
-DEFAULT_WARM = 600  # seconds; as in the table of keys
-
 # Options of `paceline run` that take no value, besides --no-...; all others are followed by one. A test compares them
 # with the table of options, which takes too long to import here.
 FLAGS = (
-    "-m", "--module", "--check", "--continue", "--cpu", "--debug", "--deterministic", "--fitness", "--snapshot",
-    "--strict", "--tensorboard", "--wandb", "--wandb-all-processes", "--warm",
+    "-m", "--module", "--check", "--continue", "--cpu", "--debug", "--deterministic", "--fitness", "--here",
+    "--snapshot", "--strict", "--tensorboard", "--wandb", "--wandb-all-processes", "--warm",
 )  # fmt: skip
 SHORT = {"-N": "--nodes", "-J": "--name"}  # with a value, which may be attached: -N2
 NO_PRESTART = ("--dry-run", "--help", "-h", "--resume")  # nothing starts, or a program that is not in the arguments
