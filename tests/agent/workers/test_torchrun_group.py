@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +14,8 @@ import pytest
 
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.termination import Termination
-from paceline.agent.workers.torchrun_group import DIE_WITH_AGENT, TorchrunWorkers
+from paceline.agent.workers.torchrun_group import TorchrunWorkers
+from paceline.contract.processes.python_command import python_command
 
 
 def test_a_torchrun_that_waits_for_another_node_is_ended() -> None:
@@ -32,17 +35,28 @@ def test_a_torchrun_that_waits_for_another_node_is_ended() -> None:
 
 AGENT = """
 import subprocess, sys, time
-code = "import sys; " + sys.argv[1] + "; print('ready', flush=True); import time; time.sleep(600)"
-subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+subprocess.Popen(sys.argv[1:], start_new_session=True)
 time.sleep(600)
+"""
+TORCHRUN = """
+import sys, time
+def main(args):
+    print(*args, flush=True)
+    time.sleep(600)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do this")
-def test_torchrun_dies_with_its_agent() -> None:
-    agent = subprocess.Popen([sys.executable, "-c", AGENT, DIE_WITH_AGENT], stdout=subprocess.PIPE)
+def test_torchrun_dies_with_its_agent(tmp_path: Path) -> None:
+    (tmp_path / "torch" / "distributed").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "distributed" / "__init__.py").touch()
+    (tmp_path / "torch" / "distributed" / "run.py").write_text(TORCHRUN)
+    command = [*python_command(sys.executable, "agent.workers.torchrun_group"), "--nnodes=2"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, *command], stdout=subprocess.PIPE, env=environ)
     assert agent.stdout is not None
-    assert agent.stdout.readline() == b"ready\n"
+    assert agent.stdout.readline() == b"--nnodes=2\n"
     agent.kill()
     agent.wait()
     assert agent.stdout.read() == b"", "the pipe closes once the child is gone"

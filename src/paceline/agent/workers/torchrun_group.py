@@ -16,15 +16,21 @@ from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.zygote.start import cannot_start
 from paceline.contract import env
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
-from paceline.contract.processes.python_command import DROP_CWD_FROM_PATH, python_command
+from paceline.contract.processes.process import die_with_parent
+from paceline.contract.processes.python_command import python_command
 
 TORCHRUN = -1  # the "rank" of torchrun's own output, which goes to the node's log
-# What `contract.processes.process.die_with_parent` does, where paceline may not be installed.
-DIE_WITH_AGENT = "sys.platform == 'linux' and __import__('ctypes').CDLL(None).prctl(1, 9, 0, 0, 0)"
-RUN_TORCHRUN = f"{DROP_CWD_FROM_PATH}; {DIE_WITH_AGENT}; from torch.distributed.run import main; main()"
 # torchrun reports the exit codes of its ranks only in its failure summary.
 FAILED_RANK = re.compile(r"rank\s*: \d+ \(local_rank: (\d+)\)\s+exitcode\s*: (-?\d+)")
 GOT_TERM = re.compile(r"got signal: (15|Signals\.SIGTERM)")
+
+
+def main(args: list[str]) -> None:
+    """Run torchrun in this process, and end with the agent that started it."""
+    die_with_parent(None)
+    from torch.distributed.run import main as run_torchrun
+
+    run_torchrun(args)
 
 
 class TorchrunWorkers:
@@ -47,7 +53,7 @@ class TorchrunWorkers:
         }
         launch_spec, placement = launch.launch_spec, launch.placement
         command = [
-            launch_spec.python, "-c", RUN_TORCHRUN,
+            *python_command(launch_spec.python, "agent.workers.torchrun_group"),
             f"--nnodes={placement.nodes}", f"--node-rank={placement.node}",
             f"--nproc-per-node={placement.local_world_size}",
             f"--master-addr={launch.address}", f"--master-port={launch.port}",
