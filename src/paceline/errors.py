@@ -1,4 +1,4 @@
-"""All errors, as a tree. Each says what is wrong, what was expected, and what to do.
+"""The errors that several parts of Paceline raise, as a tree. Each says what is wrong and what to do.
 
 PacelineError
 ├── UsageError        a wrong command line, or a wrong argument of a function
@@ -14,8 +14,12 @@ PacelineError
     ├── LaunchError     ranks did not start, or one of them failed
     ├── DeviceError     two ranks on one GPU, or a missing GPU
     ├── CheckpointError nothing to resume from, or state that does not fit
+    │   └── TakenOver   another start of the run has its folder now
     ├── NonFinite       a loss that is NaN or infinite
     └── ReplicasDiffer  a model whose replicas are no longer the same on all ranks
+
+An error that only one part raises is a subclass of one of these, next to the code that raises it: `RunNotFound`,
+`CodeTooLarge`, `AgentsMissing` and others.
 """
 
 from __future__ import annotations

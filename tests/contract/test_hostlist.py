@@ -23,7 +23,9 @@ def test_expand(text: str, hosts: list[str]) -> None:
     assert expand(text) == hosts
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[1]]", "n[[1]]", "n[]"])
+@pytest.mark.parametrize(
+    "text", ["n[1-", "n[3-1]", "n[a-b]", "n[1]]", "n[[1]]", "n[]", "n[1-999999999]", "n[1-999][1-999]"]
+)
 def test_invalid_host_lists_are_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="Invalid host list") as caught:
         expand(text)

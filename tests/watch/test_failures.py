@@ -108,6 +108,8 @@ DIED = "srun: error: Node failure on n2\nslurmstepd-n1: error: *** JOB 7 ON n1 C
     [
         (LOST + DIED, True),
         (LOST + DIED.replace("on n2", "on n[2-3]"), True),
+        (LOST + DIED.replace("on n2", "on n[3-4]"), False),
+        (LOST + DIED.replace("on n2", "on n[1-999999999]"), False),
         (LOST + DIED.partition("\n")[2], True),
         (LOST + DIED.replace("on n2", "on n3"), False),
         (LOST + "srun: error: n2: task 1: Killed\n", False),

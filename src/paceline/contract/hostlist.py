@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from itertools import product
+from itertools import islice, product
 
 from paceline.errors import UsageError
 
+MAX_HOSTS = 65_536  # more than Slurm itself allows; a list may come from a file of somebody else
 _PIECE = re.compile(r"[^,\[\]]+|\[[^\[\]]*\]")
 
 
 def expand(text: str) -> list[str]:
     """Every host of a list, in its order: `a[1-2],b` gives a1, a2, b. Several brackets multiply."""
-    return [host for word in _split(text) for host in _expand_word(word, text)]
+    hosts = islice((host for word in _split(text) for host in _expand_word(word, text)), MAX_HOSTS + 1)
+    if len(found := list(hosts)) > MAX_HOSTS:
+        raise _malformed(text)
+    return found
 
 
 def _split(text: str) -> list[str]:
@@ -47,9 +51,9 @@ def _numbers(text: str, whole: str) -> list[str]:
     found = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part.strip())
-        if not match or (match[2] and int(match[2]) < int(match[1])):
+        first, last, width = (int(match[1]), int(match[2] or match[1]), len(match[1])) if match else (1, 0, 0)
+        if not first <= last < first + MAX_HOSTS:
             raise _malformed(whole)
-        first, last, width = int(match[1]), int(match[2] or match[1]), len(match[1])
         found += [f"{number:0{width}d}" for number in range(first, last + 1)]
     return found
 

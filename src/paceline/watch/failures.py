@@ -7,9 +7,11 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.contract import hostlist
 from paceline.contract.files.foreign_records import Fields, keep_valid, read_object, read_tail
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import USAGE_EXIT
+from paceline.errors import UsageError
 from paceline.plan.typed_command import to_type
 from paceline.watch.goodput import read_events
 
@@ -54,10 +56,15 @@ def _slurm_lost(run: RunFolder, host: str) -> bool:
 def _names_dead_node(text: str, host: str) -> bool:
     named = re.findall(r"^srun: error: Node failure on (\S+)$", text, re.MULTILINE)
     if named:
-        return any(
-            host in nodes.split(",") or "[" in nodes for nodes in named
-        )  # a range is not expanded: it may be huge
+        return any(_is_listed(host, nodes) for nodes in named)
     return re.search(r"^slurmstepd\S*: error: .* DUE TO NODE FAILURE", text, re.MULTILINE) is not None
+
+
+def _is_listed(host: str, nodes: str) -> bool:
+    try:
+        return host in hostlist.expand(nodes)
+    except UsageError:  # the log may be anybody's
+        return False
 
 
 def failure_text(failure: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import os
 import sys
 
 from paceline.agent.workers.warm.process_settings import obstacle, read_settings
+from paceline.contract import gpus
 
 TYPE_CHECKING = False  # `paceline run` reads this before it has imported anything
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 IGNORED = frozenset({
     "_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLORTERM", "COLUMNS", "LINES", "WINDOWID", "STY", "DISPLAY", "XAUTHORITY",
     "WAYLAND_DISPLAY", "GPG_TTY", "LS_COLORS", "PS1", "INVOCATION_ID", "JOURNAL_STREAM", "DBUS_SESSION_BUS_ADDRESS",
-    "CUDA_VISIBLE_DEVICES",  # torch reads it when a rank first uses a GPU
+    *gpus.NAMES,  # torch reads them when a rank first uses a GPU
 })  # fmt: skip
 IGNORED_PREFIXES = (
     "PACELINE_", "TERM_", "TMUX", "SSH_", "VSCODE_", "XDG_SESSION_", "HIST", "NCCL_", "GLOO_", "WANDB_", "HF_",
