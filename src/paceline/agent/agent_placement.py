@@ -23,6 +23,7 @@ EITHER_STYLES = ("mpirun",)  # one agent per rank, or one per node (mpirun over 
 _NAMES = {
     "slurm": "Slurm", "openmpi": "OpenMPI", "mvapich": "MVAPICH", "intelmpi": "Intel MPI", "mpich": "MPICH",
 }  # fmt: skip
+_NOT_YOURS = "The launcher sets this variable: check whether your shell or a `setup` line sets it, too."
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def find_placement(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Place
     numbers = _read_numbers(launch_spec.style, environ)
     if not 0 <= numbers.index < numbers.count:
         raise LaunchError(
-            f"{numbers.source} gives this agent the index {numbers.index} of {numbers.count}, which is impossible."
+            f"{numbers.source} gives this agent the index {numbers.index} of {numbers.count}, which is out of range.",
+            hint="Check whether your shell or a `setup` line sets variables of the launcher.",
         )
     per_rank = launch_spec.style in RANK_STYLES or (
         launch_spec.style in EITHER_STYLES and numbers.count != launch_spec.nodes
@@ -86,7 +88,9 @@ def _read_numbers(style: str, environ: Mapping[str, str]) -> _Numbers:
     if env.AGENT in environ:
         match = re.fullmatch(r"(\d+)/(\d+)", environ[env.AGENT])
         if match is None:
-            raise LaunchError(f'Invalid {env.AGENT}="{environ[env.AGENT]}": expected "index/count", such as "0/2".')
+            raise LaunchError(
+                f'Invalid {env.AGENT}="{environ[env.AGENT]}": use "index/count", e.g. "0/2".', hint=_NOT_YOURS
+            )
         return _Numbers(env.AGENT, int(match[1]), int(match[2]), host)
     for row in TABLE:
         if _numbers_agents(row, style, environ):
@@ -149,7 +153,7 @@ def _numbers_agents(row: RankVariables, style: str, environ: Mapping[str, str]) 
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ[name]
     if not text.isdigit():
-        raise LaunchError(f'Invalid {name}="{text}": expected a number.')
+        raise LaunchError(f'Invalid {name}="{text}": use a number.', hint=_NOT_YOURS)
     return int(text)
 
 

@@ -195,7 +195,9 @@ class _Range:
 
     def error(self, expected: str, found: Any = None) -> SpecError:
         value = show(self.value if found is None else found)
-        return SpecError(f"{self.path}: invalid {self.key} = {value} in [space]: use {expected}.")
+        return SpecError(
+            f"Invalid {self.key} = {value} in [space] of {self.path}: use {expected}.", hint=reference("space")
+        )
 
     def read(self) -> dict[str, Any]:
         value = self.value if isinstance(self.value, dict) else {"grid": self.value}

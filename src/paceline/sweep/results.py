@@ -227,7 +227,7 @@ def _read_started(
 
     def answer(_: Iterable[str]) -> Mapping[str, JobState]:
         if known is None:
-            raise ClusterError("No scheduler answers.")
+            raise ClusterError("The scheduler is not responding.", hint="Check the controller with `scontrol ping`.")
         return known
 
     for folder, record in zip(folders, read_records(folders, answer), strict=True):

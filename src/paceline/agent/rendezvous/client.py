@@ -45,7 +45,10 @@ class Membership:
 def split_address(text: str) -> tuple[str, int]:
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isdigit():
-        raise LaunchError(f'Invalid address of the head agent "{text}": expected "host:port".')
+        raise LaunchError(
+            f'Invalid address of the head agent "{text}": use "host:port".',
+            hint=f"Paceline sets it in {env.RENDEZVOUS}: check whether your shell or a `setup` line does, too.",
+        )
     return host.strip("[]"), int(port)
 
 

@@ -77,7 +77,7 @@ def command(
 
 def _facts_for_laptop() -> ClusterFacts:
     if not slurm.available():
-        raise NoSlurm("sinfo was not found.")
+        raise NoSlurm("sinfo was not found.", hint="Run this on a login node of your cluster.")
     if not (partitions := query_partitions()):
         raise ClusterError("Slurm lists no partition.", hint="Check with `sinfo` on the login node.")
     return ClusterFacts.find(partitions, settings())
