@@ -112,7 +112,7 @@ def test_scripts_of_frameworks_stay_as_they_are() -> None:
         "with_accelerate": "uses Accelerate",
         "with_lightning": "uses the Lightning Trainer",
         "with_hf_trainer": "uses the Hugging Face Trainer",
-        "ddp": "has DDP of its own",
+        "ddp": "already uses DDP",
     }.items():
         advice = adopt(name)
         assert (advice.edits, advice.text) == ([], (CORPUS / f"{name}.py").read_text())
@@ -120,7 +120,7 @@ def test_scripts_of_frameworks_stay_as_they_are() -> None:
         assert words in advice.verdict
         assert advice.next_steps[0].startswith("paceline run ")
     assert "ckpt_path" in adopt("with_lightning").remarks[0].text
-    assert advise_text("import paceline\nrun = paceline.start()\n").verdict.startswith("It uses Paceline already")
+    assert advise_text("import paceline\nrun = paceline.start()\n").verdict.startswith("It already uses Paceline")
 
 
 def test_mistakes_in_ddp() -> None:
@@ -140,7 +140,7 @@ def test_mistakes_in_ddp() -> None:
 
 def test_what_cannot_be_changed_is_said_with_its_line() -> None:
     sliced, folds = adopt("sliced_by_hand"), adopt("cross_validation")
-    assert "the rest is up to you" in sliced.verdict
+    assert "make the remaining ones yourself" in sliced.verdict
     assert {(each.line, each.must) for each in sliced.remarks} == {(8, True)}
     assert [each.line for each in folds.remarks if each.must] == [6, 18], "one function makes both loaders"
     assert {each.line for each in folds.remarks} >= {6, 10, 13}, "BatchNorm and the loop of folds"
@@ -234,7 +234,7 @@ def test_training_in_a_comprehension() -> None:
         "    loss.backward()\n    opt.step()\n    return loss.item()\n"
         "losses = [step(x) for x in DataLoader(data, batch_size=2)]\n"
     )
-    assert any("this trains, but is no loop" in each.text for each in advise_text(text).remarks if each.must)
+    assert any("this trains in a comprehension" in each.text for each in advise_text(text).remarks if each.must)
 
 
 LOOPS = """\
@@ -339,8 +339,8 @@ def test_files_and_folders() -> None:
     [
         (b"def broken(:\n", "not valid Python in line 1"),
         (b"x = 1\n  y = 2\n", "not valid Python in line 2"),
-        (b"\xff\xfe\x00", "is not"),
-        (b"# coding: nowhere\n", "is not a text that Python reads"),
+        (b"\xff\xfe\x00", "Python cannot read"),
+        (b"# coding: nowhere\n", "Python cannot read"),
         (b"x = '\0'\n", "is not valid Python"),
         (b"(" * 3000 + b")" * 3000, "is n"),
     ],
@@ -378,7 +378,7 @@ def test_write_keeps_the_old_script(tmp_path: Path, paceline: Paceline) -> None:
     assert (tmp_path / "real.py.orig.2").read_bytes() == old
     assert (tmp_path / "real.py.orig").read_text() == "somebody else's"
     again = paceline("adopt", "--write", "train.py", check=True)
-    assert "It uses Paceline already" in again.stdout
+    assert "It already uses Paceline" in again.stdout
     assert sorted(os.listdir(tmp_path)) == ["real.py", "real.py.orig", "real.py.orig.2", "train.py"]
 
 
@@ -403,11 +403,11 @@ def test_line_numbers_are_those_of_the_file_as_it_is(tmp_path: Path, paceline: P
     script.write_text(GUARDED)
     shown = paceline("adopt", "train.py", check=True).stdout
     lines = GUARDED.splitlines()
-    assert f"line {lines.index('    for epoch in range(first, 3):') + 1}: this loop over epochs stays" in shown
+    assert f"line {lines.index('    for epoch in range(first, 3):') + 1}: this epoch loop is left unchanged" in shown
     assert "line 2: the import that the lines below need" not in shown
     written = paceline("adopt", "--write", "train.py", check=True).stdout
     new = script.read_text().splitlines()
-    assert f"line {new.index('    for epoch in range(first, 3):') + 1}: this loop over epochs stays" in written
+    assert f"line {new.index('    for epoch in range(first, 3):') + 1}: this epoch loop is left unchanged" in written
     assert f"line {new.index('import paceline') + 1}: the import that the lines below need" in written
     assert f"line {new.index('    run = paceline.start()') + 1}: finds this rank" in written
     assert "  train and main use `run`, which exists only when train.py runs as the script" in written

@@ -46,7 +46,7 @@ def musts(text: str) -> list[tuple[int, str]]:
 
 def test_a_right_script_stays() -> None:
     advice = adopt(START + MODEL + DATA + LOOP)
-    assert (advice.edits, advice.verdict) == ([], "None needed: it has DDP of its own.")
+    assert (advice.edits, advice.verdict) == ([], "None needed: it already uses DDP.")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_ranks_that_read_all_of_the_data() -> None:
 
 def test_a_forward_around_ddp() -> None:
     inner = LOOP.replace("model(x)", "model.module(x)")
-    assert musts(START + MODEL + DATA + inner) == [(10, "this goes around DDP, so")]
+    assert musts(START + MODEL + DATA + inner) == [(10, "this bypasses DDP, so gr")]
     evaluation = LOOP + "    with torch.no_grad():\n        model.module(x)\n"
     assert musts(START + MODEL + DATA + evaluation) == []
 
@@ -173,7 +173,7 @@ def test_a_rank_from_slurm_must_be_changed() -> None:
         'dist.init_process_group("gloo", rank=rank, world_size=int(os.environ["SLURM_NTASKS"]))\n'
     )
     advice = adopt(start + MODEL + DATA + LOOP)
-    assert [words for _, words in musts(start + MODEL + DATA + LOOP)] == ["SLURM_PROCID counts task"]
+    assert [words for _, words in musts(start + MODEL + DATA + LOOP)] == ["SLURM_PROCID numbers Slu"]
     assert "None needed" not in advice.verdict
     either = 'rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))\n'
     assert musts(START + either + MODEL + DATA + LOOP) == []

@@ -174,7 +174,7 @@ def test_copies_of_the_model_are_saved_and_variables_named() -> None:
     )
     lines, advice = adopt(text)
     assert "run.resume(model=model, opt=opt, ema=ema, loader=loader)" in lines
-    (remark,) = [each for each in advice.remarks if "starts again with" in each.text]
+    (remark,) = [each for each in advice.remarks if "a resumed run resets" in each.text]
     assert all(f"{name} (line 11)" in remark.text for name in ("best", "bad", "history"))
     assert "total" not in remark.text
 

@@ -60,8 +60,8 @@ def test_ranks_of_a_job_start_that_lost_the_run_are_ended(launch: Launch, tmp_pa
         (claims / str(number)).symlink_to(name)
     started = launch("import time; time.sleep(3600)", max_restarts=3, env={"SLURM_JOB_ID": "1"})
     assert started.wait() == 1
-    assert "failed: job start 8-0 has this run now" in started.err()
-    assert "no restart: job start 8-0 has this run now" in started.err()
+    assert "failed: job start 8-0 has taken over this run" in started.err()
+    assert "no restart: job start 8-0 has taken over this run" in started.err()
     assert started.verdicts() == ("failed", "failed")
     assert not started.job_start.requeue.exists()
     assert "failed" not in started.events()

@@ -139,7 +139,7 @@ def test_the_report_tells_the_first_error_from_its_consequences() -> None:
     failure = Failure(restart_policy.ERROR, "here", 1, 1, type="ValueError", message="bad", log="/runs/rank-1.log")
     head, log = "rank 1 of 4 on host here failed: ValueError: bad", "  log: /runs/rank-1.log"
     assert failure.format(4, with_traceback=False) == f"{head}\n{log}"
-    one = "  this came first; the error of rank 0 is a consequence: the connection was lost"
+    one = "  this failed first; the error of rank 0 is a consequence: the connection was lost"
     assert failure.format(4, with_traceback=False, consequences=[0]).splitlines() == [head, one, log]
     assert "of 3 other ranks is" in failure.format(4, with_traceback=False, consequences=[0, 2, 3])
 
@@ -166,7 +166,7 @@ def test_a_rank_that_ended_normally_explains_a_lost_connection() -> None:
     waited = RankExit(0, 1, 2.0, READY, 0, lost)
     _, failure = conclude([lost], [waited, RankExit(1, 0, 1.0, READY, 0)], stop_requested=False)
     assert failure is not None
-    assert failure.error.startswith("RuntimeError: Rank 1 has ended normally, without the collective")
+    assert failure.error.startswith("RuntimeError: Rank 1 has exited normally without joining the collective")
     assert failure.ended_ranks == (1,)
     assert failure.is_consequence
     _, failure = conclude([lost, crash], [waited, RankExit(1, -9, 3.0, READY, 0, crash)], stop_requested=False)

@@ -160,7 +160,7 @@ def test_a_job_start_that_lost_its_claim_is_not_restarted(tmp_path: Path, capsys
         verdicts.record_attempt(outcome, attempt, saved_before=-1, may_restart=True)
         assert (outcome.restart_delay is not None) is restarts
         (run.claims / "2").symlink_to("7-1") if restarts else None
-    assert "no restart: job start 7-1 has this run now" in capsys.readouterr().out
+    assert "no restart: job start 7-1 has taken over this run" in capsys.readouterr().out
     assert read_verdict(verdicts.job_start.verdict) == "failed"
     assert not verdicts.job_start.requeue.exists()
 

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Sequence[Epochs], dict[str, Any], list[tuple[str, str]]]]
     ),
     "a tail": (
         SPLIT, {"samples": 9, "batch_size": 4, "shuffled": True},
-        [(GOOD, "1 don't fill a last batch, others"), (GOOD, "1 don't"), (GOOD, "differs")],
+        [(GOOD, "1 don't fill a last batch, different"), (GOOD, "1 don't"), (GOOD, "differs")],
     ),
     "a tail that is always the same": (
         SPLIT, {"samples": 9, "batch_size": 4, "shuffled": None, "sampler": "DistributedSampler"},
@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Sequence[Epochs], dict[str, Any], list[tuple[str, str]]]]
     ),
     "two streams": (
         [[[[0, 2]]], [[[1, 3]]]], {"keys": POSITION, "batch_size": 4, "beginning": [["a", "b"], ["a", "c"]]},
-        [(PROBLEM, "Rank 1 reads another stream than rank 0: they differ from item 1"), (GOOD, "4 samples"),
+        [(PROBLEM, "Rank 1 reads a different stream from rank 0: they differ from item 1 on"), (GOOD, "4 samples"),
          (WARNING, "Only one epoch")],
     ),
     "a look, then the same order": (

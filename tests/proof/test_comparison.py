@@ -56,5 +56,5 @@ def test_proofs_that_start_at_once_have_folders_of_their_own(tmp_path: Path) -> 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: choose_folder(None, tmp_path, "train.py"), range(16)))
     assert len(set(found)) == 16
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         choose_folder(found[0], tmp_path, "train.py")

@@ -107,8 +107,8 @@ def test_a_planted_mistake_is_named_and_nothing_else(prove: Prove, mistake: str,
         pytest.param("attention", ["dropout"], "dropout turned off", marks=pytest.mark.slow),
         pytest.param("attention weights", ["dropout"], "dropout turned off", marks=pytest.mark.slow),
         ("function, evaluation mode", ["dropout"], "The ranks get the same samples, with the same values."),
-        ("noise", ["random numbers in the forward pass"], "other ones, the loss of step 1 with 1 rank is"),
-        ("batch mean", ["samples whose values depend on the ranks"], "16 of 16 reach the model with other values"),
+        ("noise", ["random numbers in the forward pass"], "different random numbers, the loss of step 1 with"),
+        ("batch mean", ["samples whose values depend on the ranks"], "16 of 16 reach the model with different values"),
         ("clipping", ["gradients that are clipped before they are averaged"], "the limit is 0.01"),
         ("summed", ["gradients that are summed over the ranks"], "The losses agree"),
         ("changed gradients", ["unknown"], "The gradients of step 1 differ"),
@@ -248,7 +248,7 @@ def test_a_mistake_of_a_plain_script_is_named(
     ("mistake", "note", "cause"),
     [
         ("no average", "the 2 ranks end with 2 different sets of weights", "gradients that are not averaged"),
-        ("same samples", "other samples than with 1 rank from step 1 on", "a wrong sampler"),
+        ("same samples", "different samples than with 1 rank from step 1 on", "a wrong sampler"),
     ],
 )
 def test_ranks_and_samples_are_judged_though_weights_hardly_move(

@@ -184,12 +184,12 @@ def test_what_was_seen_is_shown_without_a_connection(
     lab.wait_until_empty()
     for command in (("show", "digits"), ("ps",), ("logs", "last"), ("report", "--light", "-o", "later.html")):
         done = laptop(*command, "--on", "plain", check=True)
-        assert "no connection to plain; showing what came until" in done.stderr
+        assert "no connection to plain; showing data received until" in done.stderr
     both = laptop("ps", "--on", "plain,closed")
     assert both.returncode == 1  # nobody was ever logged in to the other one
     assert re.search(r"plain:\n.*digits", both.stdout, re.DOTALL), both.stdout
     assert both.stdout.endswith("closed:\n")
-    assert "no connection to plain; showing what came until" in both.stderr
+    assert "no connection to plain; showing data received until" in both.stderr
     assert "not logged in to closed" in both.stderr
     assert "hello from there" in laptop("logs", "--on", "plain", "digits", check=True).stdout
     assert "hello from there" in (project / "later.html").read_text()

@@ -434,7 +434,7 @@ def test_weights_that_cannot_be_right_are_errors() -> None:
         run.backward(model(x).sum(), weight=64)
         with pytest.raises(UsageError, match="others do not"):
             run.backward(model(x).mean())
-        with pytest.raises(UsageError, match="not divided by their weights"):
+        with pytest.raises(UsageError, match="not yet divided by their weights"):
             first.step()
         with pytest.raises(UsageError, match=r"layers\.1\.weight has gradients"):
             one_weighted_update(run, model, first)

@@ -174,7 +174,7 @@ def test_a_look_inside_the_loop_is_refused(tmp_path: Path, kind: str) -> None:
         for _ in run.steps(loader):
             next(iter(loader))
 
-    with pytest.raises(UsageError, match=r"while run\.steps is in the middle of it"):
+    with pytest.raises(UsageError, match=r"while run\.steps is still iterating over it"):
         train(tmp_path, body)
 
 
@@ -273,7 +273,7 @@ def test_other_batches_than_before_are_refused(tmp_path: Path) -> None:
     assert len(train(tmp_path, body(0), 4)) == 4
     with pytest.raises(
         CheckpointError,
-        match=r"gives other batches than before.\n  If these are batches of run.loader, pass the loader itself",
+        match=r"yields different batches than before.\n  If these are batches of run.loader, pass the loader itself",
     ):
         train(tmp_path, body(1))
     with pytest.raises(CheckpointError, match="ends after 2 batches, but 4 were trained on"):
@@ -347,7 +347,7 @@ def test_what_follows_a_finished_loop_runs_again(tmp_path: Path, capfd: pytest.C
         train(tmp_path, body)
     train(tmp_path, body)
     assert counts == [2, 0, 2]
-    assert "epoch 0 was saved after the last step of this loop: only what follows it runs again" in (
+    assert "epoch 0 was saved after the last step of this loop: only the code after the loop runs again" in (
         capfd.readouterr().err
     )
 
@@ -387,7 +387,7 @@ def test_a_script_that_goes_on_after_max_steps_ends(tmp_path: Path, capfd: pytes
         with pytest.raises(SystemExit) as ended:
             train(tmp_path, endless, 3)
         assert ended.value.code == 0
-        assert "max_steps=3 is reached, but the script begins another loop of run.steps" in capfd.readouterr().err
+        assert "max_steps=3 is reached, but the script starts another run.steps loop" in capfd.readouterr().err
     assert len(train(tmp_path, endless, 11)) == 8  # the end of the first pass, the second and the third
 
 
@@ -429,7 +429,7 @@ def test_what_follows_the_loop_runs_if_all_steps_were_done_before(
 
     assert len(train(tmp_path, body, 3)) == 4
     assert train(tmp_path, body, 3) == [(0, "after", None)]
-    text = "The run had done its --max-steps, so this loop of run.steps was empty."
+    text = "The run had already reached --max-steps, so this run.steps loop was empty."
     assert text not in capfd.readouterr().err
     with pytest.raises(AssertionError, match="this fails"):
         train(tmp_path, failing, 3)

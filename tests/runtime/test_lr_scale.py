@@ -126,8 +126,8 @@ def test_an_error_in_a_step_leaves_no_factor_behind() -> None:
         ({"batch": 64}, "both batch and reference"),
         ({"batch": [1], "reference": 8}, "has no global batch size"),
         ({"rule": "cubic"}, "Unknown rule 'cubic'"),
-        ({"batch": 0, "reference": 8}, "give no factor"),
-        ({"warmup": -1}, "counts steps"),
+        ({"batch": 0, "reference": 8}, "Cannot compute a factor"),
+        ({"warmup": -1}, "not a number of steps"),
     ],
 )
 def test_what_gives_no_factor_is_an_error(scale: dict[str, Any], message: str) -> None:

@@ -181,7 +181,7 @@ def test_numbers_of_any_type_are_logged(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    (10**400, "an integer that no float can hold"),
+    (10**400, "an integer that is too large for a float"),
     (torch.zeros(3), "a tensor of shape (3,)"),
     (torch.zeros(0), "a tensor of shape (0,)"),
     (torch.tensor(1j), "a complex"),

@@ -186,7 +186,7 @@ def test_only_numbers_are_counted() -> None:
     with quiet(seed=0) as run:
         run.throughput(tokens=numpy.int64(3))
         for value in (torch.ones(2), "7", -1, float("nan"), float("inf")):
-            with pytest.raises(UsageError, match=r"run.throughput\(tokens=...\) takes a number"):
+            with pytest.raises(UsageError, match=r"run.throughput\(tokens=...\) needs a number"):
                 run.throughput(tokens=value)  # type: ignore[arg-type]
 
 
@@ -195,5 +195,5 @@ def test_the_batch_of_a_dataloader_is_not_the_global_one() -> None:
         optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
         with pytest.raises(UsageError, match="that of one rank"):
             run.scale_lr(optimizer, batch=torch.utils.data.DataLoader([1, 2], batch_size=2), reference=2)
-        with pytest.raises(UsageError, match="counts steps"):
+        with pytest.raises(UsageError, match="not a number of steps"):
             run.scale_lr(optimizer, warmup=0.1)  # type: ignore[arg-type]

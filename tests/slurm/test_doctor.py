@@ -198,7 +198,7 @@ def test_a_cut_cable(patient: Patient) -> None:
         patient.cluster.heal(hosts[1])
     (cut,) = patient.problems()
     assert cut["about"] == "network"
-    assert f"The network to {hosts[1]} was cut" in cut["text"]
+    assert f"The network connection to {hosts[1]} was lost" in cut["text"]
     assert any(hosts[0] in each for each in cut["evidence"])
 
 

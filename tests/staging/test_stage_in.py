@@ -464,7 +464,7 @@ def test_a_private_folder_is_private(tmp_path: Path) -> None:
     assert other.stat().st_mode & 0o777 == 0o700
     assert make_private_folder(tmp_path) == other
     assert private_path(tmp_path) == other
-    with pytest.raises(EnvironmentProblem, match="Cannot make a folder"):
+    with pytest.raises(EnvironmentProblem, match="Cannot create a folder"):
         make_private_folder(tmp_path / "file" / "below")
 
 

@@ -95,4 +95,4 @@ def test_the_original_arguments_are_reused(tmp_path: Path, scratch: Path, paceli
     paceline(*args, cwd=project, check=True)
     shown = paceline("sweep", "show", "lines", cwd=project, check=True).stdout
     assert "2 done of 2" in shown
-    assert "done, without a value\ntrial 0, 1: it ended without a value of loss" in shown
+    assert "done, without a value\ntrial 0, 1: it ended without a value for loss" in shown

@@ -143,7 +143,7 @@ def test_the_last_report_is_the_value(tmp_path: Path, monkeypatch: pytest.Monkey
     trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "loss": "nan"}\n', encoding="utf-8")
     result = close_trial(sweep, 0, "done")
     assert (result["state"], result["value"]) == ("done", None)
-    assert result["error"] == "it ended without a value of loss"
+    assert result["error"] == "it ended without a value for loss"
     with monkeypatch.context() as patch:
         patch.setenv("PACELINE_RUN", str(trial.path))
         patch.setenv("RANK", "0")
@@ -182,7 +182,7 @@ def test_a_failure_is_summarized_in_one_line(tmp_path: Path) -> None:
         json.dumps({"cause": "error", "host": "h", "type": "ValueError", "message": "bad\nmore"}), encoding="utf-8"
     )
     assert close_trial(sweep, 0, "failed")["error"] == "ValueError: bad"
-    assert close_trial(sweep, 0, "stopped")["error"] == "stopped before its end"
+    assert close_trial(sweep, 0, "stopped")["error"] == "stopped before it finished"
 
 
 def test_each_line_of_a_list_has_its_own_arguments(tmp_path: Path) -> None:

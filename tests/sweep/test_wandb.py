@@ -67,12 +67,12 @@ def test_point_count_of_a_wandb_file(tmp_path: Path, before: str, after: str, po
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("program: train.py", "", "'program' is missing"),
-        ("method: grid", "", "'method' is missing"),
+        ("program: train.py", "", "has no 'program'"),
+        ("method: grid", "", "has no 'method'"),
         ("program: train.py", "program: [", "is not valid YAML"),
-        ('"${args}"', '"${args_json}"', r"command has \$\{args_json\}"),
-        ('"${program}", ', "", r"command lacks \$\{program\}"),
-        ("{name: loss, goal: maximize}", "loss", "metric must be a table"),
+        ('"${args}"', '"${args_json}"', r"command in .* has \$\{args_json\}"),
+        ('"${program}", ', "", r"command in .* lacks \$\{program\}"),
+        ("{name: loss, goal: maximize}", "loss", "Invalid metric in .*: use a table"),
         ("parameters:", "parameters:\n  api_key: {value: abc}", "api_key is a secret"),
     ],
 )
@@ -173,13 +173,13 @@ def test_a_server_without_a_point_is_an_error(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         for name, value in {**unreachable_service(tmp_path), "WANDB_API_KEY": "short"}.items():
             patch.setenv(name, value)
-        with pytest.raises(LaunchError, match=r"The W&B sweep a/b/c gave no point: .*Error") as caught:
+        with pytest.raises(LaunchError, match=r"The W&B sweep a/b/c returned no point: .*Error") as caught:
             open_trial(sweep, submission(tmp_path / "submission"), 0)
     assert (tmp_path / "sweep" / "chosen" / "0.log").name in caught.value.hint
     sweep.trial(0).slurm_log.write_text(f"paceline: {caught.value}\n")  # as the batch script writes it
     close_trial(sweep, 0, "failed")
     (trial,) = read_sweep(sweep).trials
-    assert trial.error.startswith("The W&B sweep a/b/c gave no point: ")
+    assert trial.error.startswith("The W&B sweep a/b/c returned no point: ")
 
 
 # Every rank reports its arguments and its params.
@@ -274,7 +274,7 @@ def test_the_number_of_points_is_required(tmp_path: Path, paceline: Callable[...
     (tmp_path / "train.py").write_text("")
     completed = paceline("sweep", "--wandb-sweep", "me/digits/ab12", "train.py")
     assert completed.returncode == 2
-    assert "The number of points per agent is missing" in completed.stderr
+    assert "needs the number of points per agent" in completed.stderr
     completed = paceline("sweep", "train.py")
     assert completed.returncode == 2
     assert "--wandb-sweep ENTITY/PROJECT/ID" in completed.stderr

@@ -83,7 +83,7 @@ def test_commands_about_a_run_that_was_fetched_name_its_cluster(tmp_path: Path, 
     if cluster == "alps":
         assert details.commands["repeat"] == details.command == "paceline submit --on alps --cpu train.py"
         assert details.commands["cancel"] == f"paceline cancel {folder.key} --on alps"
-        assert details.overview.hint == f"Fetch it again for news: paceline fetch {folder.key} --on alps"
+        assert details.overview.hint == f"To update it: paceline fetch {folder.key} --on alps"
     elif cluster == "my cluster":
         assert details.commands["cancel"].endswith("--on 'my cluster'")
 

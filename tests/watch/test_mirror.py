@@ -707,7 +707,7 @@ def test_a_command_that_is_stopped_while_it_writes_is_named(
         while made.status():
             time.sleep(0.01)
     made.close()
-    assert said[-1] == "alps: news come again"
+    assert said[-1] == "receiving updates from alps again"
 
 
 def test_a_file_from_before_1970_is_mirrored_once(there: Path, mirror: Mirror) -> None:

@@ -58,7 +58,7 @@ def advise(source: Source) -> Advice:
         ast.parse(advice.text)
     except (SyntaxError, ValueError) as problem:  # rather nothing than a script that does not compile
         where = f" (near line {problem.lineno})" if isinstance(problem, SyntaxError) else ""
-        advice.verdict = f"It is written in a way that cannot be changed safely{where}."
+        advice.verdict = f"Paceline cannot change this script safely{where}."
         advice.edits, advice.text, advice.next_steps = [], source.text, []
     return advice
 
@@ -68,11 +68,11 @@ def _known(script: Script, found: Training, name: str) -> Advice | None:
     quoted = shlex.quote(name)
     run = f"paceline run --nproc 2 {quoted}"
     if "paceline" in script.packages():
-        return Advice("It uses Paceline already: nothing to change.", next_steps=[run, f"paceline prove {quoted}"])
+        return Advice("It already uses Paceline: nothing to change.", next_steps=[run, f"paceline prove {quoted}"])
     frameworks = {full for call in script.calls if (full := script.dotted(call.func)) in FRAMEWORKS}
     for preset in PRESETS:
         if preset.fits(script.source.text, script.packages()) and not frameworks and not found.backwards:
-            advice = Advice(f"None needed: it uses the {preset.name}, whose ranks Paceline starts.", next_steps=[run])
+            advice = Advice(f"None needed: it uses the {preset.name}, and Paceline starts its ranks.", next_steps=[run])
             if not preset.can_resume([script.source.text], ()):
                 text = f'it does not resume: pass {preset.resumes}; see "Frameworks" in the documentation'
                 advice.remarks.append(Remark(0, text))
@@ -83,7 +83,7 @@ def _known(script: Script, found: Training, name: str) -> Advice | None:
         command = f"paceline submit {style}{quoted}"
         if used != "Horovod":
             command = f"paceline run {style}--nproc 2 {quoted}"
-        advice = Advice(f"None needed: it uses {used}, whose ranks Paceline starts.", next_steps=[command])
+        advice = Advice(f"None needed: it uses {used}, and Paceline starts its ranks.", next_steps=[command])
         advice.remarks.append(Remark(0, f'{STOP}: see "Frameworks" in the documentation'))
         return advice
     return None
@@ -95,13 +95,13 @@ def _distributed(script: Script, name: str) -> Advice | None:
     edits, remarks = _split(ddp.fix_mistakes(script))
     style = "--style spawn " if ddp.spawns(script) else ""
     command = f"paceline run {style}--nproc 2 {shlex.quote(name)}"
-    verdict = "None needed: it has DDP of its own."
+    verdict = "None needed: it already uses DDP."
     if edits:
-        verdict = "It has DDP of its own, with mistakes that show up on a cluster or in the results."
+        verdict = "It already uses DDP, but has mistakes that show up on a cluster or in the results."
     if any(remark.must for remark in remarks):
-        verdict = "It has DDP of its own, with mistakes that you have to fix yourself."
+        verdict = "It already uses DDP, but has mistakes that you have to fix yourself."
         if edits:
-            verdict = "It has DDP of its own, with mistakes. These changes fix a part of them; the rest is up to you."
+            verdict = "It already uses DDP, but has mistakes. These changes fix some of them; fix the others yourself."
     if style:
         remarks.append(Remark(0, "it starts its ranks itself (mp.spawn), so run it with --style spawn, on one node"))
     remarks.append(Remark(0, f'{STOP}: see "Scripts without the runtime" in the documentation'))
@@ -111,7 +111,7 @@ def _distributed(script: Script, name: str) -> Advice | None:
 def _single(script: Script, found: Training, name: str) -> Advice:
     if not found.backwards:
         return Advice(
-            "No training loop was found: there is no `loss.backward()` in it.",
+            "No training loop was found: the script never calls `loss.backward()`.",
             remarks=[Remark(0, f"{name} may import it: move the loop here, or change that module in the same way")],
         )
     run = free_name(script)
@@ -123,7 +123,7 @@ def _single(script: Script, found: Training, name: str) -> Advice:
     users = [*_needing(script, rules), *_placed(script, soft)]
     entry = Entry(script, users)
     if entry.statement is None:
-        where = Remark(found.backwards[0].lineno, "nothing at the top of the script leads here")
+        where = Remark(found.backwards[0].lineno, "no top-level code of the script calls this")
         return Advice("Its training loop is never called.", remarks=[where])
     late = [change for node, change in soft if isinstance(change, Remark) or entry.has_run(node)]
     saved = files.paths(node for node, change in saves if isinstance(change, Edit))
@@ -137,7 +137,7 @@ def _single(script: Script, found: Training, name: str) -> Advice:
     remarks += remark_import(script, entry, users, run)
     verdict = "These changes make it train on several ranks."
     if any(remark.must for remark in remarks):
-        verdict = "These changes are a part of what it needs to train on several ranks; the rest is up to you."
+        verdict = "These changes are not all that it needs to train on several ranks; make the remaining ones yourself."
     quoted = shlex.quote(name)
     steps = [f"paceline run --nproc 2 {quoted}", f"paceline inspect data {quoted}", f"paceline prove {quoted}"]
     return Advice(verdict, edits, remarks, steps)

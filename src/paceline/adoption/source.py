@@ -1,4 +1,4 @@
-"""The text of a script, and edits of it that leave everything else as it is: comments, layout, line ends, encoding."""
+"""The text of a script, and edits that leave everything else unchanged: comments, layout, line endings, encoding."""
 
 from __future__ import annotations
 
@@ -163,12 +163,12 @@ def read_source(path: Path) -> Source:
     """Read a script in the encoding that it declares."""
     content = path.read_bytes()
     if len(content) > MAX_BYTES:
-        raise UsageError(f"{path} has {len(content):,} bytes, which is too much for a script.")
+        raise UsageError(f"{path} has {len(content):,} bytes, which is too large for a script.")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         return Source(content.decode(encoding), str(path), encoding)
     except (SyntaxError, UnicodeDecodeError) as problem:
-        raise UsageError(f"{path} is not a text that Python reads: {problem}.", hint="Fix its encoding.") from None
+        raise UsageError(f"Python cannot read {path} as text: {problem}.", hint="Fix its encoding.") from None
 
 
 def _parse(text: str, name: str) -> ast.Module:

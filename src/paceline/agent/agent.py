@@ -290,7 +290,7 @@ class Agent:
         if self.node_data.stage_in():
             return True
         if self.placement.is_head:
-            self.say("stop requested during staging: no rank was started")
+            self.say("stop requested during staging: no ranks were started")
             self.verdicts.write_stopped(progress=False)
         return False
 

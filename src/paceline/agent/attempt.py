@@ -35,7 +35,7 @@ from paceline.contract.verdict import DONE, FAILED
 TICK = 0.25  # seconds between checks of what cannot wake the loop
 TERM_TIMEOUT = 1.0  # seconds; a scheduler's TERM reaches the ranks and the agent one after the other
 CLAIM_INTERVAL = 15.0  # seconds between two looks at who has the run folder
-OUT_OF_MEMORY = "the kernel's out-of-memory killer ended it: the job has used up its memory"
+OUT_OF_MEMORY = "the kernel's out-of-memory killer killed it: the job used up its memory"
 MEMBERS_TIMEOUT = 30.0  # seconds for other agents to end their ranks, beyond `kill_after`
 
 
@@ -146,7 +146,7 @@ class Attempt:
         if self.requests.end_now:
             if not self.termination.started:
                 by = "Ctrl-C" if self.requests.interrupt > 1 else "a second stop request"
-                message = f"ended at once by {by}: nothing was saved since the last checkpoint"
+                message = f"killed immediately by {by}: nothing was saved since the last checkpoint"
                 self._fail(Failure(failures.INTERRUPTED, self.placement.host, message=message, time=time.time()))
             self.termination.kill_now()
         way = self._requested_way()
@@ -195,8 +195,8 @@ class Attempt:
         self.hang_monitor.dump_stacks(local_ranks)
         ranks = ", ".join(str(self.rank_of[local_rank]) for local_rank in sorted(local_ranks))
         self.say(
-            f"warning: these ranks on {self.placement.host} did not stop within {self.stop.timeout:g} s and were ended:"
-            f" {ranks}; stacks: {self.folder.path}/stacks-*.txt"
+            f"warning: these ranks on {self.placement.host} did not stop within {self.stop.timeout:g} s and were "
+            f"killed: {ranks}; stacks: {self.folder.path}/stacks-*.txt"
         )
         self.termination.start()
 
@@ -295,7 +295,7 @@ class Attempt:
         self.next_claim_check = time.monotonic() + CLAIM_INTERVAL
         successor = RunFolder(self.folder.path.parent).successor(self.job_start.path.name)
         if successor:
-            message = f"job start {successor} has this run now"
+            message = f"job start {successor} has taken over this run"
             self._fail(Failure(failures.FENCED_OFF, self.placement.host, message=message, time=time.time()))
 
     def _check_progress(self) -> None:
@@ -371,10 +371,10 @@ class Attempt:
         self.termination.start()  # before asking the node, which may take a moment
         if self.placement.is_head and self.rendezvous.was_killed(index, closed=closed):
             self.agent_killed = True
-            message = "its agent was killed: by the kernel, by somebody, or with its node"
+            message = "its agent was killed: by the kernel, by a user, or because its node went down"
             self._fail(Failure(restart_policy.KILLED, host, message=message, time=lost))
         else:
-            message = "its agent is gone: the node died, or was cut off"
+            message = "its agent is gone: the node went down or lost its network connection"
             self._fail(Failure(restart_policy.LOST, host, message=message, time=lost))
         if index == 0 and not self.placement.is_head:
             self.outcome = Outcome(FAILED)

@@ -99,7 +99,7 @@ class Failure:
         if CALLS_SPAWN in text:
             return "each rank calls mp.spawn: use --style spawn, which starts the script once per node, or --nproc 1"
         return (
-            "a port is taken: leave MASTER_ADDR and MASTER_PORT as they are set, "
+            "a port is already in use: do not change MASTER_ADDR and MASTER_PORT, "
             "or use --style spawn if the script starts its ranks itself"
         )
 
@@ -108,7 +108,7 @@ class Failure:
         lines = [self.headline(world_size)]
         if consequences:
             whose = f"rank {consequences[0]}" if len(consequences) == 1 else f"{len(consequences)} other ranks"
-            lines.append(f"  this came first; the error of {whose} is a consequence: the connection was lost")
+            lines.append(f"  this failed first; the error of {whose} is a consequence: the connection was lost")
         if with_traceback and self.traceback:
             lines.append(self.traceback.rstrip())
         if self.log:
@@ -287,5 +287,7 @@ def _explain_lost_connection(failure: Failure, exits: Sequence[RankExit]) -> Fai
         return failure
     ranks = ", ".join(map(str, ended[:8]))
     who = f"Rank {ranks} has" if len(ended) == 1 else f"Ranks {ranks} have"
-    note = f"{who} ended normally, without the collective in which rank {failure.rank} waits. No rank has crashed."
+    note = (
+        f"{who} exited normally without joining the collective that rank {failure.rank} is waiting in. No rank crashed."
+    )
     return replace(failure, message=f"{note}\n{failure.message}", ended_ranks=tuple(ended))

@@ -34,7 +34,7 @@ def main() -> int:
     processes.adopt_orphans()
     agent = Agent(run, launch_spec, environ=dict(os.environ), requests=requests, zygote=zygote)
     if why_not_forked:
-        agent.say(f"ranks are not forked but started as new processes: {why_not_forked}")
+        agent.say(f"starting ranks as new processes instead of forking them: {why_not_forked}")
     try:
         return agent.run_to_verdict()
     except PacelineError as problem:

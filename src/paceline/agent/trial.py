@@ -291,7 +291,7 @@ def close_trial(sweep: SweepFolder, number: int, verdict: str, *, error: str = "
     if state == FAILED:
         error = error or _find_error(trial, verdict)
     elif state == DONE and value is None and search.metric:
-        error = f"it ended without a value of {search.metric}"
+        error = f"it ended without a value for {search.metric}"
     result = {
         "state": state, "value": value, "step": step, "started": _read(trial.run_json).get("created"),
         "ended": time.time(), "error": error,
@@ -325,7 +325,7 @@ def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | 
 def _find_error(trial: TrialFolder, verdict: str) -> str:
     """Return the first line of the newest attempt's error."""
     if verdict == STOPPED:
-        return "stopped before its end"
+        return "stopped before it finished"
     for attempt in reversed(trial.attempts()):
         if failure := _read(attempt.failure):
             return Failure(**failure).summary

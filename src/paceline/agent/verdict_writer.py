@@ -141,7 +141,7 @@ class VerdictWriter:
             self._print(failure, outcome.exits)
             successor = self.run.successor(self.job_start_name)
             if successor:
-                self.say(f"no restart: job start {successor} has this run now")
+                self.say(f"no restart: job start {successor} has taken over this run")
             elif failure.cause != failures.INTERRUPTED and may_restart:
                 decision = self._decide(outcome, failure, attempt, saved_before)
                 outcome.restart_delay = decision.delay if decision.restart else None
@@ -180,8 +180,8 @@ class VerdictWriter:
             self.write_verdict(STOPPED)
             return
         self._report_no_requeue(
-            f"the run was stopped {count} times in a row before it saved anything; "
-            "ask for more time, or save more often"
+            f"the run was stopped {count} times in a row before it saved anything; request more time, or save more "
+            "often"
         )
         self.write_verdict(FAILED)
 
@@ -197,8 +197,7 @@ class VerdictWriter:
         would_requeue = verdict == STOPPED and self.may_requeue
         if would_requeue and not restart_policy.may_requeue_today(self._requeues_today(), limit=limit):
             self._report_no_requeue(
-                f"the run went back into the queue {limit} times within a day; to allow more, set requeues_per_day in "
-                "[resume]"
+                f"the run was requeued {limit} times within a day; to allow more, set requeues_per_day in [resume]"
             )
             verdict = FAILED
 

@@ -71,7 +71,7 @@ def _run_agent(name: str, path: Path, python: TrialPython) -> None:
         except subprocess.TimeoutExpired:
             code = -1
     if code or not path.exists():
-        problem = f"did not answer within {TIMEOUT:.0f} s" if code == -1 else "gave no point"
+        problem = f"did not respond within {TIMEOUT:.0f} s" if code == -1 else "returned no point"
         raise LaunchError(f"The W&B sweep {name} {problem}: {_last_line(log)}", hint=f"See the log: {log}")
     log.unlink()
 

@@ -86,7 +86,8 @@ def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
             raise LaunchError("The script failed before it read any data.", hint="\n  ".join(failure))
         raise LaunchError(
             "The script used neither run.loader nor a DataLoader.",
-            hint="Pass the arguments with which it trains. Loaders in processes that it starts itself are not seen.",
+            hint="Pass the arguments that you train with. Paceline does not see loaders in processes that the script "
+            "starts itself.",
         )
     return samples
 

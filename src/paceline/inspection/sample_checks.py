@@ -59,7 +59,8 @@ def _check_ranks(samples: Samples) -> Iterator[Finding]:
             where = next((i for i, pair in enumerate(zip(first, each.beginning, strict=False)) if pair[0] != pair[1]),
                          min(len(first), len(each.beginning)))  # fmt: skip
             yield Finding(
-                "stream", PROBLEM, f"Rank {each.rank} reads another stream than rank 0: they differ from item {where}.",
+                "stream", PROBLEM,
+                f"Rank {each.rank} reads a different stream from rank 0: they differ from item {where} on.",
                 "The loader gives item i to rank i mod world size, so all ranks must read the same stream. If the "
                 "dataset splits itself by rank, pass sharded=True to run.loader.",
             )  # fmt: skip
@@ -73,7 +74,7 @@ def _check_steps(samples: Samples, epoch: Epoch) -> Iterator[Finding]:
     text = ", ".join(f"{count} on rank {rank}" for rank, count in list(steps.items())[:8])
     hint = (
         "All-reduce of the gradients waits for every rank, so this hangs or fails. Use run.loader, which ends the "
-        "epoch on all ranks together, torch's Join, or equally many batches per rank."
+        "epoch on all ranks together, torch's Join, or the same number of batches on each rank."
     )
     yield Finding(f"epoch {epoch.number}", PROBLEM, f"The ranks have different numbers of batches: {text}.", hint)
 
@@ -151,17 +152,17 @@ def _explain_twice(samples: Samples, epoch: Epoch, twice: Sequence[Key]) -> Find
     if facts.keys == CONTENT:
         text = f"The same contents as another sample, {where}: {count}."
         hint = (
-            "Items of a stream that splits itself are told apart by their contents. If your data has no equal items, "
+            "Paceline tells the items of such a stream apart by their contents. If your data has no duplicate items, "
             'the stream isn\'t split by rank and worker: see Data, "Streams", in the documentation.'
         )
         return Finding(about, WARNING, text, hint)
     if facts.sampler in WITH_REPLACEMENT or (facts.kind == "run.loader" and facts.sampler):
         return Finding(about, WARNING, f"{facts.sampler} draws {count} more than once.",
-                       "That is right for sampling with replacement.")  # fmt: skip
+                       "This is expected when sampling with replacement.")  # fmt: skip
     padding = facts.samples is not None and sum(epoch.counts.values()) - len(epoch.counts) < facts.world_size
     if facts.sampler == "DistributedSampler" and padding:
         return Finding(
-            about, WARNING, f"{text} DistributedSampler repeats the first samples to give all ranks equally many.",
+            about, WARNING, f"{text} DistributedSampler repeats the first samples to give all ranks the same number.",
             "Harmless in training; an evaluation counts them twice. run.loader and run.evaluate don't repeat any.",
         )  # fmt: skip
     return Finding(about, PROBLEM, text, "Check that the ranks agree on the order: the same seed, the same set_epoch.")
@@ -177,13 +178,13 @@ def _explain_missing(samples: Samples, epoch: Epoch, missing: int) -> Finding:
     tail = size if facts.kind == "run.loader" else size * facts.world_size
     if facts.sampler and facts.sampler not in ("RandomSampler", "SequentialSampler", "DistributedSampler"):
         return Finding(about, WARNING, f"{facts.sampler} leaves out {missing:,} of {total:,} samples.",
-                       "That is right if the sampler weighs or filters samples.")  # fmt: skip
+                       "This is expected if the sampler weights or filters samples.")  # fmt: skip
     if drops_tail and (not facts.sampler or facts.shuffled) and missing < max(1, tail + facts.world_size):
-        other = ", others in each epoch" if facts.shuffled else ""
+        other = ", different ones in each epoch" if facts.shuffled else ""
         seen = f"{len(epoch.counts):,} samples once, none twice"
         return Finding(about, GOOD, f"{seen}; {missing:,} don't fill a last batch{other} (drop_last)")
     if drops_tail and missing < tail + facts.world_size:
-        hint = "Shuffle, so that others are left out in the next epoch, or keep it with drop_last=False."
+        hint = "Shuffle, so that each epoch leaves out different samples, or keep the last batch with drop_last=False."
         return Finding(about, WARNING, f"{text} The last batch is dropped (drop_last).", hint)
     return Finding(about, PROBLEM, text, "Check that the ranks agree on the order: the same seed, the same set_epoch.")
 
@@ -200,14 +201,14 @@ def _check_order(samples: Samples) -> Iterator[Finding]:
     if equal and len(equal) < len(epochs) * (len(epochs) - 1) / 2:
         same = f"epochs {equal[0][0].number} and {equal[0][1].number}"
     if facts.keys == CONTENT and epochs[0].counts.keys().isdisjoint(epochs[1].counts):
-        hint = "Items of this stream are told apart by their contents. Turn off random augmentation."
-        text = f"The items of {compared} have nothing in common: they can't be compared."
+        hint = "Paceline tells the items of this stream apart by their contents. Turn off random augmentation."
+        text = f"The items of {compared} have nothing in common, so their order can't be compared."
         yield Finding("order", WARNING, text, hint)
     elif not equal:
         yield Finding("order", GOOD, f"differs between {compared}")
     elif facts.shuffled is False:
         yield Finding("order", WARNING, f"The data isn't shuffled: {same} have the same order.",
-                      "Right for an evaluation; for training, use shuffle=True.")  # fmt: skip
+                      "This is fine for evaluation; for training, use shuffle=True.")  # fmt: skip
     elif facts.keys != INDEX:
         yield Finding("order", WARNING, f"The stream comes in the same order in {same}.",
                       "Shuffle in the dataset: set_epoch(epoch) tells it which epoch it is.")  # fmt: skip

@@ -75,7 +75,7 @@ def plan_cases(ranks: Sequence[int], styles: Sequence[str], *, steps: int, inter
     above one: they have to repeat that run bit for bit.
     """
     if not ranks or min(ranks) < 1 or len(set(ranks)) < len(ranks):
-        raise UsageError("--ranks needs different numbers of ranks, from 1.", hint="For example --ranks 1,2,4.")
+        raise UsageError("--ranks needs different numbers, each at least 1.", hint="For example --ranks 1,2,4.")
     if not styles:
         raise UsageError("--styles is empty.", hint="For example --styles fork,torchrun.")
     if steps < 2:

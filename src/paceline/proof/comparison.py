@@ -134,14 +134,14 @@ def compare_samples(records: CaseRecords, against: CaseRecords) -> str:
     found = SampleComparison(against, records).compare()
     if found.cause is None or found.cause.name not in (SAMPLER, BATCH):
         return ""
-    return f"other samples than with {against.case.name} from step {found.step} on"
+    return f"different samples than with {against.case.name} from step {found.step} on"
 
 
 def _compare_movement(found: Mapping[str, Any], against: CaseRecords, limit: float) -> str:
     share = float(found.get("share", 0.0))
     if share <= max(limit, SHARES.get(against.dtype, SHARES["float32"])):
         return ""
-    return f"the weights differ by {share:.2g} times the way that they moved"
+    return f"the weights differ by {share:.2g} times the distance that they moved"
 
 
 def compare_gradients(records: CaseRecords, against: CaseRecords) -> str:

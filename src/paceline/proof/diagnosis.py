@@ -104,8 +104,8 @@ class Diagnosis:
         found = SampleComparison(self.reference, self.other).compare()
         one, other = self.source.curve(self.reference), self.source.curve(self.other)
         first = next((step for step in sorted(one.keys() & other.keys()) if one[step] != other[step]), 0)
-        what = f"From step {first} on, the losses are others" if first else "The final weights are others"
-        what = f"{what} than without the interruption."
+        what = f"From step {first} on, the losses differ" if first else "The final weights differ"
+        what = f"{what} from those without the interruption."
         state = compare_modules(self.other, self.reference)
         weights = compare(self.other, self.reference, self.source, limit=0.0).weights
         if state and not first and not weights:
@@ -121,7 +121,8 @@ class Diagnosis:
     def _style_cause(self) -> Cause:
         return Cause(
             "the launch style",
-            f"{self.other.case.name} and {self.reference.case.name} differ, though the latter repeats itself.",
+            f"{self.other.case.name} and {self.reference.case.name} differ, although repeating the latter gives the "
+            "same result.",
             "Look for what the script reads from its environment: variables, the working directory, numbers of "
             "threads.",
         )
@@ -131,7 +132,7 @@ class Diagnosis:
             return None
         return Cause(
             "initial weights",
-            f"Before the first step, rank 0 has other weights with {self.other.ranks_text} than with "
+            f"Before the first step, rank 0 has different weights with {self.other.ranks_text} than with "
             f"{self.reference.ranks_text}.",
             "Build the model with the same seed at every number of ranks: do not add the rank, and do not draw random "
             "numbers for the data before it.",
@@ -147,7 +148,7 @@ class Diagnosis:
         if not all_equal([rank.start.get("weights") for rank in case.ranks]):
             return Cause(
                 "initial weights",
-                f"{what} They differ before the first step already.",
+                f"{what} They already differ before the first step.",
                 "Wrap the model in DistributedDataParallel or run.wrap, which copy those of rank 0 to the others.",
             )
         if not all_equal([each["norm"] for each in first]):
@@ -218,7 +219,7 @@ class Diagnosis:
         name, how = SHOWN[what]
         return Cause(
             name,
-            f"{self._evidence} {how.capitalize()}, the losses are others. But {self.other.ranks_text} and "
+            f"{self._evidence} {how.capitalize()}, the losses change. But {self.other.ranks_text} and "
             f"{self.reference.ranks_text} still differ, so this is not the only cause.",
             FIXES[what],
         )
@@ -246,9 +247,9 @@ class Diagnosis:
         return Cause(
             "random numbers in the forward pass",
             f"{self._evidence} Between the call of the model and backward(), the script draws random numbers. With "
-            f"other ones, the loss of step {first} with {reference.ranks_text} is {two[first]:.6g} instead of "
-            f"{one[first]:.6g}, and each rank draws its own.",
-            "This is expected of noise, sampling and stochastic depth. To prove the rest, turn it off with an option "
+            f"different random numbers, the loss of step {first} with {reference.ranks_text} is {two[first]:.6g} "
+            f"instead of {one[first]:.6g}, and each rank draws its own.",
+            "This is expected with noise, sampling and stochastic depth. To prove the rest, turn it off with an option "
             "of the script.",
         )
 

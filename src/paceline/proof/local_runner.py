@@ -1,7 +1,7 @@
-"""Runs the cases of a proof on this machine, one after the other, each as a run with a folder of its own.
+"""Runs the cases of a proof on this machine, one after the other, each as a run with its own folder.
 
-Each run also has a working directory of its own, a copy of the project as submitted jobs have it: a script that loads
-the checkpoint which it finds there must not go on where an earlier case has ended.
+Each run also has its own working directory, a copy of the project like that of submitted jobs, so that a script that
+loads any checkpoint it finds does not continue from an earlier case.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Script:
             found[where] = f"{name}={each_rank}" if equals else str(each_rank)
             return found
         raise UsageError(
-            f"The script's arguments have no {flag}, which --batch-arg names.",
+            f"--batch-arg names {flag}, but the script's arguments do not contain it.",
             hint=f"Add the global batch size: paceline prove --batch-arg {flag} {self.program.name} {flag} 64",
         )
 
@@ -286,7 +286,7 @@ def choose_folder(output: Path | None, project: Path, script: str) -> Path:
         try:
             output.mkdir(parents=True)
         except FileExistsError:
-            raise UsageError(f"{output} exists already.", hint="Name a new folder with --output.") from None
+            raise UsageError(f"{output} already exists.", hint="Choose a new folder with --output.") from None
         return output.absolute()
     name, number = Path(script).stem, 1
     (project / "proofs").mkdir(parents=True, exist_ok=True)

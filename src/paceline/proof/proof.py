@@ -103,7 +103,7 @@ class Prover:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in proof.skipped.items())
             raise RunError(
                 f"There was nothing to compare ({reasons or 'only one run'}).",
-                hint="Prove at least two numbers of ranks, as in --ranks 1,2.",
+                hint="Compare at least two numbers of ranks, e.g. --ranks 1,2.",
             )
         if not proof.holds:
             self._diagnose()
@@ -127,7 +127,8 @@ class Prover:
         losses = source.curve(reference).values()
         if not all(map(math.isfinite, losses)):
             raise RunError(
-                f"The loss with {reference.case.name} is not finite.", hint="Prove a script that trains on one rank."
+                f"The loss with {reference.case.name} is not finite.",
+                hint="Use a script that trains correctly on one rank.",
             )
 
     def _diagnose(self) -> None:

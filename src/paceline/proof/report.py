@@ -81,8 +81,8 @@ def _comparisons(proof: Proof) -> str:
         f"<th class='number'>{name}</th>" for name in ("losses", "weights", "allowed")
     )
     note = (
-        "Largest differences: of losses, relative to their size; of the weights that the optimizers train, relative to "
-        "those above 1. Runs with equally many ranks have to be equal."
+        "Largest differences: losses relative to their size, trained weights relative to their size if it is above 1. "
+        "Runs with the same number of ranks must be identical."
     )
     return (
         f"<section><h2>Differences</h2><div class='picture'><table><thead><tr>{head}<th></th></tr></thead>"

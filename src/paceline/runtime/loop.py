@@ -23,7 +23,7 @@ from paceline.runtime.training.gradients import Gradients
 inspector: Callable[[Any], None] | None = None
 
 MAX_EMPTY_LOOPS = 100  # after `max_steps`; a script that enters more of them waits for steps that never come
-EMPTY_LOOP = "The run had done its --max-steps, so this loop of run.steps was empty."
+EMPTY_LOOP = "The run had already reached --max-steps, so this run.steps loop was empty."
 
 
 class Loop:
@@ -171,7 +171,10 @@ class Loop:
         if max_steps is not None:
             total = max_steps if total is None else min(total, max_steps)
         if self._rank == 0 and (is_past or (done and total is not None and done >= total)):
-            note(f"epoch {self.epoch} was saved after the last step of this loop: only what follows it runs again")
+            note(
+                f"epoch {self.epoch} was saved after the last step of this loop: only the code after the loop runs "
+                "again"
+            )
         limit = self._max_steps if max_steps is None else min(self._max_steps, self.step + max(0, max_steps - done))
         is_counted = self.in_epochs or max_steps is not None or isinstance(source, range)
         self._count(number, total if is_counted else None, done=total if is_past else done)
@@ -230,8 +233,9 @@ class Loop:
         if (again and not self.in_epochs) or len(self._empty) > MAX_EMPTY_LOOPS:
             if self._rank == 0:
                 note(
-                    f"max_steps={self._max_steps} is reached, but the script begins another loop of run.steps: it ends "
-                    "here, and nothing after that loop runs. A loop of run.epochs ends at max_steps by itself"
+                    f"max_steps={self._max_steps} is reached, but the script starts another run.steps loop: the script "
+                    "ends here, and the code after that loop does not run. A run.epochs loop ends at max_steps "
+                    "automatically"
                 )
             raise Completed
         process.failure_context = EMPTY_LOOP

@@ -26,7 +26,7 @@ class LrScale:
     ) -> None:
         if get_lr_scale(optimizer) is not None:
             raise UsageError(
-                "The learning rate of this optimizer is already scaled.", hint="Call run.scale_lr once for each."
+                "The learning rate of this optimizer is already scaled.", hint="Call run.scale_lr once per optimizer."
             )
         if any(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups):
             raise UsageError(
@@ -34,7 +34,7 @@ class LrScale:
                 hint="Pass lr as a float. run.capture works with it.",
             )
         if not isinstance(warmup, int) or warmup < 0:
-            raise UsageError(f"warmup={warmup}, but it counts steps.", hint="Use 0 for no warm-up.")
+            raise UsageError(f"warmup={warmup} is not a number of steps.", hint="Use 0 for no warm-up.")
         self.factor, self.warmup = factor, warmup
         self._step = step
         self._optimizer = optimizer
@@ -86,7 +86,7 @@ def scale_factor(batch: float, reference: float, rule: str) -> float:
         raise UsageError(f"Unknown rule {rule!r} for run.scale_lr.", hint=f"Use one of {', '.join(RULES)}.")
     if not (batch > 0 and reference > 0):
         raise UsageError(
-            f"A batch of {batch} and a reference of {reference} give no factor.", hint="Use sizes above 0."
+            f"Cannot compute a factor from batch={batch} and reference={reference}.", hint="Use sizes above 0."
         )
     ratio = batch / reference
     return ratio if rule == "linear" else math.sqrt(ratio)

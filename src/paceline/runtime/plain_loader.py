@@ -81,7 +81,7 @@ class PlainLoader:
         continues = iterable is self._iterable and isinstance(iterable, Iterator)
         if self._assumed is not None and isinstance(iterable, Iterator) and iterable is not self._assumed:
             raise CheckpointError(
-                "The resumed run took an iterator for one of all epochs, but run.steps got a new one for this epoch.",
+                "The resumed run assumed one iterator for all epochs, but run.steps got a new iterator for this epoch.",
                 hint="Pass the iterable itself to run.steps, not an iterator of it.",
             )
         self._loops = self._loops + 1 if continues else 1
@@ -189,7 +189,7 @@ class PlainLoader:
         for number, batch in enumerate(islice(iterator, self._taken), 1):
             skipped = number
             if number == 1 and same_ranks and _checksum(batch) != self._first:
-                self._complain("gives other batches than before")
+                self._complain("yields different batches than before")
         if skipped < self._taken and same_ranks:
             self._complain(f"ends after {skipped} batches, but {self._taken} were trained on")
         rng.restore(now)

@@ -171,9 +171,9 @@ class Run:
 
         `mode` is "auto" (DDP with several ranks, FSDP2 with a mesh), "ddp", "fsdp" (FSDP2) or "none". `compile` is
         True, or options for `torch.compile`. `layers` are the classes of blocks that FSDP2 gathers one at a time; by
-        default, items of ModuleLists. `comm_hook` is how DDP communicates gradients: "bf16" or "fp16" compresses them,
-        and a hook of DDP, or a pair (state, hook), does what it likes. Other options go to DistributedDataParallel or
-        `fully_shard`.
+        default, items of ModuleLists. `comm_hook` is how DDP communicates gradients: "bf16" or "fp16" compresses them;
+        a DDP communication hook, or a pair (state, hook), can do anything else. Other options go to
+        DistributedDataParallel or `fully_shard`.
 
         `mesh={"replicate": 2, "shard": 4}` keeps 2 copies of the model, each sharded over 4 ranks. "tensor" counts
         ranks that work on the same samples: `parallelize(model, mesh)` splits the layers between them, with torch's
@@ -274,8 +274,8 @@ class Run:
         loader that has it. Without both, the factor is the number of data-parallel ranks, for scripts with a fixed
         batch size per rank. `rule` is "linear", or "sqrt" for the square root of the factor.
 
-        With `warmup`, the first step uses the rates as they are, and the factor grows linearly until it is reached
-        after so many steps. A factor below 1 needs no warm-up, and has none.
+        With `warmup`, the first step uses the rates unchanged; the factor then grows linearly and is reached after
+        `warmup` steps. A factor below 1 needs no warm-up, and has none.
 
         The factor applies only while the optimizer steps: `param_groups`, schedulers and checkpoints keep the rates
         without it. So it works with every scheduler, and a resumed run continues in the middle of the warm-up, on any
@@ -312,12 +312,12 @@ class Run:
         """Load the newest complete checkpoint into these objects, if there is one. From now on they are saved.
 
         The objects are anything with `state_dict` and `load_state_dict`, by the name to save it under. Those in
-        `per_rank` have a state of their own on each rank, such as a replay buffer; they resume only on as many ranks,
-        unless they have a method `load_rank_states(states)`, which gets the states of all saved ranks. Checkpoints go
-        to `folder`, or else to the run folder. With neither, nothing is saved. Returns what was restored (`step`,
-        `epoch`, `folder`, ...), or None after a fresh start. A fresh run takes the weights of `--start-from`, or of
-        `session(start_from=...)`: those of all modules among the objects whose name or keys match. `weights_only` is
-        true then, and the step is 0.
+        `per_rank` have separate state on each rank, such as a replay buffer; they resume only on the same number of
+        ranks, unless they have a method `load_rank_states(states)`, which gets the states of all saved ranks.
+        Checkpoints go to `folder`, or else to the run folder. With neither, nothing is saved. Returns what was restored
+        (`step`, `epoch`, `folder`, ...), or None after a fresh start. A fresh run takes the weights of `--start-from`,
+        or of `session(start_from=...)`: those of all modules among the objects whose name or keys match. `weights_only`
+        is true then, and the step is 0.
 
         Objects that the checkpoint does not have yet keep their state, with a note. With `strict=False`, so does all
         that does not fit: parameters that are new or have another shape, and objects that cannot load their state.
@@ -326,7 +326,7 @@ class Run:
         """
         own = dict(per_rank or {})
         if twice := sorted(own.keys() & objects.keys()):
-            raise UsageError(f"{twice[0]!r} is given to run.resume twice.", hint="Leave it out outside of per_rank.")
+            raise UsageError(f"run.resume got {twice[0]!r} twice.", hint="Pass it only in per_rank.")
         self._boundary.replicas.watch(objects)
         objects |= own
         checkpoints_dir = self._choose_checkpoints_dir(folder)
@@ -432,9 +432,10 @@ class Run:
     ) -> LoopBatches:
         """Yield the batches of one epoch. Between two of them is the step boundary: heartbeat, save, stop.
 
-        `loader` comes from `run.loader`, or is any iterable of batches with equally many on every rank; `accumulate`
-        then counts batches per update. The loop ends after `max_steps` steps, if given; a resumed loop counts those
-        that it did before. `len(run.steps(loader))` is the number of batches that are left, if the loader has a length.
+        `loader` comes from `run.loader`, or is any iterable that yields the same number of batches on every rank;
+        `accumulate` then counts batches per update. The loop ends after `max_steps` steps, if given; a resumed loop
+        counts those that it did before. `len(run.steps(loader))` is the number of batches that are left, if the loader
+        has a length.
 
         Raises CheckpointError if a resumed run gets other batches from an iterable than before, unless `exact` is
         False.
@@ -452,11 +453,12 @@ class Run:
         return LoopBatches(batches, lambda: left)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> LoopBatches:
-        """Yield this rank's part of a dataset. Every sample is seen once, with equally many forwards per rank.
+        """Yield this rank's part of a dataset. Every sample is seen once.
 
         Call it on all ranks, with `model.eval()` and `torch.no_grad()` as usual. `data` is a dataset, a pipeline or a
-        DataLoader; `batch_size` counts samples over all ranks. A rank with no samples left gets an empty batch of what
-        the collate function returns. `len(run.evaluate(data))` is the number of forwards, if the data has a length.
+        DataLoader; `batch_size` counts samples over all ranks. All ranks make the same number of forward passes: a rank
+        with no samples left gets an empty batch of what the collate function returns. `len(run.evaluate(data))` is that
+        number, if the data has a length.
 
         Raises UsageError if a sampler differs between ranks, or if there is no empty batch.
         """
@@ -479,14 +481,15 @@ class Run:
 
         The function is what you would write into the loop: forward, `run.backward`, `run.update`, `run.log`. Call the
         result with each batch. The first calls run as they are, then one is captured, and the following ones replay it,
-        with the same numbers as before. Schedulers, evaluation and what else needs the host stay outside.
+        with the same numbers as before. Keep schedulers, evaluation and everything else that needs the host outside the
+        function.
 
-        Batches of another shape get a graph of their own, or run eagerly, and so does everything if there is no GPU, or
+        Batches of a different shape get their own graph or run eagerly. Everything runs eagerly if there is no GPU, or
         with fp16, FSDP, or an optimizer that cannot be captured; a note says why. It returns copies of what the
         function returns.
 
-        Raises UsageError, with the line, if the step waits for the device (`loss.item()`, `print(loss)`). Also if it
-        uses numbers that only the host knows: they would be the same in every step.
+        Raises UsageError, with the line, if the step waits for the device (`loss.item()`, `print(loss)`), or if it
+        uses numbers that only the host knows, because they would be the same in every step.
         """
         records = Records(self._metrics, self._gradients.loss_check)
         captured = CapturedStep(
@@ -535,7 +538,7 @@ class Run:
 
         After the loop of an epoch in `run.epochs`, it saves what the body has done since, such as an update of averaged
         weights, and a resume begins the next epoch: call it at the end of the body. If nothing has changed since the
-        loop ended, a resume runs what follows the loop again.
+        loop ended, a resumed run executes the code after the loop again.
 
         In a loop that neither uses `run.steps` nor reads `run.should_stop`, each save counts as a step.
 
@@ -618,8 +621,8 @@ class Run:
         for name, value in (("samples", samples), ("tokens", tokens), ("flops", flops)):
             if not isinstance(value, (int, float, numbers.Real)) or not 0 <= value < float("inf"):
                 raise UsageError(
-                    f"run.throughput({name}=...) takes a number from 0 on, but got {value!s:.40}.",
-                    hint="Pass a number of the host, such as x.numel(). Waiting for a tensor would cost time.",
+                    f"run.throughput({name}=...) needs a number of at least 0, but got {value!s:.40}.",
+                    hint="Pass a Python number, such as x.numel(). Reading a tensor's value would stall the device.",
                 )
         self._metrics.throughput.add(samples, tokens, flops)
 
@@ -722,7 +725,7 @@ class Run:
         return self._group.rank_zero_first(self.identity, f"first/{self._first_calls}")
 
     def join(self, *models: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """Return torch's Join context over these models, or all, for loops with unequally many batches per rank.
+        """Return torch's Join context over these models, or all, for loops with different numbers of batches per rank.
 
         Does nothing with a single rank. `run.steps` over a loader from `run.loader` does not need it.
         """

@@ -54,21 +54,21 @@ class session:
         timeout: Seconds before a collective counts as failed; by default torch's own.
         profile: Steps to profile: "10:13" writes a trace of steps 10, 11 and 12 into the run folder.
         max_steps: Stop training after this many steps in total.
-        save_every_steps: Save each time this many steps are done.
+        save_every_steps: Save every this many steps.
         save_every_seconds: Save when this many seconds have passed since the last save.
         keep_last: How many of the newest checkpoints to keep.
         keep_every: Also keep each checkpoint whose step is a multiple of this.
         best: Also keep the checkpoint with the best value of this metric: "loss:min", "reward:max", or a usual name
             alone, such as "val_loss" or "accuracy".
-        start_from: What a fresh run takes its weights from: another run's folder, a checkpoint, or a file
+        start_from: Where a new run takes its weights from: another run's folder, a checkpoint, or a file
             (.safetensors, .pt, .pth, .bin). The optimizer, the schedule and the step start fresh.
         start_continue: With `start_from`, also continue with the optimizer, the schedule, the step and the epoch.
-        start_strict: With `start_from`, require that everything fits. False takes what does.
+        start_strict: With `start_from`, require that everything fits. With False, load only what fits.
         on_nonfinite: What to do about a NaN or infinite loss: "stop" the run, "skip" the step (costs a device
             sync per update), or "ignore" it.
         straggler_factor: Report ranks whose own part of a step takes this many times the median. 0 turns it off.
-        replica_check: About every this many steps, and before each save, ranks compare a checksum of their parameters,
-            and a difference ends the run. 0 turns it off.
+        replica_check: About every this many steps, and before each save, ranks compare a checksum of their parameters;
+            a difference ends the run. 0 turns it off.
         progress: Show a progress bar on rank 0's terminal.
         report: Print where the ranks run, and how long the session took.
         folder: Where metrics, events and checkpoints go if no agent has created a run folder.
@@ -249,8 +249,8 @@ def _note_nothing_left(run: Run, boundary: Boundary) -> None:
         return
     boundary.events.write("nothing_left", step=run.step)
     note(
-        f"nothing was left to do: step {run.step} was the last one already (epoch {run.epoch}); to train longer, ask "
-        "for more epochs or steps"
+        f"nothing was left to do: step {run.step} was already the last one (epoch {run.epoch}); to train longer, "
+        "increase the number of epochs or steps"
     )
 
 

@@ -69,7 +69,9 @@ class Settings:
         if self.start_continue and self.start_from is None:
             raise UsageError("start_continue needs start_from.", hint="Name the run to continue, or leave it out.")
         if self.replica_check < 0:
-            raise UsageError(f"replica_check is {self.replica_check}.", hint="Use 0 to turn it off.")
+            raise UsageError(
+                f"replica_check is {self.replica_check}, but must be 0 or more.", hint="Use 0 to turn it off."
+            )
         return self
 
     @property

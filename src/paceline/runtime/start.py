@@ -29,7 +29,7 @@ def start(**settings: Any) -> Run:
     It takes the arguments of `paceline.session`, and ends with the process: at the end of the script it saves and
     leaves together with the other ranks. After an uncaught exception, Ctrl-C or `sys.exit` with an error it leaves at
     once. `run.end()` ends it earlier. In a notebook or another interactive session, errors leave it open, signals
-    keep their meaning, and starting again ends the one before.
+    keep their meaning, and starting a new session ends the previous one.
 
     Raises:
         UsageError: A setting is invalid, or a session is already open in this process.

@@ -84,7 +84,7 @@ def make_private_folder(base: Path) -> Path:
         return make_own_folder(base)
     except OSError as error:
         raise EnvironmentProblem(
-            f"Cannot make a folder for data in {base}: {error.strerror}.",
+            f"Cannot create a folder for data in {base}: {error.strerror}.",
             hint="Set folder in [data] to a writable folder on the nodes' own disks.",
         ) from None
 

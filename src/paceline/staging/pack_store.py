@@ -169,7 +169,7 @@ def make_packs(manifests: Iterable[Manifest], packs: Packs, transfer: Transfer) 
         except OSError as error:
             raise EnvironmentProblem(
                 f"Cannot pack {manifest.source!r}: {error.filename}: {error.strerror}.",
-                hint="Scratch needs free space for a second copy of the small files.",
+                hint="The scratch folder needs free space for a second copy of the small files.",
             ) from None
     return len(unpacked)
 

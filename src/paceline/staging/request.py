@@ -88,7 +88,7 @@ def _make_item(text: str, base: Path, environ: Mapping[str, str]) -> Item:
     if path.is_relative_to(base) and path != base:
         return Item(str(path.relative_to(base)), path)
     if not path.name:
-        raise UsageError("[data] stage: Invalid path '/': expected a folder or a file.", hint="Name what you need.")
+        raise UsageError("Invalid path '/' in stage of [data]: use a folder or a file.", hint="Name what you need.")
     return Item(path.name, path)
 
 
@@ -97,7 +97,7 @@ def _check_relative(text: str, key: str) -> None:
     if not parts or Path(text).is_absolute() or ".." in parts or "\0" in text:
         expected = "a path below the node's data folder" if key == "collect" else "a path without .."
         raise UsageError(
-            f"[data] {key}: Invalid path {text!r}: expected {expected}.", hint="For example, results/*.csv."
+            f"Invalid path {text!r} in {key} of [data]: use {expected}.", hint="For example, results/*.csv."
         )
 
 

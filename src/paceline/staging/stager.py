@@ -80,11 +80,11 @@ def scan_notes(items: Sequence[ScannedItem]) -> list[str]:
     for item in items:
         if item.manifest.outside_links:
             notes.append(
-                f"{item.manifest.outside_links} links in {item.name!r} point outside it: they stay links, "
-                "and their targets are read where they are"
+                f"{item.manifest.outside_links} links in {item.name!r} point outside it: they stay links, and runs "
+                "read their targets in place"
             )
         if item.manifest.special_files:
-            notes.append(f"{item.manifest.special_files} sockets, pipes or devices in {item.name!r} are left out")
+            notes.append(f"{item.manifest.special_files} sockets, pipes or devices in {item.name!r} are skipped")
     return notes
 
 

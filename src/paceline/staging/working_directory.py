@@ -4,8 +4,8 @@ The files of the snapshot are copied, because runs share a snapshot and a script
 snapshot leaves out, such as data and a venv, is a link to the live project. The head agent fills the folder before
 ranks start. Once the run is done, it removes what the script did not write: thousands of runs must not keep copies.
 
-A link, made here or by the script, may lead to the live project. Nothing here goes through one: what lies behind it is
-not the run's, and must not be filled, listed or removed.
+A link, made here or by the script, may lead to the live project. Nothing here follows such a link: its target
+does not belong to the run, and must not be filled, listed or removed.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class WorkingDirectory:
             is_full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
             raise LaunchError(
                 f"Cannot fill the working directory {self.path}: {problem.filename}: {problem.strerror}.",
-                hint=f"{'Check your quota there' if is_full else 'Check this path'}. `--workdir project` and"
-                " `--no-snapshot` do without this folder.",
+                hint=f"{'Check your quota there' if is_full else 'Check this path'}. With `--workdir project` or "
+                "`--no-snapshot`, runs do not need this folder.",
             ) from None
 
     def _fill(self, cwd: str) -> None:

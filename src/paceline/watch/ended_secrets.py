@@ -1,4 +1,4 @@
-"""Secrets that are still in the folders of runs and sweeps although these are over: their jobs were killed."""
+"""Secrets that are still in the folders of finished runs and sweeps because their jobs were killed."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def write_openmetrics(runs: Iterable[tuple[RunDetails, Mapping[str, float]]]) ->
         "step": _Family("paceline_run_step", "gauge", "How many steps the run has done."),
         "total": _Family("paceline_run_steps_planned", "gauge", "How many steps the run will have in all."),
         "left": _Family(
-            "paceline_run_left_seconds", "gauge", "How long the run will still train, at its pace.", "seconds"
+            "paceline_run_left_seconds", "gauge", "Estimated seconds of training left at the current pace.", "seconds"
         ),
         "value": _Family("paceline_run_metric", "gauge", "The newest value of a metric that the run logs, by name."),
         "time": _Family(

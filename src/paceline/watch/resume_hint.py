@@ -1,4 +1,4 @@
-"""What to type to go on with a run."""
+"""What to type to continue a run."""
 
 from __future__ import annotations
 
@@ -57,4 +57,4 @@ def describe_start(folder: RunFolder) -> str:
         return "from the script's own checkpoint, if any"
     if (attempts := folder.attempts()) and is_usage_error(read_failure(attempts[-1])):
         return "add the script and other arguments: it rejected these"
-    return "no checkpoint: the script starts again"
+    return "no checkpoint: the script starts from the beginning"

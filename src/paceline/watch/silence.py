@@ -26,8 +26,8 @@ MIN_SILENCE = 300.0  # seconds; a file server may show a write a minute late, an
 FRESH = 120.0  # seconds since a sign of life after which nobody can say that a run goes on
 MISSED_SAMPLES = 4  # that a node should have written meanwhile
 SILENCE_HINT = (
-    "Slurm may take a dead job for a running one if its node restarts quickly. `paceline doctor` asks the node."
-    " A restart continues from the newest checkpoint."
+    "If a node restarts quickly, Slurm may show its dead job as running. Check with `paceline doctor`, which asks the "
+    "node. A restart continues from the newest checkpoint."
 )
 
 

@@ -1,4 +1,4 @@
-"""What this process looks at: runs of this machine, or the mirror of a cluster's."""
+"""What this process looks at: the runs on this machine, or a mirror of those on a cluster."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_rank_outside_of_any_collective_is_named(state: int) -> None:
     assert hang is not None
     named = hang.compare_stacks(heartbeats, {0: waits, 1: sleeps})
     assert named.first.rank == 1
-    assert "rank 1 on b has not arrived where the others wait (hang.py:7 in main)" in str(named)
+    assert "rank 1 on b has not reached the point where the others wait (hang.py:7 in main)" in str(named)
     for stacks in ({}, {0: waits}, {0: waits, 1: waits}, {0: sleeps, 1: sleeps}):
         assert hang.compare_stacks(heartbeats, stacks) == hang
 
@@ -101,7 +101,7 @@ def test_a_plain_script_that_does_nothing_hangs(paceline: Callable[..., Any], tm
     assert done.returncode == 1
     assert "computed" in done.stdout
     assert re.search(
-        r"2 ranks printed nothing, and used almost no CPU time, files and network for \d+ s \(--hang-timeout 1s\)",
+        r"2 ranks printed nothing and used almost no CPU time, disk or network for \d+ s \(--hang-timeout 1s\)",
         done.stderr,
     )
 

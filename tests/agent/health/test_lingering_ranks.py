@@ -55,10 +55,10 @@ def test_lingering_ranks_are_ended(launch: Launch, state: int, idle: str, verdic
     assert started.verdicts() == (verdict, verdict)
     if verdict == "failed":
         assert (started.failure()["cause"], started.failure()["rank"]) == ("lingered", 1)
-        assert "did nothing for 0.8 s after other ranks had exited; --exit-timeout changes that" in started.err()
+        assert "made no progress for 0.8 s after other ranks had exited; to change this" in started.err()
         assert "no restart: some ranks had already finished" in started.err()
     else:
-        assert "these were ended after 0.8 s without progress: rank 1 on" in started.err()
+        assert "these were killed after 0.8 s without progress: rank 1 on" in started.err()
     assert "train.py" in started.attempt().stacks(1).read_text()
 
 
@@ -106,7 +106,7 @@ def test_a_rank_that_works_may_outlive_the_others(launch: Launch, port: int) -> 
     started = launch(f"STATE, PORT = 0, {port}\n{STAYS}{waits}{WORKS}", nproc=3, exit_timeout=2.0)
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("done", "done")
-    assert started.err().count("they may wait for child processes, so they are ended only after 20 s") == 1
+    assert started.err().count("they may be waiting for child processes, so they are killed only after 20 s") == 1
 
 
 def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:

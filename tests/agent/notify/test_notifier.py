@@ -310,7 +310,7 @@ def test_a_server_that_never_finishes_its_answer() -> None:
         thread = threading.Thread(target=drip, args=(server,))
         thread.start()
         try:
-            with pytest.raises(NotDelivered, match="did not answer within"):
+            with pytest.raises(NotDelivered, match="did not respond within"):
                 post(f"http://127.0.0.1:{server.getsockname()[1]}/", payload(), timeout=1.0)
         finally:
             is_over.set()
@@ -319,6 +319,6 @@ def test_a_server_that_never_finishes_its_answer() -> None:
 
 def test_a_command_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("paceline.agent.notify.delivery.COMMAND_TIMEOUT", 0.5)
-    with pytest.raises(NotDelivered, match="did not end within"):
+    with pytest.raises(NotDelivered, match="did not finish within"):
         run_command("sleep 1000 & sleep 1000", payload(), {"PATH": "/usr/bin:/bin"})
     run_command("true", {**payload(), "text": "a\0b"}, {"PATH": "/usr/bin:/bin"})

@@ -304,7 +304,7 @@ time.sleep(3600)
     run.processes[1].terminate()
     assert run.codes() == [0, 0], run.console(0) + run.console(1)
     assert read_verdict(run.job_start.verdict) == STOPPED
-    assert "did not stop within 2 s and were ended: 1; stacks" in run.console(1)
+    assert "did not stop within 2 s and were killed: 1; stacks" in run.console(1)
 
 
 def test_ranks_that_linger_on_another_node_are_reported_and_ended(pair: Callable[..., Pair]) -> None:
@@ -312,7 +312,7 @@ def test_ranks_that_linger_on_another_node_are_reported_and_ended(pair: Callable
     run = pair(script, light=True, exit_timeout=1.5, max_restarts=3)
     assert run.codes() == [1, 1], run.console(0) + run.console(1)
     assert (run.failure()["cause"], run.failure()["rank"], run.failure()["host"]) == ("lingered", 1, "b")
-    assert "rank 1 of 2 on host b failed: it did nothing for 1.5 s after other ranks had exited" in run.console(0)
+    assert "rank 1 of 2 on host b failed: it made no progress for 1.5 s after other ranks had exited" in run.console(0)
     assert 'train.py", line 2 in <module>' in run.console(0)
     assert "no restart: some ranks had already finished" in run.console(0)
     assert read_verdict(run.job_start.verdict) == FAILED

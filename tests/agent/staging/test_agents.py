@@ -191,7 +191,7 @@ def test_a_node_that_cannot_stage_is_named_by_the_head(launch: Callable[..., Lau
     run = launch("one", LIST_FILES, disks=[tmp_path / "a", tmp_path / "file" / "b"], nodes=2, nproc=1)
     assert run.codes() == [1, 1], run.console()
     head = (run.run.path / "console-0").read_text()
-    assert f"Cannot make a folder for data in {tmp_path / 'file' / 'b'}: Not a directory" in head
+    assert f"Cannot create a folder for data in {tmp_path / 'file' / 'b'}: Not a directory" in head
     assert read_verdict(run.job_start.verdict) == FAILED
     assert not run.log(0)
     assert leftovers(tmp_path / "a") == []

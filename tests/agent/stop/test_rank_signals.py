@@ -108,7 +108,7 @@ def test_a_script_that_goes_on_after_sigterm_is_requeued_before_the_time_limit(l
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("stopped", "stopped")
     assert started.job_start.requeue.exists()
-    assert "did not stop within 1 s and were ended: 0, 1" in started.err()
+    assert "did not stop within 1 s and were killed: 0, 1" in started.err()
 
 
 @pytest.mark.parametrize("state", ["starting", "training"])
@@ -125,7 +125,7 @@ def test_a_run_that_has_trained_is_requeued_before_the_time_limit(launch: Launch
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("stopped", "stopped")
     assert started.job_start.requeue.exists()
-    assert "did not stop within 1 s and were ended: 0, 1" in started.err()
+    assert "did not stop within 1 s and were killed: 0, 1" in started.err()
     will = {"starting": "the ranks have not begun to train", "training": "the ranks save and stop"}
     assert will[state] in started.err()
 
@@ -140,7 +140,7 @@ def test_a_handler_that_only_prints_stacks(launch: Launch) -> None:
     send_term(started)
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("stopped", "stopped")
-    assert "were ended" not in started.err()
+    assert "were killed" not in started.err()
 
 
 def test_no_restart_after_a_stop_request(launch: Launch) -> None:
@@ -331,7 +331,7 @@ def test_ctrl_c_twice_ends_at_once(launch: Launch) -> None:
     started.process.send_signal(signal.SIGINT)
     assert started.wait() == 130
     assert started.verdicts() == ("stopped", "stopped")
-    assert "ended at once by Ctrl-C: nothing was saved since the last checkpoint" in started.err()
+    assert "killed immediately by Ctrl-C: nothing was saved since the last checkpoint" in started.err()
 
 
 def test_ctrl_c_during_the_imports(launch: Launch, tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_ranks_that_do_not_stop_are_ended_at_the_deadline(launch: Launch) -> Non
     send_term(started)
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("stopped", "stopped")
-    assert "did not stop within 1 s and were ended: 1; stacks: " in started.err()
+    assert "did not stop within 1 s and were killed: 1; stacks: " in started.err()
     assert "train.py" in started.attempt().stacks(1).read_text()
 
 
@@ -405,7 +405,7 @@ def test_a_second_request_ends_the_run_at_once(launch: Launch) -> None:
     send_term(started)
     assert started.wait() == 0
     assert started.verdicts() == ("stopped", "stopped")
-    assert "ended at once by a second stop request" in started.err()
+    assert "killed immediately by a second stop request" in started.err()
 
 
 NOW = 1_700_000_000.0
@@ -415,7 +415,7 @@ NOW = 1_700_000_000.0
     ("way", "left", "cancelled", "expected"),
     [
         (FILE, 60, False, "time limit in 60 s"),
-        (FILE, None, False, "SIGUSR1 to the batch script, by Slurm near the limit or by hand"),
+        (FILE, None, False, "SIGUSR1 to the batch script, sent by Slurm near the time limit or by hand"),
         (FILE, None, True, "paceline cancel --save"),
         (FILE, 3600, False, "SIGUSR1 to the batch script"),
         (FILE, 3600, True, "paceline cancel --save"),

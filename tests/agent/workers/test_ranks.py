@@ -247,7 +247,7 @@ def test_a_script_that_sets_threads_first_is_not_forked(launch: Launch) -> None:
     started = launch(NUMBERS, nproc=1)
     assert started.wait() == 0, started.err()
     assert (
-        "ranks are not forked but started as new processes: the script sets OMP_NUM_THREADS before it imports torch"
+        "as new processes instead of forking them: the script sets OMP_NUM_THREADS before it imports torch"
         in started.err()
     )
     assert int(started.out()) == started.process.pid
@@ -259,7 +259,7 @@ def test_a_preload_that_starts_threads_is_named(launch: Launch, tmp_path: Path) 
     )
     started = launch("import os; print(os.getppid())", nproc=1, preload=["threading_thing"])
     assert started.wait() == 0, started.err()
-    assert "started as new processes: importing threading_thing started 1 thread" in started.err()
+    assert "instead of forking them: importing threading_thing started 1 thread" in started.err()
     assert int(started.out()) == started.process.pid
 
 

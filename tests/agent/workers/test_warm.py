@@ -107,7 +107,7 @@ def test_later_runs_are_served_by_one_process_and_see_edits(
     assert "2 warm starts" in shown
     assert " 0 MB" not in shown
     other = paceline("warm", "stop", str(os.getpid()))
-    assert f"Process {os.getpid()} is no warm process." in other.stderr
+    assert f"Process {os.getpid()} is not a warm process." in other.stderr
     assert status()["pid"] == pid
     assert f"ended process {pid}" in paceline("warm", "stop", str(pid), check=True).stdout
     until(lambda: not is_alive(pid), "the end of the warm process")
@@ -226,7 +226,7 @@ def test_counts_of_threads_that_a_zygote_cannot_have_start_new_processes(pacelin
     (tmp_path / "train.py").write_text("import os; print(os.environ['OPENBLAS_NUM_THREADS'])")
     done = paceline("run", "--cpu", "--nproc", "1", "--env", "OPENBLAS_NUM_THREADS=3", "train.py", check=True)
     assert done.stdout == "3\n"
-    assert "started as new processes: a zygote has OPENBLAS_NUM_THREADS=1" in done.stderr
+    assert "instead of forking them: the zygote has OPENBLAS_NUM_THREADS=1" in done.stderr
 
 
 @light
@@ -313,12 +313,12 @@ def test_one_that_does_not_answer_is_replaced(paceline: Paceline, scratch: Path)
     for command in (None, "run", "stop"):
         if command == "run":
             os.kill(pids[-1], signal.SIGSTOP)
-            assert f"process {pids[-1]}: it does not answer" in paceline("warm", "status", check=True).stdout
+            assert f"process {pids[-1]} is not responding" in paceline("warm", "status", check=True).stdout
         if command == "stop":
             os.kill(pids[-1], signal.SIGSTOP)
             assert f"ended process {pids[-1]}" in paceline("warm", "stop", check=True).stdout
         done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-        assert ("starting cold, because the warm process does not answer" in done.stderr) is (command == "run")
+        assert ("starting cold, because the warm process is not responding" in done.stderr) is (command == "run")
         assert "torch stays imported" in done.stderr
         assert not any(map(is_alive, pids))
         pids.append(status()["pid"])
@@ -330,7 +330,7 @@ def test_a_process_that_cannot_stay_is_not_promised(paceline: Paceline) -> None:
     os.utime(torch, (4e9, 4e9))
     done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
     assert "torch stays imported" not in done.stderr
-    assert f"torch does not stay imported for your next runs: {torch} has a date in the future" in done.stderr
+    assert f"torch will not stay imported for your next runs: {torch} has a date in the future" in done.stderr
     assert not client.ask_all("status")
 
 
@@ -515,6 +515,7 @@ def test_warm_and_cold_runs_train_the_same_weights(paceline: Paceline, tmp_path:
         ("os.environ.update(SYMPY_DEBUG='1')", "SYMPY_DEBUG"),
         ("os.environ.update(LR='1', LS_COLORS='x', HF_TOKEN='y')", "LR"),
         ("os.environ.update(PWD='/', CUDA_VISIBLE_DEVICES='1', WANDB_MODE='offline', SSH_TTY='x')", None),
+        ("os.environ.update(ROCR_VISIBLE_DEVICES='1', HIP_VISIBLE_DEVICES='1')", None),
     ],
 )
 def test_what_a_fork_cannot_change_must_be_the_same(change: str, named: str | None) -> None:

@@ -33,7 +33,7 @@ def test_a_script_is_inspected_without_training(paceline: Paceline, tmp_path: Pa
     done = paceline("inspect", "data", "--nproc", "2", "train.py", "--size", "8", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "run.loader of tuple: 33 samples, batch size 8 of all ranks, 2 ranks" in done.stdout
-    assert "32 samples once, none twice; 1 don't fill a last batch, others in each epoch" in done.stdout
+    assert "32 samples once, none twice; 1 don't fill a last batch, different ones in each epoch" in done.stdout
     assert "differs between epochs" in done.stdout
     assert (tmp_path / "inspect-data.svg").read_text().startswith("<svg")
     assert not (tmp_path / "trained").exists()

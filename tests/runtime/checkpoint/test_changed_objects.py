@@ -135,8 +135,8 @@ def test_without_strict_what_fits_is_loaded(tmp_path: Path) -> None:
     assert warnings == [
         "not loaded: 'another' (step-00000001 has no state of that name)",
         "not resumed: 'other' (step-00000001 has a state that run.resume does not ask for)",
-        "'model' is loaded in part; wrong shape: 1.weight (2, 4) instead of (5, 4), 1.bias (2,) instead of (5,)",
-        "'opt' is loaded in part; 2 of 4 parameters have another shape",
+        "'model' is loaded only partially; wrong shape: 1.weight (2, 4) instead of (5, 4), 1.bias (2,) instead of (5,)",
+        "'opt' is loaded only partially; 2 of 4 parameters have a different shape",
     ]
     sgd = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.5)
     warnings = load(tmp_path, strict=False, opt=sgd, model=model, other=Holder())
@@ -162,7 +162,7 @@ def test_a_new_object_starts_as_it_is_and_a_renamed_one_is_an_error(tmp_path: Pa
     save(tmp_path, model=nn.Linear(1, 1), history=Holder(a=1))
     (warning,) = load(tmp_path, model=nn.Linear(1, 1), history=Holder(), ema=nn.Linear(1, 1))
     assert warning == "not loaded: 'ema' (step-00000001 has no state of that name)"
-    with pytest.raises(CheckpointError, match="has no state for 'net', but one for 'model'"):
+    with pytest.raises(CheckpointError, match="has state for 'model', but not for 'net'"):
         load(tmp_path, net=nn.Linear(1, 1), history=Holder())
 
 

@@ -122,7 +122,7 @@ def test_weights_come_from_a_folder_of_hugging_face(tmp_path: Path) -> None:
         assert all(torch.equal(found["model"][key], value) for key, value in state.items())
         assert torch.equal(found["model"]["head.weight"], state["embedding.weight"])
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"has no model-00002-of-00002\.safetensors, which its index names"):
+    with pytest.raises(CheckpointError, match=r"has no model-00002-of-00002\.safetensors, which its index lists"):
         train(tmp_path / "broken", model=Tied(), start_from=str(folder))
     write_safetensors(folder / "model.safetensors", state)
     assert train(tmp_path / "single", model=Tied(), start_from=str(folder))["step"] == 0
@@ -141,7 +141,7 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, capsys: pytest.Captu
     torch.save(net(out=7).state_dict(), tmp_path / "other.pt")
     (tmp_path / "model.onnx").touch()
     cases = {
-        "code.pt": "Cannot load the weights", "empty.pt": "holds no weights", "model.onnx": "is no file of weights",
+        "code.pt": "Cannot load the weights", "empty.pt": "holds no weights", "model.onnx": "is not a weights file",
         "other.pt": r"doesn't fit 'model'; wrong shape: 2.weight \(7, 4\) instead of \(2, 4\)",
         "missing": "no complete",
     }  # fmt: skip
@@ -151,7 +151,7 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, capsys: pytest.Captu
     assert "must not run" not in capsys.readouterr().out
     found = train(tmp_path / "part", start_from=str(tmp_path / "other.pt"), start_strict=False)
     assert torch.equal(found["model"]["0.weight"], torch.load(tmp_path / "other.pt")["0.weight"])
-    assert "'model' is loaded in part; wrong shape: 2.weight" in capsys.readouterr().err
+    assert "'model' is loaded only partially; wrong shape: 2.weight" in capsys.readouterr().err
     with pytest.raises(UsageError, match="start_continue needs start_from"):
         train(tmp_path / "d", start_continue=True)
     with pytest.raises(UsageError, match="needs a folder"), quiet(start_from=str(tmp_path / "other.pt")) as run:
@@ -174,7 +174,7 @@ def test_a_damaged_file_is_explained(content: bytes, reason: str, tmp_path: Path
     (tmp_path / "weights.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=f"Cannot load the weights in .*weights.pt: .*({reason})") as caught:
         load(tmp_path, tmp_path / "weights.pt", model=net())
-    assert "It must be whole" in caught.value.hint
+    assert "It must be complete" in caught.value.hint
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
@@ -225,8 +225,8 @@ def test_modules_are_matched_by_name_or_by_their_keys(tmp_path: Path) -> None:
     assert same(generator, ema.module)
     assert torch.equal(new.weight, before)
     assert "started with the weights of 'model', 'ema' from" in warnings[0]
-    assert warnings[1] == "no weights for 'new' there: it starts as it is"
-    with pytest.raises(CheckpointError, match="has no weights for 'new', but for 'generator', 'critic'"):
+    assert warnings[1] == "no weights for 'new' there: keeping the initial values"
+    with pytest.raises(CheckpointError, match="has weights for 'generator', 'critic', but not for 'new'"):
         load(tmp_path, tmp_path / "source", new=new)
 
 
@@ -234,7 +234,7 @@ def test_a_run_with_nothing_left_says_so(tmp_path: Path, capsys: pytest.CaptureF
     train(tmp_path, epochs=2)
     assert "nothing was left" not in capsys.readouterr().err
     train(tmp_path, epochs=2)
-    assert "nothing was left to do: step 4 was the last one already (epoch 2)" in capsys.readouterr().err
+    assert "nothing was left to do: step 4 was already the last one (epoch 2)" in capsys.readouterr().err
     assert '"nothing_left"' in "".join(path.read_text() for path in (tmp_path / "events").glob("*.jsonl"))
     train(tmp_path, epochs=3)
     assert "nothing was left" not in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_every_rank_gets_its_own_state_back(
         assert found["found"] == (2, [rank + 20.0, rank + 20.0], f"rank {rank}", rank + 2.0)
         assert found["average"] == 4, "1, and 3 steps in all"
     if declared:
-        with pytest.raises(CheckpointError, match="'buffer' has a state of its own on each of 2 ranks") as error:
+        with pytest.raises(CheckpointError, match="'buffer' has separate state on each of 2 ranks") as error:
             job_start(str(tmp_path), declared, Holder, 1)
         assert "load_rank_states" in error.value.hint
         return
@@ -103,7 +103,7 @@ def test_another_number_of_ranks_is_up_to_the_object(tmp_path: Path, ranks: Rank
     loader.save(2, wait=True)
     loader.close()
     # A declared object of one rank is not copied to two.
-    with pytest.raises(AssertionError, match="'buffer' has a state of its own on each of 1 ranks"):
+    with pytest.raises(AssertionError, match="'buffer' has separate state on each of 1 ranks"):
         ranks(resume_two, 2, tmp_path)
 
 
@@ -201,7 +201,7 @@ def test_ranks_that_resume_different_objects_are_an_error(ranks: Ranks, tmp_path
 
 
 def test_an_object_is_given_once(tmp_path: Path) -> None:
-    with quiet(folder=tmp_path) as run, pytest.raises(UsageError, match=r"'it' is given to run\.resume twice"):
+    with quiet(folder=tmp_path) as run, pytest.raises(UsageError, match=r"run\.resume got 'it' twice"):
         run.resume(it=Holder(), per_rank={"it": Holder()})
 
 

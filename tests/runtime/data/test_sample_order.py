@@ -133,7 +133,7 @@ def test_a_resumed_epoch_has_the_same_order_or_is_refused() -> None:
             rest = [micro.data.tolist() for micro in resumed.micro_batches(1)]
             assert sorted(row for batch in taken + rest for row in batch) == list(range(8))
         else:
-            with pytest.raises(CheckpointError, match="yields another order of epoch 1 than before"):
+            with pytest.raises(CheckpointError, match="yields a different order for epoch 1 than before"):
                 next(resumed.micro_batches(1))
 
 

@@ -56,7 +56,12 @@ def blocked(**fields: Any) -> Plant:
 
 
 def cut(run: RecordedRun) -> None:
-    run.fails(cause="lost", rank=None, code=None, message="its agent is gone: the node died, or was cut off")
+    run.fails(
+        cause="lost",
+        rank=None,
+        code=None,
+        message="its agent is gone: the node went down or lost its network connection",
+    )
     run.event(0, "lost", host="node2", closed=False)
     run.event(1, "lost", host="node1", closed=False)
 
@@ -68,7 +73,12 @@ def cut_early(run: RecordedRun) -> None:
 
 
 def died(run: RecordedRun) -> None:
-    run.fails(cause="lost", rank=None, code=None, message="its agent is gone: the node died, or was cut off")
+    run.fails(
+        cause="lost",
+        rank=None,
+        code=None,
+        message="its agent is gone: the node went down or lost its network connection",
+    )
 
 
 def given_up(run: RecordedRun) -> None:
@@ -151,7 +161,7 @@ def host_memory(run: RecordedRun) -> None:
         cause="killed",
         code=-9,
         out_of_memory=True,
-        last_line="the kernel's out-of-memory killer ended it: the job has used up its memory",
+        last_line="the kernel's out-of-memory killer killed it: the job used up its memory",
     )
 
 
@@ -186,7 +196,7 @@ def own_error(run: RecordedRun) -> None:
 
 
 def left_early(run: RecordedRun) -> None:
-    left = "Rank 1 has ended normally, without the collective in which rank 3 waits. No rank has crashed."
+    left = "Rank 1 has exited normally without joining the collective that rank 3 is waiting in. No rank crashed."
     run.fails(type="RuntimeError", message=f"{left}\nConnection closed by peer", ended_ranks=[1])
 
 
@@ -200,17 +210,17 @@ def flight_recorder(run: RecordedRun) -> None:
 
 # fault -> what it is about, its level, and words of its text and of its evidence
 FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
-    "one node asleep before init": (asleep, "hang", PROBLEM, "Rank 3 on node2 has not arrived", "train.py:3 in main"),
+    "one node asleep before init": (asleep, "hang", PROBLEM, "Rank 3 on node2 has not reached", "train.py:3 in main"),
     "a rank that is stuck": (stuck, "hang", PROBLEM, "Rank 2 on node2", "data.py:7 in __getitem__"),
     "a node that never started": (never_started, "nodes", PROBLEM, "No agent has started on node2", "agent 1"),
     "a firewall": (blocked(answers=True), "firewall", PROBLEM, "port 3322", "answers on other ports"),
     "no network": (blocked(answers=False), "network", PROBLEM, "cannot reach node1 at all", "eth0 10.0.0.2"),
     "no name": (blocked(resolved=[], answers=False), "name", PROBLEM, "cannot resolve", "unknown"),
     "a wrong address": (
-        blocked(resolved=["127.0.1.1"]), "address", PROBLEM, "takes node1 for 127.0.1.1", "node1 has eth0 10.0.0.1"
+        blocked(resolved=["127.0.1.1"]), "address", PROBLEM, "resolves node1 to 127.0.1.1", "node1 has eth0 10.0.0.1"
     ),
-    "a cut cable": (cut, "network", PROBLEM, "The network to node2 was cut", "lost node1 in turn"),
-    "a cable that was cut early": (cut_early, "network", PROBLEM, "to node2 was cut", "lost node1 in turn"),
+    "a cut cable": (cut, "network", PROBLEM, "The network connection to node2 was lost", "lost node1 in turn"),
+    "a cable that was cut early": (cut_early, "network", PROBLEM, "connection to node2 was lost", "lost node1 in turn"),
     "a node that Slurm has given up": (given_up, "node", PROBLEM, "node2 was lost", "Slurm has marked it as failed"),
     "a dead node": (died, "node", PROBLEM, "node2 was lost", "wrote nothing more"),
     "the wrong interface": (wrong_interface("mgmt0"), "interface", PROBLEM, "is mgmt0", "the way to"),
@@ -227,7 +237,7 @@ FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
     "a full quota": (failed_save, "disk", PROBLEM, "quota", "the checkpoint of step 40"),
     "GPU memory": (gpu_memory, "GPU memory", PROBLEM, "ran out of memory", "cuda:1"),
     "host memory": (host_memory, "memory", PROBLEM, "the kernel killed", "of 1.0 GB"),
-    "refused memory": (refused_memory, "memory", PROBLEM, "of 40 TB in the node's", "at mem.py:10"),
+    "refused memory": (refused_memory, "memory", PROBLEM, "allocation of 40 TB on", "at mem.py:10"),
     "shared memory": (shared_memory, "shm", PROBLEM, "(/dev/shm) is full", "at train.py:9"),
     "a signal from outside": (killed, "error", PROBLEM, "killed by SIGKILL", ""),
     "a crash": (crashed, "error", PROBLEM, "killed by SIGSEGV", "at train.py:7 in main"),
@@ -264,7 +274,7 @@ def test_a_rank_that_left_early_has_nothing_in_its_log(tmp_path: Path) -> None:
     run.samples()
     left_early(run)
     (found,) = run.problems()
-    assert "Rank 1 has ended normally" in found.text
+    assert "Rank 1 has exited normally" in found.text
     assert "the same number of batches" in found.hint
     assert "log" not in found.hint
 
@@ -381,8 +391,8 @@ def test_a_rank_without_a_stack_is_missing_where_all_others_wait(tmp_path: Path)
     asleep(run)
     run.answer |= {"dumped": [0, 1, 2], "foreign": [3]}
     (found,) = run.problems()
-    assert found.text == "Rank 3 on node2 has not arrived where the others wait."
-    assert any("of its own for SIGUSR2" in each for each in found.evidence), found.evidence
+    assert found.text == "Rank 3 on node2 has not reached the point where the others wait."
+    assert any("its own handler for SIGUSR2" in each for each in found.evidence), found.evidence
 
 
 def test_a_long_evaluation_between_two_steps_is_no_hang(tmp_path: Path) -> None:

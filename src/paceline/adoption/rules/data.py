@@ -15,7 +15,7 @@ POSITIONAL = (
     "drop_last", "timeout", "worker_init_fn", "multiprocessing_context",
 )  # fmt: skip
 ATTRIBUTES = ("dataset", "batch_size", "num_workers")  # of a DataLoader that one of `run.loader` has, too
-REASON = "each rank reads its part of every batch; batch_size stays the size over all ranks"
+REASON = "each rank reads its part of every batch; batch_size remains the global batch size"
 
 
 def change_loaders(found: Training, run: str) -> Iterator[Edit | Remark]:
@@ -24,8 +24,8 @@ def change_loaders(found: Training, run: str) -> Iterator[Edit | Remark]:
     for call in found.shared:
         yield Remark(
             call.lineno,
-            "this DataLoader feeds training and other loops, so every rank trains on all of its data: make a loader of"
-            f" its own for training, with {run}.loader(dataset, batch_size=...)",
+            "this DataLoader feeds training and other loops, so every rank trains on all of its data: make a separate "
+            f"loader for training, with {run}.loader(dataset, batch_size=...)",
             must=True,
         )
     if found.step_loops and not found.loaders and not found.shared:
@@ -43,14 +43,14 @@ def change_loaders(found: Training, run: str) -> Iterator[Edit | Remark]:
         trains = isinstance(loop, ast.comprehension) and _trains(found, found.script.parents[loop])
         if trains and not told:
             told = True
-            text = f"this trains, but is no loop: write `for batch in {run}.steps(loader):`"
+            text = f"this trains in a comprehension: write a loop instead, `for batch in {run}.steps(loader):`"
             yield Remark(loop.iter.lineno, text, must=True)
         gives = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(loop))
         if not trains and not gives and not any(call in found.shared for call in found.origins.of(loop.iter)):
             yield Remark(
                 loop.iter.lineno,
                 f"every rank evaluates all of the data, and gets the same result. To share the work, use"
-                f" {run}.evaluate(...) here, and {run}.sum(...) of what you count",
+                f" {run}.evaluate(...) here, and {run}.sum(...) for your counts",
             )
 
 
@@ -65,7 +65,10 @@ def _other_uses(found: Training, run: str) -> Iterator[Remark]:
         name = getattr(call.func, "id", "") or getattr(call.func, "attr", "")
         known = name in (*WRAPPERS, "len", "next", "print", "append") or script.callees(call)
         if not known and any(_is_loader(found, each) for each in call.args):
-            text = "this gets a loader that has only this rank's part of the data: give it a DataLoader if it needs all"
+            text = (
+                "this receives a loader with only this rank's part of the data: pass it a DataLoader if it needs all "
+                "of the data"
+            )
             yield Remark(call.lineno, text)
 
 
@@ -98,7 +101,9 @@ def _stay_behind(found: Training, run: str) -> Iterator[Remark]:
             text = f"this copy stays on the CPU, but {run}.wrap moves the model to a GPU: add .to({run}.device)"
             yield Remark(copy.lineno, text, must=True)
     if read and not placed:
-        text = f"the script moves no data: on a GPU, move what the model gets here, as in x.to({run}.device)"
+        text = (
+            f"the script never moves data to a device: on a GPU, move the model's input here, as in x.to({run}.device)"
+        )
         yield Remark(min(read), text, must=True)
 
 

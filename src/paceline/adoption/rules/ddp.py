@@ -1,4 +1,4 @@
-"""Scripts with DDP of their own: they run as they are, unless one of these mistakes is in them."""
+"""Scripts that already use DDP: they run unchanged unless they contain one of these mistakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.adoption.script import Script
 from paceline.adoption.source import Edit, Remark
 from paceline.adoption.training import Training, find_training
 
-ADDRESS = "Paceline, like torchrun, sets it: with a fixed one, nodes do not find each other, and two runs collide"
+ADDRESS = "Paceline sets it, as torchrun does: with a fixed value, nodes cannot find each other, and two runs collide"
 WRAPPER = ("torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel")
 IDENTITY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 SLURM = {"SLURM_PROCID": "RANK", "SLURM_LOCALID": "LOCAL_RANK", "SLURM_NTASKS": "WORLD_SIZE"}
@@ -50,7 +50,7 @@ def fix_mistakes(script: Script) -> Iterator[Edit | Remark]:
     test = group.condition()
     if test is not None:
         what = script.source.text_of(test)
-        yield Remark(test.lineno, f"it uses DDP only if `{what}`: see that this is true when WORLD_SIZE is set")
+        yield Remark(test.lineno, f"it uses DDP only if `{what}`: make sure that this is true when WORLD_SIZE is set")
 
 
 def _addresses(script: Script, group: Group) -> Iterator[Edit | Remark]:
@@ -110,7 +110,7 @@ def _tasks(script: Script) -> Iterator[Remark]:
     alone = [each for each in tasks if SLURM[str(each.value)] not in read]
     for constant in (alone or tasks)[:1]:
         name = str(constant.value)
-        text = f"{name} counts tasks of Slurm, and Paceline starts one per node: read RANK, LOCAL_RANK"
+        text = f"{name} numbers Slurm tasks, and Paceline starts one per node: read RANK, LOCAL_RANK"
         yield Remark(constant.lineno, f"{text} and WORLD_SIZE, or submit it with --style srun", must=bool(alone))
 
 
@@ -149,7 +149,7 @@ def _forwards(found: Training) -> Iterator[Remark]:
         is_inner = isinstance(call.func, ast.Attribute) and call.func.attr == "module"
         if is_inner and call not in seen and not _without_gradients(script, call):
             seen.add(call)
-            text = "this goes around DDP, so the gradients of the ranks are not averaged: call the wrapped model itself"
+            text = "this bypasses DDP, so gradients are not averaged over the ranks: call the wrapped model itself"
             yield Remark(call.lineno, text, must=True)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from paceline.adoption.script import Script
 from paceline.adoption.source import Edit, Remark
 
-REASON = "each rank has a device of its own"
+REASON = "each rank has its own device"
 _CUDA = re.compile(r"cuda(:\d+)?$")
 
 
@@ -38,7 +38,7 @@ def change_devices(script: Script, run: str) -> Iterator[tuple[ast.AST, Edit | R
             yield (
                 node,
                 Remark(
-                    node.lineno, f"this device must stay {node.value!r} without a number: then it is that of the rank"
+                    node.lineno, f"keep this device {node.value!r} without a number, so that each rank uses its own"
                 ),
             )
 

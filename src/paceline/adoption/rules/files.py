@@ -78,7 +78,9 @@ class Files:
                     yield call, change
             else:
                 when = f"if {test}" if test else "on rank 0"
-                text = f"all ranks write this file: write it only {when}; what other ranks need must stay"
+                text = (
+                    f"all ranks write this file: write it only {when}, and keep whatever the other ranks need outside"
+                )
                 yield call, Remark(call.lineno, text, must=self._last_name(call) not in LOGS)
 
     def paths(self, calls: Iterable[ast.AST]) -> set[tuple[object, str]]:

@@ -1,4 +1,4 @@
-"""The process group of a script with DDP of its own: where it is made, and whether a line runs while there is one."""
+"""The process group of a script that already uses DDP: where it is created, and whether a line runs while it exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What trains differently on several ranks, or hangs, although every line is right for one process."""
+"""Code that is correct for one process but trains differently, or hangs, on several ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Hazards:
         for optimizer in self.found.optimizers:
             given = [*optimizer.args[:1], *(each.value for each in optimizer.keywords if each.arg == "params")]
             for leaf in (each for part in given for each in self._leaves(part, 0)):
-                what = f"`{self.script.source.text_of(leaf)}` is trained, but is no part of a model, so its gradients"
+                what = f"`{self.script.source.text_of(leaf)}` is trained but is not part of a model, so its gradients"
                 more = "are not averaged over the ranks: make it a parameter of the model, before the model is wrapped"
                 yield Remark(leaf.lineno, f"{what} {more}", must=True)
 
@@ -125,7 +125,7 @@ class Hazards:
 
     def _decisions(self) -> Iterator[Remark]:
         loops = {*self.found.step_loops, *self.found.epoch_loops, *self.found.outer_loops}
-        text = f"each rank decides by its own value, so some may continue while others wait for them: use {self.mean}"
+        text = f"each rank decides from its own value, so some may continue while others wait for them: use {self.mean}"
         for node in self.script.nodes:
             if isinstance(node, ast.While) and node in loops and self.own.has(node.test):
                 yield Remark(node.lineno, text, must=True)
@@ -137,7 +137,7 @@ class Hazards:
             if isinstance(call.func, ast.Attribute) and call.func.attr == "step" and call.args:
                 made = [self.script.dotted(each.func) for each in self.found.origins.of(call.func.value)]
                 if PLATEAU in made and self.own.has(call.args[0]):
-                    what = "each rank lowers the learning rate by its own value, so ranks train differently"
+                    what = "each rank lowers the learning rate depending on its own value, so ranks train differently"
                     yield Remark(call.lineno, f"{what}: use {self.mean}", must=True)
 
     def _changes_course(self, node: ast.If, loops: set[ast.For | ast.While]) -> bool:
@@ -159,7 +159,9 @@ class Hazards:
         lines = [call.lineno for call in calls if any(map(self.own.has, [*call.args, *call.keywords]))]
         if lines:
             also = f" (also in line {', '.join(map(str, lines[1:6]))})" if lines[1:] else ""
-            yield Remark(lines[0], f"this prints values of rank 0 alone{also}: for those of all ranks, use {self.mean}")
+            yield Remark(
+                lines[0], f"this prints only rank 0's values{also}: for the mean over all ranks, use {self.mean}"
+            )
 
     # -- averages --------------------------------------------------------------------------------------
 

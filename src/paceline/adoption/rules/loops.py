@@ -1,4 +1,4 @@
-"""Loops: `run.epochs` and `run.steps`, between whose iterations a run saves and stops; what is saved; the loss."""
+"""Loops: `run.epochs` and `run.steps` (a run saves and stops between their iterations), what is saved, and the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.adoption.script import Function, LoopNode
 from paceline.adoption.source import Edit, Remark
 from paceline.adoption.training import Training, loss_of
 
-STEPS = "a step ends with each iteration: there the run saves, stops when it must, and shows its progress"
+STEPS = "each iteration is one step; between steps, the run saves, stops if requested, and reports its progress"
 CLOSURE = "gives all ranks the loss and the gradients of all ranks"
 EPOCHS = "a resumed run continues with the epoch that was interrupted"
 
@@ -39,7 +39,7 @@ def change_loops(found: Training, run: str) -> Iterator[Edit | Remark]:
 def _change_steps(found: Training, loop: LoopNode, run: str) -> Iterator[Edit | Remark]:
     script, source = found.script, found.script.source
     if loop in found.mixed:
-        text = f"this loop trains and evaluates: give each a loop of its own, and train over {run}.steps(loader)"
+        text = f"this loop trains and evaluates: use a separate loop for each, and train over {run}.steps(loader)"
         yield Remark(loop.lineno, text, must=True)
         return
     if isinstance(loop, ast.While) or not _reads_batches(loop):
@@ -60,7 +60,7 @@ def _change_steps(found: Training, loop: LoopNode, run: str) -> Iterator[Edit | 
         wrapped = [each for each in values if unwrap(each) is not each]
         if len(values) == len(wrapped) == 1 and script.function_of(wrapped[0]) is script.function_of(loop):
             if script.loop_around(wrapped[0]) is not script.loop_around(loop):
-                text = f"make this in each epoch, with {run}.steps(loader) inside: it reads {run}.steps only once"
+                text = f"create this in each epoch, around {run}.steps(loader): it reads {run}.steps only once"
                 yield Remark(wrapped[0].lineno, text, must=True)
                 return
             inner = unwrap(wrapped[0])
@@ -91,7 +91,7 @@ def _change_epochs(found: Training, run: str) -> Iterator[Edit | Remark]:
             yield from changes
             problem = "" if changes else "its first epoch is not always the same"
         if problem:
-            text = f"this loop over epochs stays, since {problem}, and nothing is resumed. To resume, count with"
+            text = f"this epoch loop is left unchanged, because {problem}, so nothing is resumed. To resume, count with"
             yield Remark(loop.lineno, f"{text} {run}.epochs(n), from 0, and call {run}.resume(...) before it")
 
 
@@ -159,7 +159,9 @@ def _change_backwards(found: Training, run: str) -> Iterator[Edit | Remark]:
             why = CLOSURE if closed else "weighs the ranks by their samples in a short last batch"
             yield from _replace_backward(found, call, loss, end=f"{options})", run=run, why=why)
         elif short:
-            yield Remark(call.lineno, "this backward needs equally many samples on all ranks: use drop_last=True")
+            yield Remark(
+                call.lineno, "this backward pass needs the same number of samples on all ranks: use drop_last=True"
+            )
         name = loss if isinstance(loss, ast.Name) else _scaled(loss)
         statement = script.statement(call)
         if isinstance(name, ast.Name) and isinstance(statement, ast.Expr) and found.step_loops and not closed:

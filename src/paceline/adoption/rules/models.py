@@ -30,7 +30,7 @@ def wrap_models(found: Training, run: str) -> Iterator[Edit | Remark]:
     if found.backwards and not found.models:
         yield Remark(
             found.backwards[0].lineno,
-            f"no optimizer was found that gets model.parameters(): call {run}.wrap(model) before you make it",
+            f"no optimizer of model.parameters() was found: call {run}.wrap(model) before you create it",
             must=True,
         )
     yield from _unwrap(found, compiled)
@@ -62,9 +62,13 @@ def _unwrap(found: Training, compiled: dict[ast.Call, ast.Call]) -> Iterator[Edi
     trained = {call for model, _ in found.models for call in found.origins.of(model)}
     parallel = [call for call in script.calls_of(*PARALLEL) if call.args]
     for call in (*parallel, *(each for each in compiled if each in trained)):
-        what = "run.wrap compiles it, once it is wrapped" if call in compiled else "run.wrap does this, on all ranks"
+        what = (
+            "run.wrap compiles the model after it has wrapped it"
+            if call in compiled
+            else "run.wrap does this, on all ranks"
+        )
         yield from source.unwrap(call, call.args[0], what)
     for node in script.nodes:
         is_inner = isinstance(node, ast.Attribute) and node.attr == "module" and parallel
         if is_inner and isinstance(node, ast.Attribute) and found.origins.of(node.value) & set(parallel):
-            yield from source.unwrap(node, node.value, "the model is not inside of another one")
+            yield from source.unwrap(node, node.value, "run.wrap does not put the model inside another module")

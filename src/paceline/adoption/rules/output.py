@@ -1,4 +1,4 @@
-"""Output: what all ranks would write or print, one of them does."""
+"""Output: let one rank write or print what all ranks otherwise would."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def change_folders(script: Script, ranks: Ranks) -> Iterator[Edit | Remark]:
         known = any(each.arg in ("exist_ok", None) for each in call.keywords) or len(call.args) > 2
         if known or ranks.is_guarded(call) or _is_tried(script, call):
             continue
-        why = "another rank may have made it just before"
+        why = "another rank may have just created it"
         if name == "os.mkdir" and call.args and script.source.text_of(call.func) != "os.mkdir":
             yield Remark(call.lineno, f"{why}: use os.makedirs(..., exist_ok=True)", must=True)
         elif name in ("os.makedirs", "os.mkdir") and call.args:
@@ -38,7 +38,11 @@ def change_folders(script: Script, ranks: Ranks) -> Iterator[Edit | Remark]:
         elif method == "mkdir" and not name and not call.args:
             yield script.source.add_argument(call, "exist_ok=True", why)
         elif name == "shutil.rmtree":
-            yield Remark(call.lineno, "all ranks remove this folder, also while others use it: do it on one", must=True)
+            yield Remark(
+                call.lineno,
+                "all ranks remove this folder, even while others use it: remove it on one rank only",
+                must=True,
+            )
 
 
 def _is_tried(script: Script, call: ast.Call) -> bool:
@@ -82,7 +86,10 @@ def change_loads(script: Script, run: str, saved: set[tuple[object, str]], *, re
     """Files that the script reads: a checkpoint, if the run resumes by itself, or what rank 0 has just written."""
     for call in script.calls_of("torch.load"):
         is_saved = bool(call.args) and path_key(script, call.args[0]) in saved
-        text = f"if it loads a checkpoint to continue from, remove it: {run}.resume does that; weights can stay"
+        text = (
+            f"remove this if it loads a checkpoint to continue from: {run}.resume does that. Keep it if it loads "
+            "pretrained weights"
+        )
         if is_saved:
             first = f"put this under `with {run}.rank_zero_first():`"
             text = f"rank 0 writes this file, and other ranks may read it too early: {first}"

@@ -114,9 +114,7 @@ def _forgotten(found: Training, loop: LoopNode, run: str) -> Iterator[Remark]:
             carried[text] = begun[0].lineno
     if carried:
         names = ", ".join(f"{name} (line {line})" for name, line in list(carried.items())[:6])
-        text = (
-            f"a resumed run starts again with {names}: keep them in an object with state_dict and load_state_dict, and"
-        )
+        text = f"a resumed run resets {names}: keep them in an object with state_dict and load_state_dict, and"
         yield Remark(loop.lineno, f"{text} add it to {run}.resume(...)")
 
 

@@ -1,4 +1,4 @@
-"""Samplers of scripts with DDP of their own: each rank must read its part of the data, in another order each epoch."""
+"""Samplers of scripts that already use DDP: each rank must read its part of the data, reshuffled each epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def change_samplers(found: Training, ranks: Ranks) -> Iterator[Edit | Remark]:
         shared = [_sampler_of(found, call) for call in found.origins.of(loop.iter) & made]
         text = "every rank evaluates all of the data: correct, but no faster with more ranks"
         if any(shared):
-            text = "a DistributedSampler repeats samples so that all ranks have equally many: the result is not exact"
+            text = "a DistributedSampler repeats samples so that all ranks get the same number: the result is not exact"
         yield Remark(loop.iter.lineno, text)
 
 
@@ -44,10 +44,11 @@ def _check_loader(found: Training, ranks: Ranks, loader: ast.Call) -> Iterator[R
     if values:
         if not _sampler_of(found, loader) and not any(map(ranks.depends, values)):
             yield Remark(
-                loader.lineno, "see that this sampler gives each rank other samples: it is no DistributedSampler"
+                loader.lineno,
+                "make sure that this sampler gives each rank different samples: it is not a DistributedSampler",
             )
     elif None in given:
-        yield Remark(loader.lineno, "see that the options of this loader have a DistributedSampler for each rank")
+        yield Remark(loader.lineno, "make sure that this loader's options include a DistributedSampler")
     elif not _differs(found, ranks, [*loader.args[:1], *([given["dataset"]] if "dataset" in given else [])]):
         text = "every rank trains on all of the data: pass sampler=DistributedSampler(dataset), instead of shuffle"
         yield Remark(loader.lineno, text, must=True)

@@ -1,4 +1,4 @@
-"""This process's control groups: the job's limits of memory and CPU time, and how often it has met them."""
+"""This process's control groups: the job's limits on memory and CPU time, and how often it has hit them."""
 
 from __future__ import annotations
 

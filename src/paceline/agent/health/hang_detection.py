@@ -57,10 +57,11 @@ class Hang:
 
     def __str__(self) -> str:
         names = ", ".join(f"rank {each.rank} on {each.host}" for each in self.absent[:8])
-        absent = f"{names} {'have' if len(self.absent) > 1 else 'has'} not arrived where the others wait ({self.where})"
+        have = "have" if len(self.absent) > 1 else "has"
+        absent = f"{names} {have} not reached the point where the others wait ({self.where})"
         if self.stuck[0].state == READY:
             count = f"{len(self.stuck)} ranks" if len(self.stuck) > 1 else "the rank"
-            text = f"{count} printed nothing, and used almost no CPU time, files and network for {self.seconds:.0f} s"
+            text = f"{count} printed nothing and used almost no CPU time, disk or network for {self.seconds:.0f} s"
             return f"{text}; {absent}" if self.absent else text
         if self.absent:
             return f"no progress for {self.seconds:.0f} s at step {self.step}; {absent}"

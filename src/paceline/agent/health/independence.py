@@ -1,4 +1,4 @@
-"""Warns if the ranks run the script independently: each of them for itself, as if there were no others."""
+"""Warns if the ranks run the script independently, each as if there were no others."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def _lines(found: Iterable[int], *, processes: int, ranks: int, style: str) -> l
     if style == "spawn":
         count = "1 process runs" if processes == 1 else f"{processes} processes run"
         return [
-            f"warning: {count} this script, not {ranks}: in the spawn style a script starts its ranks itself, and this "
+            f"warning: {count} this script, not {ranks}: with --style spawn, a script starts its own ranks, and this "
             "one has started none",
             "call paceline.spawn or mp.spawn, or use --style fork and form a process group",
         ]
     if SPAWNS_ALONE in found:
         return [
-            f"warning: apparently {processes} processes run this script independently, and each calls mp.spawn: "
-            f"that makes {processes} trainings",
+            f"warning: apparently {processes} processes run this script independently, and each calls mp.spawn: the "
+            f"training starts {processes} times",
             "use --style spawn, which starts the script once per node, or --nproc 1",
         ]
     return [

@@ -23,7 +23,7 @@ from paceline.contract.heartbeat_file import SAVED_AND_STOPPED
 # The kinds of messages: all agents begin to watch their ranks; a member reports to the head agent.
 RANK_EXITED, REPORT = KINDS = ("rank_exited", "idle")
 WITH_CHILDREN = 10  # times the timeout for ranks that may wait for a child process
-HINT = "--exit-timeout changes that, and 0s means never"
+HINT = "to change this, set --exit-timeout (0s: never)"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class LingeringRanks:
             return None
         first, *rest = unfinished
         others = f", as did {_names(rest)}" if rest else ""
-        message = f"it did nothing for {self._limit(lingering):g} s after other ranks had exited{others}; {HINT}"
+        message = f"it made no progress for {self._limit(lingering):g} s after other ranks had exited{others}; {HINT}"
         log = str(self._attempt.stacks(first.rank))
         return Failure(restart_policy.LINGERED, first.host, first.rank, message=message, time=detected, log=log)
 
@@ -124,10 +124,10 @@ class LingeringRanks:
         """Say what is done about these ranks."""
         ranks, limit = _names(lingering), self._limit(lingering)
         if self.is_overdue(lingering):
-            return f"other ranks had exited, so these were ended after {limit:g} s without progress: {ranks}"
+            return f"other ranks had exited, so these were killed after {limit:g} s without progress: {ranks}"
         return (
             f"other ranks have exited, and these have made no progress for {self._timeout:g} s: {ranks}; "
-            f"they may wait for child processes, so they are ended only after {limit:g} s; {HINT}"
+            f"they may be waiting for child processes, so they are killed only after {limit:g} s; {HINT}"
         )
 
     def _pids(self, local_ranks: Collection[int]) -> dict[int, int]:

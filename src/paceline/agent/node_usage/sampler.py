@@ -63,7 +63,7 @@ class Sampler:
         try:
             self._sample(pause)
         except OSError as problem:
-            self._warn(f"system metrics end here ({problem.filename or self._path}: {problem.strerror})")
+            self._warn(f"system metrics stop here ({problem.filename or self._path}: {problem.strerror})")
 
     def _sample(self, pause: float) -> None:
         from paceline.agent.node_usage.node_metrics import NodeMetrics

@@ -1,4 +1,4 @@
-"""Deliver a notification: POST it to a webhook, or pass it to a command. Nothing of the address is ever printed."""
+"""Deliver a notification: POST it to a webhook, or pass it to a command. No part of the address is ever printed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def post(address: str, payload: Mapping[str, Any], *, timeout: float = WEBHOOK_T
     thread = threading.Thread(target=work, name="notify-webhook", daemon=True)
     thread.start()
     thread.join(timeout)
-    problem = outcome[0] if outcome else NotDelivered(f"it did not answer within {timeout:g} s")
+    problem = outcome[0] if outcome else NotDelivered(f"it did not respond within {timeout:g} s")
     if problem is not None:
         raise problem
 
@@ -87,6 +87,6 @@ def run_command(command: str, payload: Mapping[str, Any], environ: Mapping[str, 
         with suppress(OSError):  # it has just ended
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise NotDelivered(f"it did not end within {COMMAND_TIMEOUT:g} s") from None
+        raise NotDelivered(f"it did not finish within {COMMAND_TIMEOUT:g} s") from None
     if process.returncode:
         raise NotDelivered(f"it exited with {process.returncode}")

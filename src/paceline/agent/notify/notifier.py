@@ -1,7 +1,7 @@
-"""Send notifications about a run, each once, without ever holding it up.
+"""Send each notification about a run once, without ever delaying the run.
 
-The head agent knows how an attempt ends, and mostly whether the job goes back into the queue. It leaves the rest to the
-next job start: a job that Slurm itself requeues gets SIGTERM, as one does that somebody cancels; a lost node gets none.
+The head agent knows how an attempt ends, and usually whether the job will be requeued. The next job start reports the
+rest: a job that Slurm itself requeues gets SIGTERM, just like a cancelled one, and a lost node gets no signal.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Notifier:
         elif by_term:
             return  # somebody cancels the job, or Slurm requeues it: then the next job start tells
         else:
-            event, status, message = REQUEUED, "queued", message or "it has saved and goes back into the queue"
+            event, status, message = REQUEUED, "queued", message or "it has saved and will be requeued"
         _write(self._job_start, event)
         self.send(event, status, message, attempt=attempt, step=step, unasked=at_limit)
 

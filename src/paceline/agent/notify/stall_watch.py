@@ -1,4 +1,4 @@
-"""Notice that ranks make no steps, or that GPUs have nothing to do, for as long as the user finds too long."""
+"""Detect ranks that make no steps, and idle GPUs, for longer than the user allows."""
 
 from __future__ import annotations
 

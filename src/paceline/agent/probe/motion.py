@@ -1,4 +1,4 @@
-"""Whether ranks that make no steps move at all: two dumps of their stacks, and what they use in between."""
+"""Find out whether ranks that make no steps do anything: take two stack dumps, and measure what they use in between."""
 
 from __future__ import annotations
 

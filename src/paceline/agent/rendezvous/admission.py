@@ -1,7 +1,7 @@
-"""Who may join: the head agent reads many connections at once, and believes none before its handshake is done.
+"""Who may join: the head agent reads many connections at once, and trusts none before its handshake is complete.
 
-Strangers reach this port too: port scanners, another user's job, somebody who means harm. None of them may end the
-run, delay it, or use up its descriptors. Each connection has a deadline and may send a fixed number of bytes; if there
+Others reach this port too: port scanners, another user's job, attackers. None of them may end the run, delay it, or use
+up its descriptors. Each connection has a deadline and may send a fixed number of bytes; if there
 are too many, the oldest from the busiest address goes. Nothing that a connection sends raises an error here.
 """
 

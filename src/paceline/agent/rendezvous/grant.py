@@ -1,4 +1,4 @@
-"""Wait for permission before any rank starts: a run that several clusters have trains where it may, and only there."""
+"""Wait for permission before any rank starts: a run submitted to several clusters trains on only one of them."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class NodeData:
         except PacelineError as error:
             return error
         except OSError as error:
-            return LaunchError(f"Node {self.owner.host}: cannot make {self.folder}: {error.strerror}.")
+            return LaunchError(f"Node {self.owner.host}: cannot create {self.folder}: {error.strerror}.")
         return None
 
     def _make_stager(self) -> Stager:

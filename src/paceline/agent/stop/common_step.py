@@ -1,12 +1,12 @@
 """Delivers a stop signal to all ranks after the same optimizer step.
 
 Handlers of frameworks communicate, or end the training at the next step. Ranks that got the signal in different steps
-would wait for each other for ever. So each rank signals itself: once every rank knows of the request, rank 0 names the
+would wait for each other forever. So each rank signals itself: once every rank knows of the request, rank 0 names the
 next step. No rank can finish that step before rank 0 has begun it, so none misses it. With several optimizers, a step
 is a round of them: two may share a backward pass, and then no rank waits for another between their steps.
 
 A handler may only start a timer: the Trainer of Hugging Face acts three seconds later. Timers run out in different
-steps on different ranks, so each rank waits for its own before it goes on.
+steps on different ranks, so each rank waits for its own timer before it continues.
 """
 
 from __future__ import annotations

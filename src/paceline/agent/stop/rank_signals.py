@@ -39,7 +39,7 @@ def describe_cause(way: int, *, cancelled: bool, environ: Mapping[str, str], gra
     if way == TERM:
         return "the time limit is reached" if at_limit else "SIGTERM: preemption or scancel"
     if left is None:
-        return "SIGUSR1 to the batch script, by Slurm near the limit or by hand"
+        return "SIGUSR1 to the batch script, sent by Slurm near the time limit or by hand"
     return f"time limit in {max(0.0, left):.0f} s" if at_limit else "SIGUSR1 to the batch script"
 
 

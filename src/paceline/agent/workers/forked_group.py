@@ -212,12 +212,12 @@ def _fits(hello: Mapping[str, Any], launch_spec: LaunchSpec, environ: Mapping[st
 
 
 def _describe_difference(name: str) -> str:
-    return f"importing torch again, because imports read {name}, and it had another value"
+    return f"importing torch again, because imports read {name}, which had a different value"
 
 
 def _describe_warm(seconds: int, why_not: str) -> str:
     if why_not:
-        return f"torch does not stay imported for your next runs: {why_not}"
+        return f"torch will not stay imported for your next runs: {why_not}"
     time = f"{seconds} s" if seconds % 60 else f"{seconds // 60}m"
     return f"torch stays imported for your next runs, for {time}; see `paceline warm`"
 
@@ -262,7 +262,7 @@ def reason_not_to_fork(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> s
         return f"ranks are not forked on {sys.platform}"
     for name, text in thread_variables(thread_count(launch_spec, environ)).items():
         if name != THREADS and launch_spec.variables.get(name, text) != text:
-            return f"a zygote has {name}={text}, and not the value that you have set"
+            return f"the zygote has {name}={text}, not the value that you set"
     set_first = fork_safety.variable_set_before_torch(fork_safety.read_program(launch_spec))
     if set_first is not None:
         return f"the script sets {set_first} before it imports torch"

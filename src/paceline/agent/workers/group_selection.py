@@ -63,7 +63,7 @@ class GroupSelection:
         except Interrupted:
             raise LaunchError("Interrupted before the ranks started.") from None
         except UnsafeToFork as why:
-            self._say(f"ranks are not forked but started as new processes: {why}")
+            self._say(f"starting ranks as new processes instead of forking them: {why}")
             self._zygote.close()
             self._zygote = None
             return False

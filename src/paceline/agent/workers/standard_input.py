@@ -26,7 +26,7 @@ class StandardInput:
         if stat.S_ISREG(_mode()):
             os.lseek(0, self._start, os.SEEK_SET)
         elif has_input() and READS_INPUT.search(program):
-            return "standard input is a pipe: what the last attempt has read of it is gone; use a file"
+            return "standard input is a pipe: the data that the last attempt read is lost; use a file"
         return ""
 
 

@@ -1,6 +1,7 @@
-"""Ranks that connect to the store of rank 0 before it listens.
+"""Handle ranks that connect to rank 0's store before it listens.
 
-Torch's client is refused then, and tries again only after 0.3 s, then twice as long: that is most of a warm start.
+Torch's client is then refused and retries only after 0.3 s, doubling the delay each time: that would be most of a warm
+start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the first gradients of two cases differ, which have the same weights and samples, and what that shows."""
+"""How the first gradients of two cases with the same weights and samples differ, and what that shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ SCALES = {
         "DDP averages gradients over ranks, so each rank's loss has to be the mean over its own samples: "
         'use reduction="mean", or run.backward(loss_sum, weight=n), which divides by the global count.',
     ),
-    (1, 1): ("a loss that is multiplied by the ranks", "DDP averages gradients over ranks: the loss needs no factor."),
+    (1, 1): (
+        "a loss that is multiplied by the number of ranks",
+        "DDP averages gradients over ranks: the loss needs no factor.",
+    ),
     (1, 0): ("gradients that are summed over the ranks", "Divide them by the number of ranks, or let DDP do it."),
     (-1, 0): (
         "gradients that are divided twice",
@@ -114,9 +117,9 @@ class GradientComparison:
             SPLIT_LOSS,
             f"In step {self.step}, with equal weights and samples, the gradients differ, and not by a common factor. "
             f"{self._losses_text()}",
-            "A mean over tokens or other things of which ranks have different numbers needs the sum and its count: "
-            "run.backward(loss_sum, weight=n). A loss between the samples of a batch sees only those of its rank. So "
-            "do statistics of a batch, and random numbers from a generator of its own.",
+            "If the loss is a mean over tokens, or over anything else that ranks have different numbers of, pass its "
+            "sum and the count: run.backward(loss_sum, weight=n). A loss that compares the samples of a batch sees "
+            "only those of its own rank. So do statistics of a batch, and random numbers from a generator of its own.",
         )
 
     # -- numbers ---------------------------------------------------------------------------------------

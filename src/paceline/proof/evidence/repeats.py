@@ -27,9 +27,9 @@ def find_earlier_cause(records: CaseRecords, earlier: Sequence[CaseRecords]) -> 
                     EARLIER,
                     f"{records.case.name} starts with the weights that {each.case.name} had after step {step}: the "
                     "script loads a file that an earlier run has written.",
-                    "Write it to a relative path, as each run has a working directory of its own, or below {folder}, "
-                    "which is replaced by a folder of the run's own among the arguments. Remove checkpoints of earlier "
-                    "trainings.",
+                    "Write it to a relative path, because each run has its own working directory, or below {folder}, "
+                    "which Paceline replaces in the arguments with a folder for that run. Remove checkpoints of "
+                    "earlier runs.",
                 )
     return None
 
@@ -49,12 +49,12 @@ def find_repeat_cause(one: CaseRecords, again: CaseRecords, source: LossSource) 
     if start.get("seed") != start_again.get("seed"):
         return Cause(
             SEED,
-            f"{what}, and torch has another seed.",
+            f"{what}, and torch has a different seed.",
             f"Seed everything: paceline.session(seed=0), or --seed 0. {ON_GPUS}",
         )
     return Cause(
         UNSTABLE,
-        f"{what}, though torch has the same seed. What differs is not known.",
+        f"{what}, although torch has the same seed. The cause is unknown.",
         "Look for other sources of randomness (NumPy, Python, the order of a set or of files), for files that the "
         f"script reads and writes, and for the time. {ON_GPUS}",
     )

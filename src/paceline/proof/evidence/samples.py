@@ -12,7 +12,7 @@ from paceline.proof.records import CaseRecords
 
 SAMPLER = "a wrong sampler"
 VALUES = "samples whose values depend on the ranks"
-EITHER = "other samples, or other values"
+EITHER = "different samples or different values"
 BATCH = "the batch size"
 
 USE_LOADER = (
@@ -116,7 +116,7 @@ class SampleComparison:
         return Cause(
             VALUES,
             f"Step {step} has the same samples with {self.other.case.ranks} ranks as with {self.reference.case.ranks}, "
-            f"but {(two - one).total()} of {two.total()} reach the model with other values.",
+            f"but {(two - one).total()} of {two.total()} reach the model with different values.",
             KEY_THE_VALUES,
         )
 
@@ -127,19 +127,19 @@ class SampleComparison:
             what = self._not_split(step, len(two))
         elif repeated := self._repeats_between_ranks():
             what = (
-                f"In step {step}, {ranks} ranks have other samples than {before}. In the first epoch, {repeated} "
+                f"In step {step}, {ranks} ranks have different samples from {before}. In the first epoch, {repeated} "
                 "samples go to several ranks: each rank draws from all of the data by itself."
             )
         elif len(one) != len(two):
             why = "the global batch depends on the ranks"
             if step != self.steps[0]:
-                why = "the end of an epoch is dropped or filled up"
+                why = "the end of an epoch is dropped or padded"
             what = f"Step {step} has {len(two)} samples with {ranks} ranks, and {len(one)} with {before}: {why}."
         else:
             missing = (Counter(map(str, one)) - Counter(map(str, two))).total()
             what = (
-                f"In step {step}, {missing} of {len(one)} samples are others with {ranks} ranks than with {before}: "
-                "the order of the data depends on the number of ranks."
+                f"In step {step}, {missing} of {len(one)} samples differ between {ranks} ranks and {before}: the order "
+                "of the data depends on the number of ranks."
             )
         return Cause(SAMPLER, what, USE_LOADER)
 
@@ -153,7 +153,7 @@ class SampleComparison:
         two = self.other.together(step, "contents") or []
         if self._is_repeated(step):
             return Cause(SAMPLER, self._not_split(step, len(two)), USE_LOADER)
-        what = f"In step {step}, {ranks} ranks have other samples than {before}."
+        what = f"In step {step}, {ranks} ranks have different samples from {before}."
         if repeated := self._repeats_between_ranks():
             what += f" {repeated} samples go to several ranks: each rank draws from all of the data by itself."
             return Cause(SAMPLER, what, USE_LOADER)
@@ -162,12 +162,12 @@ class SampleComparison:
             for each in (self.reference, self.other)
         ]
         if shared := len(every[0] & every[1]):
-            return Cause(SAMPLER, f"{what} {shared} samples appear in both runs, in other steps.", USE_LOADER)
+            return Cause(SAMPLER, f"{what} {shared} samples appear in both runs, but in different steps.", USE_LOADER)
         return Cause(
             EITHER,
-            f"In step {step}, the samples have other values with {ranks} ranks than with {before}, and no sample of "
-            f"the first {len(self.steps)} steps appears in both runs. They have no numbers, so it is not known whether "
-            "these are other samples, or the same ones with other values.",
+            f"In step {step}, the samples have different values with {ranks} ranks than with {before}, and no sample "
+            f"of the first {len(self.steps)} steps appears in both runs. The samples have no numbers, so Paceline "
+            "cannot tell whether they are different samples or the same ones with different values.",
             f"{USE_LOADER} {KEY_THE_VALUES}",
         )
 

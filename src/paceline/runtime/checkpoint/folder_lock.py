@@ -1,8 +1,8 @@
 """The lock on a checkpoint folder: two live runs that write into one folder would remove each other's checkpoints.
 
-A file says who holds it, and counts up every few seconds. On the same host, a process that is gone holds nothing. On
-another host, one whose count stands still doesn't. File locks of the kernel are not used: many clusters disable them
-on shared disks. Before each commit, it is also checked that this job start still has the claim on the run folder.
+A file says who holds it, and counts up every few seconds. On the same host, the lock ends with its process. On another
+host, it ends when the holder's counter stops. File locks of the kernel are not used: many clusters disable them on
+shared disks. Before each commit, it is also checked that this job start still has the claim on the run folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.errors import CheckpointError, TakenOver
 FILE = ".in-use"
 SIZE = 2048  # bytes of the description; the count follows it
 INTERVAL = 5.0  # seconds between two counts
-TAKEN_OVER_HINT = "This process was cut off or paused, and was taken for dead. The other one continues."
+TAKEN_OVER_HINT = "This process was cut off or paused and presumed dead. The other one continues."
 PATIENCE = 4  # intervals without a new count, after which a holder on another host counts as gone
 
 
@@ -148,8 +148,8 @@ class FolderLock:
         if self._is_alive(*found):
             raise CheckpointError(
                 f"Another run is using {self.path.parent}: {holder}.",
-                hint="End that run, or give this one a folder of its own. To start from its checkpoints, use "
-                f"start_from. If it no longer exists, remove {self.path}.",
+                hint="Stop that run, or use a different folder for this one. To start from its checkpoints, use "
+                f"start_from. If that run no longer exists, remove {self.path}.",
             )
         self._discard(holder.token)
 

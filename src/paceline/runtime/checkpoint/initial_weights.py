@@ -1,4 +1,4 @@
-"""Start a new run with the weights of another one, or of a file. All else starts fresh: optimizer, schedule, step."""
+"""Start a new run with weights from another run or a file. Everything else starts fresh: optimizer, schedule, step."""
 
 from __future__ import annotations
 
@@ -117,14 +117,14 @@ def load_weights(
         loaded = {name: weights for name, weights in chosen.items() if weights is not None}
         if not loaded:
             raise CheckpointError(
-                f"{place} has no weights for {restore.listed(list(modules))}, but for {restore.listed(list(found))}.",
+                f"{place} has weights for {restore.listed(list(found))}, but not for {restore.listed(list(modules))}.",
                 hint="Start from a run of the same model.",
             )
         for name, weights in loaded.items():
             _load(name, modules[name], weights, place, strict=strict, new_group=new_group, warn=warn)
-    warn(f"started with the weights of {restore.listed(list(loaded))} from {place}; all else is fresh")
+    warn(f"started with the weights of {restore.listed(list(loaded))} from {place}; everything else starts fresh")
     if missing := [name for name in modules if name not in loaded]:
-        warn(f"no weights for {restore.listed(missing)} there: it starts as it is")
+        warn(f"no weights for {restore.listed(missing)} there: keeping the initial values")
     return place
 
 
@@ -156,7 +156,7 @@ def _load(
     except CheckpointError as error:
         raise CheckpointError(
             f"Cannot start from {place}. {error.message}",
-            hint="Start from weights of the same model, or take those that fit: --no-strict.",
+            hint="Start from weights of the same model, or load only those that fit: --no-strict.",
         ) from None  # its hint is for run.resume
 
 
@@ -215,7 +215,7 @@ def _read_files(paths: Sequence[Path]) -> dict[str, Weights]:
 def _read_file(path: Path) -> dict[str, Weights]:
     """Return the weights in a file, by the name of the object, if the file has several."""
     if not is_weights_file(path.name):
-        raise CheckpointError(f"{path} is no file of weights.", hint="Use a .safetensors, .pt, .pth or .bin file.")
+        raise CheckpointError(f"{path} is not a weights file.", hint="Use a .safetensors, .pt, .pth or .bin file.")
     if path.suffix == ".safetensors":
         return {path.name: Weights(_read_safetensors(path), {})}
     try:
@@ -248,7 +248,8 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
         reason = f"torch.load fails with {type(error).__name__}" + (f": {reason}" if reason else "")
     return CheckpointError(
         f"Cannot load the weights in {path}: {reason}",
-        hint="It must be whole, and hold tensors and plain values only, as in torch.save(model.state_dict(), ...).",
+        hint="It must be complete and contain only tensors and plain values, as torch.save(model.state_dict(), ...) "
+        "writes them.",
     )
 
 

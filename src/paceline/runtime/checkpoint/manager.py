@@ -147,8 +147,9 @@ class CheckpointManager:
         for name in sorted(differing) if self.rank == 0 else ():
             wrap = " (if it should be the same, wrap it with run.wrap)" if states.kinds[name] == "module" else ""
             self.warn(
-                f"the state of {name!r} differs between ranks{wrap}, so each rank saves its own; on another number of "
-                f"ranks, rank 0's is used; if that is wrong: run.resume(..., per_rank={{{name!r}: ...}})"
+                f"the state of {name!r} differs between ranks{wrap}, so each rank saves its own. With a different "
+                "number of ranks, all of them get rank 0's. If that is wrong: run.resume(..., "
+                f"per_rank={{{name!r}: ...}})"
             )
         return self._collect()
 
@@ -319,7 +320,7 @@ class CheckpointManager:
         kept = f"the newest complete checkpoint is {newest.name}" if newest else "there is no complete checkpoint yet"
         self.warn(
             f"could not write the checkpoint of step {task.step} to {self.folder}: {task.error}; training continues, "
-            f"and {kept} (you see this once per reason)"
+            f"and {kept} (reported once per cause)"
         )
 
     # -- restoring -------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from paceline.runtime.checkpoint.state_tree import METADATA_KEY
 MAX_KEYS_SHOWN = 3  # in an error
 LAZY = (UninitializedParameter, UninitializedBuffer)
 CHANGED = (
-    "Resume with the objects that were saved, or let those that do not fit start as they are: "
+    "Resume with the objects that were saved, or keep the current state of those that do not fit: "
     "run.resume(..., strict=False)."
 )
 ADDED_GROUPS = (
@@ -92,9 +92,9 @@ def _choose_objects(reader: CheckpointReader, objects: Mapping[str, Any], option
     renamed = {_group_of(state_tree.kind_of(objects[name])) for name in new} & {_group_of(kinds[name]) for name in gone}
     if renamed and options.strict:
         raise CheckpointError(
-            f"{reader.folder.name} has no state for {listed(new)}, but one for {listed(gone)}.",
-            hint="Resume objects under the names they were saved with. If they are really different ones, write "
-            "run.resume(..., strict=False): the new ones then start as they are.",
+            f"{reader.folder.name} has state for {listed(gone)}, but not for {listed(new)}.",
+            hint="Resume objects under the names they were saved with. If the objects really differ, use "
+            "run.resume(..., strict=False): new ones then keep their current state.",
         )
     if new:
         options.warn(f"not loaded: {listed(new)} ({reader.folder.name} has no state of that name)")
@@ -142,7 +142,7 @@ def _check_resumable(
         return None
     if declared:
         raise CheckpointError(
-            f"{name!r} has a state of its own on each of {len(states)} ranks, and can't resume on {world_size}.",
+            f"{name!r} has separate state on each of {len(states)} ranks and cannot resume on {world_size}.",
             hint=f"Resume on {len(states)} ranks, or add a method load_rank_states(states) to it: it is called on each "
             "rank with the states of all saved ranks.",
         )
@@ -264,7 +264,7 @@ def load_module(
     with _explain_errors(name):
         module.load_state_dict(state, strict=False)
     if problems:
-        warn(f"{name!r} is loaded in part; {'; '.join(problems)}")
+        warn(f"{name!r} is loaded only partially; {'; '.join(problems)}")
 
 
 def _translates(module: torch.nn.Module) -> bool:
@@ -293,7 +293,9 @@ def _drop_misshapen(name: str, optimizer: Any, state: dict[str, Any], options: O
     for key in dropped:
         del states[key]
     if dropped:
-        options.warn(f"{name!r} is loaded in part; {len(dropped)} of {len(parameters)} parameters have another shape")
+        options.warn(
+            f"{name!r} is loaded only partially; {len(dropped)} of {len(parameters)} parameters have a different shape"
+        )
 
 
 def shard_like(tensor: torch.Tensor, like: torch.Tensor | None) -> Any:

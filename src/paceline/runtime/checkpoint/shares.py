@@ -1,9 +1,9 @@
-"""Decide what each rank writes: an even part of the bytes of all replicated tensors, and the state of its own.
+"""Decide what each rank writes: an even part of the bytes of all replicated tensors, and its own state.
 
 Buffers may differ between ranks, so rank 0 writes them alone: parts of several ranks would not fit together.
 
 Every rank computes the split alone from names, dtypes and shapes, which are the same on all ranks. Rank 0 compares the
-digests in their reports to make sure. Whether state is the same on all ranks, they find out by comparing digests of it.
+digests in their reports to make sure. Ranks compare digests to find out whether state is the same on all of them.
 """
 
 from __future__ import annotations

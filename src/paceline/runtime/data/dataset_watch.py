@@ -1,4 +1,4 @@
-"""Notice that a dataset has changed since its workers started, so that they can be started again with it.
+"""Detect that a dataset has changed since its workers started, so that they can be restarted with it.
 
 Persistent workers hold a copy of the dataset. `dataset.epoch = 3` or `dataset.transform = ...` in the main process
 would not reach them.

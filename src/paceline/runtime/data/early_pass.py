@@ -1,7 +1,7 @@
-"""Workers that begin with the first batch while the script still sets up: it waits less for it, or not at all.
+"""Let workers load the first batch while the script still sets up, so that it waits less for that batch.
 
-Only if the script asks for it: workers are copies of the process as it is then, and see no later change. Without them,
-nothing begins early: items seed the generators of the process that computes them.
+This is opt-in: workers are copies of the process at that moment, and see no later changes. Without workers, nothing
+begins early: items seed the generators of the process that computes them.
 """
 
 from __future__ import annotations

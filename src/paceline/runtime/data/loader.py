@@ -140,7 +140,8 @@ def _check_stream(dataset: Any, options: Mapping[str, Any]) -> None:
             )
     if options.get("persistent_workers"):
         raise UsageError(
-            f"persistent_workers doesn't work with {kind}: a stream's workers start anew at the position of each pass.",
+            f"persistent_workers doesn't work with {kind}: a stream's workers restart for each pass, at the position "
+            "where that pass begins.",
             hint="Remove it.",
         )
     if options.get("augment_seeds") is False:

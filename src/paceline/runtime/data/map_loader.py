@@ -165,8 +165,8 @@ class MapLoader:
         check_same_order(order, self.plan.identity, self.group)
         if first_step and epoch == self.epoch and self._digest not in (None, order.digest):
             raise CheckpointError(
-                f"The sampler yields another order of epoch {epoch} than before, so the loader can't continue at step "
-                f"{first_step}.",
+                f"The sampler yields a different order for epoch {epoch} than before, so the loader can't continue at "
+                f"step {first_step}.",
                 hint="Let the order depend only on generators that are attributes of the sampler, on the global ones, "
                 "or on the epoch that it gets by set_epoch(epoch). If it depends on anything else, restore that before "
                 "the loop.",

@@ -136,8 +136,8 @@ def check_not_in_steps(in_steps: bool) -> None:
     """Refuse a second iteration of a loader: it would take over the workers, and the position that is saved."""
     if in_steps:
         raise UsageError(
-            "The loader was iterated while run.steps is in the middle of it.",
-            hint="Look at a batch before the loop, or make a second loader for it.",
+            "The loader was iterated while run.steps is still iterating over it.",
+            hint="Inspect a batch before the loop, or create a second loader for it.",
         )
 
 

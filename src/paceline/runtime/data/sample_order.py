@@ -78,7 +78,7 @@ class Sampled:
             drawn = list(islice(self.sampler, self._limit))
         if len(drawn) == self._limit:
             raise UsageError(
-                f"{type(self.sampler).__name__} yields {self._limit} indices and more: it seems never to end.",
+                f"{type(self.sampler).__name__} has yielded {self._limit} indices without ending: it seems endless.",
                 hint="Let it end after one epoch, or wrap the data in an IterableDataset.",
             )
         if not self.in_batches:
@@ -100,8 +100,8 @@ def check_same_order(order: EpochOrder, identity: Identity, group: Any) -> None:
     if numbers[0].item() != -numbers[1].item():
         raise UsageError(
             "The sampler yields a different order on each rank, so samples would be lost.",
-            hint="Let it draw from torch's, NumPy's or Python's global generator, or from an attribute of its own that "
-            "is a generator: the loader seeds all of these. It must not depend on the rank.",
+            hint="Let it draw from torch's, NumPy's or Python's global generator, or from a generator that is one of "
+            "its attributes: the loader seeds all of these. It must not depend on the rank.",
         )
 
 

@@ -1,7 +1,7 @@
-"""The context of a GPU, created in a thread: it takes a moment that a rank need not wait for.
+"""Create a GPU's context in a thread, so that the rank does not wait for it.
 
-Several ranks find each other meanwhile. A single rank goes on to its script, which builds its model and its data. No
-process forks meanwhile: a child would inherit locks that nobody releases.
+Meanwhile, several ranks find each other, and a single rank continues with its script, which builds the model and the
+data. No process forks in that time: a child would inherit locks that nobody releases.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # Python's own mark: it imports the script
         raise UsageError(
             "paceline.spawn was called while a new process imported the script.",
-            hint='Put the call under `if __name__ == "__main__":`, so that only the first process makes it.',
+            hint='Put the call under `if __name__ == "__main__":`, so that only the first process runs it.',
         )
     if env.RANK in os.environ and env.WORLD_SIZE in os.environ:
         fn(*args)

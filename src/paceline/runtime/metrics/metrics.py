@@ -10,7 +10,7 @@ numbers are written, and its log says once which names differ. Text on one rank 
 fast the run trains is always added up over all ranks, whoever logs.
 Sinks for each rank's own numbers (`own`) get them before they are reduced.
 
-Numbers of a step are averaged over its micro-steps, but not a learning rate: the last one stands for the step.
+Numbers of a step are averaged over its micro-steps, but not a learning rate: the last one is written for the step.
 """
 
 from __future__ import annotations
@@ -250,7 +250,9 @@ def _reserved_name(values: dict[str, Any]) -> UsageError:
 
 
 def _too_large(name: str) -> UsageError:
-    return UsageError(f"run.log({name}=...) got an integer that no float can hold.", hint="Log its logarithm, or text.")
+    return UsageError(
+        f"run.log({name}=...) got an integer that is too large for a float.", hint="Log its logarithm, or text."
+    )
 
 
 def _scalar(name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a rank still does when its agent ends it, because another rank has failed.
+"""What a rank does before its agent kills it because another rank has failed.
 
 Python runs signal handlers in the main thread, between two of its instructions. A rank whose peer has failed waits in a
 collective, and does not get there before it is killed. So a thread sleeps until a signal arrives, and acts instead.

@@ -111,7 +111,7 @@ class StragglerDetector:
             host = f" on {self._hosts[rank]}" if rank < len(self._hosts) else ""
             is_pair = len(seconds) == 2
             peers, reference = (f"rank {1 - rank}", "as long") if is_pair else ("the others", "the median")
-            text = f"{ratio:.1f} times {reference}, {seconds[rank] * 1000:.1f} ms of its own per step"
+            text = f"{ratio:.1f} times {reference}, {seconds[rank] * 1000:.1f} ms of its own time per step"
             note(f"rank {rank}{host} is slower than {peers}: {text}")
 
 

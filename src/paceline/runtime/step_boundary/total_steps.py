@@ -1,4 +1,4 @@
-"""How many steps the run will have in all, as far as its loops tell: for progress and the time that is left."""
+"""How many steps the run will have in total, as far as its loops show: for the progress and the time left."""
 
 from __future__ import annotations
 

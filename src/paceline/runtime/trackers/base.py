@@ -74,8 +74,9 @@ class Tracker(Protocol):
     To use it without changing the script, name it in paceline.toml: `[tracking] trackers = ["package.module:Class"]`
     (constructed without arguments).
 
-    Paceline calls the methods on rank 0 only, one after the other, in a thread of the tracker's own, so a slow tracker
-    doesn't slow down training. If a method raises, Paceline prints a warning and drops the tracker; the run continues.
+    Paceline calls the methods on rank 0 only, one after the other, in a separate thread for each tracker, so a slow
+    tracker doesn't slow down training. If a method raises, Paceline prints a warning and drops the tracker; the run
+    continues.
     """
 
     def start(self, run: RunInfo) -> None:

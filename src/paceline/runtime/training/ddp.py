@@ -1,4 +1,4 @@
-"""Replicate a model on all ranks with DistributedDataParallel, and see to it that every gradient is averaged.
+"""Replicate a model on all ranks with DistributedDataParallel, and make sure that every gradient is averaged.
 
 DDP goes *inside* the model: calls of its forward are routed through DDP, while the script keeps its own object. DDP
 averages gradients in the backward that follows its forward. What it does not see is averaged before the optimizer

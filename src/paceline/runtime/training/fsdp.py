@@ -45,8 +45,8 @@ def check_parallelize(
     if parallelize is None and mesh.tensor > 1:
         raise UsageError(
             f"The mesh is {describe(mesh.sizes or {})}, but nothing splits this model between ranks along tensor.",
-            hint="Pass parallelize=f, where f(model, mesh) calls parallelize_module. Or use mode='ddp', if every rank "
-            "shall hold the whole model.",
+            hint="Pass parallelize=f, where f(model, mesh) calls parallelize_module. To keep the whole model on every "
+            "rank, use mode='ddp'.",
         )
     split = next((name for name, parameter in model.named_parameters() if is_sharded(parameter)), None)
     if split is not None:

@@ -139,8 +139,8 @@ class Gradients:
                 if parameter.grad is not None:
                     raise UsageError(
                         f"{name} has gradients of losses with a weight, but no update has used them in this step.",
-                        hint="Update every optimizer in each step, or freeze what is not trained in this step "
-                        "(requires_grad_(False)).",
+                        hint="Update every optimizer in each step, or freeze parameters that are not trained in this "
+                        "step (requires_grad_(False)).",
                     )
 
     # -- called by captured steps ----------------------------------------------------------------------
@@ -411,12 +411,12 @@ class Gradients:
             raise self._unscaled_error()
         if self.scaler is not None and self._scaled:
             raise UsageError(
-                f"{type(optimizer).__name__}.step() would step on gradients that run.backward has scaled for fp16.",
+                f"{type(optimizer).__name__}.step() would use gradients that run.backward has scaled for fp16.",
                 hint="Use run.update(opt), which unscales them.",
             )
         if self._weights:
             raise UsageError(
-                f"{type(optimizer).__name__}.step() would step on gradients that are not divided by their weights.",
+                f"{type(optimizer).__name__}.step() would use gradients that are not yet divided by their weights.",
                 hint="Use run.update(opt), which divides them.",
             )
         if self.world_size > 1 and kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:

@@ -205,8 +205,10 @@ def _missing_error(names: list[str]) -> UsageError:
 def _changed_error(name: str) -> UsageError:
     return UsageError(
         f"The initialization of another module changes {name}. That does not work on the meta device: blocks are "
-        "initialized one at a time, and are sharded already when those are that contain them.",
-        hint="Set it in a reset_parameters inside of its block, or in init(module) when that is called for the block.",
+        "initialized one at a time, and an inner block is already sharded when the block that contains it is "
+        "initialized.",
+        hint="Set it in a reset_parameters method within its own block, or in init(module) when init is called for "
+        "that block.",
     )
 
 

@@ -174,8 +174,9 @@ class ReplicaCheck:
         return ReplicasDiffer(
             f"After step {step}, {format_ranks(others)} no longer {'has' if len(others) == 1 else 'have'} the same "
             f"replica as {format_ranks(most)}. {where}.",
-            hint="Train with gradients that all ranks share (run.backward and run.update), and change weights on all "
-            "ranks alike. Nothing of this state was saved. If replicas are meant to differ: session(replica_check=0).",
+            hint="Train with gradients that all ranks share (run.backward and run.update), and change weights "
+            "identically on all ranks. This state was not saved. If replicas are meant to differ, use "
+            "session(replica_check=0).",
         )
 
 

@@ -1,4 +1,4 @@
-"""Wrap a model for several ranks, and keep it the script's own object: same class, attributes and state keys.
+"""Wrap a model for several ranks in place: the script keeps its object, with the same class, attributes and state keys.
 
 DistributedDataParallel goes inside the model, and FSDP2 works in place. So no `module.` or `_orig_mod.` ever appears in
 names, and code that reads attributes of the model works at every world size.

@@ -1,4 +1,4 @@
-"""A run with everything that its folder tells."""
+"""Everything that a run's folder says about the run."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def _absent(evidence: Evidence, missing: list[int]) -> Finding:
         facts.append(f"slurm.log: {lines[-1]}")
     return Finding(
         "nodes", PROBLEM, f"No agent has started on {_list(hosts)}: the others wait for it.",
-        f"Check the node: sinfo -R -n {','.join(hosts)}; or look there: `paceline shell RUN --node {hosts[0]}`. To go "
-        f"on without it: --exclude {','.join(hosts)}.",
+        f"Check the node: sinfo -R -n {','.join(hosts)}; or open a shell there: `paceline shell RUN --node "
+        f"{hosts[0]}`. To continue without it, add --exclude {','.join(hosts)}.",
         evidence=tuple(facts), docs=f"{DOCS}#a-node-has-not-joined",
     )  # fmt: skip
 
@@ -90,7 +90,7 @@ def _blocked(agent: AgentEvidence, evidence: Evidence) -> Finding:
     known = set((head.node.get("interfaces") or {}).values()) if head else set()
     if known and not known & set(resolved):
         return Finding(
-            "address", PROBLEM, f"{agent.host} takes {host} for {resolved[0]}, which is not an address of that node.",
+            "address", PROBLEM, f"{agent.host} resolves {host} to {resolved[0]}, which is not an address of that node.",
             f"Correct /etc/hosts or DNS on {agent.host}, or exclude the node: --exclude {agent.host}.",
             evidence=tuple(facts), docs=f"{DOCS}#the-wrong-interface-or-address",
         )  # fmt: skip
@@ -120,7 +120,7 @@ def check_answers(evidence: Evidence) -> list[Finding]:
     hosts = _list(silent)
     return [
         Finding(
-            "node", PROBLEM, f"{hosts} does not answer: it is down, or cut off.",
+            "node", PROBLEM, f"{hosts} is not responding: it is down or disconnected.",
             f"Check the node: sinfo -R -n {','.join(silent)}. To continue without it, add --exclude"
             f" {','.join(silent)}.",
             evidence=(*(f"{host}: {problem[:200]}" for host, problem in silent.items()), f"{_list(answered)} answers"),
@@ -169,16 +169,17 @@ def check_lost(evidence: Evidence) -> list[Finding]:
         return []
     lost = next((agent for agent in evidence.agents.values() if agent.host == host), None)
     facts = [fact]
-    hint = f"Check the node: sinfo -R -n {host}. A submitted run goes back into the queue without it."
+    hint = f"Check the node: sinfo -R -n {host}. A submitted run is requeued without this node."
     docs = f"{DOCS}#a-node-was-lost"
     others = "" if lost is None else _list(str(event.get("host")) for event in lost.lost) or _lost_early(lost)
     if lost is not None and others:
         facts.append(f"the agent on {host} was still running: it lost {others} in turn")
         facts.append(f"{host} uses {lost.addresses}")
-        text = f"The network to {host} was cut: the node was up, but did not answer."
+        text = f"The network connection to {host} was lost: the node was up but unreachable."
         return [Finding("network", PROBLEM, text, hint, evidence=tuple(facts), docs=docs)]
     facts.append(f"the agent on {host} wrote nothing more")
-    return [Finding("node", PROBLEM, f"{host} was lost: it died, or was cut off.", hint, tuple(facts), docs)]
+    text = f"{host} was lost: it went down or lost its network connection."
+    return [Finding("node", PROBLEM, text, hint, tuple(facts), docs)]
 
 
 def _lost_host(evidence: Evidence) -> tuple[str, str]:

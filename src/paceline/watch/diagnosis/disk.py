@@ -20,7 +20,7 @@ FIX = "Remove old runs and checkpoints (keep_last in [checkpoint] keeps fewer), 
 SHARED_MEMORY_FIX = (
     "1. Fewer data-loader workers, smaller batches, or a smaller prefetch_factor. "
     "2. A larger /dev/shm: start a container with --ipc=host or --shm-size. "
-    "3. Remove what ended programs have left there: ls -l /dev/shm."
+    "3. Remove files that earlier programs left there: ls -l /dev/shm."
 )
 
 

@@ -25,7 +25,7 @@ def check_failure(evidence: Evidence) -> list[Finding]:
         return []
     lines = describe_failure(evidence.folder)
     if not lines and (reason := record.requeue_problem):
-        lines = [f"It did not go back into the queue: {reason}."]
+        lines = [f"The run was not requeued: {reason}."]
     if not lines and record.is_over:
         tail = [line.strip() for line in evidence.batch_log.splitlines() if line.strip()]
         return [
@@ -51,8 +51,8 @@ def _hint(evidence: Evidence, advice: str) -> str:
     log = f"Read the log of rank {rank}: {to_type(f'logs --rank {rank} {run}')}." if rank is not None else ""
     if code == SIGKILL:
         return (
-            "Often the kernel does this when memory runs out: compare the memory of the node (paceline show, dmesg). "
-            f"Otherwise somebody, or a clean-up script of the site, has killed the process. {log}"
+            "The kernel often does this when memory runs out: check the node's memory (paceline show, dmesg). "
+            f"Otherwise a user or one of the site's clean-up scripts killed the process. {log}"
         )
     if evidence.failure.get("cause") == "crash" and evidence.failure.get("where"):
         return f"Compiled code crashed at that line: look at the library that it calls, and its version. {log}"
@@ -66,7 +66,7 @@ def _advise(failure: Mapping[str, Any]) -> str:
     if failure.get("type") == "ModuleNotFoundError" and lacks:
         return f"Install {lacks[1]} in the environment of this run. Its package may have another name."
     if is_usage_error(failure):
-        return "The script rejected its arguments: correct what follows it in your command."
+        return "The script rejected its arguments: correct them in your command."
     line = re.match(r".*?:\d+(?= in )", str(failure.get("where", "")))  # the evidence has the whole of it
     return f"Look at {line[0]}." if line else ""
 

@@ -57,8 +57,8 @@ def _long_step(evidence: Evidence, fact: str, working: list[int]) -> Finding:
     """Describe ranks that are busy with something that is not a step."""
     facts = [fact, *(_place(evidence, rank) for rank in working[:4])]
     return Finding(
-        "progress", WARNING, f"No step is finished, but {_name(evidence, working, 'is', 'are')} working.",
-        "Look at that line. An evaluation or a download may take its time: let it print something now and then.",
+        "progress", WARNING, f"No step has finished, but {_name(evidence, working, 'is', 'are')} working.",
+        "Look at that line. An evaluation or a download may take a while: let it print something now and then.",
         evidence=tuple(facts), docs=f"{DOCS}#it-hangs",
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def _without_steps(evidence: Evidence, newest: dict[int, RankSample]) -> list[Fi
         return [Finding("progress", GOOD, f"no steps are known, {printed}, but {who} from one collective to the next")]
     if late:
         return [_hang(evidence, f"{printed}, and none reports steps, as scripts with a session do", [])]
-    why = "; their stacks are not available: the script has a handler of its own for SIGUSR2" * bool(motion.foreign)
+    why = "; their stacks are not available: the script has its own handler for SIGUSR2" * bool(motion.foreign)
     return [Finding("progress", GOOD, f"no step yet, {min(ages):.0f} s after the ranks started{why}")]
 
 
@@ -117,7 +117,9 @@ def _hang(evidence: Evidence, fact: str, suspects: Sequence[int | None]) -> Find
         )
     text = "the ranks are stuck."
     if ranks:
-        verb, rest = (("has", "have"), "not arrived where the others wait") if others else (("is", "are"), "stuck")
+        verb, rest = ("is", "are"), "stuck"
+        if others:
+            verb, rest = ("has", "have"), "not reached the point where the others wait"
         text = f"{_name(evidence, ranks, *verb)} {rest}."
     if evidence.attempt is not None and evidence.stacks:
         facts.append(f"all stacks: {evidence.attempt.path}/stacks-*.txt")
@@ -136,7 +138,7 @@ def _place(evidence: Evidence, rank: int) -> str:
     if rank in evidence.stacks:
         return f"{who} is at {evidence.stacks[rank].where}"
     if rank in evidence.motion.foreign:
-        return f"the stack of {who} is not available: the script has a handler of its own for SIGUSR2"
+        return f"the stack of {who} is not available: the script has its own handler for SIGUSR2"
     return f"{who} has written no stack" if evidence.stacks else ""
 
 

@@ -91,7 +91,7 @@ def _refused(evidence: Evidence, asked: str | None) -> Finding:
     size = f" of {number / 1e12:.3g} TB" if number >= 1e12 else f" of {number / 1e9:.3g} GB" if number else ""
     facts = [f"{name_failure(evidence.failure)}: {failure_text(evidence.failure)}", *_where(evidence)]
     return Finding(
-        "memory", PROBLEM, f"The system refused an allocation{size} in the node's memory. No process was killed.",
+        "memory", PROBLEM, f"The system refused a memory allocation{size} on the node. No process was killed.",
         f"Check the sizes at that line. If they are right: {_ways_out(evidence)}",
         tuple(facts + _limits(evidence)), f"{DOCS}#out-of-memory",
     )  # fmt: skip

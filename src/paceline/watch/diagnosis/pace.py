@@ -87,7 +87,7 @@ def check_stragglers(evidence: Evidence) -> list[Finding]:
     if not slow:
         trained = [each for each in newest.values() if each.own > 0]
         return (
-            [Finding("ranks", GOOD, f"{len(trained)} take equally long until they exchange gradients; {REST}")]
+            [Finding("ranks", GOOD, f"{len(trained)} take the same time until they exchange gradients; {REST}")]
             if len(trained) > 1
             else []
         )
@@ -97,7 +97,9 @@ def check_stragglers(evidence: Evidence) -> list[Finding]:
         facts = [f"rank {rank} takes {ratio:.1f} times as long as the others before it exchanges gradients"]
         if rank in newest and newest[rank].own:
             others = [each.own for each in newest.values() if each.rank != rank and each.own]
-            facts.append(f"{newest[rank].own * 1000:.0f} ms of its own per step, {_milliseconds(others)} elsewhere")
+            facts.append(
+                f"{newest[rank].own * 1000:.0f} ms of its own time per step, {_milliseconds(others)} elsewhere"
+            )
         facts += _node_reasons(evidence, host)
         if rank in evidence.stacks:
             facts.append(f"it was at {evidence.stacks[rank].where}")

@@ -35,7 +35,9 @@ def describe(measured: Sequence[Measurement], found: Sequence[Judgement]) -> lis
     findings = [_finding(each) for each in found]
     unfinished = [each for each in measured if not each.complete]
     if unfinished and not any(each.unfit for each in found):
-        facts = tuple(f"rank {each.rank} on {each.host}: {each.error or 'not within 30 s'}" for each in unfinished[:8])
+        facts = tuple(
+            f"rank {each.rank} on {each.host}: {each.error or 'not finished within 30 s'}" for each in unfinished[:8]
+        )
         findings.append(
             Finding(
                 "links", WARNING, "The ranks could not exchange data in the fitness check.",
@@ -51,7 +53,7 @@ def _finding(each: Judgement) -> Finding:
     level, about = (PROBLEM, "slow node") if each.unfit else (WARNING, "links")
     return Finding(
         about, level, f"{each.host}: {each.text}.",
-        f"Exclude the node (--exclude {each.host}) and report it; a run with --fitness does so by itself."
+        f"Exclude the node (--exclude {each.host}) and report it; a run with --fitness does this automatically."
         if each.unfit else "Compare with other nodes, and see `nvidia-smi topo -m` and `ibstat` there.",
         evidence=tuple(map(str, each.evidence)), docs=f"{DOCS}#a-slow-node",
     )  # fmt: skip

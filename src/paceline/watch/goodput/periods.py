@@ -8,8 +8,8 @@ far a live run is), `session_end` (rank 0 has left the session; its processes st
 `failed`, `stopped` and `done`.
 
 When a requeued job starts again, the time since the last event of the previous job start counts as queued, or only that
-since `queued_at`, if Slurm has said when it requeued the job; while it waits, the event `requeued` says so. Nobody
-counts the time in which a run was over, until somebody resumed it.
+since `queued_at`, if Slurm has said when it requeued the job; while it waits, the event `requeued` says so. The time
+between the end of a run and its resumption is not counted.
 """
 
 from __future__ import annotations

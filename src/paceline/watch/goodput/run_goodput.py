@@ -1,4 +1,4 @@
-"""The goodput of a run folder: its events, and what other files tell where events are missing."""
+"""The goodput of a run folder: its events and, where events are missing, what other files show."""
 
 from __future__ import annotations
 

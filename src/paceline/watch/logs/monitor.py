@@ -1,4 +1,4 @@
-"""Know when a run is over, and follow its output until then."""
+"""Detect when a run is over, and follow its output until then."""
 
 from __future__ import annotations
 

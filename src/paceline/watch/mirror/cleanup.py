@@ -1,6 +1,6 @@
-"""Mirrors on this machine do not grow without end: those of unused clusters are removed, and so are the oldest runs.
+"""Keep mirrors on this machine small: remove those of unused clusters, and the oldest runs.
 
-It happens once a day, in the background of a command. Everything in a mirror can come again.
+This happens once a day, in the background of a command. Everything in a mirror can be fetched again.
 """
 
 from __future__ import annotations

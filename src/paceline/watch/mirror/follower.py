@@ -59,10 +59,10 @@ class Follower(threading.Thread):
         if lost is None:
             return ""
         if self._end is not None:
-            return f"{self._end.message} Showing what came until {show_moment(lost)}"
+            return f"{self._end.message} Showing data received until {show_moment(lost)}"
         if self._busy is not None:
-            return f"{self._busy.message.rstrip('.')}; showing what came until {show_moment(lost)}"
-        return f"no connection to {self._cluster} since {show_moment(lost)}; showing what came until then"
+            return f"{self._busy.message.rstrip('.')}; showing data received until {show_moment(lost)}"
+        return f"no connection to {self._cluster} since {show_moment(lost)}; showing data received until then"
 
     def end(self) -> PacelineError | None:
         """Return why nothing will come any more, also with a connection; None if something may."""
@@ -144,7 +144,8 @@ class Follower(threading.Thread):
         is_back, was_busy = self._lost is not None, self._busy is not None
         self._lost = self._busy = None
         if is_back:
-            self._say(f"{self._cluster}: news come again" if was_busy else f"the connection to {self._cluster} is back")
+            back = f"the connection to {self._cluster} is back"
+            self._say(f"receiving updates from {self._cluster} again" if was_busy else back)
         if is_back or not self._ready.is_set():
             self._tell()
         self._ready.set()

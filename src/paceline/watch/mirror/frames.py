@@ -1,4 +1,4 @@
-"""The stream from the reader to the mirror: frames with a length and a checksum, so that no cut is taken for data.
+"""The stream from the reader to the mirror: frames with a length and a checksum, so that no cut passes for data.
 
 All frames of a stream are compressed together: most are small, and much like those before them.
 """

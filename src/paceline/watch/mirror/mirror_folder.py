@@ -1,7 +1,7 @@
 """The mirror: a folder laid out like the scratch folder of a cluster, so that everything that reads runs can read it.
 
-The files themselves tell what it has. Every change is made under a lock and only if it fits to what is there, so
-several processes may write the same mirror, each from a stream of its own.
+The files themselves tell what it has. Every change is made under a lock and only if it matches what is there, so
+several processes may write the same mirror, each from its own stream.
 """
 
 from __future__ import annotations

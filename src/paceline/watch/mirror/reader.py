@@ -1,7 +1,7 @@
 """The reader on the cluster: sends what changes in run folders, and what the scheduler says, until nobody listens.
 
-It runs on the login node as long as the connection that started it, and keeps nothing there. It looks often at runs
-that change, seldom at others, and asks the scheduler through the answer that all Paceline processes of the user share.
+It runs on the login node as long as the connection that started it, and keeps nothing there. It checks changing
+runs often and others rarely, and uses the scheduler's answer that all of the user's Paceline processes share.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Which files of a run are mirrored, and which paths are valid. Both sides go by this: neither trusts the other.
+"""Which files of a run are mirrored, and which paths are valid.
 
-Code, checkpoints, environments and whatever else a run folder holds never travel this way.
+Both sides apply these rules: neither trusts the other. Code, checkpoints, environments and
+everything else in a run folder are never sent this way.
 """
 
 from __future__ import annotations

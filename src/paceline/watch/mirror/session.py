@@ -1,4 +1,4 @@
-"""One conversation with the reader on the cluster: what is asked, and what is written down of the answer."""
+"""One conversation with the reader on the cluster: what is asked, and which part of the answer is stored."""
 
 from __future__ import annotations
 
@@ -133,5 +133,5 @@ def explain(problem: Exception, cluster: str) -> ConnectionProblem:
     if isinstance(problem, ConnectionProblem):
         return problem
     if isinstance(problem, BadStream) and not isinstance(problem, CutStream):
-        return ConnectionProblem(f"What {cluster} sends cannot be used: {problem}.", hint="Try again.")
+        return ConnectionProblem(f"{cluster} sent data that cannot be used: {problem}.", hint="Try again.")
     return ConnectionProblem(f"The connection to {cluster} was lost.", hint=f"Type: paceline login {cluster}")

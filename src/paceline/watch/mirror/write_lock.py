@@ -1,7 +1,7 @@
 """The lock of a mirror: one process writes at a time, for a moment.
 
-A process that is stopped in that moment, as by Ctrl-Z, keeps it. Nobody may write then: what the process has begun to
-write, it goes on with. Readers need no lock.
+A process that is stopped in that moment, as by Ctrl-Z, keeps it. Nobody else may write then, because the process
+will continue its write when it resumes. Readers need no lock.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ def _take(descriptor: int, path: Path) -> None:
 def _busy(holder: bytes, path: Path) -> MirrorBusy:
     number = holder.split()[0].decode(errors="replace") if holder.split() else ""
     if not number.isdigit():
-        return MirrorBusy(f"Another process does not finish writing to {path.parent}.", hint="Continue it, or end it.")
+        return MirrorBusy(
+            f"Another process has not finished writing to {path.parent}.", hint="Continue that process, or kill it."
+        )
     return MirrorBusy(
-        f"Process {number} {_state(int(number))} while it writes to {path.parent}, so nothing new comes in.",
+        f"Process {number} {_state(int(number))} while it writes to {path.parent}, so no updates arrive.",
         hint=f"Continue it with `fg` in its terminal, or with `kill -CONT {number}`; or end it: kill -KILL {number}",
     )
 

@@ -30,7 +30,7 @@ def explain_status(folder: RunFolder) -> ClusterError:
     moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(about.get("time", 0)))
     return ClusterError(
         f"fetched from {name} on {moment}, when it was {status}",
-        hint=f"Fetch it again for news: paceline fetch {quote(folder.key)} --on {quote(name)}",
+        hint=f"To update it: paceline fetch {quote(folder.key)} --on {quote(name)}",
     )
 
 

@@ -51,7 +51,8 @@ def describe_reason(record: Record) -> str:
     if problem := record.requeue_problem:
         return f"not requeued: {problem}"
     if record.status == LOST and record.job is not None:
-        return f"Slurm forgot job {record.job} (a controller that crashes may); use `{submit_again(record.folder)}`"
+        why = "this can happen when the controller crashes"
+        return f"Slurm forgot job {record.job} ({why}); use `{submit_again(record.folder)}`"
     if record.is_over and record.status not in (DONE, STOPPED, "cancelled") and (problem := _problem(record)):
         return problem
     if record.is_over and record.status not in (DONE, DONE_UNSAVED, "cancelled") and _reached_time_limit(record):

@@ -81,7 +81,7 @@ class Record:
             return read_bounded(holder.job_start.requeue_failed, 10_000).decode().strip()
         wanted = holder.job_start.requeue.exists() and read_verdict(holder.job_start.verdict) == STOPPED
         if wanted and self.state is not None and self.state.state == "FAILED":
-            return f"Slurm forgot it (a controller that crashes may); use `{submit_again(self.folder)}`"
+            return f"Slurm forgot it (this can happen when the controller crashes); use `{submit_again(self.folder)}`"
         return ""
 
     @property

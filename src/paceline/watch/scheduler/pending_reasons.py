@@ -14,12 +14,12 @@ REASONS = {
     "Priority": "waits for {what}: other jobs come first",
     "Resources": "waits for {what} to become free",
     "BeginTime": "waits for its begin time",
-    "Cleaning": "Slurm cleans up after its last start",
-    "Prolog": "Slurm prepares its nodes",
+    "Cleaning": "Slurm is cleaning up after its last start",
+    "Prolog": "Slurm is preparing its nodes",
     "Dependency": "waits for another job",
     "DependencyNeverSatisfied": "waits for a job that did not succeed",
     "DeadLine": "cannot end before its deadline",
-    "JobArrayTaskLimit": "waits for other tasks of its array: only so many run at once",
+    "JobArrayTaskLimit": "waits for other tasks of its array, which already runs as many at once as it may",
     "Licenses": "waits for a license",
     "NodeDown": "waits for a node that is down",
     "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
@@ -30,14 +30,14 @@ REASONS = {
     "InvalidQOS": "its QOS is not valid",
     "AccountNotAllowed": "its partition does not allow its account",
     "QOSNotAllowed": "its partition or account does not allow its QOS",
-    "PartitionConfig": "asks for something that its partition does not allow",
-    "PartitionDown": "its partition is down: jobs may be submitted, but none starts",
+    "PartitionConfig": "requests something that its partition does not allow",
+    "PartitionDown": "its partition is down: it accepts jobs, but starts none",
     "PartitionInactive": "its partition starts no jobs at the moment",
-    "PartitionNodeLimit": "asks for more nodes than its partition allows, or too few of them are up",
-    "PartitionTimeLimit": "asks for more time than its partition allows",
-    "BadConstraints": "no nodes have all that it asks for",
-    "AssociationJobLimit": "your account runs as many jobs as it may",
-    "AssociationResourceLimit": "your account uses all that it may",
+    "PartitionNodeLimit": "requests more nodes than its partition allows, or too few of them are up",
+    "PartitionTimeLimit": "requests more time than its partition allows",
+    "BadConstraints": "no node has everything that it requests",
+    "AssociationJobLimit": "your account is already running as many jobs as it may",
+    "AssociationResourceLimit": "your account is already using all the resources that it may",
     "AssociationTimeLimit": "your account has used all of its time",
     "JobHeldUser": "held by you",
     "JobHeldAdmin": "held by an administrator",
@@ -77,9 +77,9 @@ def _explain_limit(reason: str) -> str:
     if match["minutes"]:
         thing = f"{thing.removesuffix('s')} time"
     if match["kind"] == "Min":
-        return f"asks for fewer {thing} than {who} demands"
+        return f"requests fewer {thing} than {who} requires"
     if match["each"] in ("Job", "Node"):
-        return f"asks for more {thing} than {who} allows per {match['each'].lower()}"
+        return f"requests more {thing} than {who} allows per {match['each'].lower()}"
     if match["kind"] == "Grp":
         return f"{who} has reached its limit of {thing}"
     if match["each"] == "Account":

@@ -5,7 +5,7 @@ for a reason: a command has changed the queue; a run folder contradicts the answ
 which a job that is being requeued seems to do for a moment; or a job is missing. `sacct` is asked only for jobs that
 are missing and have no verdict, and what it says of ended jobs is kept. A controller that fails or is slow is asked
 less and less often, up to every fifth interval, and all processes share that failure too, for at least twice the time
-that it took: nobody waits for a controller that hangs at every look, however short the interval is.
+that it took: so no command has to wait for a hanging controller each time, however short the interval is.
 
 Commands that act on an answer (claims, `--resume`, `--after`, `sweep --resubmit`, `clean`, `cancel`, `shell`) do not
 use this: they ask Slurm directly, because a state of a minute ago could start a run twice, or delete what it needs.

@@ -54,7 +54,7 @@ def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) ->
         await screen.until("Cancel the run")
         await screen.press("y")
         await screen.until("20260101-120000-aaaa is cancelled.")
-        status[0] = "no connection to alps since 14:03; showing what came until then"
+        status[0] = "no connection to alps since 14:03; showing data received until then"
         await screen.press("s")
         await screen.until("Save and stop")
         await screen.press("y")

@@ -1,6 +1,6 @@
 """Variables that take effect only when a process starts or torch is imported: a zygote must have them from its start.
 
-Light: `paceline run` reads this before it has imported anything.
+Keep this module light: `paceline run` reads it before it has imported anything.
 """
 
 from __future__ import annotations

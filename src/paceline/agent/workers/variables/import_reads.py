@@ -1,4 +1,4 @@
-"""Which variables Python code reads while a zygote imports, and what they were: a rank's must be the same.
+"""Which variables Python code reads while a zygote imports, and their values: a rank must have the same values.
 
 Imports may read variables of any name. What C and C++ code reads is unknown here: see `early_variables`.
 """

@@ -37,7 +37,7 @@ def request_zygote(python: str, options: ZygoteOptions, environ: dict[str, str])
     inherited = [number for number in _descriptors() if number < 3 or os.get_inheritable(number)]
     if inherited[-1] >= resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
         connection.close()
-        return None, f"file {inherited[-1]} is open, and `ulimit -n` allows no such number now"
+        return None, f"file descriptor {inherited[-1]} is open, but `ulimit -n` no longer allows it"
     message = {
         "kind": "start", "options": options.to_args(), "conditions": read_conditions(python, environ),
         "environ": environ, "cwd": os.getcwd(), "descriptors": inherited,
@@ -51,7 +51,7 @@ def request_zygote(python: str, options: ZygoteOptions, environ: dict[str, str])
     if answer is None:
         kill(process_of(connection))
     connection.close()
-    return None, "the warm process does not answer" if answer is None else f"this has changed: {answer['why']}"
+    return None, "the warm process is not responding" if answer is None else f"this has changed: {answer['why']}"
 
 
 def _ask(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
 """The warm process: a copy of a run's zygote that stays, and forks the zygotes of later runs.
 
-It has imported torch and Paceline and nothing of the user's, has one thread, and never uses a GPU. Each zygote that it
-forks belongs to the run that asked for it, and ends with it: if the warm process is killed, running runs go on.
+It has imported torch and Paceline but none of the user's modules, has one thread, and never uses a GPU. Each zygote
+that it forks belongs to the run that requested it, and ends with that run: if the warm process is killed, runs in
+progress continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One kernel for what an optimizer does to all parameters, in the place of one for each operation.
+"""One kernel for an optimizer's update of all parameters, instead of one for each operation.
 
-A small model's update takes longer than its backward if every operation is a kernel of its own. Adam and SGD have fused
-kernels in torch. For the others, torch's compiler makes one, if the script has its models compiled as well.
+A small model's update takes longer than its backward pass if every operation launches a separate kernel. Adam and SGD
+have fused kernels in torch. For the others, torch's compiler makes one, if the script has its models compiled as well.
 """
 
 from __future__ import annotations
