@@ -81,6 +81,6 @@ def test_warm_alone_shows_the_warm_processes(
     for args in (["warm"], ["warm", "status"]):
         assert cli.dispatch(args) == 0
         shown.append(capsys.readouterr().out)
-    assert shown == ["no warm process; `paceline run --warm train.py` leaves one\n"] * 2
+    assert shown == ["no warm process; `paceline run --warm train.py` starts one\n"] * 2
     assert cli.dispatch(["warm", "--help"]) == 0
     assert "Usage: paceline warm" in capsys.readouterr().out

@@ -29,11 +29,15 @@ def here(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("source", "flags", "expected"),
     [
-        (TRAINER, [], "SIGTERM (preset of the Hugging Face Trainer); exit code 0 or 75 means: saved, to be resumed\n"),
-        (TRAINER, ["--stop-signal", "usr1"], "SIGUSR1 (set); exit code 75 means: saved, to be resumed\n"),
+        (TRAINER, [], "SIGTERM (preset of the Hugging Face Trainer); exit code 0 or 75 means that it has saved"),
+        (TRAINER, ["--stop-signal", "usr1"], "SIGUSR1 (set); exit code 75 means that it has saved"),
         (LIGHTNING, [], "; not before the time limit, as the script never sets ckpt_path\n"),
-        (LIGHTNING, ["--requeue-always"], "(preset of the Lightning Trainer); exit code 0 or 75 means: saved,"),
-        ("print()", ["--saved-exit-code", "3"], "SIGUSR1; exit code 3 or 75 means: saved, to be resumed\n"),
+        (
+            LIGHTNING,
+            ["--requeue-always"],
+            "(preset of the Lightning Trainer); exit code 0 or 75 means that it has saved",
+        ),
+        ("print()", ["--saved-exit-code", "3"], "SIGUSR1; exit code 3 or 75 means that it has saved"),
         ("import paceline\nrun = paceline.start()", [], None),
     ],
 )
@@ -41,7 +45,7 @@ def test_a_dry_run_shows_it(
     source: str, flags: list[str], expected: str | None, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "train.py").write_text(source)
-    for command, title in (("submit", "# each rank is asked to stop by "), ("run", "stop        ")):
+    for command, title in (("submit", "# signal that asks each rank to stop: "), ("run", "stop        ")):
         if command == "run" and "--requeue-always" in flags:
             continue
         with pytest.raises(SystemExit) as left:
@@ -69,7 +73,7 @@ def test_show_says_what_the_ranks_use(here: Path, capsys: pytest.CaptureFixture[
         (folder.events / "agent-0.jsonl").write_text(json.dumps(event) + "\n")
         with pytest.raises(SystemExit):
             cli.main(["show", folder.path.name])
-        assert f"stop       {expected} means: saved, to be resumed" in capsys.readouterr().out
+        assert f"stop       {expected} means that it has saved and can be resumed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

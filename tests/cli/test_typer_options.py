@@ -97,14 +97,14 @@ def test_commands_fit_on_a_screen(module: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("shell --node n1", "--node chooses a node of a run"),
+        ("shell --node n1", "--node needs a run"),
         ("shell 1a2b --gpus 2", "--gpus applies to a new allocation, but 1a2b has one already"),
         ("shell 1a2b --cluster-profile none", "--cluster-profile applies to a new allocation"),
         ("shell --mail me", "--mail applies to `paceline submit`, not to `paceline shell`"),
-        ("env build --local --no-wait", "--no-wait applies to a build in a job"),
+        ("env build --local --no-wait", "--no-wait cannot be combined with --local: it applies to a build in a job"),
         ("submit --first-timeout 5m train.py", "--first-timeout needs --first"),
         ("run --here train.py", "--here needs --resume"),
-        ("sync 1a2b --all", "--all sends all runs of this project, but you have named 1a2b"),
+        ("sync 1a2b --all", "--all cannot be combined with a run (1a2b)"),
         ("logs --batch --timestamps", "no ranks, attempts or times"),
         ("inspect data --warm train.py", "--warm applies to `paceline run`"),
         ("inspect data --profile 1:2 train.py", "--profile applies to `paceline run` and `paceline submit`"),
@@ -155,7 +155,7 @@ def test_flags_are_named_as_typed() -> None:
     ],
 )
 def test_contradictions_name_both_flags(values: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="contradict each other"):
+    with pytest.raises(UsageError, match="conflict"):
         read_flags(typed("submit", **values), {})
     assert read_flags(typed("submit", wandb=False, wandb_all_processes=False), {})
 
@@ -290,17 +290,20 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
         (
             "run --gpu 2 t.py",
             "Unknown option --gpu. --gpus applies to `paceline submit`, not to `paceline run`.",
-            "Here, you get one rank per GPU. For 2 ranks, use --nproc 2; CUDA_VISIBLE_DEVICES=0,1 chooses the GPUs.",
+            "`paceline run` starts one rank per GPU. For 2 ranks, use --nproc 2; to choose the GPUs, set"
+            " CUDA_VISIBLE_DEVICES=0,1.",
         ),
         (
             "run --gpus 3 t.py",
             "--gpus applies to `paceline submit`, not to `paceline run`.",
-            "Here, you get one rank per GPU. For 3 ranks, use --nproc 3; CUDA_VISIBLE_DEVICES=0,1,2 chooses the GPUs.",
+            "`paceline run` starts one rank per GPU. For 3 ranks, use --nproc 3; to choose the GPUs, set"
+            " CUDA_VISIBLE_DEVICES=0,1,2.",
         ),
         (
             "run --gpus-per-node=1 t.py",
             "--gpus-per-node applies to `paceline submit`, not to `paceline run`.",
-            "Here, you get one rank per GPU. For 1 rank, use --nproc 1; CUDA_VISIBLE_DEVICES=0 chooses the GPU.",
+            "`paceline run` starts one rank per GPU. For 1 rank, use --nproc 1; to choose the GPU, set"
+            " CUDA_VISIBLE_DEVICES=0.",
         ),
         ("run -n 4 t.py", "Unknown option -n. Did you mean --nproc?", "It counts the ranks of each node"),
         ("submit -G4 t.py", "Unknown option -G. Did you mean --gpus?", "It counts the GPUs of each node"),
@@ -316,7 +319,7 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
         ("prove --tolerance x t.py", 'Invalid --tolerance "x": use a number.', "See"),
         ("ps -n-1", 'Invalid -n "-1": use at least 1.', "See"),
         ("sandbox upp", "Unknown command 'upp'. Did you mean 'up'?", "See"),
-        ("--nodes 2 run t.py", "--nodes comes before the command.", "Options go after it: paceline run --nodes"),
+        ("--nodes 2 run t.py", "--nodes must follow the command.", "Type: paceline run --nodes"),
         ("run --lr 0.1 t.py", "Unknown option --lr.", "Options of your script go after it: paceline run train.py --lr"),
         ("run --max_restarts 1 t.py", "Unknown option --max_restarts. Did you mean --max-restarts?", "See"),
         ("logs --ranks 1", "Unknown option --ranks. Did you mean --rank?", "See"),
@@ -455,4 +458,4 @@ def test_help_says_what_applies_to_the_command(capsys: pytest.CaptureFixture[str
         dispatch([name, "--help"])
         shown[name] = capsys.readouterr().out
     assert "--cpu" in shown["shell"]
-    assert ["which this machine simulates" in shown[name] for name in shown] == [True, False, False]
+    assert ["nodes to simulate on this machine" in shown[name] for name in shown] == [True, False, False]

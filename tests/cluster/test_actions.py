@@ -58,7 +58,7 @@ def test_a_running_job_requeues_itself_and_is_not_marked_as_cancelled(tmp_path: 
     ("job", "requeue", "running", "problem"),
     [
         ("", True, True, "not a Slurm job"),
-        ("7", True, False, "in the queue already, as job 7"),
+        ("7", True, False, "already in the queue as job 7"),
         ("7", False, True, "does not requeue itself"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_folder_with_very_many_files_is_linked_itself(tmp_path: Path, monkeypa
     found = find_links(project, CODE, run_folders=[project / "data/deep"])
     assert "data" not in found.names, "it holds the runs"
     assert not any(name.startswith("..") for name in found.names)
-    assert "as ../x" in found.notes[-1]
+    assert "under ../x" in found.notes[-1]
     monkeypatch.setattr(links, "MAX_TOTAL", 2)
     with pytest.raises(EnvironmentProblem, match="More than 2 files"):
         find_links(project, CODE, run_folders=[])

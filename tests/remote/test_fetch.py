@@ -123,7 +123,7 @@ def test_a_connection_that_is_cut(lab: Lab, project: Path, laptop: Laptop, far_r
 def test_mistakes_are_named(laptop: Laptop) -> None:
     done = laptop("fetch", "last")
     assert done.returncode == 2
-    assert "which one?" in done.stderr
+    assert "`paceline fetch` needs a cluster" in done.stderr
     assert laptop("fetch", "last", "--on", "plain").returncode == 1
     laptop("login", "plain", check=True)
     done = laptop("fetch", "nothing", "--on", "plain")
@@ -135,7 +135,7 @@ def test_mistakes_are_named(laptop: Laptop) -> None:
     assert "PACELINE_SCRATCH" not in done.stderr
     done = laptop("fetch", "last", "--on", "plain", "--logs", "--all")
     assert done.returncode == 2
-    assert "Use one of" in done.stderr
+    assert "Use only one of" in done.stderr
     done = laptop("fetch", "last", "--on", "plain", "--to", "~nosuch-user/x")
     assert (done.returncode, "there is no user 'nosuch-user'" in done.stderr) == (2, True)
     assert laptop("fetch", "--on", "plain,lab").returncode == 2

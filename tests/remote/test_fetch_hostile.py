@@ -224,7 +224,7 @@ def test_wrong_arrivals(run: Path, home: Path, arrival: dict[str, Any]) -> None:
      {"place": ["a", "b", "c", "trials", "x"], "key": "c-x"}, {"place": ["a", "b", "c", "code", "3"], "key": "c-3"}],
 )  # fmt: skip
 def test_wrong_listings(run: Path, home: Path, listing: dict[str, Any]) -> None:
-    with pytest.raises(EnvironmentProblem, match="alps sent a list"):
+    with pytest.raises(EnvironmentProblem, match="alps listed a folder"):
         fetch_from(Hostile(run, [], listing=listing), home)
     assert not home.exists()
 
@@ -256,7 +256,7 @@ def test_a_trial_is_not_fetched_into_a_sweep_of_this_machine(tmp_path: Path, mon
     folder = tmp_path.joinpath("runs", *listing.place)
     assert cli_fetch._target(listing, None) == folder
     write(tmp_path / "runs/project/default/sweep/sweep.json", b"{}")
-    with pytest.raises(UsageError, match="is a sweep of this machine"):
+    with pytest.raises(UsageError, match="is a sweep on this machine"):
         cli_fetch._target(listing, None)
     assert cli_fetch._target(listing, tmp_path / "to") == tmp_path / "to" / "sweep-3"
 

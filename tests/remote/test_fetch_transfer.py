@@ -421,7 +421,7 @@ def test_what_was_changed_here_is_not_overwritten(run: Path, home: Path) -> None
     shutil.rmtree(home)
     home.mkdir()
     (home / "run.json").write_bytes(b"a run of this machine")
-    with pytest.raises(UsageError, match="was not fetched"):
+    with pytest.raises(UsageError, match="was not created by `paceline fetch`"):
         fetch(run, home)
 
 
@@ -490,7 +490,7 @@ def test_a_file_that_never_rests_is_named_and_everything_else_comes(
                     file.write(b"x")
 
     made = fetch(run, home, progress=Always())
-    assert made.missing == {"collected/result.csv": "it changes whenever it is sent"}
+    assert made.missing == {"collected/result.csv": "it changed during every attempt to send it"}
     assert names(home) == SMALL
 
 
@@ -528,7 +528,7 @@ def test_one_command_at_a_time(run: Path, home: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a//b", ".fetch/x", "a\0b", "fetched.json"])
 def test_names_lead_nowhere_else(home: Path, name: str) -> None:
-    with pytest.raises(EnvironmentProblem, match="not a name of a file"):
+    with pytest.raises(EnvironmentProblem, match="not a valid name for a file"):
         LocalCopy(home).path(name)
 
 

@@ -74,14 +74,14 @@ def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: C
     found = contest(lab)
     assert "paceline-" not in done.stderr  # what marks the beginning of an answer is not part of it
     winner, (loser,) = found["chosen"], {"slurm", "cedar"} - {found["chosen"]}
-    assert f"{winner}: started first, and trains {found['runs'][winner]}" in done.stdout
+    assert f"{winner}: started first and is training {found['runs'][winner]}" in done.stdout
     assert f"paceline logs -f {found['runs'][winner]} --on {winner}" in done.stdout
     assert f"{loser}: cancelled {found['runs'][loser]}" in done.stdout
     *_, events = done.stderr.partition(f"--finish {found['id']}\n")
     said = events.splitlines()
     assert all(line.startswith(("slurm: ", "cedar: ")) for line in said), events
     assert len(said) == len(set(said)), "each event once"
-    assert done.stderr.count(f"{winner}: started; waits for permission to train\n") == 1
+    assert done.stderr.count(f"{winner}: started; waiting for permission to train\n") == 1
     assert "running" not in done.stderr
     laptop("wait", found["runs"][winner], "--on", winner, check=True)
     assert trained(lab) == [found["runs"][winner]]
@@ -98,7 +98,7 @@ def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: C
     assert "  continue " not in laptop("cancel", lost.name, "--on", loser, check=True).stdout
     again = laptop("submit", "--resume", lost.name, "--on", loser)
     assert again.returncode == 2
-    assert f"never trains: {winner} started first." in again.stderr
+    assert f"will never train: {winner} started first." in again.stderr
     assert not clusters.queue()
     assert found["is_over"]
     lab.wait_until_idle()
@@ -120,7 +120,7 @@ def test_a_laptop_that_is_killed_after_its_choice(lab: Lab, project: Path, lapto
     laptop("wait", contest(lab)["runs"][chosen], "--on", chosen, check=True)
     wait_until(lambda: not clusters.queue())
     assert trained(lab) == [contest(lab)["runs"][chosen]] * 2  # both of its ranks
-    assert "finished already" in laptop("submit", "--finish", contest(lab)["id"], check=True).stderr
+    assert "already finished" in laptop("submit", "--finish", contest(lab)["id"], check=True).stderr
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_mistakes_are_named(laptop: Laptop, clusters: Cluster) -> None:
     for args, text in (
         (("--on", "slurm", "--first"), "needs several clusters"),
         (("--first",), "needs several clusters"),
-        (("--on", "slurm,cedar", "--first", "--dry-run"), "--dry-run does not go with --first"),
+        (("--on", "slurm,cedar", "--first", "--dry-run"), "--dry-run cannot be combined with --first"),
         (("--on", "slurm,cedar"), "This takes one cluster"),
     ):
         done = laptop("submit", *args, "train.py")

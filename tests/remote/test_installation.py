@@ -201,7 +201,7 @@ def test_an_archive_that_was_cut_is_not_installed(tmp_path: Path) -> None:
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     cut = subprocess.run([*program, digest], input=archive.read_bytes()[:-100], capture_output=True, check=False)
     assert cut.returncode == 1
-    assert b"did not arrive complete" in cut.stderr
+    assert b"arrived incomplete" in cut.stderr
     assert list((tmp_path / "cache").iterdir()) == []
     for _ in range(2):
         subprocess.run([*program, digest], input=archive.read_bytes(), check=True)

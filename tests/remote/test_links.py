@@ -100,9 +100,9 @@ def test_a_connection_of_the_users_that_notices_nothing(shared: Connection, link
             link.stall()
             assert talk.read_line() == b""
 
-    with pytest.raises(ConnectionProblem, match="link did not answer within 1 s"):
+    with pytest.raises(ConnectionProblem, match="link did not respond within 1 s"):
         talk()
-    with pytest.raises(ConnectionProblem, match="link did not answer within 2 s"):
+    with pytest.raises(ConnectionProblem, match="link did not respond within 2 s"):
         shared.call("true", timeout=2)
-    with pytest.raises(ConnectionProblem, match="did not answer"), Conversation(shared, "cat"):
+    with pytest.raises(ConnectionProblem, match="did not respond"), Conversation(shared, "cat"):
         pass

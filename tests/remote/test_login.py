@@ -218,6 +218,6 @@ def test_a_connection_that_does_not_answer_is_not_called_closed(
         raise subprocess.TimeoutExpired("ssh", 20)
 
     monkeypatch.setattr(connections, "run", check)
-    with pytest.raises(ConnectionProblem, match="did not answer within 20 s"):
+    with pytest.raises(ConnectionProblem, match="did not respond within 20 s"):
         connection.require()
     assert not connection.is_open()

@@ -82,7 +82,7 @@ def test_the_same_command_gives_one_job(
     output, errors = waiting.communicate(timeout=60)
     assert waiting.returncode == 1, output
     jobs = "jobs" if line == SWEEP else "job"
-    assert f"The answer has not arrived, so the {jobs} may be in the queue or not" in errors
+    assert f"No answer has arrived, so the {jobs} may or may not be in the queue" in errors
     assert ("something there killed it" in errors) == (end in ("command killed", "sweep killed"))
     assert f"epeat the command: it reports the {jobs} if there" in errors
     slurm_link.cut()
@@ -113,6 +113,6 @@ def assert_nothing_happens_while_slurm_is_silent(lab: Lab, laptop: Laptop, slurm
     finally:
         squeue.unlink()
     assert done.returncode == 1, done.stdout
-    assert "Slurm does not say whether there is a job: squeue failed: Socket timed out" in done.stderr
-    assert "once Slurm answers: nothing was submitted" in done.stderr
+    assert "Cannot find out whether Slurm has the job: squeue failed: Socket timed out" in done.stderr
+    assert "Nothing was submitted or cancelled. Repeat your command once Slurm responds." in done.stderr
     assert len(slurm_node.queue()) == 1

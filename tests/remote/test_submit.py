@@ -56,7 +56,7 @@ def test_the_laptops_code_runs_there(lab: Lab, project: Path, slurm: Laptop) -> 
     script = str(project / "train.py")  # a path of the laptop's, which the cluster does not have
     done = slurm("submit", *SMALL, "-J", "first", "--follow", script, *ARGS, "--data=data/big.bin")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "stay here" in done.stderr
+    assert "these are not sent" in done.stderr
     assert "project: data/big.bin." in done.stderr
     assert "paceline data push data/big.bin --on slurm" in done.stderr
     (output,) = outputs(done.stdout)
@@ -180,7 +180,7 @@ def test_exit_codes_profiles_and_errors_are_those_of_the_other_side(project: Pat
         file.write('[profiles.slurm.environment]\nkind = "venv"\npath = "/root/venv"\n')
     done = slurm("submit", *SMALL, "-p", "main", "train.py")
     closed = f"environment.path in profile slurm of {project.resolve()}/paceline.toml"
-    assert f"/root/venv cannot be used on slurm: you have no permission to read /root ({closed})" in done.stderr
+    assert f"/root/venv cannot be used on slurm: you do not have permission to read /root ({closed})" in done.stderr
     assert "path in [profiles.slurm.environment]" in done.stderr
 
 
@@ -273,7 +273,7 @@ def test_sweeps_shells_and_checks(lab: Lab, project: Path, slurm: Laptop) -> Non
     done = slurm("shell", "--on", "slurm", "--cpu", "-t", "5", input="echo $SLURM_JOB_ID $(id -u); exit 5\n")
     assert done.returncode == 5, done.stderr
     assert re.search(rf"^\d+ {os.stat(lab.home).st_uid}$", done.stdout, re.MULTILINE)
-    assert "do not come back to your laptop" in done.stderr
+    assert "are not copied back to your laptop" in done.stderr
 
 
 def test_the_partitions_of_the_cluster_go_into_its_profile(project: Path, slurm: Laptop) -> None:

@@ -71,5 +71,5 @@ def test_only_ranks_get_secrets(
 def test_dry_run_names_secrets(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     planted = plant_secrets(tmp_path)
     done = slurm_paceline("submit", "--dry-run", *planted.args, cwd=planted.project, check=True, **planted.variables)
-    assert "# secrets, whose values are in environment.sh alone: FROM_DOTENV (.env)" in done.stdout
+    assert "# secrets, whose values are only in environment.sh: FROM_DOTENV (.env)" in done.stdout
     assert not in_text(done.stdout + done.stderr, planted.values)

@@ -61,7 +61,7 @@ def test_a_job_that_waits_runs_is_requeued_and_is_done(
     async def work(screen: Screen) -> None:
         await screen.until("tiny", "queued", "1 queued", f"job {job}")
         await screen.press("r")
-        await screen.until(f"in the queue already, as job {job}")
+        await screen.until(f"already in the queue as job {job}")
         await screen.press("s")
         await screen.until("has nothing to save")
         cluster.run(["scancel", filler])
@@ -94,7 +94,7 @@ def test_keys_stop_submit_again_and_cancel_a_job(
     async def work(screen: Screen) -> None:
         await screen.until("tiny", "1 running", "training")
         await screen.press("s")
-        await screen.until(f"Let run {name} (tiny, job {job})", "It writes a checkpoint first.")
+        await screen.until(f"Let run {name} (tiny, job {job})", "It saves a checkpoint first.")
         await screen.press("y")
         await screen.until("saves and stops")
         await screen.until("1 over", gone="1 running")

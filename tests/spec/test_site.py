@@ -153,7 +153,7 @@ def test_a_file_that_others_can_change_is_ignored(
     path = write_site(TEXT)
     path.chmod(0o666)
     assert load(tmp_path).resources.partition is None
-    assert f"ignoring {path}: others than root can write to {path}" in capsys.readouterr().err
+    assert f"ignoring {path}: users other than root can write to {path}" in capsys.readouterr().err
     path = write_site(TEXT)
     os.chown(path, 65534, 65534)
     assert load(tmp_path).resources.partition is None

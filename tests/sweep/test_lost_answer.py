@@ -118,7 +118,7 @@ def test_jobs_of_a_command_that_was_killed_are_found(login: Login, after: int, j
     assert login.start().returncode < 0
     assert len(login.sweep.read_jobs()) == len(jobs) - 1, "the last one is not recorded"
     (login.bin / "silent").touch()
-    with pytest.raises(ClusterError, match="does not say whether there is a job"):
+    with pytest.raises(ClusterError, match="Cannot find out whether Slurm has the job"):
         begin_submission(login.record)
     (login.bin / "silent").unlink()
     found = ask(login)

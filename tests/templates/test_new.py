@@ -139,7 +139,7 @@ def test_a_folder_that_nobody_may_write_to(tmp_path: Path) -> None:
     else:
         parent = tmp_path
         parent.chmod(0o500)
-    with pytest.raises(EnvironmentProblem, match="Cannot make"):
+    with pytest.raises(EnvironmentProblem, match="Cannot create"):
         create_project("digits", TEMPLATES["blank"], parent)
 
 

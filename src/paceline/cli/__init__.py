@@ -230,8 +230,8 @@ def _ranks_instead(option: str, args: list[str]) -> str:
     ranks, gpus = ("1 rank", "the GPU") if count == 1 else (f"{count} ranks", "the GPUs")
     visible = ",".join(map(str, range(count)))
     return (
-        f"Here, you get one rank per GPU. For {ranks}, use --nproc {count}; CUDA_VISIBLE_DEVICES={visible}"
-        f" chooses {gpus}."
+        f"`paceline run` starts one rank per GPU. For {ranks}, use --nproc {count}; to"
+        f" choose {gpus}, set CUDA_VISIBLE_DEVICES={visible}."
     )
 
 
@@ -260,9 +260,7 @@ def _unknown_command(name: str, rest: Sequence[str]) -> UsageError:
 
     command = next((each for each in rest if each in COMMANDS), None)
     if name.startswith("-") and command is not None:
-        return UsageError(
-            f"{name} comes before the command.", hint=f"Options go after it: paceline {command} {name} ..."
-        )
+        return UsageError(f"{name} must follow the command.", hint=f"Type: paceline {command} {name} ...")
     close = difflib.get_close_matches(name, (*COMMANDS, *OTHER_NAMES), n=1)
     if name.endswith(".py"):
         suggestion = f" Did you mean `paceline run {name}`?"

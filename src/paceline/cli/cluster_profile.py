@@ -1,7 +1,7 @@
-"""The profile of a cluster in paceline.toml: what Slurm says there, and the lines that `paceline init` makes of it.
+"""The profile of a cluster in paceline.toml: what Slurm reports there, and what `paceline init` writes from it.
 
-With `--on`, the cluster sends facts, and the laptop writes the lines: settings of a laptop name commands that run on
-it, so no text of a cluster becomes one.
+With `--on`, the cluster sends facts and the laptop writes the lines. Settings can name commands that run on the
+laptop, so no text from a cluster is ever written as one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class ClusterFacts:
         lines = ["", f"# The cluster {name}, Slurm {self.version}. Its partitions:"]
         lines += [f"#   {each}: {text}" for each, text in self.partitions.items()]
         if not self.requeues:
-            lines.append("# It does not requeue jobs by default; Paceline asks for it, or submits a continuation job.")
+            lines.append(
+                "# It does not requeue jobs by default; Paceline requests requeueing, or submits a follow-up job."
+            )
         lines += [f"[{table}.job]", f"partition = {toml(self.partition)}"]
         if self.gpus_per_node:
             lines.append(f"gpus_per_node = {self.gpus_per_node}")

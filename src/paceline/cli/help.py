@@ -116,7 +116,7 @@ def _reject_two_names(typed: list[str], order: list[Any]) -> None:
     for param in order:
         names = [name for name in param.opts if name in words]
         if order.count(param) > 1 and len(names) > 1 and not getattr(param, "multiple", False):
-            raise UsageError(f"{' and '.join(names)} are two names of one option.", hint="Use only one of them.")
+            raise UsageError(f"{' and '.join(names)} are two names for the same option.", hint="Use only one of them.")
 
 
 def _reject_two_clusters(order: list[Any]) -> None:

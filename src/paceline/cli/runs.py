@@ -91,7 +91,7 @@ def _find(name: str, find: Callable[[str, Path], RunFolder], *commands: str, ver
             raise no_run from None
         if name not in (sweep.name, LAST):  # it is a part of the name, and may be meant for a run
             raise no_run from None
-        what = f"{name!r} is a sweep" if name != LAST else f"You have no runs in {scratch} but those of a sweep"
+        what = f"{name!r} is a sweep" if name != LAST else f"All your runs in {scratch} belong to a sweep"
         trial = find_failed_trial(sweep)
         one = f", and read the output of one with `{to_type(f'logs {quote(trial.key)}')}`" if trial is not None else ""
         show, *more = (f"`{to_type(f'{command} {quote(sweep.name)}')}`" for command in commands)

@@ -40,7 +40,7 @@ ClusterProfile = Annotated[
     str | None,
     typer.Option(
         "--cluster-profile", metavar="NAME",
-        help="Use [profiles.NAME] of that file, or none; default: that of this cluster.", rich_help_panel=PROJECT,
+        help="Use [profiles.NAME] of that file, or none (default: that of this cluster).", rich_help_panel=PROJECT,
     ),
 ]  # fmt: skip
 # Options that are no settings and that several commands have.

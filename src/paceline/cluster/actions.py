@@ -1,4 +1,4 @@
-"""What you can do to a run of yours: cancel it, let it save and stop, put it back into the queue."""
+"""What you can do to your own runs: cancel them, let them save and stop, requeue them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def requeue_run(folder: RunFolder, *, running: bool, over: bool) -> str:
     if over:
         return _submit_again(folder)
     if not running:
-        raise UsageError(f"Run {run} is in the queue already, as job {job}.")
+        raise UsageError(f"Run {run} is already in the queue as job {job}.")
     if not requeues_itself(folder):
         raise UsageError(
             f"Run {run} does not requeue itself (requeue = false in [resume]).",

@@ -1,4 +1,7 @@
-"""Which GPUs the environment shows to a process. Light: `paceline run` reads this before it has imported anything."""
+"""Which GPUs the environment shows to a process.
+
+Keep this module light: `paceline run` reads it before it has imported anything.
+"""
 
 from __future__ import annotations
 

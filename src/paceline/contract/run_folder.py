@@ -34,7 +34,6 @@ class RunFolder:
     script = Entry("job.sbatch")  # exactly what was submitted
     shell_library = Entry("job.sh")  # what `job.sbatch` sources: stop, requeue, one job per run folder
     shell_setup = Entry("shell-setup.sh")  # the environment section of `job.sbatch`, for `paceline shell`
-    shell_setup = Entry("shell-setup.sh")  # the environment section of `job.sbatch`, for `paceline shell`
     job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
     stops_without_progress = Entry("stops-without-progress")  # how often in a row a stop came before anything was saved
     requeues = Entry("requeues")  # `TIME JOB-START`, a line for each `requeue` that a head agent wrote

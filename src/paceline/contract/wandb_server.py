@@ -76,7 +76,7 @@ def unreachable(environ: Mapping[str, str]) -> str:
     thread = threading.Thread(target=connect, name="paceline-connect", daemon=True)
     thread.start()
     thread.join(TIMEOUT)
-    return answer[0] if answer else f"{host}:{port} does not answer within {TIMEOUT:.0f} s"
+    return answer[0] if answer else f"{host}:{port} did not respond within {TIMEOUT:.0f} s"
 
 
 def _proxy(environ: Mapping[str, str], scheme: str, host: str) -> str:

@@ -1,6 +1,6 @@
 """`run.json`: the resolved spec, the identity of the code and the command line, for people and for `paceline ps`.
 
-A run that goes on has the newest command there, with what it runs now; `earlier` lists its starts before that.
+For a resumed run, it holds the newest command and what the run executes now; `earlier` lists its previous starts.
 """
 
 from __future__ import annotations

@@ -91,6 +91,6 @@ def _server_user() -> pwd.struct_passwd:
         except KeyError:
             continue
     raise EnvironmentProblem(
-        "The accounting database must not run as root, and there is no other account for it.",
+        "The accounting database must not run as root, and no other account is available.",
         hint="Create an account called mysql.",
     )

@@ -19,7 +19,7 @@ def ip(*args: str, check: bool = True) -> str:
         done = subprocess.run([program("ip"), *args], text=True, capture_output=True, timeout=IP_TIMEOUT)
     except subprocess.TimeoutExpired:
         raise EnvironmentProblem(
-            f"`ip {' '.join(args)}` did not end within {IP_TIMEOUT:.0f} s.",
+            f"`ip {' '.join(args)}` did not finish within {IP_TIMEOUT:.0f} s.",
             hint="The kernel's log may say why: `dmesg`.",
         ) from None
     if check and done.returncode:

@@ -21,7 +21,7 @@ else:
 
 SITE_FILE = Path("/etc/paceline/site.toml")
 RECORDED = "the run's settings"  # what a run had when it was submitted, perhaps before there was a limit
-_OURS = "This file is your administrators'."
+_OURS = "Your administrators maintain this file."
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _distrust(path: Path) -> str | None:
         if status.st_uid != 0:
             return f"{each} does not belong to root"
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"others than root can write to {each}"
+            return f"users other than root can write to {each}"
     return ""
 
 

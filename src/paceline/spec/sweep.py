@@ -22,11 +22,11 @@ RANGES = ("grid", "uniform", "log_uniform", "integer")
 MODIFIERS = ("step", "log", "when")  # keys that may accompany a range
 # An example and the meaning of each, for the reference.
 RANGE_HELP = {
-    "grid": ("{ grid = [0.1, 0.01] }", "One of these values; the same as a list alone."),
+    "grid": ("{ grid = [0.1, 0.01] }", "One of these values; the same as a plain list."),
     "uniform": ("{ uniform = [0.0, 0.5] }", "A number between the two."),
     "log_uniform": ("{ log_uniform = [1e-4, 1.0] }", "A number between the two, on a log scale."),
     "integer": ("{ integer = [2, 8] }", "A whole number, both ends included."),
-    "step": ("{ integer = [2, 8], step = 2 }", "The distance of whole numbers."),
+    "step": ("{ integer = [2, 8], step = 2 }", "The step between whole numbers."),
     "log": ("{ integer = [1, 100], log = true }", "Choose whole numbers on a log scale."),
     "when": ('{ uniform = [0.5, 0.99], when = { optimizer = "sgd" } }',
              "The parameter applies only if another one has this value, or one of these."),
@@ -92,12 +92,12 @@ def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
     space = values.pop("space", None)
     for name, table in (("sweep", sweep), ("space", space or {})):
         if not isinstance(table, dict):
-            raise SpecError(f"{path}: [{name}]: found {show(table)}, expected a table.", hint=f"Write [{name}].")
+            raise SpecError(f"Invalid {name} = {show(table)} in {path}: use a table.", hint=f"Write [{name}].")
     for key in values:
         if key not in Tables.model_fields:
             known = ["sweep", "space", *Tables.model_fields]
             close = "space" if key in _SPACES else nearest(key, known)
-            raise SpecError(f"{path}: unknown key {key!r}.", hint=_suggest(close, known, ""))
+            raise SpecError(f"Unknown key {key!r} in {path}.", hint=_suggest(close, known, ""))
     table = with_flags(_parse_table(sweep, path), flags)
     found = SweepFile(path, table, _read_space(space or {}, path), values)
     check_sweep(found)
@@ -108,7 +108,7 @@ def _parse_table(table: Mapping[str, Any], path: Path) -> SweepTable:
     for key in table:
         hint = f"Did you mean {_OTHER_KEYS[key]!r}?" if key in _OTHER_KEYS else ""
         if key in _SPACES:
-            hint = "List what to try in the table [space], with lines such as lr = [0.1, 0.01]."
+            hint = "List the values to try in the table [space], e.g. lr = [0.1, 0.01]."
         if hint:
             raise SpecError(f"Unknown key {key!r} in [sweep] of {path}.", hint=f"{hint} {reference('sweep')}")
     try:
@@ -149,13 +149,14 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
         if isinstance(value, dict) and (meant := _from_wandb(value)):
             also = f" For constants {', '.join(f'{key}.{each}' for each in value)}, write each as a list of one value."
             raise SpecError(
-                f"{path}: [space] {key}: {show(value)} is not a range.", hint=f"Write {key} = {meant}.{also}"
+                f"Invalid {key} = {show(value)} in [space] of {path}: it is not a range.",
+                hint=f"Write {key} = {meant}.{also}",
             )
         if isinstance(value, dict) and not any(word in value for word in (*RANGES, *MODIFIERS)):
             close = next((word for each in value if (word := _nearest_range(each, RANGES))), None)
             if close is not None and not any(isinstance(each, dict) for each in value.values()):
                 raise SpecError(
-                    f"{path}: [space] {key}: unknown key {next(iter(value))!r}.", hint=_suggest(close, RANGES)
+                    f"Unknown key {next(iter(value))!r} in {key} in [space] of {path}.", hint=_suggest(close, RANGES)
                 )
             found |= _read_space(value, path, f"{key}.")
         else:
@@ -207,7 +208,9 @@ class _Range:
         for word in value:
             if word not in (*RANGES, *MODIFIERS):
                 close = _nearest_range(word, [*RANGES, *MODIFIERS])
-                raise SpecError(f"{self.path}: [space] {self.key}: unknown key {word!r}.", hint=_suggest(close, RANGES))
+                raise SpecError(
+                    f"Unknown key {word!r} in {self.key} in [space] of {self.path}.", hint=_suggest(close, RANGES)
+                )
         if len(ranges) != 1:
             raise self.error(f"one of {', '.join(RANGES)}")
         kind = ranges[0]
@@ -263,24 +266,24 @@ def check_sweep(file: SweepFile) -> None:
     table, path = file.table, file.path
     if (table.script is None) == (table.module is None):
         raise SpecError(
-            f"{path}: [sweep] needs either a script or a module.",
+            f"[sweep] of {path} needs either a script or a module.",
             hint='Write script = "train.py", relative to this file.',
         )
     if table.wandb_sweep is not None:
         if file.space:
             raise SpecError(
-                f"{path}: both [space] and the W&B sweep {table.wandb_sweep} define points.",
+                f"[space] of {path} and the W&B sweep {table.wandb_sweep} both define points.",
                 hint="Remove [space] or the W&B sweep.",
             )
         check_metric(table, path)
         return
     if not file.space and table.seeds == 1:
         raise SpecError(
-            f"{path}: there is no [space] to search.", hint="Add a table [space], with lines such as lr = [0.1, 0.01]."
+            f"{path} has no [space] to search.", hint="Add a table [space], with lines such as lr = [0.1, 0.01]."
         )
     if table.sampler != "grid" and table.count is None:
         raise SpecError(
-            f'{path}: [sweep] sampler = "{table.sampler}" needs a number of points.',
+            f'sampler = "{table.sampler}" in [sweep] of {path} needs a number of points.',
             hint="Write count = 20 in [sweep], or add --count 20.",
         )
     check_metric(table, path)
@@ -288,7 +291,7 @@ def check_sweep(file: SweepFile) -> None:
         for key, each in file.space.items():
             if "grid" not in each and not ("integer" in each and not each["log"]):
                 raise SpecError(
-                    f"{path}: [space] {key} is a range, but a grid needs values.",
+                    f"{key} in [space] of {path} is a range, but a grid needs values.",
                     hint=f'List them: {key} = [0.1, 0.01], or set sampler = "random" or "tpe".',
                 )
     _check_conditions(file)
@@ -299,7 +302,7 @@ def check_metric(table: SweepTable, path: Path) -> None:
     """Raise if the sampler or the pruner lacks a metric."""
     if table.metric is None and (table.sampler == "tpe" or table.prune != "none"):
         setting = 'sampler = "tpe"' if table.sampler == "tpe" else f'prune = "{table.prune}"'
-        raise SpecError(f"{path}: [sweep] {setting} needs a metric.", hint='Write metric = "loss" in [sweep].')
+        raise SpecError(f"{setting} in [sweep] of {path} needs a metric.", hint='Write metric = "loss" in [sweep].')
 
 
 def _check_conditions(file: SweepFile) -> None:
@@ -308,14 +311,14 @@ def _check_conditions(file: SweepFile) -> None:
             if parent not in file.space:
                 close = nearest(parent, list(file.space))
                 raise SpecError(
-                    f"{file.path}: [space] {key}: when names the unknown key {parent!r}.",
+                    f"Unknown key {parent!r} in `when` of {key} in [space] of {file.path}.",
                     hint=_suggest(close, list(file.space)),
                 )
             known = file.space[parent].get("grid")
             for value in values:
                 if known is not None and value not in known:
                     raise SpecError(
-                        f"{file.path}: [space] {key}: when {parent} = {show(value)} never applies.",
+                        f"`when` of {key} in [space] of {file.path} never applies: {parent} is never {show(value)}.",
                         hint=f"{parent} is one of {show(known)}.",
                     )
     in_order(file.space, where=str(file.path))
@@ -327,7 +330,7 @@ def _check_placeholders(file: SweepFile) -> None:
         close = nearest(name, list(file.space))
         if name not in file.space and name != "seed" and close is not None:
             raise SpecError(
-                f"{file.path}: [sweep] args names {{{name}}}, which is not a key of [space].",
+                f"args in [sweep] of {file.path} contains {{{name}}}, which is not a key of [space].",
                 hint=f"Did you mean {{{close}}}?",
             )
 
@@ -339,7 +342,7 @@ def in_order(space: Mapping[str, dict[str, Any]], *, where: str = "[space]") -> 
     while left:
         ready = [key for key in left if all(parent in done for parent in space[key].get("when", {}))]
         if not ready:
-            raise SpecError(f"{where}: {', '.join(left)} depend on each other.", hint="Remove one of their `when`.")
+            raise SpecError(f"{', '.join(left)} in {where} depend on each other.", hint="Remove one of their `when`.")
         done.append(ready[0])
         left.remove(ready[0])
     return done

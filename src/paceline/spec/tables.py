@@ -41,7 +41,7 @@ def _variables(value: object) -> object:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
             raise ValueError(f"letters, digits and _ in the name of a variable, not {name!r}")
         if is_owned(str(name)):
-            raise ValueError(f"other names: {name} is for Paceline to set; remove it")
+            raise ValueError(f"other names: Paceline sets {name} itself")
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
             raise ValueError(f"a string or a number for {name}")
         if "\0" in str(text):
@@ -93,7 +93,7 @@ def _stop_signal(value: object) -> object:
 
 def _one_line(value: str) -> str:
     if not value.strip() or "\n" in value or "\0" in value:
-        raise ValueError("one line of text" if value.strip() else "a text that is not blank")
+        raise ValueError("one line of text" if value.strip() else "text that is not blank")
     return value
 
 

@@ -47,7 +47,7 @@ def _flag_name(option: Option, value: object) -> str:
 
 
 def _contradiction(first: Flag, second: Flag) -> UsageError:
-    return UsageError(f"{first.name} and {second.name} contradict each other.", hint="Use only one of them.")
+    return UsageError(f"{first.name} and {second.name} conflict.", hint="Use only one of them.")
 
 
 def _value(option: Option, value: Any, environ: Mapping[str, str]) -> Any:

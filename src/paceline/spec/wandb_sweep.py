@@ -48,13 +48,15 @@ def load_wandb_file(path: Path) -> WandbFile:
     config = _read(path)
     for key, example in (("program", "train.py"), ("method", "random"), ("parameters", "{lr: {values: [0.1, 0.01]}}")):
         if not config.get(key):
-            raise SpecError(f"{path}: {key!r} is missing.", hint=f"Write {key}: {example}")
+            raise SpecError(f"{path} has no {key!r}.", hint=f"Write {key}: {example}")
     if not isinstance(config["parameters"], dict):
-        raise SpecError(f"{path}: parameters must be a table.", hint="Write a line for each: lr: {values: [0.1, 0.01]}")
+        raise SpecError(
+            f"Invalid parameters in {path}: use a table.", hint="Write a line for each: lr: {values: [0.1, 0.01]}"
+        )
     _check_secrets(config["parameters"], path)
     metric = config.get("metric") or {}
     if not isinstance(metric, dict):
-        raise SpecError(f"{path}: metric must be a table.", hint="Write metric: {name: loss, goal: minimize}")
+        raise SpecError(f"Invalid metric in {path}: use a table.", hint="Write metric: {name: loss, goal: minimize}")
     args, arguments = _parse_command(config.get("command"), path)
     return WandbFile(
         path, config, program=str(config["program"]), args=args, arguments=arguments,
@@ -97,13 +99,13 @@ def _parse_command(command: Any, path: Path) -> tuple[tuple[str, ...], str]:
         return (), "options"
     if not isinstance(command, list) or "${program}" not in command:
         raise SpecError(
-            f"{path}: command lacks ${{program}}.", hint="Write [..., ${program}, ${args}], or remove command."
+            f"command in {path} lacks ${{program}}.", hint="Write [..., ${program}, ${args}], or remove command."
         )
     args = [str(arg) for arg in command[command.index("${program}") + 1 :]]
     for arg in args:
         if arg in _UNSUPPORTED:
             raise SpecError(
-                f"{path}: command has {arg}, which Paceline does not support.",
+                f"command in {path} has {arg}, which Paceline does not support.",
                 hint="Write ${args} to pass parameters as --key value; run.params and wandb.config have them, too.",
             )
     return tuple(arg for arg in args if arg != "${args}"), "options" if "${args}" in args else "none"

@@ -69,7 +69,7 @@ class LocalSweep(SweepStart):
         try:
             claim_run(folder.trial(number))
         except (UsageError, ClusterError) as problem:  # another command or a job runs it
-            self.reporter.note(f"trial {number} is left out: {problem.message}")
+            self.reporter.note(f"skipping trial {number}: {problem.message}")
             return None
         try:
             variables = {**self.job.environment.variables, **self.secrets.values}

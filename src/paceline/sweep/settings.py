@@ -112,7 +112,7 @@ def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointReque
         return sweep_of_script(path, typed), None
     if path.suffix != ".txt":
         raise UsageError(
-            f"{path} is not a sweep's file: expected .toml, .txt or .yml.",
+            f"{path} is not a sweep file: use .toml, .txt or .yml.",
             hint="Use TOML with [sweep] and [space], a list of command lines (.txt), or W&B's own file (.yml).",
         )
     table = with_flags(SweepTable(), typed)
@@ -122,5 +122,5 @@ def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointReque
         table = table.model_copy(update={"script": first})
     check_metric(table, path)
     if table.sampler == "tpe":
-        raise SpecError(f"{path}: a list has fixed points, but sampler is tpe.", hint="Write a sweep.toml.")
+        raise SpecError(f"{path} is a list, which has fixed points, but sampler is tpe.", hint="Write a sweep.toml.")
     return SweepFile(path, table, {}), listed

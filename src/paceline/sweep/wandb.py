@@ -88,12 +88,12 @@ def count_agents(table: SweepTable, path: Path, *, points: int | None) -> tuple[
     agents = table.parallel or (DEFAULT_AGENTS if points is None else min(DEFAULT_AGENTS, points))
     if table.seeds != 1:
         raise SpecError(
-            f"{path}: seeds is {table.seeds}, but each point of a W&B sweep is one run.",
+            f"seeds in {path} is {table.seeds}, but each point of a W&B sweep is one run.",
             hint="Make the seed a parameter of the W&B sweep.",
         )
     if table.count is None and points is None:
         raise SpecError(
-            "The number of points per agent is missing.",
+            "This W&B sweep needs the number of points per agent.",
             hint=f"Add --count 10 for ten points on each of {agents} agents (--parallel).",
         )
     each = table.count or math.ceil((points or 0) / agents)

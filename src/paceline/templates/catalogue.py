@@ -87,7 +87,7 @@ TEMPLATES: Mapping[str, Template] = {
         ("train.py", "requirements.txt"),
         "classifies 95% of the points correctly in about 10 s",
         "The script writes shards of made-up points into the run folder. Replace `make_shards` with a list of your"
-        " files, and the reading of lines in `Shards` with that of your format.",
+        " files, and adapt how `Shards` reads lines to your format.",
         quick="--epochs 1 --shards 4",
         example="stream",
     ),

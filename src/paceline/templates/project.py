@@ -1,4 +1,4 @@
-"""Make a project of a template: all of its files, or nothing."""
+"""Create a project from a template: all of its files, or nothing."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def check_name(name: str) -> None:
     """Reject what is no good name of a folder, on any system and for any shell."""
     if name in (".", ".."):
         raise UsageError(
-            f"{name!r} is a folder that exists.",
-            hint="Name a new one. For a project that you have, use `paceline init` and `paceline adopt train.py`.",
+            f"The folder {name!r} already exists.",
+            hint="Choose a new name. For an existing project, use `paceline init` and `paceline adopt train.py`.",
         )
     if name.endswith(".py"):
         raise UsageError(
             f"{name!r} is the name of a script, not of a project.",
-            hint=f"Name a new folder, e.g. `paceline new {name[:-3] or 'digits'}`. For a script that you have, use"
+            hint=f"Choose a new folder, e.g. `paceline new {name[:-3] or 'digits'}`. For an existing script, use"
             " `paceline adopt`.",
         )
     if "/" in name or "\\" in name:
-        hint = "Name a folder to make here, e.g. `paceline new digits`; change to another folder first with `cd`."
+        hint = "Choose a name for the new folder, e.g. `paceline new digits`. To create it elsewhere, `cd` there first."
         raise UsageError(f"{name!r} is a path, not a name.", hint=hint)
     if not re.fullmatch(r"[^\W_][\w.-]*", name) or name.endswith(".") or len(name) > MAX_NAME:
         rules = f"letters, digits, '_', '-' and '.', at most {MAX_NAME}, and begin with a letter or a digit"
@@ -73,7 +73,7 @@ def create_project(name: str, template: Template, parent: Path) -> list[str]:
     except OSError as problem:
         reason = problem.strerror or str(problem)
         raise EnvironmentProblem(
-            f"Cannot make {folder}: {reason}.", hint="Change to a folder that you may write to, with enough space."
+            f"Cannot create {folder}: {reason}.", hint="Change to a folder that you may write to, with enough space."
         ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)

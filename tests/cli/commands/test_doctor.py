@@ -72,8 +72,8 @@ def test_a_run_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_fitness_of_a_local_run_or_of_none(paceline: Callable[..., Any]) -> None:
-    assert "there is no run to measure" in paceline("doctor", "--fitness").stdout
-    assert "there is no run to measure" not in paceline("doctor").stdout
+    assert "you passed no run" in paceline("doctor", "--fitness").stdout
+    assert "you passed no run" not in paceline("doctor").stdout
     (found,) = measure_nodes(SimpleNamespace(status="running", job=None))  # type: ignore[arg-type]
     assert "not started by Slurm" in found.text
     assert "paceline run --fitness" in found.hint

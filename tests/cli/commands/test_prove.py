@@ -97,7 +97,7 @@ def test_an_interrupted_proof_says_so_and_leaves_nothing_running(tmp_path: Path,
         process.send_signal(signal.SIGINT)
         _, printed = process.communicate(timeout=90)
     assert process.returncode == 130
-    assert "interrupted: nothing is proved" in printed
+    assert "interrupted, so there is no result" in printed
     assert not list(scratch.rglob("weights"))
 
 
@@ -107,7 +107,7 @@ def test_an_interrupted_proof_says_so_and_leaves_nothing_running(tmp_path: Path,
         (["--ranks", "1,x"], "Invalid --ranks"),
         (["--ranks", "2,2"], "different numbers"),
         (["--without", "noise"], 'Invalid --without "noise"'),
-        (["--batch-arg", "--bs"], "have no --bs"),
+        (["--batch-arg", "--bs"], "names --bs, but the script's arguments do not contain it"),
         (["--batch-arg", "--batch-size", "--ranks", "1,3"], "3 ranks cannot share a batch of 16"),
         (["--steps", "1"], "too few"),
     ],

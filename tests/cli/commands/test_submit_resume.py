@@ -167,7 +167,7 @@ def test_a_secret_in_setup_is_hidden_and_goes_on(login: Login) -> None:
     folder.script.unlink()
     login.end("FAILED")
     lost = login("submit", "--no-check", "--resume", "last")
-    assert "the secret in this line of `setup` is not known any more" in lost.stderr
+    assert "the secret in this line of `setup` is no longer known" in lost.stderr
 
 
 def test_two_commands_do_not_submit_one_run(login: Login) -> None:
@@ -198,7 +198,7 @@ def test_a_local_run_goes_on_in_the_queue(login: Login) -> None:
     assert first.returncode == 0, first.stderr
     (login.project / "paceline.toml").write_text('[job]\npartition = "gpu"\n')
     done = login.submit("--resume", "loc", "--time", "1h")
-    assert f"{login.run.path.name} is done and has no checkpoint: its script starts again" in done.stderr
+    assert f"{login.run.path.name} is done and has no checkpoint: its script starts from the beginning" in done.stderr
     assert "pass these --env variables again if needed: API_KEY" in done.stderr
     assert f"a new copy of {login.project}" in done.stderr
     assert "#SBATCH --partition=gpu\n" in login.run.script.read_text()
@@ -230,7 +230,9 @@ def test_a_run_that_is_done_needs_more_to_do(login: Login) -> None:
     login.end("FAILED")
     login.submit("--resume", "mine")
     end_well(login, "13")
-    assert "only if the code asks for more" in login.submit("--resume", "mine", "train.py", "--epochs", "20").stderr
+    assert (
+        "unless the code now trains for longer" in login.submit("--resume", "mine", "train.py", "--epochs", "20").stderr
+    )
     end_well(login, "14")
     (run.path / "job-starts" / "14-0" / "unsaved").touch()  # its last steps are repeated
     login.submit("--resume", "mine")
@@ -290,5 +292,5 @@ def test_after_a_run_that_is_over(login: Login) -> None:
     (login.bin / "jobs").write_text("11 FAILED\n12 COMPLETED\n13 FAILED\n")
     assert "--after 13: job 13 has ended: failed." in login("submit", "--after", "13", "train.py").stderr
     done = login.submit("--after", "12", "train.py")
-    assert "12 is done already" in done.stderr
+    assert "12 is already done" in done.stderr
     assert "--dependency" not in (login.bin / "submitted").read_text()

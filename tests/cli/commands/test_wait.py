@@ -99,7 +99,7 @@ def test_a_timeout_leaves_the_run_alone(scratch: Path, capsys: pytest.CaptureFix
     make_run(scratch, "20260101-000001-bbbb", job=None, verdict="done")
     assert cli.dispatch(["wait", "--timeout", "1s", "aaaa", "bbbb"]) == 124
     said = capsys.readouterr().err
-    assert f"Not over after 1 s: {run.path.name}.\n  Only the wait has ended, not the runs.\n" in said
+    assert f"Not finished after 1 s: {run.path.name}.\n  Only the wait timed out; the runs continue.\n" in said
     assert "bbbb" not in said
 
 
@@ -110,8 +110,8 @@ def test_a_timeout_does_not_say_that_a_lost_run_is_left(
     run = make_run(scratch, job=None)
     assert cli.dispatch(["wait", "--timeout", "1", "aaaa"]) == 124  # seconds, as in timeout(1)
     said = capsys.readouterr().err
-    assert f"Not known to be over after 1 s: {run.path.name} (lost)." in said
-    assert "not the runs" not in said
+    assert f"Could not confirm within 1 s that these runs have finished: {run.path.name} (lost)." in said
+    assert "the runs continue" not in said
 
 
 def test_a_sweep_with_the_name_of_a_run(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -207,7 +207,7 @@ def test_without_runs_the_newest_sweep_is_named(scratch: Path, monkeypatch: pyte
     make_sweep(scratch / "project" / "default" / "tiny", grid([{"lr": 1}]))
     with monkeypatch.context() as patch:
         patch.setenv("PACELINE_SCRATCH", str(scratch))
-        with pytest.raises(UsageError, match=r"no runs in .* but those of a sweep") as error:
+        with pytest.raises(UsageError, match=r"All your runs in .* belong to a sweep") as error:
             cli.dispatch(["show"])
     assert "paceline sweep show tiny" in error.value.hint
 

@@ -40,7 +40,7 @@ def project(guard: None, tmp_path: Path) -> Iterator[None]:
         ("run --on alps train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
         ("prove --on alps train.py", "--on does not apply to `paceline prove`", "--help"),
         ("sandbox --on alps up", "--on does not apply to `paceline sandbox`", ""),
-        ("sweep --local --on alps sweep.toml", "would run on the login node of alps", "Leave out --local"),
+        ("sweep --local --on alps sweep.toml", "would run on the login node of alps", "Omit --local"),
         ("--on alps run train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
     ],
 )
@@ -98,7 +98,7 @@ def test_an_option_after_the_script_is_pointed_out(line: str, typed: str, capsys
     with suppress(ClusterError):  # there is no Slurm
         dispatch(line.split())
     errors = capsys.readouterr().err
-    assert f"as in `{typed}`" in errors if typed else "goes to the script" not in errors
+    assert f"as in `{typed}`" in errors if typed else "is passed to the script" not in errors
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,11 @@ def test_a_slurm_that_does_not_answer_is_not_taken_for_no_job(tmp_path: Path, si
     before = json.dumps({"folder": str(run), "known": []})
     record.write_text(before)
     for decide in (settle_submission, begin_submission):
-        with pytest.raises(ClusterError, match=r"does not say whether there is a job.*Socket timed out") as caught:
+        with pytest.raises(
+            ClusterError, match=r"Cannot find out whether Slurm has the job.*Socket timed out"
+        ) as caught:
             decide(record)
-        assert "nothing was submitted" in caught.value.hint
+        assert "Nothing was submitted" in caught.value.hint
         assert record.read_text() == before
     silent_slurm.write_text(f"#!/bin/sh\nprintf '7\\037%s\\n' '{run}'\n")
     for decide in (settle_submission, begin_submission):
@@ -93,7 +95,7 @@ def test_each_event_of_a_cluster_is_one_line(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err.splitlines() == [
         "alps: queued",
         "alps: queued (other jobs go first; expected to start in 9m)",
-        "alps: started; waits for permission to train",
+        "alps: started; waiting for permission to train",
     ]
 
 
@@ -130,7 +132,11 @@ def test_a_contest_that_was_killed_is_finished_and_not_started_again(
         with pytest.raises(UsageError) as caught:
             start_again(LINE, at_terminal=answer)
         assert f"paceline submit --finish {interrupted.id}" in caught.value.hint
-        assert ("may be on alps, cedar" in caught.value.message) == ("--name" in caught.value.hint) == (answer is None)
+        assert (
+            ("may still be on alps, cedar" in caught.value.message)
+            == ("--name" in caught.value.hint)
+            == (answer is None)
+        )
     assert "hush" not in "".join(path.read_text() for path in tmp_path.glob("state/paceline/first/*"))
 
 

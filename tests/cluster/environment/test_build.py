@@ -358,8 +358,8 @@ def test_a_node_without_internet_is_told_from_other_failures(
         assert raised.value.message.startswith("Job 7 failed: nothing was built.\n  ERROR: Could not find")
         hints[log] = raised.value.hint
     offline, other = hints.values()
-    assert other == f"The whole log is in {folder.log}{' on alps' if on else ''}."
-    assert offline.startswith("The node does not reach the package index")
+    assert other == f"The full log is in {folder.log}{' on alps' if on else ''}."
+    assert offline.startswith("The node cannot reach the package index")
     assert f"\n    paceline env build --local{' --on alps' if on else ''}\n" in offline
     with pytest.raises(EnvironmentProblem) as raised:
         watch.check_result(is_shown=True)

@@ -59,7 +59,8 @@ def test_an_environment_that_may_not_be_read(kind: str) -> None:
             (found,) = check_program(job, plan)
             assert found.level == PROBLEM
             text = (
-                f"{closed}/env cannot be used on alps: you have no permission to read {closed} (--environment__path)."
+                f"{closed}/env cannot be used on alps: you do not have permission to read {closed}"
+                " (--environment__path)."
             )
             assert found.text == text
             assert "change path in [profiles.alps.environment] of paceline.toml" in found.hint
@@ -112,7 +113,7 @@ def test_a_full_disk_is_a_sentence_with_the_folder(tmp_path: Path, monkeypatch: 
     (found,) = [each for each in check_folder(plan, []) if each.about == "free space"]
     scratch = plan.run_path.scratch
     assert (found.level, found.text) == (
-        PROBLEM, f"There is little space for the folder of runs, {scratch}: 0.0 GB free."
+        PROBLEM, f"The scratch folder {scratch} has little space left: 0.0 GB free."
     )  # fmt: skip
 
 

@@ -114,8 +114,8 @@ def test_pipfile_and_its_lock(tmp_path: Path) -> None:
         ("pyproject.toml", '[project]\nname = "p"\ndynamic = ["dependencies"]\n', "pip-compile"),
         ("requirements.txt", "-r gone.txt\n", "line 1 names"),
         ("requirements.txt", "-r requirements.txt\n", "includes itself"),
-        ("requirements.txt", "./gone\n", "The requirement './gone' means"),
-        ("Pipfile.lock", "{}", "is not a lock file of pipenv"),
+        ("requirements.txt", "./gone\n", "The requirement './gone' refers to"),
+        ("Pipfile.lock", "{}", "is not a Pipenv lock file"),
     ],
 )
 def test_errors_about_unsupported_requirements_say_what_to_do(

@@ -23,7 +23,7 @@ Host key verification failed.
 @pytest.mark.parametrize(
     ("errors", "hint"),
     [
-        (STRICT, "once: ssh -o StrictHostKeyChecking=ask login.alps"),
+        (STRICT, "it shows: ssh -o StrictHostKeyChecking=ask login.alps"),
         ("Host key verification failed.\n", "accept it, once: ssh login.alps"),
     ],
 )

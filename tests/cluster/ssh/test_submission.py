@@ -83,7 +83,7 @@ def test_the_exit_code_is_that_of_the_run(login: Login, awaits: str, more: list[
 
 def test_a_repeat_waits_for_the_run_that_was_submitted_earlier(login: Login) -> None:
     login.codes = [LOST]
-    with pytest.raises(ConnectionProblem, match="so the job may be in the queue or not"):
+    with pytest.raises(ConnectionProblem, match="so the job may or may not be in the queue"):
         login.submit(WAIT)
     login.codes = [0, 1]  # it was submitted, and has failed
     assert login.submit(WAIT) == 1
@@ -97,8 +97,8 @@ def test_a_link_that_is_lost_during_the_wait(login: Login, awaits: str, command:
     login.codes = [0, LOST]
     with pytest.raises(ConnectionProblem) as caught:
         login.submit(awaits)
-    assert "may be in the queue or not" not in caught.value.message
-    assert "20260101-000000-abcd is submitted, and does not need this command." in caught.value.message
+    assert "may or may not be in the queue" not in caught.value.message
+    assert "20260101-000000-abcd is submitted and continues without this command." in caught.value.message
     assert caught.value.hint == f"Type: paceline login alps; then: paceline {command} 20260101-000000-abcd --on alps"
     login.codes = [0, 0]
     assert login.submit(awaits) == 0

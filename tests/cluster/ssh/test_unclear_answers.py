@@ -32,7 +32,7 @@ from paceline.contract.files.sent_code import SentCode
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError
 
 UNCLEAR = "alps gave an answer that Paceline does not understand"
-STATE = {"decision": None, "waits": False, "over": False, "status": "queued", "detail": ""}
+STATE = {"decision": None, "waits": False, "over": False, "status": "queued", "detail": "", "reason": ""}
 RUN = "20260101-000000-abcd"
 
 

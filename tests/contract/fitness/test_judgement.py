@@ -57,7 +57,7 @@ def test_a_slow_network_of_one_node() -> None:
     measured[3] = replace(measured[3], pairs={"2": 0.12, "4": 1.0})
     (slow,) = judge(measured)
     assert (slow.host, slow.unfit) == ("node2", True)
-    assert "its network gives 12%" in slow.text
+    assert "its network reaches 12%" in slow.text
 
 
 def test_one_slow_link_is_nobodys_fault() -> None:

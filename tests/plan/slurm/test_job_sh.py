@@ -268,7 +268,7 @@ def test_a_job_whose_srun_waits_for_the_node_of_a_killed_agent_goes_back_into_th
     """Its step keeps the cores of the nodes, so that another one would wait for them."""
     agents = "echo 1 >agent; : >node-lost; exec /bin/sleep 600"
     code, out = bench.carry_out(agents, setup="paceline_poll=0.05", options="" if requeue else "--no-requeue")
-    assert "srun waited for a node that does not answer" in out
+    assert "srun waited for a node that is not responding" in out
     assert (code, bench.requeues()) == ((75, ["requeue 7"]) if requeue else (1, []))
     job_start = bench.run / "job-starts" / "7-0"
     assert (job_start / "verdict").read_text() == ("stopped\n" if requeue else "failed\n")
@@ -334,7 +334,7 @@ def test_a_requeue_that_the_controller_forgets_is_repeated(bench: Bench) -> None
         SCONTROL.replace("kill -TERM", '[ ! -e "$CALLS/once" ] || : >"$CALLS/shown"; : >"$CALLS/once"; kill -TERM'),
     )
     code, out = bench.carry_out(UNFIT)
-    assert (code, out.count("asking again")) == (1, 1)
+    assert (code, out.count("requesting it again")) == (1, 1)
     assert bench.requeues() == ["requeue 7", "update jobid=7 ExcNodeList=n2,n3"] * 2
 
 
@@ -551,7 +551,7 @@ def test_a_failed_requeue_is_written_down(bench: Bench, commands: dict[str, str 
             bench.put(name, text)
     code, out = bench.carry_out(STOPPED, PATH=path)
     assert code == 75
-    assert "error: This run could not go back into the queue" in out
+    assert "error: Cannot requeue this run" in out
     assert reason in (bench.run / "job-starts" / "7-0" / "requeue-failed").read_text()
     assert (bench.run / "job").read_text() == "7\n"
 
@@ -768,7 +768,7 @@ def test_a_run_outside_of_slurm_keeps_jobs_out(bench: Bench) -> None:
     (start / "process").touch()
     bench.claim("pid-12-abc")
     code, out = bench.carry_out(DONE)
-    assert (code, "running outside of Slurm" in out) == (1, True), out
+    assert (code, "running outside Slurm" in out) == (1, True), out
     (start / "verdict").write_text("stopped\n")
     assert bench.carry_out(DONE)[0] == 0
 

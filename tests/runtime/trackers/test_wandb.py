@@ -221,7 +221,7 @@ def test_an_unresponsive_dns_server_costs_only_seconds(monkeypatch: pytest.Monke
         patch.setattr(wandb_server, "TIMEOUT", 0.2)
         mode, problem = wandb_server.choose_mode({"WANDB_API_KEY": "k", "HOME": "/nowhere"}, None)
     assert (mode, waited) == ("offline", [(("api.wandb.ai", 443),)])
-    assert "does not answer" in problem
+    assert "did not respond" in problem
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_two_runs_are_compared(shared: Shared) -> None:
     table = page.locator("tr", has_text=re.compile("^lr"))
     assert table.locator("td").all_inner_texts() == ["lr", "0.1", "0.9"]
     assert not page.get_by_text("width").count()  # it is the same in both
-    page.get_by_label("Also what is the same").check()
+    page.get_by_label("Also show equal values").check()
     assert page.locator("tr", has_text="width").get_attribute("class") is None
     assert page.locator("tr", has_text=re.compile("^lr")).get_attribute("class") == "differs"
     page.get_by_label("Show slow").uncheck()
@@ -403,7 +403,7 @@ def test_actions_ask_first_and_only_where_they_are_allowed(shared: Shared) -> No
     [
         ("running", [], "Cancel", "It has no checkpoint: all of its steps are lost, and it is not requeued. To keep"),
         ("running", [{"step": 1200}], "Cancel", "Steps since its last checkpoint (step 1,200) are lost"),
-        ("failed", [], "Submit again", "It has no checkpoint: the script starts again, as a new job"),
+        ("failed", [], "Submit again", "It has no checkpoint: the script starts from the beginning, as a new job"),
         ("failed", [{"step": 7}], "Submit again", "The run continues from its newest checkpoint (step 7)"),
     ],
 )

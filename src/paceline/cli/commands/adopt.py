@@ -35,7 +35,7 @@ def command(
     """Say what to change in a script so that it trains on several ranks, and why.
 
     It prints the few lines to change as a diff, the reason for each, and what you should look at yourself, with line
-    numbers. The script may be for a single process, or have DDP of its own. Your script is never run, and changes only
+    numbers. The script may be for a single process, or may already use DDP. Your script is never run, and changes only
     if you add --write; comments and layout stay as they are. With --write, the exit code is 1 if something is left that
     you must change yourself.
 
@@ -43,7 +43,7 @@ def command(
       paceline adopt train.py            print a diff and the reasons
       paceline adopt --write train.py    apply it; the old script stays as train.py.orig
       paceline inspect data train.py     then: see which samples each rank gets
-      paceline prove train.py            then: show that two ranks train as one does
+      paceline prove train.py            then: check that two ranks train like one
     """
     from paceline.adoption.advice import advise
     from paceline.adoption.source import read_source

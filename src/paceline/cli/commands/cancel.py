@@ -1,4 +1,4 @@
-"""`paceline cancel`: cancel runs for good."""
+"""`paceline cancel`: cancel runs permanently."""
 
 from __future__ import annotations
 

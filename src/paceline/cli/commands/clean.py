@@ -46,7 +46,7 @@ def command(
     collect are copied back first. A run folder keeps its environment.sh without the values of secrets.
     """
     if node and as_json:
-        raise UsageError("--json and --node do not go together.", hint="Run `paceline clean --json` on the node.")
+        raise UsageError("--json cannot be combined with --node.", hint="Run `paceline clean --json` on the node.")
     if node:
         return _clean_nodes(node, folder=folder, cached=cached, yes=yes)
     job = load_job(Program(""), cluster=typer_options.this_cluster())

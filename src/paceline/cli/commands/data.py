@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
-    help="Send data to a cluster, and prepare what runs copy to the nodes' own disks.",
+    help="Send data to a cluster, and prepare the data that runs stage to the nodes' disks.",
 )  # fmt: skip
 
 
 @app.callback()
 def group() -> None:
-    """Send data to a cluster, and prepare what runs copy to the nodes' own disks."""
+    """Send data to a cluster, and prepare the data that runs stage to the nodes' disks."""
 
 
 @app.command(cls=GroupedCommand)

@@ -57,7 +57,7 @@ def command(
     if serve is not None:
         return _serve(path, serve)
     raise UsageError(
-        "Data is sent to a cluster: which one?", hint=f"Name it, as in `paceline data push {path} --on alps`."
+        "`paceline data push` needs a cluster.", hint=f"Add one, e.g. `paceline data push {path} --on alps`."
     )
 
 
@@ -102,7 +102,8 @@ def forwarded(asked: Forwarded) -> int:
     if not there.exists and data.size > there.free:
         free = show_size(there.free)
         raise EnvironmentProblem(
-            f"{show_size(data.size)} do not fit into {target}: {free} are free.", hint="Choose another place with --to."
+            f"{target} has only {free} free, but the data needs {show_size(data.size)}.",
+            hint="Choose another place with --to.",
         )
     rsync, place = there.rsync, f"{name}:{target}"
     found = survey(connection, data, to=target, rsync=rsync) if there.exists else None
@@ -148,15 +149,15 @@ def _state(data: SentData, place: str, found: Survey | None) -> None:
     from paceline.cluster.ssh.push.rsync import describe_left
 
     for names, what in (
-        (data.secrets, "secrets that stay here"),
-        (found.outside if found is not None else data.outside, "links that lead elsewhere and stay here"),
+        (data.secrets, "secrets, not sent"),
+        (found.outside if found is not None else data.outside, "links that point outside, not sent"),
         (data.unreadable, "not readable"),
     ):
         if names:
             console.say_note(f"{what}: {describe_left(names)}")
     if found is not None and found.newer:
         newer = _count(len(found.newer)).replace(" ", " newer ")
-        console.say_note(f"{newer} on the cluster, kept there: {describe_left(found.newer)}")
+        console.say_note(f"{newer} on the cluster, not overwritten: {describe_left(found.newer)}")
     if found is not None and found.through_links:
         console.say_note(f"links to folders on the cluster, which are followed: {describe_left(found.through_links)}")
     console.say_note(f"{data.path}: {_count(data.files)}, {show_size(data.size)}, to {place}")
@@ -170,5 +171,7 @@ def _count(files: int) -> str:
 
 def _confirm() -> None:
     if not sys.stdin.isatty():
-        raise UsageError("Nobody can be asked whether to send this.", hint="Add --yes.")
+        raise UsageError(
+            "Cannot ask for confirmation: standard input is not a terminal.", hint="Add --yes to send without asking."
+        )
     confirm()

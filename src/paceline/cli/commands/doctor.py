@@ -82,8 +82,8 @@ def command(
     machine = inspect_machine(os.environ, resolve_scratch(job, os.environ))
     allocation = inspect_allocation() if "SLURM_JOB_ID" in os.environ else []
     if not allocation and any(flag.key == "launch.fitness" for flag in settings.flags):
-        hint = f"Name a run that Slurm runs: paceline doctor --fitness RUN. {OTHER_NODES}"
-        allocation = [Finding("fitness", WARNING, "--fitness has measured nothing: there is no run to measure.", hint)]
+        hint = f"Pass a run that is running on Slurm: paceline doctor --fitness RUN. {OTHER_NODES}"
+        allocation = [Finding("fitness", WARNING, "--fitness measured nothing: you passed no run.", hint)]
     return report(
         [*machine, *allocation, inspect_secrets(job, os.environ), *inspect_site(os.environ), *inspect_slurm()],
         as_json=as_json,
@@ -139,7 +139,9 @@ def measure_nodes(record: Record) -> list[Finding]:
         text = "This run was not started by Slurm. Its machine can be measured only before it starts."
         return [Finding("fitness", WARNING, text, "Start it with the check: paceline run --fitness.")]
     if record.status != "running" or record.job is None or not is_own_folder(record.folder.path):
-        return [Finding("fitness", WARNING, "Only the nodes of a running job of yours can be measured.", OTHER_NODES)]
+        return [
+            Finding("fitness", WARNING, "Paceline can measure only the nodes of your own running jobs.", OTHER_NODES)
+        ]
     launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
     return describe_speed(measure_run(record.folder, launch_spec, job=record.job))
 
@@ -153,7 +155,7 @@ def inspect_allocation() -> list[Finding]:
     nodes = {str(line.get("host", "?")): line for line in answers.lines}
     if not nodes:
         hint = "Check that `srun --overlap hostname` works in this allocation."
-        return [Finding("nodes", WARNING, f"The nodes do not answer: {answers.problem}.", hint)]
+        return [Finding("nodes", WARNING, f"The nodes are not responding: {answers.problem}.", hint)]
     known = {host: line.get("interfaces") or {} for host, line in nodes.items()}
     listed = "; ".join(
         f"{host}: {', '.join(f'{name} {address}' for name, address in own.items() if name != 'lo')}"

@@ -75,7 +75,9 @@ def build(
       paceline env build --dry-run             print the exact script
     """
     if local and no_wait:
-        raise UsageError("--no-wait applies to a build in a job, not to one with --local.", hint="Use one of both.")
+        raise UsageError(
+            "--no-wait cannot be combined with --local: it applies to a build in a job.", hint="Use only one of them."
+        )
     flags = [flag for flag in settings.flags if flag.key not in SIZES]
     job = _load(settings, [Flag(FILES, "environment.requirements", files or None, PATH), *flags])
     builds.require_buildable(job)
@@ -123,7 +125,7 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
         raise NoSlurm("sbatch was not found.", hint=f"Build here with `{to_type('env build --local')}`.")
     if (live := builds.find_live_build(plan.target)) is not None:
         folder, number = live
-        print(f"job {number} builds it already: following that", flush=True)
+        print(f"job {number} is already building it; following that job", flush=True)
         return BuildProgress(plan.target, folder, job=number, query=query_states)
     number = builds.submit_build(plan)
     print(f"building {plan.target.path} as job {number}", flush=True)

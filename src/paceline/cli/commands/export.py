@@ -1,4 +1,4 @@
-"""`paceline export`: write a run's newest or best weights to one file, with torch only where it must be."""
+"""`paceline export`: write a run's newest or best weights to one file, loading torch only if necessary."""
 
 from __future__ import annotations
 
@@ -87,13 +87,15 @@ def _source(run: str) -> Path:
 def _best_step(source: Path, step: int | None) -> int:
     """Return the step of the checkpoint that `session(best=...)` kept."""
     if step is not None:
-        raise UsageError("--best and --step both choose a checkpoint.", hint="Use one of them.")
+        raise UsageError(
+            "--best cannot be combined with --step: both choose a checkpoint.", hint="Use only one of them."
+        )
     if is_complete(source):
         raise UsageError(f"{source} is a single checkpoint.", hint="Leave out --best, or name the run.")
     found = find_best(find_checkpoints(source))
     if found is None:
         raise CheckpointError(
-            f"No checkpoint in {source} has a value to choose the best one by.",
+            f"No checkpoint in {source} has a metric value, so there is no best one.",
             hint='Pass best="val_loss:min" to paceline.session and log val_loss, or choose a checkpoint with --step.',
         )
     return found[0]

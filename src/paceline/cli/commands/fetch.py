@@ -1,4 +1,4 @@
-"""`paceline fetch`: bring a run home from a cluster."""
+"""`paceline fetch`: copy a run from a cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def command(
     ] = False,
     serve: Annotated[bool, typer.Option("--serve", hidden=True)] = False,
 ) -> int:
-    """Bring a run home from a cluster, to look at it here with `show`, `report`, `logs` and `ui`.
+    """Copy a run from a cluster, to look at it here with `show`, `report`, `logs` and `ui`.
 
     Fetches records, metrics, logs and results of up to 10 MB each. If it is interrupted, the same command continues.
     Run it again to get what is new. Each file is checked, and appears only when it is complete.
@@ -55,8 +55,8 @@ def command(
     if serve:
         return _serve(run)
     raise UsageError(
-        "Runs are fetched from a cluster: which one?",
-        hint="Name it, as in `paceline fetch last --on alps`. On the cluster itself, the run folder is there already.",
+        "`paceline fetch` needs a cluster.",
+        hint="Add one, e.g. `paceline fetch last --on alps`. On the cluster itself, the run folder is already there.",
     )
 
 
@@ -104,7 +104,7 @@ def _what(values: Any) -> str:
     flags = {"weights": WEIGHTS, "logs": LOGS, "everything": ALL}
     chosen = [what for name, what in flags.items() if values.get(name)]
     if len(chosen) > 1:
-        raise UsageError("Use one of --weights, --logs and --all.", hint="--all includes the others.")
+        raise UsageError("Use only one of --weights, --logs and --all.", hint="--all includes the others.")
     return chosen[0] if chosen else RECORDS
 
 
@@ -118,7 +118,7 @@ def _target(listing: Listing, to: Path | None) -> Path:
     folder = scratch.joinpath(*listing.place)
     if len(listing.place) == 5 and SweepFolder(folder.parent.parent).spec.exists():
         raise UsageError(
-            f"{folder.parent.parent} is a sweep of this machine.", hint="Choose another folder with --to FOLDER."
+            f"{folder.parent.parent} is a sweep on this machine.", hint="Choose another folder with --to FOLDER."
         )
     create_scratch(scratch)
     return folder
@@ -144,9 +144,14 @@ def _describe(fetched: Fetched, what: str, cluster: str) -> int:
         left = ", ".join(f"{name} ({show_size(size)})" for name, size in sorted(left_there.items()))
         print(f"  left    {console.printable(left)}; --all fetches everything")
     if contents.skipped:
-        print(f"  links   {console.printable(_first(contents.skipped))}: not fetched, they lead out of the run folder")
+        print(
+            f"  links   {console.printable(_first(contents.skipped))}: not fetched, because they point outside the run"
+            " folder"
+        )
     if what == WEIGHTS and not fetched.checkpoints and not any(is_weights_file(each.name) for each in contents.files):
-        console.say_problem("The run has no complete checkpoint.", "Is it too early? See `paceline show` there.")
+        console.say_problem(
+            "The run has no complete checkpoint.", "It may be too early: check with `paceline show` there."
+        )
         return 1
     return _name_missing(fetched, cluster)
 

@@ -67,7 +67,7 @@ def command(
         print(f"added [profiles.{name}] to {file}")
     else:
         raise UsageError(
-            f"There is a {FILE} here already.",
+            f"This folder already has a {FILE}.",
             hint="Print one with --print, or use --force. For a cluster over SSH, add its profile with --on CLUSTER.",
         )
     if partitions:
@@ -79,7 +79,7 @@ def _facts_for_laptop() -> ClusterFacts:
     if not slurm.available():
         raise NoSlurm("sinfo was not found.", hint="Run this on a login node of your cluster.")
     if not (partitions := query_partitions()):
-        raise ClusterError("Slurm lists no partition.", hint="Check with `sinfo` on the login node.")
+        raise ClusterError("Slurm lists no partitions.", hint="Check with `sinfo` on the login node.")
     return ClusterFacts.find(partitions, settings())
 
 
@@ -90,9 +90,11 @@ def forwarded(asked: Forwarded) -> int:
     project, name = on_cluster.find_project(asked), asked.names[0]
     file = project.file or Path.cwd() / FILE
     if asked.values.get("force"):
-        raise UsageError("--force does not go with --on.", hint="Remove the old lines from the file, or use --print.")
+        raise UsageError(
+            "--force cannot be combined with --on.", hint="Remove the old lines from the file, or use --print."
+        )
     if not asked.values.get("show") and "job" in project.values.get("profiles", {}).get(name, {}):
-        raise UsageError(f"{file} has [profiles.{name}.job] already.", hint="Print the new lines with --print.")
+        raise UsageError(f"{file} already has [profiles.{name}.job].", hint="Print the new lines with --print.")
     parent = "tool.paceline.profiles" if file.name == "pyproject.toml" else "profiles"
     line = on_cluster.Forwarded(asked.names, asked.key, ["init"], asked.values)
     with on_cluster.converse(line) as talk:
@@ -154,7 +156,7 @@ def project_file(name: str, profile: Sequence[str], environ: Mapping[str, str]) 
         '# hang_timeout = "30m"    # treat ranks as hung after this long without a step',
         "",
         "[notify]",
-        '# webhook = "SLACK_WEBHOOK"  # tell a chat when the run ends or stalls; set SLACK_WEBHOOK=https://... in .env',
+        '# webhook = "SLACK_WEBHOOK"  # notify a chat when a run ends or stalls; set SLACK_WEBHOOK=https://... in .env',
         "",
         "[params]",
         "# lr = 0.1                # run.params.lr in the script; --param lr=0.2 overrides it",

@@ -53,18 +53,18 @@ def data(
     ] = 2,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", metavar="N", min=1, help="Read N steps of each epoch, not all (e.g. of endless data)."),
+        typer.Option("--limit", metavar="N", min=1, help="Read only N steps of each epoch, e.g. for endless data."),
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE.svg", help="Where to write the picture.")
     ] = Path(PICTURE),
     as_json: typer_options.AsJson = False,
 ) -> int:
-    """Show which rank gets which samples, and check whole epochs: every sample once, none twice, another order in each.
+    """Show which rank gets which samples, and check full epochs: every sample once, in a different order each time.
 
     Runs your script on this machine's CPU, in a folder that is removed afterwards. Loaders of run.loader are read
     without training, and of a map-style dataset only the first items are loaded. A script with its own DataLoader
-    trains for as many epochs (two, unless --epochs says otherwise): pass arguments that make them short. The loader
+    trains for that many epochs (two, unless you set --epochs): pass arguments that make them short. The loader
     that is checked is the one whose batches reach backward().
 
     \b

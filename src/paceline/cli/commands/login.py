@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 
 def command(
     cluster: Annotated[
-        str | None, typer.Argument(metavar="CLUSTER", help="The cluster [default: that of paceline.toml].")
+        str | None, typer.Argument(metavar="CLUSTER", help="The cluster (default: the one in paceline.toml).")
     ] = None,
     *,
     show: Annotated[bool, typer.Option("--show", help="List the clusters, and whether you are logged in.")] = False,
@@ -41,10 +41,13 @@ def command(
     if name is None:
         if not project.clusters():
             raise UsageError("No cluster is configured.", hint=explain_table(project))
-        raise UsageError("Which cluster?", hint="Name one, as in `paceline login alps`, or list them with --show.")
+        raise UsageError(
+            "`paceline login` needs the name of a cluster.",
+            hint="Pass one, e.g. `paceline login alps`, or list them with --show.",
+        )
     connection = Connection(find_cluster(name, project))
     if connection.is_open():
-        console.say_note(f"you are logged in to {name} already")
+        console.say_note(f"you are already logged in to {name}")
         return 0
     connection.open()
     console.say_note(f"logged in to {name} ({connection.cluster.host}); to log out: paceline logout {name}")
@@ -58,7 +61,7 @@ def _show(project: ProjectFile) -> int:
         console.say_note("no cluster is configured")
         console.say(f"  {explain_table(project)}")
     for name in project.without_host():
-        console.say_note(f"[{name}] of {user_file()} has no host, so it names no cluster")
+        console.say_note(f"[{name}] of {user_file()} has no host, so it does not define a cluster")
     names = {name: console.printable(name) for name in sorted(clusters)}
     columns = (names.values(), [each.host for each in clusters.values()])
     widths = [max(map(len, column), default=0) for column in columns]

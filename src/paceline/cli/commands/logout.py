@@ -18,7 +18,7 @@ def command(
 ) -> int:
     """Close the connection to a cluster, or all of them. Only your jobs keep running there.
 
-    A connection of your own, which ssh's configuration shares and `paceline login` did not open, stays open.
+    A connection that you opened yourself with ssh, and that your ssh configuration shares, stays open.
 
     \b
       paceline logout alps

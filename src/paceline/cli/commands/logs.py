@@ -42,7 +42,7 @@ def command(
     tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", help="Print the last N lines.")] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Print the time of each line.")] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Pass on escape sequences, and every update of progress bars.")
+        bool, typer.Option("--raw", help="Keep escape sequences and every update of progress bars.")
     ] = False,
     batch: Annotated[bool, typer.Option("--batch", help="Print the output of the batch script and Slurm.")] = False,
 ) -> int:
@@ -115,7 +115,7 @@ def _print_batch(folder: RunFolder, *, tail: int | None, follow: bool, raw: bool
         status = f"the run {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
         wait = f"Wait for it with `{to_type(f'logs -f --batch {folder.key}')}`."
         hint = "Only runs of Slurm have one." if record.job is None else wait
-        raise UsageError(f"There is no log of a batch script in {folder.path}; {status}.", hint=hint)
+        raise UsageError(f"There is no batch script log in {folder.path}; {status}.", hint=hint)
     printer, size, lookup = LogPrinter(folder, sys.stdout, raw=raw), file.size(), Lookup(keeps_states=raw)
     splitter = LineSplitter(0, lookup)
     if tail is not None:
@@ -161,9 +161,11 @@ def _check(chosen: Filter, *, attempt: int | None, tail: int | None, follow: boo
     if tail is not None and tail < 0:
         raise UsageError(f"Invalid --tail {tail}: use the number of lines to print, from 0.")
     if "\n" in chosen.grep:
-        raise UsageError("Invalid --grep: use a text without line breaks.")
+        raise UsageError("Invalid --grep: use text without line breaks.")
     if follow and attempt is not None:
-        raise UsageError("-f follows the newest attempt.", hint="Omit --attempt, or omit -f.")
+        raise UsageError(
+            "-f cannot be combined with --attempt: it follows the newest attempt.", hint="Use only one of them."
+        )
 
 
 def _require_rank(record: Record, rank: int | None) -> None:

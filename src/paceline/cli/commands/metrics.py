@@ -51,7 +51,7 @@ def command(
       paceline metrics --active --follow -o /var/lib/node_exporter/paceline.prom
     """
     if active and names:
-        raise UsageError("--active means all active runs, but you have named some.", hint="Use one of both.")
+        raise UsageError("--active cannot be combined with names of runs.", hint="Use only one of them.")
     if follow and output is None:
         raise UsageError("--follow needs a file to write to.", hint="Add -o FILE.")
     pause = max(MIN_INTERVAL, float(parse_wait(interval, "--interval")))

@@ -28,18 +28,21 @@ def command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project and of its folder.")],
     *,
     template: Annotated[
-        str, typer.Option("-T", "--template", metavar="NAME", help=f"What to start from: {', '.join(TEMPLATES)}.")
+        str, typer.Option("-T", "--template", metavar="NAME", help=f"Template to start from: {', '.join(TEMPLATES)}.")
     ] = "blank",
 ) -> int:
     found = find_template(template)
     files = create_project(name, found, Path.cwd())
-    print(f"made {name} with {len(files)} files from the template {template}; type next:")
+    print(f"created {name} with {len(files)} files from the template {template}; next:")
     print(f"  cd {name}")
     print("  pip install -r requirements.txt pytest")
     print(f"  paceline run              {found.reaches} on two CPU cores")
     print("  pytest                    trains for a moment on two ranks")
     print("  paceline submit --gpus 4  trains on Slurm; --dry-run prints the job script")
-    print("From your laptop to a cluster over SSH: write its login node into paceline.toml, as shown at its end.")
+    print(
+        "To use a cluster over SSH from your laptop, add its login node to paceline.toml, as shown at the end of that"
+        " file."
+    )
     return 0
 
 

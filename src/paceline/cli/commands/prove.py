@@ -1,4 +1,4 @@
-"""`paceline prove`: show that a script trains the same on any number of ranks."""
+"""`paceline prove`: check that a script trains the same on any number of ranks."""
 
 from __future__ import annotations
 
@@ -56,18 +56,23 @@ Tolerance = Annotated[
 Metric = Annotated[
     str | None,
     _option(
-        "--metric", metavar="NAME", help="Metric to compare, as you log it (default: loss, or what backward() gets)."
+        "--metric",
+        metavar="NAME",
+        help="Metric to compare, by the name you log it under (default: loss, or the loss that you call backward()"
+        " on).",
     ),
 ]
 Metrics = Annotated[
     str | None,
-    _option("--metrics", metavar="FILE", help="JSON lines with the loss that the script writes; may have {folder}."),
+    _option(
+        "--metrics", metavar="FILE", help="JSON Lines file to which the script writes its loss; may contain {folder}."
+    ),
 ]
 BatchArg = Annotated[
     str | None,
     _option(
         "--batch-arg", metavar="OPTION",
-        help="The script's option for the batch size per rank: its value is divided by the ranks.",
+        help="The script's option for the batch size per rank; its value is divided by the number of ranks.",
     ),
 ]  # fmt: skip
 GlobalBatch = Annotated[
@@ -107,8 +112,8 @@ def command(
 ) -> int:
     """Train a few steps on 1, 2 and 4 ranks, in several launch styles and with an interruption, and compare.
 
-    The global batch is the same in all runs, so losses and final weights have to agree up to rounding, and bit for bit
-    at equal numbers of ranks. If they don't, you learn what broke it, and the exit code is 1.
+    The global batch is the same in all runs, so losses and final weights must agree up to rounding, and bit for bit
+    for the same number of ranks. If they don't, the report names the cause, and the exit code is 1.
 
     \b
       paceline prove train.py                          a script that uses paceline.session
@@ -162,7 +167,7 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
             proof = Prover(request, runner, tell=progress.tell, skip=progress.skip).prove()
             report = write_report(proof, folder, title=" ".join([program.name, *program.args]))
         except KeyboardInterrupt:
-            progress.tell(f"interrupted: nothing is proved. The runs so far are in {folder}")
+            progress.tell(f"interrupted, so there is no result; the runs so far are in {folder}")
             raise
         except OSError as error:
             raise full_disk(folder) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error from None

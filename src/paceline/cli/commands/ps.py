@@ -49,8 +49,8 @@ def command(
 ) -> int:
     """List the runs in this scratch folder, newest first, both here and on Slurm.
 
-    A sweep takes one row. A narrow terminal shows fewer columns, and the last line names those left out. If that is not
-    enough, it shows ids without their date; commands accept these, too. Piped output has all columns and full ids.
+    A sweep takes one row. A narrow terminal shows fewer columns, and the last line names those left out. If that is
+    still too wide, ids appear without their date; commands accept these too. Piped output has all columns and full ids.
     """
     scratch = runs.scratch_here()
     points: Points = {}
@@ -93,7 +93,9 @@ def _read_trials(name: str, scratch: Path) -> tuple[list[Row], Points]:
     found = read_sweep(find_sweep(name, scratch))
     waiting = found.counts.get(PENDING, 0)
     if waiting:
-        console.say_note(f"{waiting} trial{'s' * (waiting > 1)} of {found.name} did not start yet")
+        console.say_note(
+            f"{waiting} trial{'s' * (waiting > 1)} of {found.name} {'has' if waiting == 1 else 'have'} not started yet"
+        )
     points = {str(trial.folder.path): {key: trial.point.get(key) for key in found.keys} for trial in found.trials}
     return list(read_rows(started_trials(found.folder), found.folder.path)), points
 

@@ -1,4 +1,4 @@
-"""`paceline reference`: look up a key, a flag, a command or a method, also without a network."""
+"""`paceline reference`: look up a key, a flag, a command or a method, even offline."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _has_consent(folder: RunFolder) -> bool:
     job = slurm.read_job_id(folder)
     if job is None or "SLURM_JOB_ID" in os.environ or not slurm.available():
         return True
-    what = f"Run {folder.path.name} was submitted to Slurm (job {job}), and this is not a job"
+    what = f"Run {folder.path.name} was submitted to Slurm (job {job}), but this command does not run in a Slurm job"
     if sys.stdin.isatty() and sys.stderr.isatty():
         console.say_note(f"{what}; to continue in the queue: {submit_again(folder)}")
         return typer.confirm(f"Train it here, on {socket.gethostname()}?", err=True)

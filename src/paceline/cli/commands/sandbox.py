@@ -170,7 +170,7 @@ def kill_node(
     ] = False,
     folder: Folder = None,
 ) -> None:
-    """Cut a node's power: everything it runs is gone."""
+    """Power off a node: everything that runs on it is lost."""
     open_sandbox(folder).kill_node(node, mark_down=mark_down)
 
 

@@ -28,7 +28,7 @@ from paceline.watch.records import read_record
 @typer_options.takes_settings("shell", shown=(RESOURCES, PROJECT, "runtime.cpu"))
 def command(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run in progress; without it, a new allocation.")
+        str | None, typer.Argument(metavar="RUN", help="A run in progress (default: request a new allocation).")
     ] = None,
     *,
     settings: typer_options.Settings,
@@ -63,7 +63,7 @@ def command(
         slurm.require_configured()
     if name := cluster():
         console.say_note(
-            f"this shell is on {name}, in a copy of your code: changes to it do not come back to your laptop"
+            f"this shell is on {name}, in a copy of your code: changes there are not copied back to your laptop"
         )
     terminal_variables = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
     return slurm.attach(argv, environ={**environ, **terminal_variables, env.SHELL_SETUP: setup})
@@ -72,9 +72,7 @@ def command(
 def _reject_unused(run: str | None, node: str | None, settings: typer_options.Settings) -> None:
     """Raise an error for options of a new allocation with a run, and the other way round: they would do nothing."""
     if run is None and node is not None:
-        raise UsageError(
-            "--node chooses a node of a run.", hint="Name the run, or use --nodelist for a new allocation."
-        )
+        raise UsageError("--node needs a run.", hint="Pass the run, or use --nodelist for a new allocation.")
     typed = [flag.name for flag in settings.flags]
     typed += [name for name, value in (("--config", settings.config), ("--cluster-profile", settings.profile)) if value]
     if run is not None and typed:

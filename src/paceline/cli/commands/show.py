@@ -1,4 +1,4 @@
-"""`paceline show`: show one run: what was asked, how it went, its curves, and where its time went."""
+"""`paceline show`: show one run: what was requested, how it went, its curves, and where the time went."""
 
 from __future__ import annotations
 

@@ -91,9 +91,8 @@ def command(
     if awaited is not None:
         return wait_until_done(runs.own(awaited), follow=follow)
     if resume is not None and script_only is not None:
-        raise UsageError(
-            "--script-only prepares a new run.", hint="Leave it out, or submit job.sbatch of the run folder yourself."
-        )
+        hint = "--script-only prepares a new run. Omit it, or submit job.sbatch from the run folder yourself."
+        raise UsageError("--script-only cannot be combined with --resume.", hint=hint)
     if first_timeout is not None and not first:
         raise UsageError(
             "--first-timeout needs --first.", hint="Add it, as in `--on alps,cedar --first`, or omit both."
@@ -127,7 +126,7 @@ def _show(submission: JobSubmission, *, is_new: bool) -> int:
     plan = submission.plan(submission.run_path)
     print(plan.show(stop=describe_stop(submission.job), advice=advice), end="")
     if not submission.partitions and not submission.job.resources.cpus_per_gpu:
-        console.say_note("no Slurm here to ask: the script requests 1 core per GPU, not a fair share of a node's")
+        console.say_note("no Slurm here: the script requests 1 core per GPU instead of a fair share of a node's cores")
     return 0
 
 

@@ -37,7 +37,7 @@ def command(
     TensorBoard needs no sync: tensorboard --logdir RUN-FOLDER/trackers/tensorboard
     """
     if all_runs and run is not None:
-        raise UsageError(f"--all sends all runs of this project, but you have named {run}.", hint="Use one of both.")
+        raise UsageError(f"--all cannot be combined with a run ({run}).", hint="Use only one of them.")
     if all_runs:
         return _sync_all(dry_run=dry_run)
     folder = runs.own(run or "last", also_fetched=True)

@@ -1,4 +1,4 @@
-"""`paceline top`: watch your runs on the whole screen."""
+"""`paceline top`: watch your runs full screen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def command(
         str, typer.Option("--filter", metavar="WORDS", help="Show only runs with these words in name, status or job.")
     ] = "",
 ) -> int:
-    """Watch your runs on the whole screen: loss, ranks, nodes, log, time left.
+    """Watch your runs full screen: loss, ranks, nodes, log, time left.
 
     It only reads the run folders, and asks Slurm no more often than `paceline ps`. Press ? for the keys. Some
     cancel, stop or requeue a run: it asks first. Colours are those of your terminal; NO_COLOR turns them off.

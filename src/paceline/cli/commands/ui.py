@@ -1,4 +1,4 @@
-"""`paceline ui`: look at your runs in the browser."""
+"""`paceline ui`: view your runs in a browser."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def command(
     _check_packages()
     if host not in LOOPBACK:
         raise UsageError(
-            f"`paceline ui` does not listen on {host}: everybody who reaches that address could try to connect.",
+            f"`paceline ui` does not listen on {host}: anyone who can reach that address could try to connect.",
             hint="Omit --host. From another machine, use the ssh command that `paceline ui --tunnel` prints.",
         )
     from paceline.ui.web.answers import Answers
@@ -79,7 +79,7 @@ def command(
         _say_link(access.link(chosen), chosen, tunnel=tunnel)
         with opened_browser(access.link(chosen)) if _wants_browser(browser) else nullcontext():
             serve(app, listener)
-    console.say_note("ended; your runs keep running")
+    console.say_note("stopped; your runs keep running")
     return 0
 
 
@@ -109,7 +109,7 @@ def _say_link(link: str, port: int, *, tunnel: bool) -> None:
     print(f"Open this link in your browser:\n\n  {link}\n")
     if tunnel or os.environ.get("SSH_CONNECTION"):
         print(f"If your browser is on another machine, run this there first:\n\n  {tunnel_command(port)}\n")
-    print("Whoever has the link can see your runs: keep it to yourself. Press Ctrl-C to end.", flush=True)
+    print("Anyone with the link can see your runs, so keep it private. Press Ctrl-C to stop.", flush=True)
 
 
 def tunnel_command(port: int) -> str:

@@ -1,4 +1,4 @@
-"""`paceline wait`: wait until runs are over."""
+"""`paceline wait`: wait for runs to finish."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def command(
         ),
     ] = "",
 ) -> int:
-    """Wait until runs are over, and return how they ended as the exit code.
+    """Wait for runs to finish; the exit code says how they ended.
 
     0: all are done. 1: one has failed, was cancelled or is lost. 75: one was stopped, perhaps by `cancel --save`, and
     can be resumed. 124: --timeout has passed. 130: Ctrl-C; the runs continue.
@@ -76,12 +76,13 @@ def _say_left(targets: list[Target], waited: str) -> None:
     left = ", ".join(target.name for target in targets if not target.seems_over)
     unsure = ", ".join(f"{target.name} ({target.progress.status})" for target in targets if target.seems_over)
     if left:
-        console.say_problem(f"Not over after {waited}: {left}.", "Only the wait has ended, not the runs.")
+        console.say_problem(f"Not finished after {waited}: {left}.", "Only the wait timed out; the runs continue.")
     if unsure:
         hint = (
-            "Paceline checks twice, a few seconds apart, because a requeued job looks over for a moment. Wait longer."
+            "Paceline checks twice, a few seconds apart, because a job that is being requeued briefly looks"
+            " finished. Use a longer --timeout."
         )
-        console.say_problem(f"Not known to be over after {waited}: {unsure}.", hint)
+        console.say_problem(f"Could not confirm within {waited} that these runs have finished: {unsure}.", hint)
 
 
 def _wait(targets: list[Target], deadline: float | None) -> bool:

@@ -13,14 +13,20 @@ from paceline.contract.checkpoint.size import show_size
 from paceline.errors import UsageError
 from paceline.spec.quantities import show_seconds
 
-ABOUT = "Show or end the processes that `paceline run --warm` keeps for your next runs. Alone, it shows them."
+ABOUT = (
+    "Show or end the processes that `paceline run --warm` keeps for your next runs. Without a subcommand, it"
+    " shows them."
+)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=ABOUT)
 
 
 @app.callback(invoke_without_command=True)
 def group(context: typer.Context) -> None:
-    """Show or end the processes that `paceline run --warm` keeps for your next runs. Alone, it shows them."""
+    """Show or end the processes that `paceline run --warm` keeps for your next runs.
+
+    Without a subcommand, it shows them.
+    """
     if context.invoked_subcommand is None:
         status()
 
@@ -30,10 +36,10 @@ def status() -> int:
     """Show each process that has torch imported: its memory, the runs that it has served, and when it ends."""
     found = read_status()
     if not found:
-        print("no warm process; `paceline run --warm train.py` leaves one")
+        print("no warm process; `paceline run --warm train.py` starts one")
     for each in found:
         if each["kind"] == "silent":
-            print(f"process {each['pid']}: it does not answer; `paceline warm stop` ends it")
+            print(f"process {each['pid']} is not responding; `paceline warm stop` ends it")
             continue
         ends = f"ends in {show_seconds(each['left'])}" if not each["running"] else f"{each['running']} running"
         print(
@@ -52,6 +58,6 @@ def stop(
     """End these processes now, or all. Runs that they have started continue."""
     ended = stop_processes(pids or None)
     for missing in sorted({*(pids or ())} - {each["pid"] for each in ended}):
-        raise UsageError(f"Process {missing} is no warm process.", hint="See `paceline warm status`.")
+        raise UsageError(f"Process {missing} is not a warm process.", hint="See `paceline warm status`.")
     print("\n".join(f"ended process {each['pid']}" for each in ended) or "no warm process")
     return 0

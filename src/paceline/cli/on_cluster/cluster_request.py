@@ -141,7 +141,7 @@ def _pack(asked: Forwarded, job: Job, project: ProjectFile, *, code: bool, secre
     if left:
         send = f"paceline data push {quote(left[0])} --on {quote(asked.names[0])}"
         console.say_note(
-            f"these stay here, since git ignores them or they lie outside the project: {', '.join(left)}."
+            f"these are not sent, because git ignores them or they are outside the project: {', '.join(left)}."
             f" If {asked.names[0]} has no such data yet, send it with `{send}` and use the path that it prints."
         )
     return parcel
@@ -163,7 +163,7 @@ def _name_there(word: FileName, job: Job, parcel: Parcel) -> str:
     place, target = _place(job.cwd / name, parcel), _place(Path(os.path.realpath(job.cwd / name)), parcel)
     if target not in parcel.code.files:
         raise UsageError(
-            f"{name} would not be sent: git ignores it, or it lies outside the project {job.folder}.",
+            f"{name} would not be sent: git ignores it, or it is outside the project {job.folder}.",
             hint="Only the project's code goes to the cluster: what git tracks, and new files that it does not ignore.",
         )
     folder, inside = _relative(job.cwd, parcel.folder), place if place in parcel.code.files else target

@@ -67,7 +67,7 @@ def describe_state(found: Answer) -> str:
     if found["decision"] == GRANTED:
         return ""
     if found["waits"] or (found["status"] == "running" and found["decision"] is None):
-        return "started; waits for permission to train"
+        return "started; waiting for permission to train"
     return f"{found['status']}{' (' + found['detail'] + ')' if found['detail'] else ''}"
 
 
@@ -178,12 +178,14 @@ class Contest:
                     record.drop(record.chosen)
             if len(record.out) == len(self.contenders):
                 record.finish()
-                console.say_problem("No cluster trains it.", "See what happened with `paceline show RUN --on CLUSTER`.")
+                console.say_problem(
+                    "No cluster is training this run.", "See what happened with `paceline show RUN --on CLUSTER`."
+                )
                 return 1
             time.sleep(0.1)
         assert record.chosen is not None
         run = quote(record.runs[record.chosen])
-        print(f"{record.chosen}: started first, and trains {run}", flush=True)
+        print(f"{record.chosen}: started first and is training {run}", flush=True)
         _, unreachable = self._refuse([name for name in self.contenders if name != record.chosen])
         if all(name in record.runs for name in unreachable):
             record.finish()
@@ -236,10 +238,10 @@ class Contest:
             time.sleep(0.1)
         unreachable += waiting
         for name in unreachable:
-            what = f"did not answer within {CANCEL_TIMEOUT:.0f} s" if name in waiting else "could not be reached"
+            what = f"did not respond within {CANCEL_TIMEOUT:.0f} s" if name in waiting else "could not be reached"
             if name not in self.record.runs:
                 later = f"paceline login {quote(name)}; then: paceline submit --finish {self.record.id}"
-                why = "a job may be in its queue, which never trains without permission"
+                why = "a job may still be queued there; it never trains without permission"
                 console.say_about(name, f"{what}: {why}. To cancel it: {later}")
                 continue
             cancel = f"paceline cancel {quote(self.record.runs[name])} --on {quote(name)}"
@@ -253,13 +255,13 @@ class Contest:
 
     def give_up(self) -> int:
         """After Ctrl-C: cancel all that have no permission yet."""
-        console.say_note("cancelling what has no permission to train")
+        console.say_note("cancelling all jobs without permission to train")
         self.record.give_up()
         trains = [self.record.chosen] if self.record.is_granted and self.record.chosen else []
         more, unknown = self._refuse([name for name in self.contenders if name not in trains])
         for name in (*trains, *more):
             run = quote(self.record.runs[name])
-            console.say_about(name, f"trains {run}; to cancel it: paceline cancel {run} --on {quote(name)}")
+            console.say_about(name, f"is training {run}; to cancel it: paceline cancel {run} --on {quote(name)}")
         if self.record.chosen in unknown:
             console.say_note(f"to finish this later: paceline submit --finish {self.record.id}")
         elif all(name in self.record.runs for name in unknown):

@@ -1,4 +1,4 @@
-"""Views of a cluster's runs with `--on`. They run here, on a mirror that is kept fresh while there is a connection."""
+"""Views of a cluster's runs with `--on`. They run here, on a mirror that is updated while there is a connection."""
 
 from __future__ import annotations
 
@@ -189,10 +189,10 @@ class _Show:
         is_slow = Connection(self._cluster).is_open()  # there is a connection, and still no answer
         self._require_known(problem if is_slow else None)
         why = problem.message.rstrip(".") if is_slow else f"no connection to {self._cluster.name}"
-        said = f"{why}; showing what came until {show_moment(self._last_news())}"
+        said = f"{why}; showing data received until {show_moment(self._last_news())}"
         console.say_note(f"{said}. {problem.hint if is_slow else f'To connect: paceline login {self._cluster.name}'}")
         if self._asked.key == "ps":
-            console.say_note("only runs that you have watched from here are listed, each with what came last")
+            console.say_note("only runs that you have watched from here are listed, with the data received last")
         return self._run(self._view({}, lambda: said))
 
     def report_sweep(self, output: Path) -> int:

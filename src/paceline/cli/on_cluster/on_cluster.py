@@ -80,8 +80,8 @@ def forward_if_asked(command: Any, ctx: Any, typed: list[str], script: list[str]
     if names and values.get("on") and values.get("local") and key_of(command) == "sweep":
         name = console.printable(names[0])
         raise UsageError(
-            f"--local does not go with --on: the trials would run on the login node of {name}.",
-            hint=f"Leave out --local to submit them to {name}, or --on to run them on this machine.",
+            f"--local cannot be combined with --on: the trials would run on the login node of {name}.",
+            hint=f"Omit --local to submit them to {name}, or omit --on to run them on this machine.",
         )
     if names and (values.get("on") or not values.get("local")):  # --local, typed alone, means this machine
         path = ctx.command_path.split()[1:]
@@ -107,7 +107,8 @@ def note_misplaced(ctx: Any, script: Sequence[str], values: Mapping[str, Any]) -
             command = "submit" if ctx.command_path.endswith(" run") else ctx.command_path.partition(" ")[2]
             typed = f"paceline {command} --on {quote(name)} {quote(script[0])}"
             console.say_note(
-                f"--on {console.printable(name)} goes to the script: options of Paceline go before it, as in `{typed}`"
+                f"--on {console.printable(name)} is passed to the script: options of Paceline go before the script, as"
+                f" in `{typed}`"
             )
 
 

@@ -1,6 +1,6 @@
 """What each command with `--on` sends to the cluster, besides its own line and paceline.toml.
 
-A command that is not in `PAYLOADS` sends nothing else: who only looks needs neither code nor secrets there.
+A command that is not in `PAYLOADS` sends nothing else: commands that only read need neither code nor secrets there.
 """
 
 from __future__ import annotations

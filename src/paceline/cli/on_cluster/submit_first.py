@@ -139,7 +139,7 @@ def start(asked: Forwarded) -> int:
         raise UsageError("--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`.")
     for key, flag in NOT_WITH_FIRST.items():
         if asked.values.get(key):
-            raise UsageError(f"{flag} does not go with --first.", hint=f"Leave out {flag}, or name one cluster.")
+            raise UsageError(f"{flag} cannot be combined with --first.", hint=f"Omit {flag}, or use a single cluster.")
     _require_no_interrupted(asked.line, names)
     prepared = _prepare(asked, names)
     config = asked.values.get("config")
@@ -168,7 +168,7 @@ def _require_no_interrupted(line: Sequence[str], names: Sequence[str]) -> None:
         return
     where = ", ".join(dict.fromkeys((*record.submissions, *record.runs)))
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created))
-    found = f"The same command of {since} was interrupted, and its jobs may be on {where}"
+    found = f"The same command was interrupted on {since}, and its jobs may still be on {where}"
     hint = f"To continue with them: paceline submit --finish {record.id}"
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
         raise UsageError(f"{found}.", hint=f"{hint}. To submit this once more: add --name with another name.")
@@ -186,7 +186,7 @@ def finish(name: str) -> int:
     with record.locked():
         record = ContestRecord.load(name)
         if record.is_over:
-            console.say_note(f"{name} is finished already")
+            console.say_note(f"{name} is already finished")
             return 0
         if os.path.isdir(record.folder):
             os.chdir(record.folder)
@@ -231,7 +231,7 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, record: Co
             console.say(f"{name}: {said.removeprefix('paceline: ')}")
         if code != 0 or not last:
             _settle(record, name)
-            raise UsageError(f"{name} did not take the job.", hint="Its message is above.")
+            raise UsageError(f"{name} did not accept the job.", hint="Its message is above.")
         told = parse_object(last)
         record.note_run(name, read_run(told))
         print(console.printable(f"{name}: submitted {record.runs[name]} as job {told['job']}"), flush=True)

@@ -1,6 +1,6 @@
-"""The question before code or secrets of a project go to a cluster for the first time, or much more than before.
+"""Ask before a project's code or secrets go to a cluster for the first time, or when there is much more than before.
 
-Without a terminal nobody is asked: what travels is stated, within the limits that snapshots have.
+Without a terminal, Paceline doesn't ask, but reports what it sends, within the size limits of snapshots.
 """
 
 from __future__ import annotations
@@ -54,9 +54,13 @@ def ask_first(cluster: Cluster, parcel: Parcel, secrets: Secrets, *, code: bool,
     size = sum(file[1] for file in parcel.code.files.values()) if code else NO_CODE
     reasons, known = [], set(before.secrets if before is not None else ())
     if code and (before is None or before.size == NO_CODE):
-        reasons.append(f"{_describe_code(parcel, size)} of {parcel.folder} go to {cluster.name} for the first time")
+        reasons.append(
+            f"{_describe_code(parcel, size)} of {parcel.folder} will be sent to {cluster.name} for the first time"
+        )
     elif before is not None and size > max(LARGE, 2 * before.size):
-        reasons.append(f"{_describe_code(parcel, size)} go to {cluster.name}, {show_size(before.size)} before")
+        reasons.append(
+            f"{_describe_code(parcel, size)} will be sent to {cluster.name} (before: {show_size(before.size)})"
+        )
     new = sorted({*secrets.values} - known)
     for line in [*reasons, *([_describe_secrets(secrets, new, cluster)] if secrets.values else [])]:
         console.say_note(line)

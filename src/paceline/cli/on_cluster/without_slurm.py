@@ -18,8 +18,8 @@ def point_to_cluster(problem: NoSlurm, words: Sequence[str], module: str) -> NoS
     if on := os.environ.get(ON_CLUSTER):
         return NoSlurm(
             problem.message,
-            hint=f"If {on} makes Slurm known in another way than /etc/profile, load it: write"
-            f' setup = "module load slurm", or what your site says, into [profiles.{quote(on)}].',
+            hint=f"If /etc/profile on {on} does not set up Slurm, load it in [profiles.{quote(on)}], for example with"
+            f' setup = "module load slurm".',
         )
     if not takes_on(module):
         return problem

@@ -43,7 +43,7 @@ def make_page() -> Page:
     intro = (
         "Paceline reads the nearest `paceline.toml`, or `[tool.paceline]` of `pyproject.toml`, up to the root of the "
         "repository. Flags override a [profile](#profilesname), which overrides the rest of the file. `paceline init` "
-        "writes a first one. In a terminal, `paceline reference KEY` prints an entry of this page."
+        "creates one. In a terminal, `paceline reference KEY` prints an entry of this page."
     )
     sections = [*_project_sections(), _params(), _profiles(), _sweep(), _space()]
     return Page("configuration.md", "Configuration: `paceline.toml` and `sweep.toml`", intro, sections)
@@ -112,7 +112,7 @@ def _params() -> Section:
     intro = (
         "Hyperparameters of your script, of any name: `run.params.lr`, or `run.params.model.width` for a nested table. "
         "`--param lr=0.1` overrides one. Its value is in TOML's or Python's syntax (`true` or `True`, `.1`, `None`, "
-        '`[1, 2]`, `"5"` for a string of digits); any other text is a string, also with a `#` in it.'
+        '`[1, 2]`, `"5"` for a string of digits); any other text is a string, even with a `#` in it.'
     )
     return Section("[params]", ("params", "[params]", "--param"), intro, "[params]\nlr = 0.1\nmodel.width = 64")
 
@@ -157,8 +157,8 @@ def _space() -> Section:
     entries = [Entry((name, f"space.{name}"), text, (("example", f"`{example}`"),))
                for name, (example, text) in sweep.RANGE_HELP.items()]  # fmt: skip
     intro = (
-        "In a sweep's file: what to try for each parameter. A list is one of its values, and a plain value is the same "
-        "in every trial. The others are tables:"
+        "In a sweep's file: what to try for each parameter. From a list, each trial takes one value; a plain value is"
+        " the same in every trial. Other ranges are tables:"
     )
     example = '[space]\noptimizer = ["adam", "sgd"]\nlr = { log_uniform = [1e-4, 1.0] }\nmodel.heads = [4, 8]'
     return Section("[space]", ("space", "[space]"), intro, example, entries=tuple(entries))

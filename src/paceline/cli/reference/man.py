@@ -17,9 +17,9 @@ _FILES = (
     ("/etc/paceline/site.toml", "Defaults and limits of your site."),
 )
 _VARIABLES = (
-    (env.SCRATCH, "The folder for run folders."),
+    (env.SCRATCH, "The scratch folder, which holds all run folders."),
     (env.PROFILE, "The profile of paceline.toml to use."),
-    (env.POLL_INTERVAL, "How long an answer of Slurm counts, in seconds."),
+    (env.POLL_INTERVAL, "How long Paceline reuses an answer from Slurm, in seconds."),
     (env.SANDBOX, "The folder of the sandbox."),
 )
 

@@ -18,7 +18,7 @@ _SECTIONS = (
     ("attempt-N", "attempt", RUN, "AttemptFolder", ""),
     ("job-starts/JOB-RESTARTS", "job-starts", RUN, "JobStartFolder", ""),
     ("The folder of a sweep", "sweep folder", SWEEP, "SweepFolder", "`<scratch>/<project>/<experiment>/<sweep>`."),
-    ("trials/N", "trials", SWEEP, "TrialFolder", "The run folder of a trial, with these files besides."),
+    ("trials/N", "trials", SWEEP, "TrialFolder", "The run folder of a trial, with these additional files."),
 )
 
 

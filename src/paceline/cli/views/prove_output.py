@@ -79,7 +79,7 @@ def print_proof(proof: Proof) -> None:
         out.print(f"[dim]{console.cell(name)}: skipped, {console.cell(reason)}[/]", soft_wrap=True)
     out.print(f"[dim]Largest differences · {console.cell(' · '.join(proof.facts()))}[/]", soft_wrap=True)
     if proof.holds:
-        out.print("[good]✓ The training is the same on all of them.[/]")
+        out.print("[good]✓ The training is the same in all runs.[/]")
     for records in proof.scaled:
         out.print(f"  {console.cell(records.case.name)}: last loss {last_loss(proof, records):.4g}", soft_wrap=True)
     for cause in proof.causes:

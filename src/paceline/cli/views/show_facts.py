@@ -1,4 +1,4 @@
-"""The facts of a run that `paceline show` prints: what was asked, and how it stands."""
+"""The facts of a run that `paceline show` prints: what was requested, and its status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths that this user may not read: what to say about them, and how to look past them."""
+"""Paths that this user may not read: the error for them, and the nearest folder above that exists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def describe_closed(closed: Path, wanted: Path | str, source: str) -> str:
     """Return the sentence about a path that cannot be used because a part of it is closed to this user."""
     where = f" on {cluster()}" if cluster() else ""
     part = "it" if str(closed) == str(wanted) else str(closed)
-    return f"{wanted} cannot be used{where}: you have no permission to read {part} ({source})."
+    return f"{wanted} cannot be used{where}: you do not have permission to read {part} ({source})."
 
 
 def hint_for(keys: str, table: str) -> str:

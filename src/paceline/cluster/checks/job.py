@@ -48,7 +48,7 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     """
     scratch = plan.run_path.scratch
     if (closed := find_closed(scratch)) is not None:
-        text = describe_closed(closed, scratch, "the folder of runs")
+        text = describe_closed(closed, scratch, "the scratch folder")
         return [Finding("run folder", PROBLEM, text, hint_for("scratch", "project"))]
     existing = nearest_existing(scratch)
     found = []
@@ -66,7 +66,7 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     free = shutil.disk_usage(existing).free
     level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
     text = f"{free / 2**30:.1f} GB free"
-    text = text if level == GOOD else f"There is little space for the folder of runs, {scratch}: {text}."
+    text = text if level == GOOD else f"The scratch folder {scratch} has little space left: {text}."
     hint = "" if level == GOOD else "Remove old runs, or choose another scratch folder."
     return [*found, Finding("free space", level, text, hint), *check_quota(existing)]
 
@@ -87,7 +87,7 @@ def check_requeue(job: Job, plan: SlurmPlan) -> list[Finding]:
     text = (
         "The nodes have no scontrol, so jobs cannot requeue themselves: at the time limit, a new job continues the run."
     )
-    return [Finding("requeue", WARNING, text, "It has another id, and waits at the end of the queue.")]
+    return [Finding("requeue", WARNING, text, "The new job has a different id and starts at the end of the queue.")]
 
 
 def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[Finding]:

@@ -32,7 +32,7 @@ def resolve_start(job: Job, environ: Mapping[str, str], *, after: Sequence[str] 
         if job.runtime.start_continue:
             raise UsageError(
                 f"{job.source('runtime.start_continue')} needs --start-from.",
-                hint="Name the run to continue. To continue the same run, use --resume RUN.",
+                hint="Add --start-from with the run to continue. To continue the same run, use --resume RUN.",
             )
         return job
     scratch = folders.resolve_scratch(job, environ)
@@ -94,7 +94,7 @@ def _checkpoint_problem(folder: Path) -> str | None:
 
 def _file_problem(path: Path) -> str | None:
     if not is_weights_file(path.name):
-        return f"{path.name} is not a file of weights ({', '.join(WEIGHTS_SUFFIXES)})"
+        return f"{path.name} is not a weights file ({', '.join(WEIGHTS_SUFFIXES)})"
     try:
         with open(path, "rb") as file:
             if path.suffix == ".safetensors":
@@ -102,7 +102,7 @@ def _file_problem(path: Path) -> str | None:
             elif not zipfile.is_zipfile(file):
                 file.seek(0)
                 if file.read(2) != PICKLE:
-                    return "torch.save has not written it"
+                    return "it was not written by torch.save"
     except (CheckpointError, OSError) as problem:
         return str(getattr(problem, "message", None) or getattr(problem, "strerror", problem)).rstrip(".")
     return None
@@ -110,5 +110,8 @@ def _file_problem(path: Path) -> str | None:
 
 def _hint(path: Path) -> str:
     if path.is_file():
-        return f"Use a {', '.join(WEIGHTS_SUFFIXES)} file, a folder of Hugging Face, or a run."
-    return "Name a run that has saved one, its folder, or one checkpoint (step-...). --after RUN waits for a run."
+        return f"Use a {', '.join(WEIGHTS_SUFFIXES)} file, a Hugging Face model folder, or a run."
+    return (
+        "Use a run that has saved one, its folder, or one checkpoint (step-...). To wait for a run to finish, add"
+        " --after RUN."
+    )

@@ -140,7 +140,7 @@ class BuildProgress:
         where = f" on {name}" if (name := cluster()) else ""
         raise EnvironmentProblem(
             "\n  ".join([f"{builder} failed: nothing was built.", *([] if is_shown else self.errors())]),
-            hint=f"{self._advise()}The whole log is in {self.folder.log}{where}.",
+            hint=f"{self._advise()}The full log is in {self.folder.log}{where}.",
         )
 
     def _advise(self) -> str:
@@ -149,9 +149,9 @@ class BuildProgress:
             return ""
         settings = "https_proxy, or PIP_INDEX_URL of a mirror, in variables of [environment]"
         if self.process is not None:
-            return f"This machine does not reach the package index. If it needs a proxy, set {settings}.\n  "
+            return f"This machine cannot reach the package index. If it needs a proxy, set {settings}.\n  "
         here = "on the login node" if cluster() else "here"
         return (
-            f"The node does not reach the package index: compute nodes often have no internet. Build {here} instead:\n"
-            f"    {to_type('env build --local')}\n  If nodes have a proxy or a mirror, set {settings}.\n  "
+            f"The node cannot reach the package index: compute nodes often have no internet access. Build {here}"
+            f" instead:\n    {to_type('env build --local')}\n  If nodes have a proxy or a mirror, set {settings}.\n  "
         )

@@ -175,7 +175,7 @@ def _local_packages(lines: Iterable[str], folder: Path) -> Iterator[tuple[str, s
             continue
         if not path.exists():
             raise SpecError(
-                f"The requirement {line!r} means {laptop_path(path)}, which does not exist{_not_sent()}.",
+                f"The requirement {line!r} refers to {laptop_path(path)}, which does not exist{_not_sent()}.",
                 hint="Write paths relative to the project's folder.",
             )
         yield name, _digest(path, only_metadata=editable is not None)

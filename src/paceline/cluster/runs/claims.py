@@ -154,7 +154,7 @@ def require_permission(run: RunFolder) -> None:
         return
     why, winner = explain_refusal(run) or "it never got permission to start", read_winner(run)
     raise UsageError(
-        f"Run {run.path.name} was submitted with --first and never trains: {why}.",
+        f"Run {run.path.name} was submitted with --first and will never train: {why}.",
         hint=f"See `paceline ps --on {quote(winner)}`, or start a new run." if winner else "Start a new run.",
     )
 
@@ -192,7 +192,7 @@ def _require_no_job(run: RunFolder, holder: Holder | None) -> None:
             return
         raise ClusterError(
             f"Cannot find out whether job {jobs[0]} still has run {run.path.name}: {problem.message}",
-            hint="Try again where that Slurm answers: on a login node, or, if the job is in a sandbox, after"
+            hint="Try again where that Slurm is reachable: on a login node, or, if the job is in a sandbox, after"
             ' `eval "$(paceline sandbox env)"` in this terminal. Without that Slurm, start a new run from its newest'
             f" checkpoint: `--start-from {run.path.name} --continue`.",
         ) from None

@@ -92,7 +92,7 @@ def compare_run(folder: RunFolder) -> RunDifference:
         exclude_paths=[*run_folders_inside(project, run_path_of(folder)), *(project / name for name in named)],
     )
     notes = [
-        f"this run uses the folder {name} of the project itself, also the code in it"
+        f"this run uses the folder {name} of the project itself, including the code in it"
         for name in _texts(code.get("in_place"))
     ]
     if record.get("backend") == "slurm" and settings.get("workdir") != "snapshot":

@@ -66,7 +66,7 @@ class _Finder:
             found.in_place.append(parent[:-1])
             found.notes.append(
                 f"{parent[:-1]} has more than {MAX_LINKS:,} files that are not in the code snapshot: the job uses this"
-                " folder of your project itself, also the code in it"
+                " folder of your project directly, including the code in it"
             )
             return
         if len(left_out) > MAX_LINKS:
@@ -124,8 +124,8 @@ class _Finder:
             return []
         if len(names) > MAX_SIBLINGS:
             self.found.notes.append(
-                f"{parent} has more than {MAX_SIBLINGS} files and folders: the job does not find what lies next to your"
-                " project as ../x, so write such paths in full"
+                f"{parent} has more than {MAX_SIBLINGS} files and folders: the job cannot find files next to your"
+                " project under ../x, so use full paths for them"
             )
             return []
         kept = [name for name in names if self._is_free_of_runs(parent / name)]

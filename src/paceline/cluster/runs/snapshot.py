@@ -210,7 +210,7 @@ class _GitProblem(Exception):
 
 def _unlisted(folder: Path, problem: Exception) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"git cannot list the files of {folder}, so nobody knows which of them it ignores: {problem}",
+        f"git cannot list the files of {folder}, so Paceline cannot tell which ones it ignores: {problem}",
         hint="Nothing was sent. Try `git status` there, and fix what it reports.",
     )
 

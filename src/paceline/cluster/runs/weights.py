@@ -47,7 +47,7 @@ def choose_object(marker: Marker, name: str | None) -> str:
     if name is not None:
         if marker.objects.get(name) == "rank":
             raise UsageError(
-                f"{name!r} has a state of its own on each rank, so there is no one file to export.",
+                f"{name!r} has separate state on each rank, so it cannot be exported to one file.",
                 hint=f"Choose one of {', '.join(modules) or 'none'}.",
             )
         if name in marker.objects:

@@ -31,18 +31,20 @@ def require_work_left(
         return ""
     run = folder.path.name
     if not find_checkpoints(folder.path):
-        return f"{run} is done and has no checkpoint: its script starts again"
+        return f"{run} is done and has no checkpoint: its script starts from the beginning"
     changes = [flag for flag in flags if flag.value is not None and flag.key.partition(".")[0] in _SEEN_BY_SCRIPT]
     if program is None and not changes and not list(params):
         name = spec.program if spec.is_module else Path(spec.program).name
         script = f"{'-m ' if spec.is_module else ''}{quote(name)}"
         raise UsageError(
             f"Run {run} is done, so there is nothing left to do.",
-            hint=f"To train longer, name its script and ask for more: {to_type(f'submit --resume {run}')} {script}"
+            hint=f"To train longer, pass the script with new arguments: {to_type(f'submit --resume {run}')} {script}"
             f" --epochs 20\n  For a new run: {to_type('submit --name NEW')} {script}",
         )
     if program is not None and list(program.args) == list(spec.args) and not changes and not list(params):
-        return f"{run} is done: with the same arguments, the job finds something to do only if the code asks for more"
+        return (
+            f"{run} is done: with the same arguments, the job has nothing to do unless the code now trains for longer"
+        )
     return ""
 
 

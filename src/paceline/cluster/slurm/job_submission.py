@@ -134,8 +134,8 @@ class JobSubmission:
         except NoAnswer as problem:
             raise ClusterError(
                 problem.message,
-                hint="Submit it again once Slurm answers. The folder of this run stays, marked as cancelled: if there"
-                f" is a job after all, it ends at once. {plan.run_path.folder.path}",
+                hint="Submit it again once Slurm responds. The run's folder is kept and marked as cancelled, so that"
+                f" the job ends immediately if it exists after all: {plan.run_path.folder.path}",
             ) from None
         except JobRejected as rejected:
             raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
@@ -159,7 +159,7 @@ class JobSubmission:
         found = name if folder is None else slurm.read_job_id(folder)
         outcome = _outcome(folder, found)
         if outcome == DONE:
-            self.notes.append(f"{name} is done already, so the job does not wait for it")
+            self.notes.append(f"{name} is already done, so the job does not wait for it")
         elif found is None:
             raise UsageError(
                 f"Invalid --after {name}: that run is not a Slurm job.",
@@ -169,13 +169,13 @@ class JobSubmission:
             again = f"continue it (`{to_type(f'submit --resume {folder.path.name}')}`)" if folder else "run it again"
             raise UsageError(
                 f"Invalid --after {name}: {f'job {found}' if folder is None else 'that run'} has ended: {outcome}.",
-                hint=f"First {again}, or leave --after out.",
+                hint=f"Either {again} first, or omit --after.",
             )
         elif folder is None and not _may_exist(name):
             raise UsageError(
                 f"Invalid --after {name}: Slurm knows no job {name}, and no run has that id.",
-                hint="Name a run, or a job in the queue (`squeue` lists them). If it is done, leave --after out. To"
-                f" wait for a job that you may not see, use --dependency afterok:{name}.",
+                hint="Use a run or a job in the queue (`squeue` lists jobs). If the job is done, omit --after. To"
+                f" wait for a job that you are not allowed to see, use --dependency afterok:{name}.",
             )
         if folder is not None:
             self._note_new_files(folder)

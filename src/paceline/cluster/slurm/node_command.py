@@ -33,6 +33,6 @@ def run_on_node(node: str, args: Sequence[str]) -> int:
         return subprocess.run(command, env=environ, timeout=TIMEOUT, stdin=subprocess.DEVNULL).returncode
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f"Node {node} did not answer within {TIMEOUT:.0f} s.",
+            f"Node {node} did not respond within {TIMEOUT:.0f} s.",
             hint=f"Check that the node is free, or run there: {shlex.join(['paceline', *args])}",
         ) from None

@@ -75,7 +75,7 @@ class Resubmission(JobSubmission):
 
     def submit(self, command: Sequence[str], *, script_only: Path | None = None) -> Submitted:
         """Submit the run again. If Slurm rejects the job, the run folder stays as it was."""
-        assert script_only is None, "the command has refused it"
+        assert script_only is None, "the command rejected it"
         with _locked(self.run_path.folder):
             return self._submit(command)
 
@@ -123,7 +123,7 @@ def find_resubmission(
     old = read_launch_spec(folder)
     if old.trial:
         raise UsageError(
-            f"{name} is a trial of a sweep, which has jobs of its own.",
+            f"{name} is a trial of a sweep, which manages its own jobs.",
             hint="Run the trials that failed again: paceline sweep --resubmit failed SWEEP",
         )
     require_not_running(folder)
@@ -135,7 +135,7 @@ def find_resubmission(
         raise UsageError(
             f"Run {folder.path.name} keeps the settings that it was submitted with, so --config and --cluster-profile"
             " have no effect.",
-            hint="Leave them out, and type what should change, such as --time 8h.",
+            hint="Omit them, and pass only what should change, e.g. --time 8h.",
         )
     project = here if program is not None else _live_project(folder, old, record)
     if was_submitted:
@@ -234,7 +234,7 @@ def _restore_setup(setup: Iterable[str], script: Path) -> list[str]:
         found = re.compile(f"^{'.+?'.join(parts)}$", re.MULTILINE | re.DOTALL).search(text, position)
         if found is None or redact_text(found[0]) != shown:
             raise UsageError(
-                f"{script} has no line {shown}, so the secret in this line of `setup` is not known any more.",
+                f"{script} has no line {shown}, so the secret in this line of `setup` is no longer known.",
                 hint="Start a new run, and keep the secret in a file that you pass with `--secret-file`.",
             )
         lines.append(found[0])
@@ -260,7 +260,7 @@ def _locked(folder: RunFolder) -> Iterator[None]:
         except BlockingIOError:
             raise UsageError(
                 f"Another command is submitting run {folder.path.name} now.",
-                hint=f"See what became of it: {to_type(f'show {folder.path.name}')}",
+                hint=f"To see its status: {to_type(f'show {folder.path.name}')}",
             ) from None
         except OSError:  # a file system without locks
             pass

@@ -76,7 +76,7 @@ def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path,
         printed = done.stdout.strip() if done is not None else ""
         raise NoAnswer(
             f"Slurm did not confirm the job: {reason or f'sbatch printed no job id, but {printed!r}'}.",
-            hint=f"Its folder stays, in case there is a job: {folder}. Look for it with `squeue --me --all`.",
+            hint=f"Its folder is kept in case the job exists: {folder}. Look for the job with `squeue --me --all`.",
         )
     mark.unlink()
     forget_answer()
@@ -107,8 +107,8 @@ def find_job(
             return max(found, key=int)
     if problem is not None:
         raise NoAnswer(
-            f"Slurm does not say whether there is a job: {problem.message}",
-            hint=f"Repeat your command once Slurm answers: nothing was submitted or cancelled. {problem.hint}".strip(),
+            f"Cannot find out whether Slurm has the job: {problem.message}",
+            hint=f"Nothing was submitted or cancelled. Repeat your command once Slurm responds. {problem.hint}".strip(),
         )
     return None
 

@@ -80,7 +80,7 @@ class Connection:
             done = run(["ssh", "-G", "--", self.cluster.host], timeout=30)
         except subprocess.TimeoutExpired:
             raise EnvironmentProblem(
-                "ssh does not finish reading its configuration.", hint=f"Try `ssh -G {self.cluster.host}`."
+                "ssh hangs while reading its configuration.", hint=f"Try `ssh -G {self.cluster.host}`."
             ) from None
         if done.returncode != 0:
             raise explain(as_text(done.stderr), name=self.cluster.name, host=self.cluster.host)
@@ -135,8 +135,9 @@ class Connection:
 
     def _stuck(self) -> ConnectionProblem:
         return ConnectionProblem(
-            f"The ssh process of your connection to {self.cluster.name} did not answer within {CONTROL_TIMEOUT:.0f} s.",
-            hint=f"Try again. If it stays like this, end that process: its command line has {self.socket.path}",
+            f"The ssh process of your connection to {self.cluster.name} did not respond within"
+            f" {CONTROL_TIMEOUT:.0f} s.",
+            hint=f"Try again. If the problem persists, kill that process: its command line contains {self.socket.path}",
         )
 
     def _control(self, what: str) -> subprocess.CompletedProcess[bytes]:
@@ -193,8 +194,8 @@ class Connection:
         """Return the error for a login node that no longer answers, although nothing says that it is gone."""
         name = self.cluster.name
         return ConnectionProblem(
-            f"{self.cluster.host} did not answer within {seconds:.0f} s.",
-            hint=f"Is your network up? Open a new connection: paceline logout {name}; paceline login {name}",
+            f"{self.cluster.host} did not respond within {seconds:.0f} s.",
+            hint=f"Check your network, then open a new connection: paceline logout {name}; paceline login {name}",
         )
 
     def lost(self, known: str = "") -> ConnectionProblem:

@@ -1,4 +1,4 @@
-"""A program on the login node that one talks to: lines there and back, over the connection."""
+"""A dialogue with a program on the login node: lines in both directions, over the connection."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: N
         submission.close()
         repeat = "Repeat" if connection.is_open() else f"Type: paceline login {name}; then repeat"
         raise ConnectionProblem(
-            f"{problem.message} The answer has not arrived, so the {jobs} may be in the queue or not.",
+            f"{problem.message} No answer has arrived, so the {jobs} may or may not be in the queue.",
             hint=f"{repeat} the command: it reports the {jobs} if there {are}, and does not submit anything twice.",
         ) from None
     if is_answer or (code != UNSETTLED and not submission.is_repeat):
@@ -146,7 +146,7 @@ def _await(connection: Connection, request: Request, parcel: Parcel, submission:
     except ConnectionProblem as problem:
         login = "" if connection.is_open() else f"paceline login {quote(name)}; then: "
         raise ConnectionProblem(
-            f"{problem.message} {run} is submitted, and does not need this command.", hint=f"Type: {login}{way}"
+            f"{problem.message} {run} is submitted and continues without this command.", hint=f"Type: {login}{way}"
         ) from None
     return code
 
@@ -233,8 +233,8 @@ def deliver(
         name = _deliver(connection, installation, request, parcel, note=note, heard=heard)
     if name is None:
         raise ConnectionProblem(
-            f"Paceline disappears from {connection.cluster.name} as soon as it is installed.",
-            hint=f"Is {installation.cache} the same folder for every login?",
+            f"Paceline's files on {connection.cluster.name} disappeared right after the installation.",
+            hint=f"Check that {installation.cache} is the same folder on every login node.",
         )
     return installation, name
 

@@ -130,7 +130,7 @@ def install(connection: Connection, note: Callable[[str], None]) -> Installation
     if answer.code != 0:
         raise EnvironmentProblem(
             f"Cannot install Paceline on {connection.cluster.name}: {_last_line(answer)}",
-            hint=f"Its folder there is {cache}; set XDG_CACHE_HOME there for another one.",
+            hint=f"Paceline installs into {cache} there; to use another folder, set XDG_CACHE_HOME there.",
         )
     return made
 

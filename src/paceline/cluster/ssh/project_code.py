@@ -1,4 +1,4 @@
-"""What of a project goes to the other side: its code as a snapshot would have it, or its settings alone."""
+"""Which part of a project is sent to the cluster: its code as in a snapshot, or only its settings."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def pack_settings(folder: Path, files: Iterable[Path]) -> Parcel:
     names = [os.path.relpath(file.resolve(), folder).replace(os.sep, "/") for file in files]
     for name in names:
         if name.startswith("../"):
-            raise SpecError(f"{name} is outside of the project.", hint="Move it into the project: only that is sent.")
+            raise SpecError(
+                f"{name} is outside of the project.", hint="Move it into the project: only the project is sent."
+            )
     return Parcel(folder, SentCode(project_folder(folder), describe_files(folder, names)))
 
 

@@ -1,4 +1,4 @@
-"""What `ssh` is given to run. Every value that reaches another machine's shell goes through here."""
+"""What `ssh` runs. Every value that reaches another machine's shell goes through here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETUP_END = "paceline-setup-end"  # on stderr: what came before it was printed b
 def word(text: str) -> str:
     """Return a word that a POSIX shell reads back byte for byte."""
     if "\0" in text:
-        raise UsageError(f"There is a NUL character in {text!r}.", hint="Remove it: no shell can pass one on.")
+        raise UsageError(f"There is a NUL character in {text!r}.", hint="Remove it: a shell cannot pass it on.")
     return shlex.quote(text)
 
 

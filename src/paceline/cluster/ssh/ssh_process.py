@@ -141,8 +141,8 @@ _MEANINGS = (
     ),
     (
         "you have requested strict checking",
-        "ssh does not know the host key of {host}, and StrictHostKeyChecking forbids it to ask you.",
-        "Get the key's fingerprint from the site. Then compare it with what this asks you about, once:"
+        "ssh does not know the host key of {host}, and StrictHostKeyChecking keeps it from asking you.",
+        "Get the key's fingerprint from the site. Then run this once and compare the fingerprint that it shows:"
         " ssh -o StrictHostKeyChecking=ask {host}",
     ),
     (
@@ -152,17 +152,17 @@ _MEANINGS = (
     ),
     (
         "Could not resolve hostname",
-        "There is no host {host}.",
+        "The host name {host} cannot be resolved.",
         "Check `host` of the cluster {name}, your network and your VPN.",
     ),
-    ("Connection refused", "{host} refuses connections.", "Is it the right host and port? It may also be down."),
+    ("Connection refused", "{host} refuses connections.", "Check the host name and the port; the host may be down."),
     (
         "timed out",
-        "{host} does not answer.",
+        "{host} is not responding.",
         "Check your network and your VPN; the login node may be down. Then: paceline login {name}",
     ),
     ("No route to host", "There is no route to {host}.", "Check your network and your VPN."),
-    ("Network is unreachable", "There is no network to reach {host}.", "Check your network and your VPN."),
+    ("Network is unreachable", "The network of {host} is unreachable.", "Check your network and your VPN."),
     ("Too many authentication failures", "{host} refused your keys.", "Set IdentityFile in ~/.ssh/config."),
     ("Permission denied", "{host} did not accept your login.", "Try `ssh {host}`: the same keys and codes work here."),
     ("Connection closed by", "{host} closed the connection.", "Try `ssh {host}` to see why."),

@@ -67,7 +67,7 @@ def read_marker(folder: Path) -> Marker:
         raise CheckpointError(f"{path.name} of {folder.name} can't be read: {error}.") from None
     if table.get("format") != FORMAT:
         raise CheckpointError(
-            f"{folder.name} has another format than this version of Paceline reads ({FORMAT}).",
+            f"{folder.name} has a different format from the one that this version of Paceline reads ({FORMAT}).",
             hint="Resume with the version that wrote it.",
         )
     if _table_checksum({key: value for key, value in table.items() if key != "crc32"}) != table.get("crc32"):

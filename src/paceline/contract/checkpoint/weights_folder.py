@@ -38,9 +38,11 @@ def _indexed(index: Path) -> list[Path]:
         raise CheckpointError(f"{index} cannot be read: {error}.", hint="Download or save the model again.") from None
     for name in names:
         if Path(name).name != name or not is_weights_file(name):
-            raise CheckpointError(f"{index} names {name!r}, which is no file of weights next to it.")
+            raise CheckpointError(f"{index} lists {name!r}, which is not a weights file next to it.")
         if not (index.parent / name).is_file():
-            raise CheckpointError(f"{index.parent} has no {name}, which its index names.", hint="Is it complete?")
+            raise CheckpointError(
+                f"{index.parent} has no {name}, which its index lists.", hint="Check that the download is complete."
+            )
     if not names:
-        raise CheckpointError(f"{index} names no files.")
+        raise CheckpointError(f"{index} lists no files.")
     return [index.parent / name for name in names]

@@ -1,8 +1,8 @@
 """Records that others may have written: JSON that is read within limits, and checked before it is used.
 
 Whoever lists the runs of a shared scratch folder reads files of other users, of other versions and of crashed programs.
-Such a file may be a pipe, endless, deeply nested or full of surprises; it costs an error of the kinds that a missing
-file does (`OSError`, `ValueError`), and nothing else.
+Such a file may be a pipe, endless, deeply nested or malformed; reading it only raises the errors that a missing
+file would (`OSError`, `ValueError`).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _slow_nodes(measured: Sequence[Measurement]) -> list[Judgement]:
         own = [speed for pair, speed in pairs.items() if node in pair]
         others = [speed for pair, speed in pairs.items() if node not in pair]
         if own and others and max(own) < SLOW_PAIR * median(others):
-            text = f"its network gives {max(own) / median(others):.0%} of what others get"
+            text = f"its network reaches {max(own) / median(others):.0%} of the bandwidth of the others"
             facts = (
                 f"{host}: at most {max(own):.2f} GB/s with {len(own)} neighbours",
                 f"other nodes: {median(others):.2f} GB/s",

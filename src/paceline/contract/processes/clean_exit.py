@@ -1,4 +1,4 @@
-"""What keeps a rank from hanging or aborting when it exits: torch's threads need the GIL until they rest."""
+"""What keeps a rank from hanging or aborting when it exits: torch's threads need the GIL until they stop."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How scripts without the runtime are asked to stop, and how they say that they have saved."""
+"""How Paceline asks scripts without the runtime to stop, and how they report that they have saved."""

@@ -59,7 +59,7 @@ PRESETS = (
 def describe(stop_signal: str, codes: Sequence[int], why: str = "") -> str:
     """Return the contract in one line."""
     meaning = " or ".join(str(code) for code in sorted({*codes, STOPPED_EXIT}))
-    return f"{stop_signal}{f' ({why})' if why else ''}; exit code {meaning} means: saved, to be resumed"
+    return f"{stop_signal}{f' ({why})' if why else ''}; exit code {meaning} means that it has saved and can be resumed"
 
 
 def describe_contract(stop_signal: str, saved_exit_code: int, preset: Preset | None) -> str:

@@ -24,11 +24,11 @@ class EnvironmentSection:
     def lines(self, folder: str) -> list[str]:
         """Return the section as a script has it; the files of the run are in `folder`, as bash names it."""
         return [
-            "# Only you can read the file with the variables' values.",
+            "# The variables' values are in a file that only you can read.",
             "{ set +x; } 2>/dev/null",
             f'source "{folder}/environment.sh" || paceline_fail "Cannot read {folder}/environment.sh."',
             *self.after_variables(),
-            "# The part of Paceline that runs inside jobs travels with the run: the job's Python needs only torch.",
+            "# Each run carries the part of Paceline that runs inside jobs, so the job's Python needs only torch.",
             python_path(f'"{folder}/paceline.zip'),
         ]
 

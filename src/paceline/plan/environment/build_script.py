@@ -124,7 +124,7 @@ paceline_fail() {{
     exit 1
 }}
 
-# The environment is built once the file that is written last is there.
+# The environment is complete when this file exists, because it is written last.
 is_built() {{ [ -e "$target/{MARKER}" ]; }}
 
 # A builder is a job, or a process on a host.
@@ -148,7 +148,7 @@ is_alive() {{
 }}
 
 # One builder at a time. The lock is a folder with a file that is named after the builder, renamed into place whole.
-# To take it over from a builder that is gone, rename that file: only one builder succeeds.
+# To take over the lock of a builder that is gone, rename that file: only one builder succeeds.
 take_lock() {{
     mkdir -p "$build/lock" && : >"$build/lock/$me"
     [ -e "$build/lock/$me" ] ||
@@ -168,7 +168,7 @@ take_lock() {{
 def _turn() -> list[str]:
     """Wait until the environment is built, or until it is this builder's turn."""
     return """\
-# However this ends, even while waiting, remove what is incomplete, the lock and the variables.
+# On any exit, even while waiting, remove an incomplete environment, the lock and the variables.
 clean_up() {
     code=$?
     if [ -e "$lock/$me" ]; then
@@ -187,7 +187,7 @@ waiting=''
 until is_built || take_lock; do
     if [ -z "$waiting" ] && [ -e "$lock/$other" ]; then
         waiting=1
-        say "waiting for $other, which is building it (if that is gone for good: rm -r $lock)"
+        say "waiting for $other, which is building it (if that builder no longer exists: rm -r $lock)"
     fi
     sleep 2
 done

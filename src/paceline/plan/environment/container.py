@@ -36,7 +36,7 @@ def container_entry(job: Job, run_path: RunPath, *, gpus: int) -> ContainerEntry
     for path in shared:
         if re.search("[:,]", path):
             raise SpecError(
-                f"The container needs {path}, but a colon or a comma in a path would be taken for a separator.",
+                f"The container needs {path}, but container engines read a colon or a comma in a path as a separator.",
                 hint="Move it to a path without them.",
             )
     if environment.engine == "pyxis":
@@ -101,8 +101,8 @@ def _definition(job: Job, run_path: RunPath, shared: list[str], *, gpus: int) ->
     data_folder = job.data.folder
     fixed = [*job.environment.engine_options, *(arg for bind in _binds(job) for arg in ("--bind", bind))]
     return [
-        "# How a node enters the container: with the engine that it has, with its GPUs, and with those of the job's",
-        "# folders that exist there.",
+        "# How a node enters the container: it uses the engine and the GPUs that it has, and mounts those of the job's",
+        "# folders that exist on it.",
         "# shellcheck disable=SC2317 # the nodes call it",
         f"{FUNCTION}() {{",
         "    local paceline_engine paceline_options=() paceline_folder",

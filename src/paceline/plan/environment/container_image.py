@@ -55,7 +55,7 @@ def _header(base: str) -> list[str]:
         return ["Bootstrap: localimage", f"From: {_one_line(base)}"]
     if kind not in _SOURCES:
         raise SpecError(
-            f"base is {base!r}, but images do not come from {kind}://.", hint=f"Use {_SOURCES[0]}://name:tag."
+            f"base is {base!r}, but {kind}:// is not a source of images.", hint=f"Use {_SOURCES[0]}://name:tag."
         )
     return [f"Bootstrap: {kind}", f"From: {_one_line(name)}"]
 

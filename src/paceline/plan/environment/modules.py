@@ -17,7 +17,7 @@ _LOADED = re.compile(
     r"LOADEDMODULES|_LMFILES_|_ModuleTable\d+_|_ModuleTable_Sz_|__LMOD_REF_COUNT_\w+|LMOD_FAMILY_\w+|__MODULES_\w+"
 )
 
-_COMMAND = r"""# `module` is a function of the login shell; a batch shell has to find it.
+_COMMAND = r"""# `module` is a shell function of the login shell; a batch shell has to define it first.
 if ! command -v module >/dev/null; then
     for init in "${LMOD_PKG:-}/init/bash" "${MODULESHOME:-}/init/bash" /etc/profile.d/{lmod,z00_lmod,modules}.sh \
         /usr/share/{lmod/lmod,modules,Modules}/init/bash; do

@@ -87,7 +87,7 @@ def from_pipfile_lock(text: str, *, where: str) -> tuple[list[str], list[str]]:
         values = json.loads(text)
         packages: dict[str, dict[str, Any]] = values["default"]
     except (ValueError, KeyError, TypeError):
-        raise SpecError(f"{where} is not a lock file of pipenv.", hint="Create it again with `pipenv lock`.") from None
+        raise SpecError(f"{where} is not a Pipenv lock file.", hint="Create it again with `pipenv lock`.") from None
     # pip checks either all hashes or none.
     unhashed = [name for name, entry in packages.items() if not entry.get("hashes")]
     notes = []
@@ -107,7 +107,7 @@ def _pipfile_line(name: str, entry: object, where: str) -> str:
     if isinstance(entry, str):
         entry = {"version": entry}
     if not isinstance(entry, dict):
-        raise SpecError(f"{where} has {entry!r} as {name}.", hint='Write a version such as "*" or "==1.0".')
+        raise SpecError(f"Invalid {name} = {entry!r} in {where}.", hint='Use a version such as "*" or "==1.0".')
     extras = f"[{','.join(entry['extras'])}]" if entry.get("extras") else ""
     marker = f" ; {entry['markers']}" if entry.get("markers") else ""
     if "git" in entry:

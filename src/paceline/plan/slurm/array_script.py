@@ -62,18 +62,18 @@ def array_script(plan: ScriptPlan, trials: Trials) -> Script:
     launch = launch_lines(_share(plan, trials), "$paceline_submission", rendezvous=' "$paceline_trial"')
     return Script(
         title=plan.title,
-        advice=["Each task runs the trials in its line of a list: sbatch --array=0-9 job.sbatch tasks-1"],
+        advice=["Each task runs the trials on its line of a list. To submit it: sbatch --array=0-9 job.sbatch tasks-1"],
         directives=render(plan.directives),
         start=[
-            f"paceline_sweep={quote(str(trials.sweep))} # everything about this sweep is in this folder",
-            f"paceline_submission={quote(str(plan.folder.path))} # and everything about this submission in this one",
+            f"paceline_sweep={quote(str(trials.sweep))} # holds everything about this sweep",
+            f"paceline_submission={quote(str(plan.folder.path))} # holds everything about this submission",
             f"paceline_python={quote(plan.python)}",
             *source_library("$paceline_submission"),
             f'paceline_start_task "$paceline_sweep" "$paceline_submission" "${{1:-tasks-1}}"{plan.start_options}',
         ],
         environment=plan.environment.lines("$paceline_submission"),
         launch=[
-            "# Each trial opens and closes with Paceline on this host, and runs on the nodes in between.",
+            "# Paceline opens and closes each trial on this host; in between, the trial runs on the nodes.",
             f'paceline_run_half() {{ {_run_half(plan)} "$@"; }}',
             "paceline_launch_trial() {",
             *(f"    {line}" for line in launch),

@@ -50,10 +50,10 @@ def job_script(plan: ScriptPlan) -> Script:
     """Return the script of a single run."""
     return Script(
         title=plan.title,
-        advice=["You can read it, keep it, and submit it again: sbatch job.sbatch"],
+        advice=["You can read it, keep it and resubmit it: sbatch job.sbatch"],
         directives=render(plan.directives),
         start=[
-            f"paceline_run={quote(str(plan.folder.path))} # everything about this run is in this folder",
+            f"paceline_run={quote(str(plan.folder.path))} # holds everything about this run",
             f"paceline_python={quote(plan.python)}",
             *source_library("$paceline_run"),
             f"paceline_start_job{plan.start_options}",

@@ -70,8 +70,9 @@ def count_tasks(job: Job, *, fair_cpus: int = 1) -> TaskCounts:
     cores = (resources.cpus_per_gpu or fair_cpus) * (gpus or nproc)
     if cores // tasks > MAX_CPUS_PER_TASK:
         raise SpecError(
-            f"{job.source('job.cpus_per_gpu')} is {resources.cpus_per_gpu}, which makes {cores:,} cores on each node.",
-            hint="Ask for as many as a node has.",
+            f"{job.source('job.cpus_per_gpu')} is {resources.cpus_per_gpu}, which requests {cores:,} cores on each"
+            " node.",
+            hint="Request at most as many as a node has.",
         )
     return TaskCounts(resources.nodes, nproc, gpus, tasks, max(1, cores // tasks))
 
@@ -238,7 +239,7 @@ def require_plain_path(path: str, what: str) -> None:
     for bad, name in ((":", "a colon"), ("\n", "a line break"), (",", "a comma"), ("\\", "a backslash")):
         if bad in path:
             raise SpecError(
-                f"The {what} {path!r} has {name} in its path, which Slurm or Python would not take literally.",
+                f"The {what} {path!r} has {name} in its path, which Slurm or Python does not read literally.",
                 hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
             )
 

@@ -6,16 +6,16 @@
 # - Slurm sends USR1 to this shell before the time limit. The shell creates the file `stop`, which the head agent
 #   polls for; the ranks then save and stop.
 # - TERM means that the job was cancelled or preempted. A cancelled job stays cancelled; Slurm requeues a preempted one.
-# - The head agent runs on this host. It decides whether the run may go back into the queue: it then writes `requeue` (the
-#   nodes to exclude), and last `verdict` (done, stopped or failed). This shell obeys, unless the run is cancelled or the
-#   job is being ended. Without an agent, `paceline_decide_without_agent` decides. The shell writes `requeue-failed` if it
-#   cannot obey. The exit codes of srun and mpirun arrive garbled and are not used.
+# - The head agent runs on this host. It decides whether the run may be requeued: it then writes `requeue` (the
+#   nodes to exclude), and last `verdict` (done, stopped or failed). This shell obeys, unless the run is cancelled or
+#   the job is being ended. Without an agent, `paceline_decide_without_agent` decides. The shell writes
+#   `requeue-failed` if it cannot obey. The exit codes of srun and mpirun arrive garbled and are not used.
 #
-# The user's variables and `setup` lines come to this same shell. So every function and every variable that outlives a
-# function begins with `paceline_`; what Slurm has set is read before them; and no command here may fail unhandled: the
-# lines may have said `set -euo pipefail`.
+# The user's variables and `setup` lines run in this shell, too. So every function, and every variable that outlives a
+# function, begins with `paceline_`; Slurm's variables are read before those lines run; and no command here may fail
+# unhandled, because the lines may run `set -euo pipefail`.
 
-# The commands that this file calls, except Slurm's: if the user wraps those, there is a reason. The user's aliases would
+# The commands that this file calls, except Slurm's own, which users may wrap on purpose. Aliases of the user would
 # change them while bash reads the functions below.
 paceline_commands=(cat date echo env grep kill ln mkdir mv od paste readlink rm rmdir sed sleep sort tac tail timeout tr
     uname)
@@ -62,8 +62,8 @@ paceline_identify_job() {
     done
 }
 
-# Some clusters do not let jobs be requeued, whatever the script asks for, and some have no scontrol on their nodes: a new
-# job continues there.
+# Some clusters do not allow requeueing, whatever the script requests, and others have no scontrol on their nodes.
+# There, a new job continues the run.
 paceline_ask_slurm() {
     paceline_resubmit=''
     paceline_queued_at=''
@@ -74,7 +74,7 @@ paceline_ask_slurm() {
     local shown submitted
     shown=$(paceline_show_job "$paceline_job_number") || :
     if grep '^ *Requeue=0 Restarts=' <<<"$shown" >/dev/null; then paceline_resubmit=no-requeue; fi
-    # Slurm renews this time when it requeues a job: after a node died, nobody else knows when that was.
+    # Slurm updates this time when it requeues a job. After a node failure, no other source has it.
     submitted=$(grep -m 1 -o '^ *SubmitTime=[^ ]*' <<<"$shown") || return 0
     paceline_queued_at=$(date -d "${submitted#*=}" +%s 2>/dev/null) || :
 }
@@ -83,7 +83,7 @@ paceline_show_job() { # ID
     SLURM_TIME_FORMAT=standard paceline_ask scontrol --all show job "$1" 2>/dev/null
 }
 
-# Ask Slurm with this command, but not for ever: a signal waits for the answer.
+# Ask Slurm with this command, with a time limit: signals are not handled until it returns.
 paceline_ask() {
     if command -v timeout >/dev/null; then timeout -k 5 "${paceline_patience:-20}" "$@"; else "$@"; fi
 }
@@ -98,8 +98,8 @@ paceline_clean_shell() {
     unset -f "${paceline_commands[@]}" || : # one may be read-only
 }
 
-# The same once the user's lines have run. Then also find this script's own commands (theirs are found first), and
-# receive the signals of Slurm.
+# Do the same after the user's lines have run. Also append this script's PATH to theirs, and restore the traps for
+# Slurm's signals.
 paceline_restore_shell() {
     paceline_clean_shell
     case ":$PATH:" in
@@ -109,8 +109,8 @@ paceline_restore_shell() {
     paceline_trap_signals
 }
 
-# Name this start by the job and its restart count, in a folder of names. A controller that crashes may forget that it has
-# started a job, and start it again under the same count: that start gets a name of its own, such as 7-0_2.
+# Name this start by the job and its restart count, in a folder of names. A controller that crashes may forget that it
+# has started a job, and start it again under the same count: that start gets a name of its own, such as 7-0_2.
 paceline_name_job_start() { # FOLDER
     local number=1 name=$paceline_job_start
     mkdir -p "$1" || paceline_fail "Cannot write to $1 from $paceline_host. It must be on a shared file system."
@@ -132,7 +132,8 @@ paceline_make_job_start_folder() {
 }
 
 # Claim the run folder: two jobs must not train in the same one. claims/1, claims/2, ... are links that name job starts,
-# and the last one has the run folder. Making a link is atomic: one of those that find the last one over succeeds it.
+# and the last one has the run folder. Making a link is atomic, so exactly one of the job starts that find the last one
+# over takes its place.
 paceline_claim_run() {
     mkdir -p "$paceline_run/claims" || paceline_fail "Cannot write to $paceline_run from $paceline_host."
     while :; do
@@ -157,7 +158,7 @@ paceline_find_owner() {
 
 paceline_describe_owner() {
     case $paceline_owner in
-        pid-*) echo "This run is running outside of Slurm. If that is over, remove" \
+        pid-*) echo "This run is running outside Slurm. If it has ended, remove" \
             "$paceline_run/job-starts/$paceline_owner/process." ;;
         *) echo "This run is already running as job ${paceline_owner%-*}." ;;
     esac
@@ -171,7 +172,7 @@ paceline_squeue() {
     )
 }
 
-# Whether another job start is over. If nobody can tell, the verdict of its head agent must be there.
+# Whether another job start is over. If Slurm cannot tell, its head agent must have written a verdict.
 paceline_is_over() {
     local pause state
     case $1 in
@@ -225,8 +226,8 @@ paceline_await() {
     done
 }
 
-# Wait for srun or mpirun. It may wait for a node that died and came back, for as long as the job may run; so it has a
-# minute once the head agent has ended because another agent is gone. `read` waits without a process.
+# Wait for srun or mpirun. It could wait until the time limit for a node that died and came back. So once the head agent
+# has ended because another agent is gone, give it one more minute. `read` waits without a process.
 paceline_await_agents() {
     local paceline_watcher
     (
@@ -300,7 +301,7 @@ paceline_launch() {
         paceline_await_agents $!
         paceline_mpirun_pid=''
         if paceline_srun_hung; then
-            echo "paceline: job $paceline_job: srun waited for a node that does not answer"
+            echo "paceline: job $paceline_job: srun waited for a node that is not responding"
             paceline_decide_without_agent srun-hung
             break
         fi
@@ -323,8 +324,9 @@ paceline_pause() {
 }
 
 # Whether the head agent began and left no verdict, although nobody ended the job: the out-of-memory killer ended it, it
-# found that another agent was killed, or srun ended it, before all agents had met, because it cannot reach a node. If it
-# was killed before it could leave a sign, only the exit code says so, which may also be another agent's: try three times.
+# found that another agent was killed, or srun ended it, before all agents had met, because it cannot reach a node. If
+# it was killed before it could leave a sign, only the exit code says so, which may also be another agent's: try three
+# times.
 paceline_agent_was_killed() { # NUMBER of starts
     local folder="$paceline_run/job-starts/$paceline_job_start"
     paceline_has_no_verdict || return 1
@@ -346,7 +348,7 @@ paceline_read_verdict() {
     paceline_verdict=$(paceline_verdict_of "$paceline_job_start" || echo failed)
 }
 
-# A file that is empty or cut off, because the disk was full, is no verdict.
+# A file that is empty or truncated, because the disk was full, is not a verdict.
 paceline_verdict_of() { # JOB_START
     local verdict
     verdict=$(cat "$paceline_run/job-starts/$1/verdict" 2>/dev/null) || :
@@ -395,7 +397,7 @@ paceline_is_submission_over() {
     done < <(tac "$paceline_submission"/tasks-*) # the last ones are the last to end
 }
 
-# -- back into the queue -------------------------------------------------------------------------------------
+# -- requeue -----------------------------------------------------------------------------------------------------
 
 # Whether the head agent wants a requeue. It writes the verdict last: without one, it did not get to the end.
 paceline_wants_requeue() {
@@ -408,12 +410,12 @@ paceline_may_requeue() {
 }
 
 # Decide in place of the head agent whether this run goes on in a later start. This shell must, because no agent can:
-#   srun-hung    the agents have gone to start again, but the step of the dead srun keeps their cores until Slurm notices
-#                what became of the node
+#   srun-hung    the agents have gone to start again, but the step of the dead srun keeps their cores until Slurm
+#                notices what became of the node
 #   not-begun    a trial whose agents no longer start, because the task is stopping
 #   not-opened   a trial that Paceline could not prepare, so it has no agents
-#   terminated   a trial whose agents may have been killed with the job before they could save: returns whether Slurm may
-#                requeue the job
+#   terminated   a trial whose agents may have been killed with the job before they could save: returns whether Slurm
+#                may requeue the job
 paceline_decide_without_agent() {
     local folder="$paceline_run/job-starts/$paceline_job_start" verdict=stopped requeue=$paceline_requeue
     case $1 in
@@ -435,8 +437,8 @@ paceline_excluded_nodes() {
     echo "${nodes:+${paceline_exclude:+$paceline_exclude,}$nodes}"
 }
 
-# Requeue this job or, where that is not possible, submit one that continues: paceline_next is its id. Files named
-# `requeue-failed` in the given folders say why neither worked: a person must act then.
+# Requeue this job or, if that is not possible, submit one that continues the run; paceline_next is its id. If neither
+# works, files named `requeue-failed` in the given folders say why, and a person must act.
 paceline_return_to_queue() { # NODES to exclude, the number of folders, the folders, then the script and its arguments
     local nodes=$1 folders=("${@:3:$2}") folder
     shift $((2 + $2))
@@ -446,7 +448,7 @@ paceline_return_to_queue() { # NODES to exclude, the number of folders, the fold
     [ -n "$paceline_resubmit" ] || paceline_requeue_job "$nodes"
     [ -z "$paceline_resubmit" ] || paceline_submit_next ${nodes:+"--exclude=$nodes"} "$@"
     [ -n "$paceline_problem" ] || return 0
-    echo "paceline: error: This run could not go back into the queue: $paceline_problem" >&2
+    echo "paceline: error: Cannot requeue this run: $paceline_problem" >&2
     for folder in "${folders[@]}"; do echo "$paceline_problem" >"$folder/requeue-failed" || :; done
 }
 
@@ -484,7 +486,7 @@ paceline_await_requeue() { # NODES, to exclude
     for pause in 1 2 3 4 10 20 20; do
         sleep "$pause" || :
         paceline_show_job "$paceline_job" | grep '^ *JobState=RUNNING' >/dev/null || continue
-        echo "paceline: job $paceline_job: Slurm has forgotten the requeue; asking again"
+        echo "paceline: job $paceline_job: Slurm has forgotten the requeue; requesting it again"
         scontrol requeue "$paceline_job" || : # it may have worked all the same
         [ -z "$1" ] || scontrol update jobid="$paceline_job" ExcNodeList="$1" || :
     done
@@ -492,8 +494,8 @@ paceline_await_requeue() { # NODES, to exclude
 
 paceline_one_line() { tr -s '\n' ' ' <<<"$1"; }
 
-# Submit a job that continues once this one is gone. It inherits nothing but the user's defaults. Other users can read the
-# command line of `env`, so the token is not on it.
+# Submit a job that continues once this one is gone. It inherits nothing but the user's defaults. Other users can read
+# the command line of `env`, so the token is not on it.
 paceline_submit_next() {
     local name kept=() id
     paceline_next=''
@@ -514,7 +516,7 @@ paceline_submit_next() {
         return 0
     fi
     paceline_problem=$(paceline_one_line "${id:-sbatch failed}")
-    # A slow controller may have taken the job all the same: it is the one that waits for this one.
+    # A slow controller may have accepted the job anyway; if so, a pending job depends on this one.
     case $paceline_problem in *"timed out"* | *"receive failure"* | *"send failure"*) ;; *) return 0 ;; esac
     for name in 5 15 30; do
         sleep "$name" || :
@@ -553,9 +555,9 @@ paceline_start_job() { # [--no-requeue] [--exclude=NODES]
     export PACELINE_RUN="$paceline_run"
 }
 
-# Whether the last start of this job was done. Newer versions of Slurm requeue a preempted job even if it has finished in
-# the meantime. At its first start, a crashed controller has forgotten that start, or Slurm has begun its job ids anew:
-# then this job was submitted after that verdict.
+# Whether the last start of this job was done. Newer versions of Slurm requeue a preempted job even if it has finished
+# in the meantime. At its first start, a crashed controller has forgotten that start, or Slurm has begun its job ids
+# anew: then this job was submitted after that verdict.
 paceline_was_done() {
     local ended
     paceline_find_owner
@@ -637,8 +639,8 @@ paceline_stop_trials() {
     done
 }
 
-# Run the trials of this task: one after the other, or in this many slots side by side. A local variable takes the
-# place of the user's, in the trials too: so these have the prefix as well.
+# Run the trials of this task, one after the other or in this many parallel slots. A local variable would hide the
+# user's, even in the trials, so local variables have the prefix, too.
 paceline_run_trials() {
     local paceline_slot paceline_slots=() paceline_index
     paceline_restore_shell
@@ -681,7 +683,7 @@ paceline_open_and_run_trial() {
     fi
     paceline_share_container_entry
     if ! paceline_run_half trial open "$paceline_sweep" "$paceline_submission" "$paceline_trial"; then
-        # With a result: the search has no point left.
+        # A result means that the search has no points left.
         if [ -n "$paceline_terminated" ] || [ -e "$paceline_run/result.json" ]; then return; fi
         paceline_decide_without_agent not-opened
         paceline_run_half trial close "$paceline_sweep" "$paceline_trial" failed

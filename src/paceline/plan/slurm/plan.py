@@ -72,9 +72,9 @@ class SlurmPlan:
         program = [*(["-m"] if spec.is_module else []), spec.program, *spec.args]
         notes = [*(f"note: {note}" for note in self.notes), f"each rank runs: python {command_line(program)}"]
         if stop:
-            notes.append(f"each rank is asked to stop by {stop}")
+            notes.append(f"signal that asks each rank to stop: {stop}")
         if self.secrets:
-            notes.append(f"secrets, whose values are in environment.sh alone: {self.secrets}")
+            notes.append(f"secrets, whose values are only in environment.sh: {self.secrets}")
         notes.append("job.sh, which the script sources, is written to the run folder; it is the same for every run")
         return "".join(
             [f"{script}\n", *(f"# {note}\n" for note in notes), f"# submitted by: {command_line(self.sbatch)}\n"]
@@ -169,8 +169,7 @@ def _dependency(job: Job, after: Sequence[str]) -> list[str]:
     """On the command line, not in the script: a script that is submitted again by hand should wait for nobody."""
     if job.resources.dependency is not None and after:
         raise UsageError(
-            f"{job.source('job.dependency')} and --after both set what the job waits for.",
-            hint="Leave one of them out.",
+            f"{job.source('job.dependency')} and --after both set what the job waits for.", hint="Use only one of them."
         )
     if after:  # and do not wait for ever if one of them fails
         return [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]

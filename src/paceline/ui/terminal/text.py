@@ -1,4 +1,4 @@
-"""Text that is safe to print: names, messages and metrics may be anybody's."""
+"""Text that is safe to print: names, messages and metrics may come from anyone."""
 
 from __future__ import annotations
 

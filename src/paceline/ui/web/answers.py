@@ -91,7 +91,7 @@ class Answers:
         """Cancel, stop or requeue a run. Raises NotAllowed if the server only reads."""
         if not self.allow_actions:
             raise NotAllowed(
-                "This server only reads.", hint="Start it with `paceline ui --allow-actions` to act on your runs."
+                "This server is read-only.", hint="Start it with `paceline ui --allow-actions` to act on your runs."
             )
         if verb not in VERBS:
             raise UsageError(f"Unknown action {verb[:50]!r}.")
@@ -173,5 +173,5 @@ def _number(query: Query, name: str) -> int | None:
     if text in ("", "all"):
         return None
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise UsageError(f"{name} is a number, or empty for all.")
+        raise UsageError(f"Invalid {name}: use a number, or leave it empty for all.")
     return int(text)

@@ -3,7 +3,7 @@
     api/events?since=P           `runs`: {"time", "position", "runs": [rows that changed], "sweeps", "gone": [paths]}
     api/events?key=KEY&since=P   `details`: RunDetails; `curves`: {"position", "whole", "curves": [new points]};
                                  `log`: {"position", "whole", "lines": [new lines]}
-    both                         `clock`: {"now", "runs": whether it goes on, or stands still}
+    both                         `clock`: {"now", "runs": whether the clock advances or is stopped}
 
 `since` is the `position` of the answer that the page has (0: it has none). A connection that breaks resumes by itself,
 because the position is the id of the event. New points replace those of the same and of later steps; `whole` says that

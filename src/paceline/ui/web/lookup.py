@@ -31,7 +31,7 @@ def find_key(key: str, scratch: Path, known: RunFolder | None = None) -> RunFold
     if folder is None:
         raise NoSuchRun(f"There is no run {key[:MAX_KEY]!r} in {scratch}.")
     if problem := find_link_out(folder.path, scratch):
-        raise NoSuchRun(f"Run {key!r} is not shown: {problem} is a link that leads out of the run's folder.")
+        raise NoSuchRun(f"Run {key!r} is not shown: {problem} is a link that points outside the run's folder.")
     return folder
 
 
@@ -69,7 +69,7 @@ def find_sweep_folder(name: str, scratch: Path) -> SweepFolder:
         raise NoSuchRun(f"There is no sweep {name[:MAX_KEY]!r} in {scratch}.")
     sweep = (own or found)[0]
     if not _is_inside(sweep.path, scratch) or not _is_inside(sweep.spec, sweep.path):
-        raise NoSuchRun(f"Sweep {name!r} is not shown: it is a link that leads out of its folder.")
+        raise NoSuchRun(f"Sweep {name!r} is not shown: it is a link that points outside its folder.")
     return sweep
 
 

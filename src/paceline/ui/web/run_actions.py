@@ -37,7 +37,7 @@ def act(folder: RunFolder, verb: str) -> str:
     record = read_record(folder, slurm.states)  # as it is now: a job of a minute ago may have ended
     run, running = folder.key, record.status == "running"
     if verb == REQUEUE:
-        return f"{run} goes back into the queue, as job {requeue_run(folder, running=running, over=record.is_over)}."
+        return f"{run} is requeued as job {requeue_run(folder, running=running, over=record.is_over)}."
     if record.is_over:
         raise UsageError(f"{run} has already ended: {record.status}.")
     cancel_run(folder, running=running, save=verb == STOP)

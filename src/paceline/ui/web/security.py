@@ -1,12 +1,12 @@
 """Who may ask the server, and what browsers may do with its answers.
 
-The server listens on this machine's loopback address only, but so can everybody who is logged in here, and every page
-that is open in your browser can send requests to it. Therefore:
+The server listens on this machine's loopback address only, but everybody who is logged in here can connect to that, and
+every page that is open in your browser can send requests to it. Therefore:
 
 - every request needs the token. The link has it, and the first answer moves it into a cookie;
 - the cookie belongs to a path with a random name: browsers send it to every port of this host, but only for this path;
 - the Host header has to name this machine: another name that leads here is a page that lets itself be rebound;
-- requests that another page has caused (Origin, Sec-Fetch-Site) are refused.
+- requests that another page has caused (Origin, Sec-Fetch-Site) are rejected.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ def judge(request: Request, access: Access) -> Refusal | None:
 def _judge_origin(request: Request, host: str) -> Refusal | None:
     origin, site = request.header("origin"), request.header("sec-fetch-site")
     if origin is not None and origin != f"http://{host}":
-        return Refusal(403, "Requests of other pages are refused.")
+        return Refusal(403, "Requests from other pages are rejected.")
     if request.method not in ("GET", "HEAD") and origin is None:
         return Refusal(403, "A request that changes something needs an Origin header.")
     # A link in another page may lead to ours, which then needs its token; nothing else may come from there.
     is_visit = request.header("sec-fetch-mode") == "navigate" and request.header("sec-fetch-dest") == "document"
     if site not in (None, "same-origin", "none") and not is_visit:
-        return Refusal(403, "Requests of other pages are refused.")
+        return Refusal(403, "Requests from other pages are rejected.")
     return None
 
 

@@ -155,8 +155,8 @@ def _lock(descriptor: int) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    "The same command, whose connection was lost, is still at work here.",
-                    hint="Repeat yours in a minute: it then reports the job.",
+                    "The same command is still running here after its connection was lost.",
+                    hint="Repeat the command in a minute; it will then report the job.",
                 ) from None
             time.sleep(0.2)
         except OSError:  # this file system has no locks

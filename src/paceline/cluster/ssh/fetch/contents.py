@@ -1,4 +1,4 @@
-"""What of a run folder comes home: its records and logs, its newest weights, or everything."""
+"""Which part of a run folder to fetch: its records and logs, its newest weights, or everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetch a run: ask what there is, send what is missing here, and try again what has changed on the way."""
+"""Fetch a run: ask which files exist, get what is missing here, and retry files that change in transit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRIES = 5  # of a file that changes while it is sent, and of a checkpoint that t
 PAUSE = 0.2  # seconds before a file that has changed is sent again
 SHOWN = 5
 REMOVED = "was removed by the run while it was fetched"
-CHANGES = "it changes whenever it is sent"
+CHANGES = "it changed during every attempt to send it"
 
 
 class Progress(Protocol):
@@ -107,8 +107,8 @@ class Download:
         needed = sum(file.size - local.offset(file) for file in missing)
         if needed > (free := shutil.disk_usage(local.folder).free):
             raise EnvironmentProblem(
-                f"{show_size(needed)} do not fit into {local.folder}: {show_size(free)} are free.",
-                hint="Make room, or choose another disk with --to FOLDER.",
+                f"{local.folder} has only {show_size(free)} free, but the run needs {show_size(needed)}.",
+                hint="Free some space, or choose another disk with --to FOLDER.",
             )
         return missing
 

@@ -1,7 +1,7 @@
-"""The folder here that files arrive in: complete files under their names, and parts of files in a folder of their own.
+"""The local folder that files arrive in: complete files under their names, and partial files in a separate folder.
 
 A journal says which version of each file is about to get its name, so that the next command sends only what is new, and
-finds what has been changed here. Whether the file got its name before a command was killed, its size and time tell.
+finds what has been changed here. A file's size and time show whether it got its name before a command was killed.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ class LocalCopy:
         is_fetched = (self.folder / RECORD).is_file() or self.parts.is_dir()
         if not is_fetched and self.folder.exists() and any(self.folder.iterdir()):
             raise UsageError(
-                f"{self.folder} exists, and was not fetched.", hint="Choose another folder with --to FOLDER."
+                f"{self.folder} already exists and was not created by `paceline fetch`.",
+                hint="Choose another folder with --to FOLDER.",
             )
         with _private(), self._open_journal() as self._journal:
             try:
                 fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UsageError(
-                    f"Another command fetches into {self.folder}.", hint="Wait for it, or choose another folder: --to"
+                    f"Another command is fetching into {self.folder}.",
+                    hint="Wait for it, or choose another folder: --to",
                 ) from None
             self._read()
             yield self
@@ -106,7 +108,7 @@ class LocalCopy:
             or parts[0].lower() in (PARTS, RECORD)
             or any(part in (".", "..") or "\0" in part for part in parts)
         ):
-            raise EnvironmentProblem(f"{name!r} is not a name of a file in a run folder.")
+            raise EnvironmentProblem(f"{name!r} is not a valid name for a file in a run folder.")
         return self.folder.joinpath(*parts)
 
     def has(self, file: RemoteFile) -> bool:

@@ -53,8 +53,8 @@ class RemoteFiles:
         if not is_named_as_run(listing.place, listing.key):
             cluster = self._talk.connection.cluster.name
             raise EnvironmentProblem(
-                f"{cluster} sent a list of files of a folder that does not have the name of a run: {listing.folder!r}.",
-                hint="Nothing was fetched. If you have renamed or moved the run folder, give it its place again:"
+                f"{cluster} listed a folder whose name is not that of a run: {listing.folder!r}.",
+                hint="Nothing was fetched. If you renamed or moved the run folder, restore its path:"
                 " PROJECT/EXPERIMENT/RUN-ID.",
             )
         return listing
@@ -116,7 +116,7 @@ class RemoteFiles:
         said = [line for line in self._talk.errors.splitlines() if line.strip()][-1:]
         return ConnectionProblem(
             f"The connection to {cluster} was lost{f': {said[0]}' if said else ''}.",
-            hint=f"What has arrived is kept. Log in again if you must (paceline login {cluster}), and repeat the"
+            hint=f"What has arrived is kept. Log in again if needed (paceline login {cluster}), then repeat the"
             " command: it continues from there.",
         )
 

@@ -108,7 +108,8 @@ class ContestRecord:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UsageError(
-                    f"Another command takes care of {self.id}.", hint="Leave it to that one, or interrupt it first."
+                    f"Another command is already handling {self.id}.",
+                    hint="Let that command finish, or interrupt it first.",
                 ) from None
             yield
 

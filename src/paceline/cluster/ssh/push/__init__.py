@@ -1,1 +1,1 @@
-"""Data goes to a cluster: rsync, over the connection that `paceline login` has opened."""
+"""Send data to a cluster with rsync, over the connection that `paceline login` has opened."""

@@ -70,7 +70,7 @@ def require_rsync() -> tuple[int, int]:
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < (3, 0) or "openrsync" in done.stdout:
         raise EnvironmentProblem(
-            "rsync here is older than version 3.0, or not the original.",
+            "rsync on this machine is older than version 3.0, or is not the original implementation.",
             hint="Install a newer one; on macOS: brew install rsync",
         )
     return version
@@ -158,8 +158,8 @@ def problem(connection: Connection, done: Transfer) -> EnvironmentProblem | Conn
         return ConnectionProblem(f"The connection to {name} was lost.", hint=f"Type: paceline login {name}. {again}")
     if _PROTOCOL in errors:
         return EnvironmentProblem(
-            f"The login shell on {name} prints something, which rsync cannot stand.",
-            hint="Let ~/.bashrc there print only if the shell is interactive.",
+            f"The login shell on {name} prints output, which breaks rsync.",
+            hint="Change ~/.bashrc there so that it prints only in interactive shells.",
         )
     said = _lines(errors)
     if _UNTRUSTED in errors and done.refused:
@@ -167,7 +167,7 @@ def problem(connection: Connection, done: Transfer) -> EnvironmentProblem | Conn
     if done.refused:
         return EnvironmentProblem(
             f"On {name}, a folder above {done.refused[0]} is a link, and rsync there does not follow it.",
-            hint="Send that folder by itself, with --to and the place that the link leads to.",
+            hint="Send that folder separately, and set --to to the target of the link.",
         )
     what = "Some files were not sent" if code in CHANGED else f"rsync failed (exit code {code})"
     return EnvironmentProblem(f"{what}: {said[0] if said else 'it gave no reason'}.", hint=again)
@@ -179,7 +179,7 @@ def _untrusted(connection: Connection, done: Transfer) -> EnvironmentProblem:
     place = answer.output.decode(errors="replace").strip() or "the place that it leads to"
     return EnvironmentProblem(
         f"On {connection.cluster.name}, {path} leads through another user's link, which rsync there does not follow.",
-        hint=f"If you trust the link, name the place that it leads to, with --to or as `scratch`: {place}",
+        hint=f"If you trust the link, pass its target with --to or set it as `scratch`: {place}",
     )
 
 

@@ -1,4 +1,4 @@
-"""What of a path is sent: everything but files that look like secrets."""
+"""Which files of a path are sent: all except those that look like secrets."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class SentData:
 def find_data(path: Path) -> SentData:
     """Return what there is to send. Raises UsageError if there is nothing, or a secret alone."""
     if not path.exists():
-        raise UsageError(f"There is no file or folder {str(path)!r} here.", hint="Give the path of your data.")
+        raise UsageError(f"There is no file or folder {str(path)!r} here.", hint="Pass the path of your data.")
     if is_secret(path.resolve().name) or is_secret(path.name):
         raise UsageError(
             f"{path} looks like a file of secrets, so it is not sent.",
-            hint="Secrets of runs have a way of their own: see `paceline reference secrets`.",
+            hint="To pass secrets to runs, see `paceline reference secrets`.",
         )
     typed, path = path.name, path.resolve()  # of a link, what it leads to is sent
     name = typed if typed not in ("", "..") else path.name

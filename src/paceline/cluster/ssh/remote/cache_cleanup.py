@@ -1,6 +1,6 @@
-"""The cache on the login node does not grow without end: what nobody has used for a month is removed.
+"""Keep the cache on the login node small: remove what has not been used for a month.
 
-It happens once a day, in the background of a command, and ends with it. Everything in the cache can be sent again.
+This happens once a day, in the background of a command, and ends with it. Everything in the cache can be sent again.
 """
 
 from __future__ import annotations

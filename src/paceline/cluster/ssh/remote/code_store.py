@@ -1,8 +1,9 @@
 """Code on the login node: files by their content, and a folder for each state of a project that was sent.
 
-Files that several states have in common are sent and stored once. A folder is complete or absent. One that has lost
-files, as caches may, that somebody has changed, or in which a job works, stays as it is: the next command gets another
-folder with the same code. Contents are read before they are used: sizes alone don't tell whether one was changed.
+Files that several states have in common are sent and stored once. A folder is complete or absent. A folder that has
+lost files (caches may be purged), that somebody has changed, or that a job is using stays as it is: the next command
+gets a new folder with the same code. Contents are read before they are used: sizes alone don't tell whether one was
+changed.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def _inside(root: Path, name: str) -> Path:
     """Return where a file goes, with its folder. Whatever the name says, that is below the root."""
     parts = name.split("/")
     if not all(parts) or any(part in (".", "..") or "\0" in part for part in parts):
-        raise EnvironmentProblem(f"{name!r} is not a name of a file in a project.")
+        raise EnvironmentProblem(f"{name!r} is not a valid name for a file in a project.")
     path = root.joinpath(*parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

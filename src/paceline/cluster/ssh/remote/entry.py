@@ -1,4 +1,4 @@
-"""Paceline on the login node, started through the connection: take a request, or carry one out.
+"""Paceline on the login node, started through the connection: receive a request, or carry one out.
 
 Nothing here outlives the connection: a command whose reader is gone is interrupted, then ended.
 """
@@ -79,7 +79,7 @@ def receive(cache: Path, installation: Path | None = None) -> int:
         where = f": {problem.filename}" if problem.filename else ""
         print(json.dumps({"error": f"{problem.strerror or problem}{where}", "hint": ""}), flush=True)
     except (ValueError, KeyError, TypeError, EOFError):  # also what tarfile raises for a stream that was cut
-        print(json.dumps({"error": "The request did not arrive complete.", "hint": "Try again."}), flush=True)
+        print(json.dumps({"error": "The request arrived incomplete.", "hint": "Try again."}), flush=True)
     return 0
 
 
@@ -139,7 +139,7 @@ def take_over(path: Path, *, terminal: bool) -> int | None:
     from paceline.cluster.secrets import received
 
     if not re.fullmatch(rf"{REQUEST}[0-9a-f]+", path.name):
-        sys.exit(f"paceline: error: {path} is no request.")
+        sys.exit(f"paceline: error: {path} is not a request.")
     text = path.read_text(encoding="utf-8")
     path.unlink()  # at once: there may be secrets in it
     request = Accepted.from_json(text)
@@ -165,7 +165,7 @@ def _answer_again(folder: Path, identity: str, *, is_question: bool, code: str =
     from paceline.cluster.slurm.confirmation.submission import RunOutcome
 
     if not re.fullmatch(r"[0-9a-f]+", identity):
-        sys.exit(f"paceline: error: {identity!r} is no submission.")
+        sys.exit(f"paceline: error: {identity!r} is not a submission.")
     path = folder / identity
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -32,7 +32,7 @@ def install(cache: str, name: str, digest: str) -> None:
     try:
         archive = os.path.join(partial, "archive")
         if receive(archive) != digest:
-            raise OSError("the archive did not arrive complete; try again")
+            raise OSError("the archive arrived incomplete; try again")
         content = os.path.join(partial, "content")
         with zipfile.ZipFile(archive) as packed:
             extract(packed, content)

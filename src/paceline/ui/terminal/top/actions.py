@@ -55,7 +55,7 @@ def find_action(kind: str, row: Row | None, *, is_own: bool) -> Action | str:
         return f"Press space and select one of the {row.count} trials. {command}."
     run = row.run
     if not is_own:
-        return f"Run {plain(run.key)} is another user's: you can look at it, and that is all."
+        return f"Run {plain(run.key)} belongs to another user; you can only view it."
     if kind == REQUEUE:
         return _requeue(run)
     if run.is_over:
@@ -63,8 +63,8 @@ def find_action(kind: str, row: Row | None, *, is_own: bool) -> Action | str:
     name = _name(run)
     if kind == STOP or not run.job:
         if run.job and run.status != "running":
-            return f"Run {plain(run.key)} does not run yet, so it has nothing to save. Cancel it with c."
-        text = f"It writes a checkpoint first. To continue it later: {_again(run)}"
+            return f"Run {plain(run.key)} is not running yet, so it has nothing to save. To cancel it, press c."
+        text = f"It saves a checkpoint first. To continue it later: {_again(run)}"
         return Action(kind, run, f"Let {name} save and stop?", text, "Save and stop")
     text = "Steps since its last checkpoint are lost, and it is not requeued. To save first, press s instead."
     return Action(kind, run, f"Cancel {name} now?", text, "Cancel the run")
@@ -80,8 +80,8 @@ def _requeue(run: Overview) -> Action | str:
         text = "It continues from its newest checkpoint, as a new job with the same code and settings."
         return Action(REQUEUE, run, f"Submit {name} again?", text, "Submit again")
     if run.status != "running":
-        return f"Run {plain(run.key)} is in the queue already, as job {plain(run.job)}."
-    text = "It writes a checkpoint, goes back into the queue and continues once the job starts again."
+        return f"Run {plain(run.key)} is already in the queue as job {plain(run.job)}."
+    text = "It saves a checkpoint, is requeued, and continues when the job starts again."
     return Action(REQUEUE, run, f"Requeue {name}?", text, "Requeue")
 
 

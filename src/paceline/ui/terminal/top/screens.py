@@ -22,7 +22,7 @@ Start one, and it appears here:
   paceline run train.py
   paceline submit --gpus 8 train.py"""
 HELP = """\
-[Runs]  running ones first, then queued ones, then those that are over
+[Runs]  running, then queued, then finished
   up, down, j, k  select a run       g, G    first, last
   enter           see all of a run   escape  back to the list
   space, l, h     unfold a sweep to see its trials, or fold it
@@ -34,8 +34,8 @@ HELP = """\
 [Do something]  you are asked before anything happens
   s               save a checkpoint and stop
   c               cancel: steps since the last checkpoint are lost
-  r               requeue: save and go back into the queue; a run
-                  that is over continues as a new job
+  r               save a checkpoint and requeue; a finished run
+                  continues as a new job
 [What the words mean]
   LEFT            until the last step; ~ when a queued job may start
   GOODPUT         share of the time that went into steps that count

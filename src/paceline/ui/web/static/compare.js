@@ -35,7 +35,7 @@ export async function comparePage(host, place, argument) {
     h("div", { class: "toolbar", style: { "margin-top": "20px" } }, curveControls(options, () => grid.refresh())),
     grid.host,
     h("section", { class: "card flush", style: { "margin-top": "20px" } },
-      h("div", { class: "row", style: { padding: "14px 16px 6px" } }, h("h2", null, "Configuration"), h("span", { class: "spacer" }), h("label", null, all, "Also what is the same")), table),
+      h("div", { class: "row", style: { padding: "14px 16px 6px" } }, h("h2", null, "Configuration"), h("span", { class: "spacer" }), h("label", null, all, "Also show equal values")), table),
   );
   grid.show(names());
   const ends = runs.filter((run) => !run.details.overview.is_over).slice(0, MAX_FOLLOWED).map((run) =>

@@ -14,7 +14,7 @@ import { TimeView } from "./times.js";
 const TABS = { metrics: ["Metrics", MetricsView], log: ["Log", LogView], nodes: ["Nodes", NodesView], time: ["Time", TimeView], settings: ["Settings and code", SettingsView] };
 const ACTIONS = {
   stop: ["Save and stop", "All ranks save a checkpoint at the same step, then the run ends. You can resume it."],
-  requeue: ["Requeue", "The run saves a checkpoint and goes back into the queue."],
+  requeue: ["Requeue", "The run saves a checkpoint and is requeued."],
   cancel: ["Cancel", lossOf, "Cancel the run"],
 };
 const LEAVE_QUEUE = ["Cancel", "Its job leaves the queue. You can submit the run again.", "Cancel the run"];
@@ -130,7 +130,7 @@ function lossOf({ checkpoints, overview, actions: allowed }) {
 }
 
 function nextStart({ checkpoints }) {
-  const begin = checkpoints.length ? `The run continues from its newest checkpoint (step ${whole(checkpoints.at(-1).step)})` : "It has no checkpoint: the script starts again";
+  const begin = checkpoints.length ? `The run continues from its newest checkpoint (step ${whole(checkpoints.at(-1).step)})` : "It has no checkpoint: the script starts from the beginning";
   return `${begin}, as a new job with the same code and settings.`;
 }
 
@@ -163,7 +163,7 @@ function drawBanner(host, details) {
   if (failure) {
     const isPast = failure.attempt < run.attempts || run.status === "done";
     const who = failure.rank === null ? "The launch failed" : `Rank ${failure.rank} failed first`;
-    const past = isPast ? ` in attempt ${failure.attempt}; a later attempt went on` : "";
+    const past = isPast ? ` in attempt ${failure.attempt}; a later attempt continued` : "";
     notes.push(h("section", { class: `banner ${isPast ? "amber" : "red"}`, "aria-label": "Failure" },
       h("strong", null, `${who}${failure.host ? ` on ${plain(failure.host)}` : ""}${past}: `),
       h("span", null, plain(failure.text)),

@@ -79,7 +79,7 @@ export async function runsPage(host, place) {
 }
 
 function teach() {
-  return empty("No runs yet", "Start one, and it appears here by itself:", "paceline run train.py\npaceline submit --nodes 2 --gpus 8 train.py");
+  return empty("No runs yet", "Start one, and it appears here:", "paceline run train.py\npaceline submit --nodes 2 --gpus 8 train.py");
 }
 
 /** The trials of a sweep become one row, with the status that all views show. Trials of an unreadable sweep stay. */

@@ -23,7 +23,7 @@ export class SettingsView {
       this.host,
       details.command ? h("section", { class: "card stack" }, h("h2", null, "Command"), command(details.command)) : null,
       h("div", { class: "columns" },
-        h("div", { class: "stack" }, section("Configuration", Object.entries(config), "Pass it to run.config, and it appears here."), section("Code", [["commit", code.commit ? `${code.commit}${code.changed ? " + changes" : ""}` : ""], ["folder", code.folder], ["checkpoints", details.checkpoints.map((each) => `step ${each.step}${each.is_best ? " (best)" : ""}`).join(", ")], ["run folder", details.place]].filter(([, text]) => text), "It is not known.")),
+        h("div", { class: "stack" }, section("Configuration", Object.entries(config), "Pass it to run.config, and it appears here."), section("Code", [["commit", code.commit ? `${code.commit}${code.changed ? " + changes" : ""}` : ""], ["folder", code.folder], ["checkpoints", details.checkpoints.map((each) => `step ${each.step}${each.is_best ? " (best)" : ""}`).join(", ")], ["run folder", details.place]].filter(([, text]) => text), "Unknown.")),
         section("Settings of the job", settings, "None were given."),
       ),
       this.diff,
@@ -56,7 +56,7 @@ export function flatten(table, prefix = "") {
 
 function difference(text) {
   const kind = (line) => (/^(\+\+\+|---|diff )/.test(line) ? "file" : { "+": "plus", "-": "minus", "@": "hunk" }[line[0]]);
-  return h("div", { class: "diff", tabindex: 0, "aria-label": "How the code has changed since" },
-    h("h2", { style: { padding: "14px 16px 4px" } }, "How the code has changed since"),
+  return h("div", { class: "diff", tabindex: 0, "aria-label": "Code changes since the run started" },
+    h("h2", { style: { padding: "14px 16px 4px" } }, "Code changes since the run started"),
     text.split("\n").slice(0, 5000).map((line) => h("span", { class: kind(line) || null }, plain(line))));
 }

@@ -29,12 +29,12 @@ async function ask(path, options) {
   try {
     response = await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
   } catch {
-    throw new Error("The server doesn't answer. Is `paceline ui` still running?");
+    throw new Error("The server isn't responding. Check that `paceline ui` is still running.");
   }
   const clock = response.headers.get("x-paceline-clock");
   if (clock) setClock(JSON.parse(clock));
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw Object.assign(new Error(answer.error || `The server answers ${response.status}.`), { status: response.status });
+  if (!response.ok) throw Object.assign(new Error(answer.error || `The server returned status ${response.status}.`), { status: response.status });
   return answer;
 }
 

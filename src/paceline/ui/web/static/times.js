@@ -30,7 +30,7 @@ function parts(goodput) {
     const between = goodput.seconds_between_failures ? `, one every ${duration(goodput.seconds_between_failures)} on average` : "";
     found.push(["failures", `${goodput.failures}${between}`]);
   }
-  return h("div", { style: { "margin-top": "12px" } }, facts([["in all", duration(goodput.total)], ...found]));
+  return h("div", { style: { "margin-top": "12px" } }, facts([["total", duration(goodput.total)], ...found]));
 }
 
 function line(spans) {

@@ -108,7 +108,7 @@ def _problem(rank: RankDetails) -> Text:
     where = f" rank {rank.rank} on {plain(rank.host).partition('.')[0]}"
     if rank.is_slow:
         return label("", "").append(*SLOW).append(f"{where} is slow: all others wait for it")
-    return label("", "").append(*QUIET).append(f"{where} is silent for {duration(rank.age)}")
+    return label("", "").append(*QUIET).append(f"{where} has been silent for {duration(rank.age)}")
 
 
 def _rank(rank: RankDetails) -> Text:
