@@ -163,7 +163,7 @@ def test_modules_are_named_by_what_they_hold() -> None:
     assert not gerunds
 
 
-def test_only_runtime_imports_torch_and_only_some_rooms_start_processes() -> None:
+def test_only_runtime_imports_torch_and_only_some_packages_start_processes() -> None:
     for path, tree in trees():
         package, names = package_of(path), {name.split(".")[0] for name in imported(tree)}
         if package not in ("runtime", "agent"):

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.agent.health import heartbeat
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.contract.files.shared_places import find_own_folder, make_own_folder, open_own_file, own_folder_name
+from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, open_own_file, own_folder_name
 from paceline.sandbox.addresses import allocation_lock
 from paceline.staging.cache import Lock
 from paceline.staging.folders import make_private_folder

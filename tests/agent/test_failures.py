@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent import failures, restart_policy
-from paceline.agent.failures import Failure, RankExit, conclude, first_failure
+from paceline.agent.failures import Failure, RankExit, decide_verdict, first_failure
 from paceline.contract.heartbeat_file import READY
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
@@ -164,14 +164,14 @@ def test_a_rank_that_ended_normally_explains_a_lost_connection() -> None:
     lost = Failure(restart_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection closed by peer", time=2.0)
     crash = Failure(restart_policy.KILLED, "b", 1, -9, time=3.0)
     waited = RankExit(0, 1, 2.0, READY, 0, lost)
-    _, failure = conclude([lost], [waited, RankExit(1, 0, 1.0, READY, 0)], stop_requested=False)
+    _, failure = decide_verdict([lost], [waited, RankExit(1, 0, 1.0, READY, 0)], stop_requested=False)
     assert failure is not None
     assert failure.error.startswith("RuntimeError: Rank 1 has exited normally without joining the collective")
     assert failure.ended_ranks == (1,)
     assert failure.is_consequence
-    _, failure = conclude([lost, crash], [waited, RankExit(1, -9, 3.0, READY, 0, crash)], stop_requested=False)
+    _, failure = decide_verdict([lost, crash], [waited, RankExit(1, -9, 3.0, READY, 0, crash)], stop_requested=False)
     assert failure == crash
-    _, failure = conclude([lost], [waited, RankExit(1, -15, 3.0, READY, 0)], stop_requested=False)
+    _, failure = decide_verdict([lost], [waited, RankExit(1, -15, 3.0, READY, 0)], stop_requested=False)
     assert failure == lost
 
 

@@ -53,7 +53,7 @@ def cross_entropy(*args):
     if calls == {stop_at} and os.environ["RANK"] == "1":
         signal.raise_signal(signal.SIGTERM)
     if 0 < {stop_at} < calls:
-        time.sleep(0.05)  # so that the ranks agree to stop long before the last step, on a fast machine too
+        time.sleep(0.2)  # so that the ranks agree to stop long before the last step, on a fast machine too
     return entropy(*args)
 
 torch.nn.functional.cross_entropy = cross_entropy

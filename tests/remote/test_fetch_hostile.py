@@ -215,26 +215,28 @@ def test_wrong_arrivals(run: Path, home: Path, arrival: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "listing",
-    [{"key": "../../x"}, {"key": ".."}, {"key": "a/b"}, {"key": 5}, {"place": []}, {"place": ["a", ".."]}, {"left": 5},
-     {"files": [{}]}, {"files": 5}, {"files": [{**FILE, "size": -1}]}, {"checkpoints": ["../x"]}, {"status": None},
-     {"checkpoints": [".git"]}, {"key": ".git"}, {"key": "bin"}, {"key": "20260101-000000-ffff"},
-     {"place": ["project", ".snapshots"]}, {"place": ["project", ".snapshots", "20260101-000000-abcd"]},
-     {"place": ["bin"], "key": "bin"}, {"place": ["a", "b", "bin"], "key": "bin"},
-     {"place": ["a", "b", ".git"], "key": ".git"}, {"place": ["a", "b", ".git", "trials", "3"], "key": ".git-3"},
-     {"place": ["a", "b", "c", "trials", "x"], "key": "c-x"}, {"place": ["a", "b", "c", "code", "3"], "key": "c-3"}],
+    [{"key": "../../x"}, {"key": ".."}, {"key": "a/b"}, {"key": 5}, {"run_path": []}, {"run_path": ["a", ".."]},
+     {"left": 5}, {"files": [{}]}, {"files": 5}, {"files": [{**FILE, "size": -1}]}, {"checkpoints": ["../x"]},
+     {"status": None}, {"checkpoints": [".git"]}, {"key": ".git"}, {"key": "bin"}, {"key": "20260101-000000-ffff"},
+     {"run_path": ["project", ".snapshots"]}, {"run_path": ["project", ".snapshots", "20260101-000000-abcd"]},
+     {"run_path": ["bin"], "key": "bin"}, {"run_path": ["a", "b", "bin"], "key": "bin"},
+     {"run_path": ["a", "b", ".git"], "key": ".git"}, {"run_path": ["a", "b", ".git", "trials", "3"], "key": ".git-3"},
+     {"run_path": ["a", "b", "c", "trials", "x"], "key": "c-x"},
+     {"run_path": ["a", "b", "c", "code", "3"], "key": "c-3"}],
 )  # fmt: skip
 def test_wrong_listings(run: Path, home: Path, listing: dict[str, Any]) -> None:
-    with pytest.raises(EnvironmentProblem, match="alps listed a folder"):
+    with pytest.raises(EnvironmentProblem, match=r"alps (sent a list|listed a folder)"):
         fetch_from(Hostile(run, [], listing=listing), home)
     assert not home.exists()
 
 
 @pytest.mark.parametrize(
-    ("place", "key"), [("a/b/20260101-000000-abcd", "20260101-000000-abcd"), (".a/b/lr sweep/trials/12", "lr sweep-12")]
+    ("run_path", "key"),
+    [("a/b/20260101-000000-abcd", "20260101-000000-abcd"), (".a/b/lr sweep/trials/12", "lr sweep-12")],
 )
-def test_names_of_runs(run: Path, home: Path, place: str, key: str) -> None:
-    made = fetch_from(Hostile(run, [], listing={"place": place.split("/"), "key": key}), home)
-    assert (made.listing.key, "/".join(made.listing.place)) == (key, place)
+def test_names_of_runs(run: Path, home: Path, run_path: str, key: str) -> None:
+    made = fetch_from(Hostile(run, [], listing={"run_path": run_path.split("/"), "key": key}), home)
+    assert (made.listing.key, "/".join(made.listing.run_path)) == (key, run_path)
 
 
 @pytest.mark.parametrize("name", [".git/config", ".git/hooks/post-checkout", "collected/.GIT/config", "work/p/.git"])
@@ -253,7 +255,7 @@ def test_a_trial_is_not_fetched_into_a_sweep_of_this_machine(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "paceline.toml", b"")
     listing = Listing("/far", "sweep-3", ("project", "default", "sweep", "trials", "3"), "done", Contents())
-    folder = tmp_path.joinpath("runs", *listing.place)
+    folder = tmp_path.joinpath("runs", *listing.run_path)
     assert cli_fetch._target(listing, None) == folder
     write(tmp_path / "runs/project/default/sweep/sweep.json", b"{}")
     with pytest.raises(UsageError, match="is a sweep on this machine"):

@@ -19,7 +19,7 @@ import torch
 
 from paceline.cluster.slurm.state_meanings import WAITING
 from paceline.contract.files.foreign_records import read_objects
-from paceline.contract.files.shared_places import own_folder_name
+from paceline.contract.files.shared_folders import own_folder_name
 from paceline.contract.hostlist import expand
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED

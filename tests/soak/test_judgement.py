@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from paceline.cluster.slurm.state_meanings import JobState
-from paceline.contract.files.shared_places import own_folder_name
+from paceline.contract.files.shared_folders import own_folder_name
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.records import Record
 from tests.fault_tolerance.runs import STEPS, Training

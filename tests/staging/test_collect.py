@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.files import shared_places
+from paceline.contract.files import shared_folders
 from paceline.staging.cleanup import active_jobs, find_leftovers, remove_leftovers
 from paceline.staging.collect import Collection, CollectResult
 from paceline.staging.copy.transfer import Transfer
@@ -129,7 +129,7 @@ def test_folders_of_another_user_are_left_alone(tmp_path: Path, monkeypatch: pyt
     (linked / theirs.name).symlink_to(theirs)
     assert not remove_leftovers(linked, environ, job_start="l")
     with monkeypatch.context() as patched:
-        patched.setattr(shared_places, "own_folder_name", lambda: theirs.name)
+        patched.setattr(shared_folders, "own_folder_name", lambda: theirs.name)
         patched.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
         assert not remove_leftovers(theirs.parent, environ, job_start="l")
     assert not list(destination.iterdir())

@@ -36,7 +36,7 @@ from paceline.agent.workers.processes import raise_descriptor_limit
 from paceline.agent.workers.standard_input import StandardInput
 from paceline.agent.workers.variables.rank_variables import thread_count
 from paceline.agent.workers.zygote.start import THREADS
-from paceline.contract.files.shared_places import find_own_folder
+from paceline.contract.files.shared_folders import find_own_folder
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import (
@@ -83,8 +83,8 @@ class Agent:
         self.node_data: NodeData | None = None
         self.sampler: Sampler | None = None
         # Trials do not tell anybody: a sweep may have thousands of them.
-        told = replace(launch_spec, notify={}) if launch_spec.trial else launch_spec
-        self.notifier = Notifier(run, told, self.job_start, environ=environ, warn=self.warn)
+        notified = replace(launch_spec, notify={}) if launch_spec.trial else launch_spec
+        self.notifier = Notifier(run, notified, self.job_start, environ=environ, warn=self.warn)
         self.events = EventWriter(run.events / "agent-0.jsonl")
         self.attempt_number = 0
         self.has_lost_node = False

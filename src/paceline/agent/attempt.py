@@ -395,8 +395,8 @@ class Attempt:
 
     def _head_outcome(self) -> Outcome:
         exits = [*self.exits, *(rank_exit for exits in self.member_exits.values() for rank_exit in exits)]
-        verdict, failure = failures.conclude(self.failures, exits, stop_requested=self.stop.requested)
+        verdict, failure = failures.decide_verdict(self.failures, exits, stop_requested=self.stop.requested)
         exits.sort(key=lambda rank_exit: rank_exit.rank)
         if verdict == DONE:
-            self.independence.conclude(rank_exit.coordination for rank_exit in exits)
+            self.independence.finish(rank_exit.coordination for rank_exit in exits)
         return Outcome(verdict, failure, exits, self.stop.requested, agent_killed=self.agent_killed)

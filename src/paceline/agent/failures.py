@@ -13,11 +13,11 @@ from typing import Any
 
 from paceline.agent import restart_policy
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.workers import processes
 from paceline.agent.workers.group import Exit, Launch
 from paceline.agent.workers.output import OutputCapture
-from paceline.contract.files.stacks import read_crash
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, UNKNOWN
+from paceline.contract.processes import process
+from paceline.contract.processes.stacks import LIBRARY, read_crash
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import in_one_line
@@ -34,7 +34,6 @@ CONSEQUENCE = re.compile(
 )
 PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)\n(?:\s+(?!\s|File )(.+))?', re.MULTILINE)
-LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<|/paceline/(runtime|agent)/|paceline\.zip/")
 # What Python and `paceline.spawn` print if a script starts processes while one of these imports it.
 IMPORTING = re.compile(r"has finished its bootstrapping phase|paceline\.spawn was called while a new process imported")
 UNGUARDED = (
@@ -83,7 +82,7 @@ class Failure:
         return in_one_line(f"{self.type}: {self.message}") if self.type else self.error
 
     def _describe_exit(self) -> str:
-        return processes.describe_exit(self.code) if self.code is not None else self.message
+        return process.describe_exit(self.code) if self.code is not None else self.message
 
     def headline(self, world_size: int) -> str:
         if self.rank is None:
@@ -194,7 +193,7 @@ def _read_failure(
     code = int(report.get("code", code))  # of a process that this agent did not start itself
     cause = restart_policy.ERROR
     if code < 0:
-        name = processes.signal_name(-code)
+        name = process.signal_name(-code)
         cause = restart_policy.CRASH if name in restart_policy.CRASH_SIGNALS else restart_policy.KILLED
     lines = tail.splitlines()
     last = next((line.strip()[:MAX_LINE] for line in reversed(lines) if line.strip()), "")
@@ -263,7 +262,7 @@ def first_failure(failures: Iterable[Failure]) -> Failure | None:
     return min(failures, key=lambda failure: (failure.is_consequence, failure.time), default=None)
 
 
-def conclude(
+def decide_verdict(
     failures: Iterable[Failure], exits: Sequence[RankExit], *, stop_requested: bool
 ) -> tuple[str, Failure | None]:
     """Return the verdict of an attempt, and its root failure if it failed, from all ranks on all nodes."""

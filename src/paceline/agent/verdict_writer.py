@@ -169,7 +169,7 @@ class VerdictWriter:
 
     def write_stopped(self, *, progress: bool) -> None:
         """Write the job start's verdict after a stop: `stopped`, or `failed` after too many without progress."""
-        path = self.run.path / "stops-without-progress"
+        path = self.run.stops_without_progress
         if progress or not self.may_requeue:
             self.try_write(lambda: path.unlink(missing_ok=True))
             self.write_verdict(STOPPED)

@@ -60,7 +60,7 @@ class GroupedCommand(TyperCommand):
                 rest = super().parse_args(ctx, args)
         finally:
             self.params = all_params
-        ctx.params.update({str(each.name): each.get_default(ctx) for each in untyped})
+        ctx.params.update({str(each.name): _default_of(each, ctx) for each in untyped})
         _reject_two_names(typed, order)
         ctx.meta[TYPED] = frozenset(word.partition("=")[0] for word in typed)
         return rest
@@ -122,6 +122,12 @@ def _reject_two_names(typed: list[str], order: list[Any]) -> None:
 def _reject_two_clusters(order: list[Any]) -> None:
     if sum(each.name == "on" for each in order) > 1:
         raise UsageError("--on is given twice.", hint="Name one cluster, or several as in --on alps,cedar.")
+
+
+def _default_of(param: Any, ctx: Any) -> Any:
+    """Return a parameter's default. Older versions of typer expect an empty tuple for a list without one."""
+    default = param.get_default(ctx)
+    return () if default is None and (param.nargs == -1 or getattr(param, "multiple", False)) else default
 
 
 def _has_default(param: Any) -> bool:

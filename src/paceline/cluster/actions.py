@@ -16,6 +16,8 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
 from paceline.plan.typed_command import to_type
 
+CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"  # as the views of runs name them
+
 
 def cancel_run(folder: RunFolder, *, running: bool, save: bool = False) -> None:
     """Cancel a run for good: it is not requeued. A local run always saves first, a job only if it is running.

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from paceline.contract.files.shared_places import make_own_folder, open_own_file
+from paceline.contract.files.shared_folders import make_own_folder, open_own_file
 from paceline.errors import EnvironmentProblem
 from paceline.sandbox.packages import program
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.contract import env
 from paceline.contract.files.folder_entry import Entry
+from paceline.contract.files.state_folder import state_folder
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.sandbox.processes import Process
@@ -60,8 +61,7 @@ def default_folder() -> Path:
     """Return $PACELINE_SANDBOX, or a folder for state in the home folder."""
     if folder := os.environ.get(env.SANDBOX):
         return Path(folder)
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "paceline" / "sandbox"
+    return state_folder("sandbox")
 
 
 @dataclass(frozen=True)

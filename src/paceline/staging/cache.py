@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.shared_places import open_own_file
+from paceline.contract.files.shared_folders import open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.staging.copy.transfer import Stopped
 from paceline.staging.folders import remove_tree

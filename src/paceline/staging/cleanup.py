@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.shared_places import find_own_folder
+from paceline.contract.files.shared_folders import find_own_folder
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.processes.process import pid_namespace, process_start
 from paceline.staging.cache import CachedItem, cached_items

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.shared_places import find_own_folder, make_own_folder, own_folder_name
+from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, own_folder_name
 from paceline.contract.processes.process import pid_namespace, process_start
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem, UsageError

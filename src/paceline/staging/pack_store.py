@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.shared_places import open_own_file, open_without_waiting
+from paceline.contract.files.shared_folders import open_own_file, open_without_waiting
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem
 from paceline.staging.copy.transfer import ItemCopy, Transfer

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping
 from typing import Any
 
 from paceline.contract import hostlist
 from paceline.contract.files.foreign_records import Fields, keep_valid, read_object, read_tail
+from paceline.contract.processes.process import describe_exit
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import USAGE_EXIT
 from paceline.errors import UsageError
@@ -73,19 +73,9 @@ def failure_text(failure: dict[str, Any]) -> str:
     message = "\n".join(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}…" for line in lines)
     if failure.get("type"):
         return f"{failure['type']}: {message}"
-    how = _describe_exit(failure.get("code", 0))
+    how = describe_exit(code) if (code := failure.get("code", 0)) else ""
     parts = [how, str(failure.get("last_line", ""))] if failure.get("last_line") else [message or how]
     return ": ".join(part for part in parts if part) or str(failure.get("cause", ""))
-
-
-def _describe_exit(code: int) -> str:
-    """Describe an exit code; a negative one is a signal."""
-    if code >= 0:
-        return f"exit code {code}" if code else ""
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
 
 
 def name_failure(failure: dict[str, Any]) -> str:

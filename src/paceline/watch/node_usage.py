@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.contract.files.foreign_records import NUMBER, parse_object
-from paceline.contract.files.shared_places import open_without_waiting
+from paceline.contract.files.shared_folders import open_without_waiting
 from paceline.contract.run_folder import RunFolder
 
 TAIL_BYTES = 2**20  # read from the end of each file: some hours of a run that may last weeks

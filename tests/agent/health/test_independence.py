@@ -153,7 +153,7 @@ def test_the_head_agent_waits_for_all_nodes(tmp_path: Path, monkeypatch: pytest.
         head.update(link.sent[0])
         for _ in range(2):
             head.check()
-        head.conclude([TRAINS_ALONE, TRAINS_ALONE])
+        head.finish([TRAINS_ALONE, TRAINS_ALONE])
         assert [INDEPENDENT in line for line in said] == [True, False]
     finally:
         for each in heartbeats:

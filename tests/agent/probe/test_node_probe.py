@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.agent.probe import motion, node_probe
-from paceline.contract.files.stacks import read_stack
 from paceline.contract.heartbeat_file import READY
+from paceline.contract.processes.stacks import read_stack
 from tests.agent.conftest import Launch
 
 SLEEPS = """\

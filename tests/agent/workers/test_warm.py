@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.workers.warm import client, place
+from paceline.agent.workers.warm import client, socket_folder
 from paceline.agent.workers.warm.conditions import difference, read_conditions
 from paceline.agent.workers.zygote.messages import MessageSocket
 from paceline.agent.workers.zygote.prestart import guess
@@ -348,7 +348,7 @@ def test_few_open_files_with_high_numbers(tmp_path: Path, scratch: Path) -> None
             check=True,
         )  # fmt: skip
         assert ("torch stays imported" in done.stderr) is (number == 0), done.stderr
-    assert f"starting cold, because file {high} is open" in done.stderr
+    assert f"starting cold, because file descriptor {high} is open" in done.stderr
     for each in (reader, writer, high):
         os.close(each)
     assert status()["served"] == 1
@@ -359,7 +359,7 @@ def test_few_open_files_with_high_numbers(tmp_path: Path, scratch: Path) -> None
 def test_a_zygote_ends_if_its_command_is_gone_before_it_starts(paceline: Paceline, tmp_path: Path) -> None:
     """It has the command's files where the warm process has its own, and must not go on in its place."""
     warmed = leave_warm_process(paceline, tmp_path)
-    found = place.Place.find()
+    found = socket_folder.SocketFolder.find()
     assert found is not None
     connection = found.connect(found.names()[0], 1.0)
     assert connection is not None
@@ -545,7 +545,7 @@ def test_a_folder_of_another_user_is_not_used(runtime_folder: Path) -> None:
     taken = runtime_folder / f"paceline-{os.geteuid()}"
     taken.mkdir(mode=0o777)
     os.chown(taken, 12345, 12345)
-    made = place.Place.make()
+    made = socket_folder.SocketFolder.make()
     assert os.readlink(f"/proc/self/fd/{made.folder}") != str(taken)
     assert os.fstat(made.folder).st_mode & 0o777 == 0o700
     made.close()
@@ -555,7 +555,7 @@ def test_a_folder_of_another_user_is_not_used(runtime_folder: Path) -> None:
 def test_a_process_of_another_user_is_not_used(paceline: Paceline, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel says whose it is."""
     paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-    found = place.Place.find()
+    found = socket_folder.SocketFolder.find()
     assert found is not None
     (name,) = found.names()
     user = os.geteuid()

@@ -13,7 +13,7 @@ import pytest
 
 from paceline import cli
 from paceline.cli.output.json_output import print_json
-from paceline.contract.files.shared_places import own_folder_name
+from paceline.contract.files.shared_folders import own_folder_name
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.environment.build_script import MARKER

@@ -47,7 +47,7 @@ def test_flags_override_the_file(tmp_path: Path, paceline: Paceline) -> None:
     }  # fmt: skip
     done = paceline("run", "--no-wandb", "--wandb-project", "p", "train.py")
     assert done.returncode == 2
-    assert "--no-wandb and --wandb-project contradict each other" in done.stderr
+    assert "--no-wandb and --wandb-project conflict" in done.stderr
 
 
 def test_a_launched_run_logs_and_does_not_write_to_home(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:

@@ -38,11 +38,11 @@ def change_loaders(found: Training, run: str) -> Iterator[Edit | Remark]:
         )
     yield from _stay_behind(found, run)
     yield from _other_uses(found, run)
-    told = False
+    is_reported = False
     for loop in found.reading:
         trains = isinstance(loop, ast.comprehension) and _trains(found, found.script.parents[loop])
-        if trains and not told:
-            told = True
+        if trains and not is_reported:
+            is_reported = True
             text = f"this trains in a comprehension: write a loop instead, `for batch in {run}.steps(loader):`"
             yield Remark(loop.iter.lineno, text, must=True)
         gives = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(loop))

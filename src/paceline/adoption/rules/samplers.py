@@ -78,13 +78,13 @@ def _sampler_of(found: Training, loader: ast.Call) -> ast.Call | None:
 def _set_epoch(found: Training, loaders: list[ast.Call]) -> Iterator[Edit | Remark]:
     """A DistributedSampler gives the same order in each epoch, unless it is told the epoch."""
     script = found.script
-    told = [call for call in script.calls if getattr(call.func, "attr", "") == "set_epoch"]
+    set_epochs = [call for call in script.calls if getattr(call.func, "attr", "") == "set_epoch"]
     samplers = list(dict.fromkeys(each for call in loaders if (each := _sampler_of(found, call)) is not None))
     for sampler in samplers:
         shuffle = next((each.value for each in sampler.keywords if each.arg == "shuffle"), None)
         if isinstance(shuffle, ast.Constant) and shuffle.value is False:
             continue
-        if any(_is_told(found, call, sampler) for call in told):
+        if any(_sets_epoch_of(found, call, sampler) for call in set_epochs):
             continue
         loop = found.epoch_loops[0] if len(found.epoch_loops) == 1 else None
         name = target = None
@@ -97,7 +97,7 @@ def _set_epoch(found: Training, loaders: list[ast.Call]) -> Iterator[Edit | Rema
             yield Remark(found.epoch_loops[0].lineno, f"{what}: {ORDER}", must=True)
 
 
-def _is_told(found: Training, call: ast.Call, sampler: ast.Call) -> bool:
+def _sets_epoch_of(found: Training, call: ast.Call, sampler: ast.Call) -> bool:
     """Whether a call of `set_epoch` is for a sampler, or may be."""
     assert isinstance(call.func, ast.Attribute)
     owner = call.func.value

@@ -18,8 +18,8 @@ from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import processes
 from paceline.agent.workers.group import Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
-from paceline.contract.files.stacks import Stack, read_stack
 from paceline.contract.heartbeat_file import READY
+from paceline.contract.processes.stacks import Stack, read_stack
 
 STACKS_TIMEOUT = 2.0  # seconds for hung ranks to write their stacks
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.shared_places import make_own_folder, open_own_file
+from paceline.contract.files.shared_folders import make_own_folder, open_own_file
 from paceline.contract.heartbeat_file import (
     AT_STEPS,
     COORDINATED,

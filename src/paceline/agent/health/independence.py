@@ -64,7 +64,7 @@ class IndependenceCheck:
         """Take in a member's report."""
         self._agents[int(message["from"])] = int(message["coordination"])
 
-    def conclude(self, found: Iterable[int]) -> None:
+    def finish(self, found: Iterable[int]) -> None:
         """Warn at the end of a run that was too short, or did not train, if all of its ranks were alone."""
         listed = list(found)
         if not self._reported and listed and all(coordination in _ALONE for coordination in listed):

@@ -127,11 +127,18 @@ def start_sampler(
     )  # fmt: skip
 
 
-def rank_row(rank: int, beat: Heartbeat, times: tuple[float, float]) -> list[Any]:
+def rank_row(rank: int, heartbeat: Heartbeat, times: tuple[float, float]) -> list[Any]:
     """Return a rank's number, state, step, seconds since its heartbeat, process state, and how it spends its time."""
-    age = round(max(0.0, time.time() - beat.time), 1) if beat.time else None
-    process = process_state(beat.pid) if beat.pid else ""
-    return [rank, beat.state, beat.step, age, process, *(round(each, 6) for each in (beat.seconds_per_step, *times))]
+    age = round(max(0.0, time.time() - heartbeat.time), 1) if heartbeat.time else None
+    process = process_state(heartbeat.pid) if heartbeat.pid else ""
+    return [
+        rank,
+        heartbeat.state,
+        heartbeat.step,
+        age,
+        process,
+        *(round(each, 6) for each in (heartbeat.seconds_per_step, *times)),
+    ]
 
 
 def _line(values: Mapping[str, Any]) -> str:

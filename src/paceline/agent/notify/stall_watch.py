@@ -67,9 +67,9 @@ class StallWatch:
 
     def _progress(self) -> object:
         """Return what changes while the ranks make progress: their heartbeats, or else what they print."""
-        beats = [self._heartbeats.read(each) for each in self._local_ranks]
+        heartbeats = [self._heartbeats.read(each) for each in self._local_ranks]
         if any(map(self._heartbeats.is_in_session, self._local_ranks)):
-            return [(beat.step, beat.time) for beat in beats]
+            return [(each.step, each.time) for each in heartbeats]
         sizes = []
         for path in sorted(self._attempt.path.glob("*.log")):
             with suppress(OSError):

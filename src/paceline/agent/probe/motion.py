@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from paceline.agent.health.activity import BUSY_CPU, BUSY_IO
 from paceline.agent.health.process_usage import tree_usage
 from paceline.agent.workers import processes
-from paceline.contract.files.stacks import Stack, read_stack
 from paceline.contract.heartbeat_file import READY
+from paceline.contract.processes.stacks import Stack, read_stack
 from paceline.contract.run_folder import AttemptFolder
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def watch(attempt: AttemptFolder, ranks: Sequence[Rank]) -> dict[str, list[int]]
     """
     dump_stacks(attempt, ranks)
     before = {rank.number: _read(attempt.stacks(rank.number)) for rank in ranks}
-    pids = {rank.number: rank.beat.pid for rank in ranks if rank.beat.pid}
+    pids = {rank.number: rank.heartbeat.pid for rank in ranks if rank.heartbeat.pid}
     used, slept = tree_usage(pids.values()), {pid: _sleeps(pid) for pid in pids.values()}
     time.sleep(SECONDS)
     later, awake = tree_usage(pids.values()), {pid: _sleeps(pid) - slept[pid] for pid in pids.values()}
@@ -60,10 +60,10 @@ def dump_stacks(attempt: AttemptFolder, ranks: Sequence[Rank]) -> list[int]:
     """
     sizes = {}
     for rank in ranks:
-        ready = rank.beat.state >= READY and rank.writes_stacks
-        if ready and processes.has_handler(rank.beat.pid, signal.SIGUSR2):  # otherwise the signal would end it
+        ready = rank.heartbeat.state >= READY and rank.writes_stacks
+        if ready and processes.has_handler(rank.heartbeat.pid, signal.SIGUSR2):  # otherwise the signal would end it
             sizes[rank.number] = _size(attempt.stacks(rank.number))
-            processes.send_signal(rank.beat.pid, signal.SIGUSR2)
+            processes.send_signal(rank.heartbeat.pid, signal.SIGUSR2)
     deadline = time.monotonic() + STACKS_TIMEOUT
     now = sizes
     while True:

@@ -23,10 +23,9 @@ from paceline.agent.probe import motion
 from paceline.agent.rendezvous import network
 from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.heartbeat_file import READY, RUNNING
+from paceline.contract.processes.probe_answer import MARK, STACKS
 from paceline.contract.run_folder import RunFolder
 
-STACKS = "--stacks"
-MARK = "paceline-probe "  # begins the line with the answer: a site's start-up files may print others
 SLOW_START = 10.0  # seconds before the first step after which stacks are of interest
 NO_STEP = 15.0  # seconds without a step, at least
 STEPS = 10  # steps' worth of time without one
@@ -37,17 +36,17 @@ class Rank(NamedTuple):
     """A rank of this node."""
 
     number: int
-    beat: Heartbeat
+    heartbeat: Heartbeat
     times: tuple[float, float]
     writes_stacks: bool
 
     @property
     def is_stuck(self) -> bool:
         """Whether it has made no progress for a while; it may also wait for a rank of another node."""
-        age = time.time() - self.beat.time
-        if self.beat.state == READY:
+        age = time.time() - self.heartbeat.time
+        if self.heartbeat.state == READY:
             return age > SLOW_START
-        return self.beat.state == RUNNING and age > max(NO_STEP, STEPS * self.beat.seconds_per_step)
+        return self.heartbeat.state == RUNNING and age > max(NO_STEP, STEPS * self.heartbeat.seconds_per_step)
 
 
 def main() -> None:
@@ -86,12 +85,12 @@ def look(run: RunFolder, *, stacks: bool = False) -> dict[str, Any]:
         found = motion.watch(attempts[-1], ranks)
     elif stacks:
         found = {"dumped": motion.dump_stacks(attempts[-1], ranks)}
-    foreign = [rank.number for rank in ranks if rank.beat.state >= READY and not rank.writes_stacks]
+    foreign = [rank.number for rank in ranks if rank.heartbeat.state >= READY and not rank.writes_stacks]
     return {"time": time.time(), "host": host, "ranks": [_row(rank) for rank in ranks], "foreign": foreign, **found}
 
 
 def _row(rank: Rank) -> list[Any]:
-    return rank_row(rank.number, rank.beat, rank.times)
+    return rank_row(rank.number, rank.heartbeat, rank.times)
 
 
 def _ranks(run: RunFolder, host: str) -> Iterator[Rank]:

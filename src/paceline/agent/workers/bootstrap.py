@@ -31,10 +31,10 @@ from paceline.agent.workers.store_listener import wait_for_store
 from paceline.agent.workers.variables.rank_variables import REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
 from paceline.contract import env
-from paceline.contract.files.stack_signal import write_stacks_on_signal
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED, ScriptEnd
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.processes import clean_exit, process
+from paceline.contract.processes.stack_signal import write_stacks_on_signal
 from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
 
 _AGENT_PACKAGE = "paceline.agent."
@@ -130,12 +130,12 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         _run_program(spec)
         process.exit_code, script_end.is_normal = 0, is_rank
         if probe is not None:
-            probe.conclude()
+            probe.finish()
     except SystemExit as leaving:
         process.exit_code = leaving.code or 0
         script_end.is_normal = is_rank and process.exit_code in (0, *spec["saved_exit_codes"])
         if probe is not None and not leaving.code:
-            probe.conclude()
+            probe.finish()
         if leaving.code in spec["saved_exit_codes"] and is_rank:
             heartbeat.write_state(spec["heartbeat"], local_rank=local_rank, state=SAVED_AND_STOPPED)
         sys.exit(leaving.code)  # not `raise`: libraries replace this function to learn the exit code

@@ -71,7 +71,7 @@ class CoordinationProbe:
             environ._data = watched
         self._hook_torch()
 
-    def conclude(self) -> None:
+    def finish(self) -> None:
         """Write down what is certain at the end of the script."""
         if self._found == SPAWNS_ALONE:
             return

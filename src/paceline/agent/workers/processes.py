@@ -132,15 +132,3 @@ def kill_descendants(root: int, *, timeout: float = 5.0) -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(0.01)
-
-
-def signal_name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
-
-
-def describe_exit(code: int) -> str:
-    """Describe an exit code; a negative one is a signal."""
-    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"

@@ -13,8 +13,8 @@ import typer
 from paceline.cli import typer_options
 from paceline.cli.on_cluster.travel_question import confirm
 from paceline.cli.output import console
-from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.foreign_records import make, parse_object
+from paceline.contract.files.size import show_size
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
 from paceline.plan.home_path import expand_home
 

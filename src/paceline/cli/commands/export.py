@@ -19,8 +19,8 @@ from paceline.cluster.runs import weights
 from paceline.contract.checkpoint.marker import Marker, find_checkpoints, find_damage, is_complete, read_marker
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.checkpoint.score import find_best
-from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.file_owner import is_own_folder
+from paceline.contract.files.size import show_size
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError

@@ -12,7 +12,7 @@ from paceline.cli import runs
 from paceline.cli.output import console
 from paceline.cli.output.transfer_progress import TransferProgress
 from paceline.contract.checkpoint.names import is_weights_file
-from paceline.contract.checkpoint.size import show_size
+from paceline.contract.files.size import show_size
 from paceline.errors import PacelineError, UsageError
 from paceline.plan.home_path import expand_home
 
@@ -115,8 +115,8 @@ def _target(listing: Listing, to: Path | None) -> Path:
     if to is not None:
         return to.absolute() / listing.key
     scratch = runs.scratch_here()
-    folder = scratch.joinpath(*listing.place)
-    if len(listing.place) == 5 and SweepFolder(folder.parent.parent).spec.exists():
+    folder = scratch.joinpath(*listing.run_path)
+    if len(listing.run_path) == 5 and SweepFolder(folder.parent.parent).spec.exists():
         raise UsageError(
             f"{folder.parent.parent} is a sweep on this machine.", hint="Choose another folder with --to FOLDER."
         )

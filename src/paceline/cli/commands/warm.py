@@ -9,7 +9,7 @@ import typer
 from paceline.cli.help import GroupedCommand
 from paceline.cluster.local.warm_start import read_status
 from paceline.cluster.local.warm_start import stop as stop_processes
-from paceline.contract.checkpoint.size import show_size
+from paceline.contract.files.size import show_size
 from paceline.errors import UsageError
 from paceline.spec.quantities import show_seconds
 

@@ -232,9 +232,9 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, record: Co
         if code != 0 or not last:
             _settle(record, name)
             raise UsageError(f"{name} did not accept the job.", hint="Its message is above.")
-        told = parse_object(last)
-        record.note_run(name, read_run(told))
-        print(console.printable(f"{name}: submitted {record.runs[name]} as job {told['job']}"), flush=True)
+        answer = parse_object(last)
+        record.note_run(name, read_run(answer))
+        print(console.printable(f"{name}: submitted {record.runs[name]} as job {answer['job']}"), flush=True)
     except (PacelineError, OSError, ValueError, KeyError, TypeError) as problem:
         found = problem if isinstance(problem, PacelineError) else UsageError(f"{name} gave no usable answer.")
         console.say_error(found)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.output import console
-from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.foreign_records import make, read_object
+from paceline.contract.files.size import show_size
+from paceline.contract.files.state_folder import state_folder
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
 from paceline.plan.secrets import Secrets
@@ -101,6 +101,5 @@ def confirm(hint: str = "") -> None:
 
 
 def _record(host: str, folder: Path) -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     key = hashlib.sha256(f"{host}\0{folder}".encode(errors="surrogateescape")).hexdigest()[:16]
-    return Path(state) / "paceline" / "sent" / f"{key}.json"
+    return state_folder("sent") / f"{key}.json"

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.cluster.probes.live_probe import CODE, MARK, job_environment
+from paceline.cluster.probes.live_probe import CODE, job_environment
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract import env
 from paceline.contract.files.foreign_records import make, parse_object
 from paceline.contract.fitness.measurement import LINE, Measurement
 from paceline.contract.gpus import visible_devices
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.processes.probe_answer import MARK
 from paceline.contract.run_folder import RunFolder
 from paceline.plan.quote import command_line
 from paceline.plan.slurm.interactive_shell import PIPED

@@ -14,14 +14,13 @@ from paceline.cluster.slurm import commands as slurm
 from paceline.contract import env
 from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.processes.probe_answer import MARK, STACKS
 from paceline.contract.run_folder import RunFolder
 from paceline.plan.environment.variables import submission_environment
 from paceline.plan.quote import command_line
 from paceline.plan.slurm.interactive_shell import PIPED, setup_from_run
 
-MARK = "paceline-probe "
 CODE = "from paceline.agent.probe.node_probe import main; main()"
-STACKS = "--stacks"
 TIMEOUT = 20.0  # seconds for a node to answer
 MAX_NODES = 32  # asked; more would take long, and one of them is enough to find a hang
 AT_ONCE = 8

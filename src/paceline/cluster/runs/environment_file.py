@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paceline.contract.files.shared_places import open_own_file
+from paceline.contract.files.shared_folders import open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.plan.environment.variables import secret_names, without_secrets
 

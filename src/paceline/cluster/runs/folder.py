@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.contract import env
 from paceline.contract.files.file_owner import is_own_folder, require_own_folder
 from paceline.contract.files.foreign_records import parse_object, read_bounded, read_object
-from paceline.contract.files.shared_places import open_regular
+from paceline.contract.files.shared_folders import open_regular
 from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.plan.home_path import expand_home

@@ -16,8 +16,8 @@ from pathlib import Path
 from paceline.cluster.runs.folder import is_fetched
 from paceline.cluster.runs.snapshot_store import BYTECODE, store_code
 from paceline.cluster.secrets.file_names import is_secret, matches
-from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.sent_code import read_sent_code
+from paceline.contract.files.size import show_size
 from paceline.contract.files.sparse import data_size
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem

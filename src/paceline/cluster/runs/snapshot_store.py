@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.shared_places import open_without_waiting
+from paceline.contract.files.shared_folders import open_without_waiting
 from paceline.contract.files.sparse import copy_data, data_blocks
 from paceline.errors import EnvironmentProblem
 

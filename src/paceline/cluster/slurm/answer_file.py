@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.slurm.state_meanings import JobState
-from paceline.contract.files.shared_places import find_own_folder, make_own_folder, open_own_file
+from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, open_own_file
 from paceline.errors import NoAnswer
 
 MEMORY = "/dev/shm"

@@ -31,8 +31,8 @@ from paceline.cluster.ssh.shell_text import (
     word,
 )
 from paceline.cluster.ssh.unconfirmed import open_submission
-from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.foreign_records import parse_object
+from paceline.contract.files.size import show_size
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 from paceline.plan.quote import quote

@@ -18,7 +18,7 @@ from paceline.cluster.ssh.paceline_bundle import Target, bundle_name, cache_fold
 from paceline.cluster.ssh.remote import unpack
 from paceline.cluster.ssh.request import ABSENT
 from paceline.cluster.ssh.shell_text import SETUP_END, SETUP_FAILED, explain_setup, setup_text, word, words
-from paceline.contract.checkpoint.size import show_size
+from paceline.contract.files.size import show_size
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 

@@ -15,9 +15,9 @@ from paceline.cluster.runs.folder import resolve_scratch
 from paceline.cluster.runs.snapshot import CodeTooLarge, list_code, takes_output
 from paceline.cluster.runs.snapshot_store import LINK, read_files
 from paceline.cluster.secrets.secrets import secret_files
-from paceline.contract.checkpoint.size import show_size
 from paceline.contract.files.sent_code import SentCode
-from paceline.contract.files.shared_places import open_without_waiting
+from paceline.contract.files.shared_folders import open_without_waiting
+from paceline.contract.files.size import show_size
 from paceline.errors import EnvironmentProblem, SpecError
 from paceline.plan.quote import quote
 from paceline.spec import Job

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_step
 from paceline.contract.files.foreign_records import make, read_object
-from paceline.contract.files.shared_places import open_without_waiting
+from paceline.contract.files.shared_folders import open_without_waiting
 from paceline.errors import CheckpointError
 
 FORMAT = 1

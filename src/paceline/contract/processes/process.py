@@ -41,6 +41,18 @@ def pid_namespace() -> str:
         return ""
 
 
+def signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def describe_exit(code: int) -> str:
+    """Describe an exit code; a negative one is a signal."""
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+
 def prctl(option: int, value: int | bytes) -> None:
     """Call Linux's prctl; elsewhere, do nothing."""
     if sys.platform == "linux":

@@ -107,32 +107,33 @@ def load_weights(
         )
     with ExitStack() as stack:
         if files := find_weight_files(source):
-            found, place = _read_files(files), source
+            found, source_path = _read_files(files), source
         elif source.is_file():
-            found, place = _read_file(source), source
+            found, source_path = _read_file(source), source
         else:
-            place = find_start(source, ranks, warn=warn)
-            found = _read_checkpoint(stack.enter_context(CheckpointReader(place)))
+            source_path = find_start(source, ranks, warn=warn)
+            found = _read_checkpoint(stack.enter_context(CheckpointReader(source_path)))
         chosen = {name: _choose(name, each, found, alone=len(modules) == 1) for name, each in modules.items()}
         loaded = {name: weights for name, weights in chosen.items() if weights is not None}
         if not loaded:
             raise CheckpointError(
-                f"{place} has weights for {restore.listed(list(found))}, but not for {restore.listed(list(modules))}.",
+                f"{source_path} has weights for {restore.listed(list(found))}, but not for "
+                f"{restore.listed(list(modules))}.",
                 hint="Start from a run of the same model.",
             )
         for name, weights in loaded.items():
-            _load(name, modules[name], weights, place, strict=strict, new_group=new_group, warn=warn)
-    warn(f"started with the weights of {restore.listed(list(loaded))} from {place}; everything else starts fresh")
+            _load(name, modules[name], weights, source_path, strict=strict, new_group=new_group, warn=warn)
+    warn(f"started with the weights of {restore.listed(list(loaded))} from {source_path}; everything else starts fresh")
     if missing := [name for name in modules if name not in loaded]:
         warn(f"no weights for {restore.listed(missing)} there: keeping the initial values")
-    return place
+    return source_path
 
 
 def _load(
     name: str,
     module: torch.nn.Module,
     weights: Weights,
-    place: Path,
+    source_path: Path,
     *,
     strict: bool,
     new_group: Callable[[], Any],
@@ -155,7 +156,7 @@ def _load(
         restore.load_module(name, module, state, current, metadata=weights.metadata, strict=strict, warn=warn)
     except CheckpointError as error:
         raise CheckpointError(
-            f"Cannot start from {place}. {error.message}",
+            f"Cannot start from {source_path}. {error.message}",
             hint="Start from weights of the same model, or load only those that fit: --no-strict.",
         ) from None  # its hint is for run.resume
 

@@ -16,7 +16,7 @@ import torch
 from paceline.contract.checkpoint.marker import Marker, read_marker
 from paceline.contract.checkpoint.names import OBJECTS_FILE, is_share, state_file
 from paceline.contract.checkpoint.safetensors import Piece, read_header
-from paceline.contract.files.shared_places import open_without_waiting
+from paceline.contract.files.shared_folders import open_without_waiting
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import state_tree
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY, TORCH_DTYPES

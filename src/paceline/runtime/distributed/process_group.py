@@ -28,7 +28,7 @@ _store: Any = None
 _sessions = 0
 
 LATE_AFTER = 5.0  # seconds after which ranks that have not come are named
-MEETING_TIMEOUT = 1800.0  # seconds, as for collectives over gloo
+RENDEZVOUS_TIMEOUT = 1800.0  # seconds, as for collectives over gloo
 
 
 @dataclass
@@ -89,7 +89,7 @@ class ProcessGroups:
         if self.store.add(f"{key}/count", 1) == identity.world_size:
             self.store.set(f"{key}/all", "")
             return
-        limit = timeout or MEETING_TIMEOUT
+        limit = timeout or RENDEZVOUS_TIMEOUT
         for seconds in (min(LATE_AFTER, limit), max(0.001, limit - LATE_AFTER)):
             try:
                 self.store.wait([f"{key}/all"], datetime.timedelta(seconds=seconds))

@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Any
 
 from paceline.contract import env
-from paceline.contract.files.stack_signal import write_stacks_on_signal
 from paceline.contract.heartbeat_file import READY, ScriptEnd
-from paceline.contract.processes.process import die_with_parent
+from paceline.contract.processes.process import describe_exit, die_with_parent
+from paceline.contract.processes.stack_signal import write_stacks_on_signal
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.launch_context import LaunchContext
@@ -183,7 +183,7 @@ def _supervise(processes: list[SpawnProcess], ranks: list[int], world_size: int,
                 # A rank that was killed did not fail because of another rank; the others may have.
                 rank = min(failed, key=lambda rank: (failed[rank] > 0, rank))
                 raise LaunchError(
-                    f"Rank {rank} of {world_size} failed: {_describe_exit(failed[rank])}.",
+                    f"Rank {rank} of {world_size} failed: {describe_exit(failed[rank])}.",
                     hint="See its traceback above.",
                 )
     finally:
@@ -218,15 +218,6 @@ def _end(processes: list[SpawnProcess]) -> None:
         if process.is_alive():
             process.kill()
             process.join()
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
 
 
 def _free_port() -> int:

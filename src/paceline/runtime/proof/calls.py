@@ -68,7 +68,7 @@ class PendingCalls:
         self._calls.append(call)
         return call
 
-    def conclude(self) -> Call | None:
+    def take_trained_call(self) -> Call | None:
         """Return the call that a loss comes from, after its backward pass; None if there is none."""
         calls = list(self._calls)
         self._calls.clear()

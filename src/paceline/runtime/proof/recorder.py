@@ -122,7 +122,7 @@ class Recorder:
         self._backwards += 1
         if loss.numel() == 1:
             self._losses.append(float(loss.detach()))
-        call = self._pending.conclude()
+        call = self._pending.take_trained_call()
         if call is not None and call.state != state:
             self._seen.add(DRAWS)
         if call is not None and call.is_filler:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -94,10 +93,6 @@ class Tracker(Protocol):
 
         You have 30 seconds to return: 15 if the run was stopped, 5 if it failed.
         """
-
-
-def warn(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
 def first_line(error: BaseException) -> str:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.run_folder import RunFolder
+from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.settings import Settings, best_metric
-from paceline.runtime.trackers.base import RunInfo, Tracker, Tracking, first_line, warn
+from paceline.runtime.trackers.base import RunInfo, Tracker, Tracking, first_line
 from paceline.runtime.trackers.thread import TrackerThread, finish_timeout
 
 WANDB, TENSORBOARD = "wandb", "tensorboard"
@@ -161,10 +162,10 @@ def _make(name: str, tracking: Tracking) -> Tracker | None:
         if isinstance(error, ModuleNotFoundError):
             why = f"no module named {error.name!r}"
             hint = f" (pip install {name})" if name in makers else ""
-        warn(f"{DISPLAY_NAMES.get(name, name)} is disabled: {why}{hint}; metrics.jsonl has all values")
+        note(f"{DISPLAY_NAMES.get(name, name)} is disabled: {why}{hint}; metrics.jsonl has all values")
         return None
     if not isinstance(made, Tracker):
-        warn(f"{name} is disabled: it lacks start, log or finish; metrics.jsonl has all values")
+        note(f"{name} is disabled: it lacks start, log or finish; metrics.jsonl has all values")
         return None
     return made
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.contract.verdict import FAILED, STOPPED
-from paceline.runtime.trackers.base import RunInfo, Tracker, first_line, warn
+from paceline.runtime.console import note
+from paceline.runtime.trackers.base import RunInfo, Tracker, first_line
 
 MAX_WAITING = 100_000  # lines
 # Seconds for all trackers together to finish after training.
@@ -52,7 +53,7 @@ class TrackerThread:
             return
         if self._put - self._taken + count > MAX_WAITING:
             if not self._lost:
-                warn(f"{self.name} can't keep up with training and loses values; metrics.jsonl has them all")
+                note(f"{self.name} can't keep up with training and loses values; metrics.jsonl has them all")
             self._lost += count
             return
         self._put += count
@@ -74,7 +75,7 @@ class TrackerThread:
             return
         waiting = self._put - self._taken
         lines = f", with {waiting} lines waiting" if waiting else ""
-        warn(f"{self.name} did not finish within {timeout:g} s{lines}: giving up on it")
+        note(f"{self.name} did not finish within {timeout:g} s{lines}: giving up on it")
         self._broken = True
         abandon = getattr(self.tracker, "abandon", None)
         if abandon is not None:
@@ -105,7 +106,7 @@ class TrackerThread:
         except BaseException as error:
             if not self._broken:
                 kind = type(error).__name__
-                warn(f"{self.name} gets no more values: {kind}: {first_line(error)}; metrics.jsonl continues")
+                note(f"{self.name} gets no more values: {kind}: {first_line(error)}; metrics.jsonl continues")
         finally:
             self._broken = True
             self.started.set()

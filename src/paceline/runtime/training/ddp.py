@@ -312,8 +312,8 @@ class DDPModel:
 
     def sync_buffers(self) -> None:
         """Copy rank 0's buffers to all ranks, unless the script has asked not to."""
-        wishes = (self._options.get("broadcast_buffers"), self._options.get("forward_sync_buffers"))
-        if False not in wishes:
+        requested = (self._options.get("broadcast_buffers"), self._options.get("forward_sync_buffers"))
+        if False not in requested:
             ignored = _ignored(self.model)
             for name, buffer in self.model.named_buffers():
                 if name not in ignored:

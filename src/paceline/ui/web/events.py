@@ -145,11 +145,11 @@ class Events:
         for page in pages:
             for news in await asyncio.to_thread(reader.read_new, page.position):
                 page.position = news.position
-                told = {"position": news.position, "whole": news.whole}
+                state = {"position": news.position, "whole": news.whole}
                 if news.curves:
-                    page.send(format_event("curves", {**told, "curves": news.curves}, news.position))
+                    page.send(format_event("curves", {**state, "curves": news.curves}, news.position))
                 if news.lines:
-                    page.send(format_event("log", {**told, "lines": news.lines}, news.position))
+                    page.send(format_event("log", {**state, "lines": news.lines}, news.position))
         if time.monotonic() > self._next_details.get(key, 0.0) or any(not page.details for page in pages):
             began = time.monotonic()
             details = await asyncio.to_thread(self.answers.run, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.cluster.actions import cancel_run, requeue_run
+from paceline.cluster.actions import CANCEL, REQUEUE, STOP, cancel_run, requeue_run
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
@@ -14,7 +14,6 @@ from paceline.errors import UsageError
 from paceline.watch import viewpoint
 from paceline.watch.records import read_record
 
-CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"
 VERBS = (CANCEL, STOP, REQUEUE)
 
 

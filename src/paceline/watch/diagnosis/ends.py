@@ -90,5 +90,5 @@ def mention_failure(found: list[Finding], evidence: Evidence) -> list[Finding]:
     message = line.partition(": ")[2]
     if any(message in text for each in found for text in (each.text, *each.evidence)):
         return found
-    told = replace(first, evidence=(*first.evidence, f"{name_failure(failure)}: {line}"))
-    return [told if each is first else each for each in found]
+    explained = replace(first, evidence=(*first.evidence, f"{name_failure(failure)}: {line}"))
+    return [explained if each is first else each for each in found]

@@ -13,9 +13,9 @@ from paceline.cluster.probes.rank_motion import Motion, read_motion
 from paceline.cluster.runs.claims import find_holder
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_objects
 from paceline.contract.files.foreign_records import read_tail as read_end
-from paceline.contract.files.stacks import Stack, read_stack
 from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.processes.stacks import Stack, read_stack
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError

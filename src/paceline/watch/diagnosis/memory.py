@@ -74,10 +74,10 @@ def _kills(evidence: Evidence) -> list[str]:
     if evidence.record.status == "out of memory":
         facts.append(f"Slurm: job {evidence.record.job} is OUT_OF_MEMORY")
     # Paceline's own lines are guesses: what it knows is in the failure.
-    told = [
+    lines = [
         line for line in evidence.own_lines() if _HOST_MEMORY.search(line) and not line.strip().startswith("paceline: ")
     ]
-    facts += [f"slurm.log: {line.strip()[:200]}" for line in told[-1:]]
+    facts += [f"slurm.log: {line.strip()[:200]}" for line in lines[-1:]]
     facts += [
         f"{use.host}: the kernel killed {use.peak('oom_kills'):.0f} processes of the job"
         for use in evidence.usage if use.peak("oom_kills")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import __version__
-from paceline.contract.files.shared_places import find_own_folder, make_own_folder, open_own_file
+from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.watch.overview import Overview
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.files.foreign_records import read_bounded
-from paceline.contract.files.shared_places import open_without_waiting
+from paceline.contract.files.shared_folders import open_without_waiting
 
 CHUNK = 1 << 17  # bytes
 # A longer line comes in pieces. One of a node's log never does: agents cut what several ranks write into lines of half

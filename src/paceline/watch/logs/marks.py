@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.contract.files.log_times import MARK_SIZE, parse_mark, times_path
-from paceline.contract.files.shared_places import open_without_waiting
+from paceline.contract.files.shared_folders import open_without_waiting
 
 BLOCK = 256  # marks that are read at once
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.contract.files.foreign_records import parse_object
-from paceline.contract.files.shared_places import open_without_waiting
+from paceline.contract.files.shared_folders import open_without_waiting
 
 CHUNK = 1 << 20  # bytes
 MAX_LINE = 1 << 20  # a longer one is not ours

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.shared_places import open_regular
+from paceline.contract.files.shared_folders import open_regular
 from paceline.watch.mirror.frames import CHUNK, CLAIM, DATA, GONE, MAX_NUMBER, NEW, NEXT, REPLACED, Frame
 from paceline.watch.mirror.frames import RECORD as RECORD_FRAME
 from paceline.watch.mirror.run_files import (

@@ -178,10 +178,10 @@ class Follower(threading.Thread):
     def _watch_other(self) -> None:
         """Wait until the process that follows the same runs has ended, or is stopped, as by Ctrl-Z."""
         assert self._follower_lock is not None
-        beat, heard, lives = self._follower_lock.beat(), time.monotonic(), False
+        heartbeat, heard, lives = self._follower_lock.read_heartbeat(), time.monotonic(), False
         while not self._over.is_set() and not self._follower_lock.take():
-            if (latest := self._follower_lock.beat()) != beat:
-                beat, heard, lives = latest, time.monotonic(), True
+            if (latest := self._follower_lock.read_heartbeat()) != heartbeat:
+                heartbeat, heard, lives = latest, time.monotonic(), True
             elif time.monotonic() - heard > PATIENCE:
                 self._is_alone = True
                 return

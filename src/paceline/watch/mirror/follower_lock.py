@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.contract.files.foreign_records import read_object
-from paceline.contract.files.shared_places import open_own_file
+from paceline.contract.files.shared_folders import open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.watch.mirror.reader import Scope
 
-BEAT = 1.0  # seconds between signs of life
+HEARTBEAT_INTERVAL = 1.0  # seconds between signs of life
 
 
 class FollowerLock:
@@ -50,10 +50,10 @@ class FollowerLock:
         while True:
             with suppress(OSError):
                 os.utime(self._descriptor)
-            if self._over.wait(BEAT):
+            if self._over.wait(HEARTBEAT_INTERVAL):
                 return
 
-    def beat(self) -> int:
+    def read_heartbeat(self) -> int:
         """Return the last sign of life of whoever holds the lock: another one each time."""
         return os.fstat(self._descriptor).st_mtime_ns
 

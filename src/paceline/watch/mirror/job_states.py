@@ -20,7 +20,7 @@ from paceline.errors import ClusterError
 
 FILE = "jobs.json"
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
-NOT_TOLD = "UNKNOWN"  # the state of a job about which the cluster was not asked
+NOT_ASKED = "UNKNOWN"  # the state of a job about which the cluster was not asked
 MAX_JOBS = 20_000
 _CELL = (str, int, float)
 
@@ -74,7 +74,7 @@ def read_states(folder: Path, jobs: Iterable[str]) -> dict[str, JobState]:
     for job in jobs:
         state = None
         with suppress(ValueError):
-            state = from_row(rows[job]) if job in rows else JobState(job, NOT_TOLD)
+            state = from_row(rows[job]) if job in rows else JobState(job, NOT_ASKED)
         if state is not None:
             found[job] = state
     return found

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.files.foreign_records import read_object
-from paceline.contract.files.shared_places import open_own_file
+from paceline.contract.files.shared_folders import open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.plan.run_path import is_run_path
 from paceline.watch.logs.log_file import skipped_bytes, skipped_path

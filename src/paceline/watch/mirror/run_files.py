@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.contract.files.shared_places import open_without_waiting
+from paceline.contract.files.shared_folders import open_without_waiting
 
 RECORD, GROWING, LOG = "record", "growing", "log"  # replaced as a whole; appended to; appended to, and perhaps huge
 MAX_RECORD = 4 << 20  # bytes; a larger one is left out

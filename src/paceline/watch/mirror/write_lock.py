@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.contract.files.shared_places import open_own_file
+from paceline.contract.files.shared_folders import open_own_file
 from paceline.errors import ConnectionProblem
 
 PATIENCE = 5.0  # seconds in which whoever has the lock is expected to give it up

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.cluster.slurm.answer_file import AnswerFile
 from paceline.cluster.slurm.node_use import PartitionUse, ask_node_use, parse_node_use
-from paceline.contract.files.shared_places import open_own_file
+from paceline.contract.files.shared_folders import open_own_file
 from paceline.errors import ClusterError, NoSlurm
 from paceline.watch import viewpoint
 from paceline.watch.scheduler.poll_interval import DEFAULT, poll_interval

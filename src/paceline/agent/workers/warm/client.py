@@ -7,7 +7,7 @@ import resource
 import signal
 
 from paceline.agent.workers.warm.conditions import read_conditions
-from paceline.agent.workers.warm.place import NAME, Place, process_of, socket_name
+from paceline.agent.workers.warm.socket_folder import NAME, SocketFolder, process_of, socket_name
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
 from paceline.contract.processes.process import is_open
@@ -27,11 +27,11 @@ def request_zygote(python: str, options: ZygoteOptions, environ: dict[str, str])
 
     One that does not answer is killed, so that the run can leave another.
     """
-    place = Place.find()
-    if place is None or not all(map(is_open, (0, 1, 2))):
+    sockets = SocketFolder.find()
+    if sockets is None or not all(map(is_open, (0, 1, 2))):
         return None, ""
-    connection = place.connect(socket_name(python), CONNECT_TIMEOUT)
-    place.close()
+    connection = sockets.connect(socket_name(python), CONNECT_TIMEOUT)
+    sockets.close()
     if connection is None:
         return None, ""
     inherited = [number for number in _descriptors() if number < 3 or os.get_inheritable(number)]
@@ -100,12 +100,12 @@ def ask_all(kind: str, pids: Collection[int] | None = None) -> list[dict[str, An
 
     Of one that does not answer, only the process is known.
     """
-    place = Place.find()
-    if place is None:
+    sockets = SocketFolder.find()
+    if sockets is None:
         return []
     answers = []
-    for name in place.names():
-        connection = place.connect(name, CONNECT_TIMEOUT)
+    for name in sockets.names():
+        connection = sockets.connect(name, CONNECT_TIMEOUT)
         if connection is None:
             continue
         pid = process_of(connection)
@@ -118,7 +118,7 @@ def ask_all(kind: str, pids: Collection[int] | None = None) -> list[dict[str, An
             answer = {"kind": "silent", "pid": pid}
         if answer is not None:
             answers.append(answer)
-    place.close()
+    sockets.close()
     return answers
 
 

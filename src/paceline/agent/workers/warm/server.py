@@ -21,8 +21,8 @@ from typing import Any
 from paceline.agent.workers import processes
 from paceline.agent.workers.warm.conditions import Conditions, difference
 from paceline.agent.workers.warm.loaded_files import LoadedFiles
-from paceline.agent.workers.warm.place import NAME, Place, is_same_user, process_of, socket_name
 from paceline.agent.workers.warm.process_settings import IONICE, read_io_priority, take_settings
+from paceline.agent.workers.warm.socket_folder import NAME, SocketFolder, is_same_user, process_of, socket_name
 from paceline.agent.workers.zygote.imports import import_modules, shared_modules
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
@@ -90,14 +90,14 @@ def _serve(writer: int, options: ZygoteOptions, conditions: Conditions, files: L
         devices = {number: os.open(os.devnull, os.O_RDWR) for number in (0, 1, 2)}
         with open(_keep_descriptors(devices, writer), "w", encoding="utf-8") as pipe:
             try:
-                place = Place.make()
-                listening = place.listen(socket_name(sys.executable))
+                sockets = SocketFolder.make()
+                listening = sockets.listen(socket_name(sys.executable))
                 pipe.write(_STAYS if listening is not None else "another process stays already")
             except OSError as error:
                 pipe.write(str(error))
                 raise
         if listening is not None:
-            later = WarmProcess(place, *listening, options=options, conditions=conditions, files=files).serve()
+            later = WarmProcess(sockets, *listening, options=options, conditions=conditions, files=files).serve()
     except Exception:
         pass
     if later is None:
@@ -109,10 +109,10 @@ class WarmProcess:
     """Serves requests until nobody has used it for a while, or a run needs another one."""
 
     def __init__(
-        self, place: Place, listener: socket.socket, lock: int, *, options: ZygoteOptions, conditions: Conditions,
-        files: LoadedFiles,
+        self, sockets: SocketFolder, listener: socket.socket, lock: int, *, options: ZygoteOptions,
+        conditions: Conditions, files: LoadedFiles,
     ) -> None:  # fmt: skip
-        self.place, self.listener, self.lock = place, listener, lock
+        self.sockets, self.listener, self.lock = sockets, listener, lock
         self.idle, self.threads = options.warm, options.threads
         self.conditions, self.files = conditions, files
         self.zygotes: set[int] = set()
@@ -228,7 +228,7 @@ class WarmProcess:
 
     def _leave(self) -> None:
         """Accept no more runs. Whoever waits for an answer starts a zygote of its own."""
-        self.place.leave(socket_name(sys.executable))
+        self.sockets.leave(socket_name(sys.executable))
         self.listener.close()
         os.close(self.lock)
 

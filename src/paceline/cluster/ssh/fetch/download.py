@@ -14,7 +14,7 @@ from paceline.cluster.ssh.fetch.contents import ALL, Contents, RemoteFile
 from paceline.cluster.ssh.fetch.local_copy import LocalCopy, Version
 from paceline.cluster.ssh.fetch.remote_files import Arrival, Listing, RemoteFiles
 from paceline.cluster.ssh.fetch.safe_path import leave_out
-from paceline.contract.checkpoint.size import show_size
+from paceline.contract.files.size import show_size
 from paceline.errors import EnvironmentProblem, UsageError
 
 TRIES = 5  # of a file that changes while it is sent, and of a checkpoint that the run removes meanwhile

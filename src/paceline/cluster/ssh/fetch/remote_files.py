@@ -19,7 +19,7 @@ from paceline.plan.run_path import is_run_id, is_run_path
 class Listing:
     folder: str  # on the other side
     key: str  # what commands call the run
-    place: tuple[str, ...]  # project, experiment and run id
+    run_path: tuple[str, ...]  # project, experiment and run id
     status: str
     contents: Contents
 
@@ -50,7 +50,7 @@ class RemoteFiles:
             listing = _read_listing(answer)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise self.nonsense("a list of files that cannot be read") from None
-        if not is_named_as_run(listing.place, listing.key):
+        if not is_named_as_run(listing.run_path, listing.key):
             cluster = self._talk.connection.cluster.name
             raise EnvironmentProblem(
                 f"{cluster} listed a folder whose name is not that of a run: {listing.folder!r}.",
@@ -124,29 +124,29 @@ class RemoteFiles:
 def _read_listing(answer: dict[str, Any]) -> Listing:
     """Raises ValueError, TypeError, KeyError or AttributeError if the answer is no listing."""
     files = [make(RemoteFile, each) for each in answer["files"]]
-    checkpoints, left, place = list(answer["checkpoints"]), dict(answer["left"]), tuple(answer["place"])
+    checkpoints, left, run_path = list(answer["checkpoints"]), dict(answer["left"]), tuple(answer["run_path"])
     unreadable = dict(answer["unreadable"])
     texts = [answer["folder"], answer["status"], *answer["skipped"], *left, *unreadable, *unreadable.values()]
     if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int) for each in left.values()):
         raise ValueError
-    if not all(_is_plain(each) for each in (answer["key"], *place)):
+    if not all(_is_plain(each) for each in (answer["key"], *run_path)):
         raise ValueError
     if any(checkpoint_step(each) is None for each in checkpoints):
         raise ValueError
     if not all(_is_possible(each) for each in files):
         raise ValueError
     contents = Contents(files, checkpoints, left, answer["skipped"], unreadable)
-    return Listing(answer["folder"], answer["key"], place, answer["status"], contents)
+    return Listing(answer["folder"], answer["key"], run_path, answer["status"], contents)
 
 
-def is_named_as_run(place: tuple[str, ...], key: str) -> bool:
+def is_named_as_run(run_path: tuple[str, ...], key: str) -> bool:
     """Return whether a folder here may have these names. The other side chooses them, and others run what they hold.
 
     A folder called `.git` next to your files, for example, holds commands for git.
     """
-    if not is_run_path("/".join(place)):
+    if not is_run_path("/".join(run_path)):
         return False
-    return is_run_id(key) and key == place[-1] if len(place) == 3 else key == f"{place[2]}-{place[4]}"
+    return is_run_id(key) and key == run_path[-1] if len(run_path) == 3 else key == f"{run_path[2]}-{run_path[4]}"
 
 
 def _is_plain(name: Any) -> bool:

@@ -14,7 +14,7 @@ from paceline.cluster.runs.folder import run_path_of
 from paceline.cluster.ssh.fetch.contents import choose_contents
 from paceline.cluster.ssh.fetch.frames import CHUNK, read_line, write_frame, write_line
 from paceline.contract.checkpoint.names import is_weights_file
-from paceline.contract.files.shared_places import open_regular
+from paceline.contract.files.shared_folders import open_regular
 from paceline.contract.run_folder import RunFolder
 
 SPARE_DESCRIPTORS = 64
@@ -44,9 +44,9 @@ class FileServer:
         found = choose_contents(self.folder, what, skip=skip)
         self._hold([each.name for each in found.files if each.name.startswith("checkpoints/")])
         path = run_path_of(self.folder)
-        place = [path.project, *path.experiment.split("/"), path.run_id]
+        run_path = [path.project, *path.experiment.split("/"), path.run_id]
         return {
-            "folder": str(self.folder.path), "key": self.folder.key, "place": place, "status": status,
+            "folder": str(self.folder.path), "key": self.folder.key, "run_path": run_path, "status": status,
             **asdict(found), "files": [asdict(each) for each in found.files],
         }  # fmt: skip
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from paceline.contract.files.foreign_records import make, read_object
+from paceline.contract.files.state_folder import state_folder
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
 
@@ -44,7 +44,7 @@ class ContestRecord:
     @classmethod
     def load(cls, name: str) -> ContestRecord:
         try:
-            return make(cls, read_object(_folder() / f"{os.path.basename(name)}.json"))
+            return make(cls, read_object(state_folder("first") / f"{os.path.basename(name)}.json"))
         except (OSError, ValueError):
             known = ", ".join(each.id for each in unfinished()) or "none"
             raise UsageError(
@@ -53,9 +53,10 @@ class ContestRecord:
 
     def save(self) -> None:
         """Write it to the disk, and return only when it is there."""
-        _folder().mkdir(parents=True, exist_ok=True)
-        write_atomically(_folder() / f"{self.id}.json", json.dumps(asdict(self), indent=1) + "\n", sync=True)
-        descriptor = os.open(_folder(), os.O_RDONLY)
+        folder = state_folder("first")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{self.id}.json", json.dumps(asdict(self), indent=1) + "\n", sync=True)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -102,8 +103,8 @@ class ContestRecord:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other commands from deciding about the same runs."""
-        _folder().mkdir(parents=True, exist_ok=True)
-        with open(_folder() / f"{self.id}.lock", "w", encoding="ascii") as file:
+        state_folder("first").mkdir(parents=True, exist_ok=True)
+        with open(state_folder("first") / f"{self.id}.lock", "w", encoding="ascii") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -117,7 +118,7 @@ class ContestRecord:
 def unfinished() -> list[ContestRecord]:
     """Return the submissions that were interrupted, oldest first."""
     found = []
-    for path in _folder().glob("*.json"):
+    for path in state_folder("first").glob("*.json"):
         try:
             record = make(ContestRecord, read_object(path))
         except (OSError, ValueError):
@@ -140,8 +141,3 @@ def find_interrupted(line: Sequence[str], clusters: Sequence[str]) -> ContestRec
 
 def _digest(line: Sequence[str], clusters: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps([sorted({*clusters}), *line]).encode()).hexdigest()[:32]
-
-
-def _folder() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(state) / "paceline" / "first"

@@ -18,7 +18,7 @@ import torch
 
 from paceline.contract.checkpoint.marker import read_marker
 from paceline.contract.checkpoint.safetensors import Piece, make_header, write_file
-from paceline.contract.checkpoint.size import show_size
+from paceline.contract.files.size import show_size
 from paceline.contract.output_file import open_output
 from paceline.errors import PacelineError
 from paceline.runtime.checkpoint.reader import CheckpointReader

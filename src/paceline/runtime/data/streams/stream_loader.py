@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, default_collate
 
 from paceline.errors import CheckpointError, UsageError
+from paceline.runtime.console import note
 from paceline.runtime.data.early_pass import EarlyPass
 from paceline.runtime.data.randomness import preserve_host_rng
 from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size, check_not_in_steps
@@ -78,7 +78,7 @@ class StreamLoader:
         self.batch_size, self.accumulate, self.drop_last = batch_size, accumulate, drop_last
         self.seed, self.group, self.num_workers = seed, group, num_workers
         self.device = torch.device(device) if device is not None else None
-        self._notify = notify or (_print_note if identity.rank == 0 else _discard_note)
+        self._notify = notify or (note if identity.rank == 0 else _discard_note)
         inner = dataset.dataset if isinstance(dataset, ShardedIterable) else dataset
         if is_pipeline(inner):
             inner = SeededPipeline(inner, identity=identity, workers=num_workers, notify=self._notify)
@@ -386,10 +386,6 @@ def _make_dataloader(batches: RankBatches, num_workers: int, options: StreamOpti
 
 def _keep(batch: Any) -> Any:
     return batch
-
-
-def _print_note(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
 def _discard_note(text: str) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 
 from paceline.contract import wandb_server
 from paceline.errors import UsageError
+from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.launch_context import LaunchContext
-from paceline.runtime.trackers.base import RunInfo, Tracking, first_line, warn
+from paceline.runtime.trackers.base import RunInfo, Tracking, first_line
 from paceline.runtime.trackers.thread import FINISH_TIMEOUT
 from paceline.runtime.trackers.wandb import agent, channel, service
 from paceline.runtime.trackers.wandb.noop import NOOP, AttributeDict, NoopRun, as_mapping
@@ -63,7 +64,7 @@ class WandbModule:
         try:
             import wandb
         except ImportError as error:
-            self.warn(f"W&B is disabled: {first_line(error)} (pip install wandb)")
+            self.note(f"W&B is disabled: {first_line(error)} (pip install wandb)")
             return None
         return wandb
 
@@ -80,10 +81,10 @@ class WandbModule:
         """Whether calls reach wandb: there is a run, or `init` could start one."""
         return self._is_real if self.run is not None else self.may_have_run
 
-    def warn(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Print one warning per process, on rank 0."""
         if not self._has_warned and self.identity.rank == 0:
-            warn(text)
+            note(text)
         self._has_warned = True
 
     # -- starting and finishing ------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class WandbModule:
     def _warn_offline(self, problem: str, options: dict[str, Any]) -> None:
         launch_spec = self.context.launch_spec
         folder = Path(options.get("dir") or os.environ.get("WANDB_DIR") or ".", "wandb")
-        self.warn(offline_note(problem, folder, launch_spec.run_id if launch_spec else ""))
+        self.note(offline_note(problem, folder, launch_spec.run_id if launch_spec else ""))
 
     def _start(self, options: dict[str, Any]) -> Any:
         wandb = self.package
@@ -166,7 +167,7 @@ class WandbModule:
             if options.get("mode") == wandb_server.ONLINE:
                 self._warn_offline(first_line(error), options)
                 return self._start({**options, "mode": wandb_server.OFFLINE})
-            self.warn(f"W&B is disabled: {first_line(error)}")
+            self.note(f"W&B is disabled: {first_line(error)}")
             return NoopRun(self._config(options), options)
 
     def finish(self, exit_code: int | None = None, **options: Any) -> None:
@@ -179,10 +180,10 @@ class WandbModule:
             if service.run_within(FINISH_TIMEOUT, lambda: run.finish(exit_code=exit_code, **options)):
                 return
             self._has_warned = False
-            self.warn(f"W&B did not finish within {FINISH_TIMEOUT:.0f} s: giving up on it")
+            self.note(f"W&B did not finish within {FINISH_TIMEOUT:.0f} s: giving up on it")
             service.kill_service()
         except (self.package.Error, OSError) as error:
-            self.warn(f"W&B did not finish: {first_line(error)}")
+            self.note(f"W&B did not finish: {first_line(error)}")
         service.forget_service(self.package)
 
     def share(self, session_run: Callable[[], Any] | None) -> None:
@@ -200,7 +201,7 @@ class WandbModule:
             try:
                 self.run.log(*args, **options)
             except ConnectionError as error:
-                self.warn(f"W&B gets no more values: {first_line(error)}")
+                self.note(f"W&B gets no more values: {first_line(error)}")
                 self.run, self._is_real = NoopRun(dict(self.run.config)), False
 
     def attribute(self, name: str) -> Any:
@@ -226,7 +227,7 @@ class WandbModule:
     def agent(self, sweep_id: str, function: Callable[[], Any] | None = None, **options: Any) -> None:
         """`wandb.agent`: rank 0 requests points, and all ranks call `function` with the same `wandb.config`."""
         if self.package is None or not sweep_id:
-            self.warn("W&B is off: there is no sweep to run, so wandb.agent does not call the function")
+            self.note("W&B is off: there is no sweep to run, so wandb.agent does not call the function")
             return
         if self.identity.world_size == 1:
             self.package.agent(sweep_id, function=function, **options)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.runtime.trackers.base import warn
+from paceline.runtime.console import note
 
 NAME = "wandb-core"
 
@@ -70,7 +70,7 @@ def limit_exit_hook(seconds: float) -> None:
     def watch() -> None:  # in a thread started now: at exit no thread can be started
         _exiting.wait()
         time.sleep(seconds)
-        warn(f"W&B did not finish within {seconds:.0f} s: giving up on it")
+        note(f"W&B did not finish within {seconds:.0f} s: giving up on it")
         kill_service()
 
     threading.Thread(target=watch, name="paceline-wandb-exit", daemon=True).start()

@@ -22,7 +22,8 @@ from paceline.contract import wandb_server
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED, STOPPED, STOPPED_EXIT, read_verdict
-from paceline.runtime.trackers.base import RunInfo, Tracking, first_line, warn
+from paceline.runtime.console import note
+from paceline.runtime.trackers.base import RunInfo, Tracking, first_line
 from paceline.runtime.trackers.wandb import service
 from paceline.runtime.trackers.wandb.agent import RUN_ID, SWEEP_ID
 from paceline.runtime.trackers.wandb.offline import OfflineFiles
@@ -62,7 +63,7 @@ class WandbTracker:
                 mode, problem = wandb_server.OFFLINE, first_line(error)
             self._restart(mode)
         if problem:
-            warn(offline_note(problem, _folder_of(self.run), run.run_id))
+            note(offline_note(problem, _folder_of(self.run), run.run_id))
         if run.best is not None:
             self._best = best_so_far(run, *run.best)
 

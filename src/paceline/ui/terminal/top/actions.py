@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cluster.actions import cancel_run, requeue_run
+from paceline.cluster.actions import REQUEUE, STOP, cancel_run, requeue_run
 from paceline.cluster.slurm import commands as slurm
 from paceline.contract.run_folder import RunFolder
 from paceline.plan.quote import quote
@@ -16,8 +16,6 @@ from paceline.watch import viewpoint
 from paceline.watch.overview import Overview
 from paceline.watch.records import read_record
 from paceline.watch.resume_hint import resume_command
-
-STOP, REQUEUE = "stop", "requeue"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import socket
 import struct
 import zlib
 
-from paceline.contract.files.shared_places import find_own_folder, make_own_folder
+from paceline.contract.files.shared_folders import find_own_folder, make_own_folder
 
 MEMORY = "/dev/shm"
 PREFIX = "warm-"
@@ -21,18 +21,18 @@ def _base() -> str:
     return folder if os.path.isabs(folder) and os.access(folder, os.W_OK | os.X_OK) else MEMORY
 
 
-class Place:
+class SocketFolder:
     """The folder, by its descriptor: nobody can put another in its place, and no path is too long for a socket."""
 
     def __init__(self, folder: int) -> None:
         self.folder = folder
 
     @classmethod
-    def make(cls) -> Place:
+    def make(cls) -> SocketFolder:
         return cls(_open(str(make_own_folder(_base()))))
 
     @classmethod
-    def find(cls) -> Place | None:
+    def find(cls) -> SocketFolder | None:
         path = find_own_folder(_base())
         return None if path is None else cls(_open(str(path)))
 

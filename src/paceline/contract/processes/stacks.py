@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<|/paceline/(runtime|agent)/|paceline\.zip/")
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<|/paceline/(runtime|agent)/|paceline\.zip/")
 # Where a rank waits for others: in a rendezvous or a collective, or for a device that does.
 _WAITS = re.compile(
     r"torch/distributed/.*:(init_process_group|_store_based_barrier|rendezvous|_create_c10d_store|barrier"
@@ -42,7 +42,7 @@ class Stack:
     def waits_in(self) -> str:
         """The function in which it waits for other ranks; empty if it does not."""
         for frame in self.frames:
-            if not _LIBRARY.search(frame.path):
+            if not LIBRARY.search(frame.path):
                 return ""
             if _WAITS.search(f"{frame.path}:{frame.function}"):
                 return frame.function
@@ -51,7 +51,7 @@ class Stack:
     @property
     def where(self) -> str:
         """The innermost frame of the user's own code, or the innermost of all."""
-        own = [frame for frame in self.frames if not _LIBRARY.search(frame.path)]
+        own = [frame for frame in self.frames if not LIBRARY.search(frame.path)]
         frame = next(iter([*own, *self.frames]), None)
         return str(frame) if frame else "?"
 
