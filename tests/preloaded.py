@@ -16,7 +16,7 @@ for name in (
     # what the modules of tests import: a rank imports one before it can call its function
     "numpy", "paceline.agent.health.heartbeat", "paceline.cluster.runs.run_half_zip", "paceline.proof.local_runner",
     "paceline.runtime.data.evaluation", "paceline.runtime.data.streams.stream_loader",
-    "tests.forked_ranks", "tests.runtime.models", "tests.runtime.test_wrap",
+    "tests.forked_ranks", "tests.runtime.models", "tests.runtime.training.test_wrap",
 ):  # fmt: skip
     importlib.import_module(name)
 gc.freeze()  # no collection in a rank copies the pages of these objects

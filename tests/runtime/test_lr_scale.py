@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from paceline.errors import UsageError
 from tests.forked_ranks import Ranks
 from tests.runtime.models import data, net, weights
-from tests.runtime.test_wrap import quiet
+from tests.runtime.training.test_wrap import quiet
 
 
 class Rates:

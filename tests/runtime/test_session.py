@@ -31,7 +31,7 @@ from paceline.runtime.settings import Params, Settings
 from tests.forked_ranks import Ranks
 from tests.ports import free_port
 from tests.runtime.models import net
-from tests.runtime.test_wrap import quiet
+from tests.runtime.training.test_wrap import quiet
 
 
 def two_sessions() -> list[tuple[int, int, float, float, int]]:

@@ -13,7 +13,7 @@ import paceline
 from paceline.errors import UsageError
 from tests.forked_ranks import Ranks
 from tests.runtime.models import net
-from tests.runtime.test_wrap import quiet
+from tests.runtime.training.test_wrap import quiet
 
 TRAIN = """
 import atexit, os, signal, sys, threading, time

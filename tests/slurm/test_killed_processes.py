@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.fault_tolerance.runs import Training, assert_same
-from tests.runtime.test_metrics import lines_of
+from tests.runtime.metrics.test_metrics import lines_of
 from tests.runtime.trackers.wandb_runs import wandb_runs
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.test_faults import Make, Submitted, four_undisturbed, submitted

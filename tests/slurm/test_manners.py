@@ -16,7 +16,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.watch.records import OVER, newest_verdict, read_record
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
-from tests.watch.test_records import make_run
+from tests.watch.records.test_records import make_run
 
 WATCHERS = 100
 INTERVAL = 2.0  # seconds; the default is 60

@@ -10,7 +10,7 @@ import pytest
 from paceline.templates.catalogue import TEMPLATES
 from paceline.templates.project import create_project
 from tests.slurm.runs import Paceline, diagnostics, run_of
-from tests.templates.test_new import RESULTS
+from tests.templates.test_project import RESULTS
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from paceline.watch.details.attempts import read_attempts
 from paceline.watch.failures import describe_failure
 from paceline.watch.goodput import Goodput
 from paceline.watch.records import read_record
-from tests.watch.test_records import make_run
+from tests.watch.records.test_records import make_run
 
 RAISED = {"type": "ValueError", "message": "no data", "where": "train.py:9 in main: raise ValueError", "code": 1}
 EXITED = {"type": "", "message": "", "code": 2, "last_line": "train.py: error: argument --lr: invalid float value: 'x'"}

@@ -21,7 +21,7 @@ from paceline.errors import UsageError
 from paceline.watch.logs.monitor import RunMonitor, follow
 from paceline.watch.logs.run_log import LogLine, RunLog
 from paceline.watch.records import read_record
-from tests.cli.commands.test_watch import Terminal, folder
+from tests.cli.views.test_views import Terminal, folder
 
 __all__ = ["folder"]
 

@@ -21,7 +21,7 @@ from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
 from paceline.watch.logs import monitor
 from tests.sweep.folders import end, grid, make_sweep
-from tests.watch.test_records import make_run
+from tests.watch.records.test_records import make_run
 
 
 @pytest.fixture(autouse=True)

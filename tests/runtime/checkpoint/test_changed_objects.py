@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import CheckpointManager
-from tests.runtime.test_wrap import quiet
+from tests.runtime.training.test_wrap import quiet
 
 
 class Holder:

@@ -23,7 +23,7 @@ from paceline.errors import CheckpointError, TakenOver
 from paceline.runtime.checkpoint import CheckpointManager, folder_lock
 from paceline.runtime.checkpoint.folder_lock import FILE, SIZE, FolderLock, Holder, check_claim
 from tests.forked_ranks import Ranks
-from tests.runtime.test_wrap import quiet
+from tests.runtime.training.test_wrap import quiet
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import CheckpointManager
 from tests.forked_ranks import Ranks
 from tests.runtime.checkpoint.test_sharded import build, full
-from tests.runtime.test_wrap import quiet
+from tests.runtime.training.test_wrap import quiet
 
 
 def net(out: int = 2) -> nn.Module:

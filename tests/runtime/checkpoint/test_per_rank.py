@@ -15,7 +15,7 @@ from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import CheckpointManager, shares, state_tree
 from tests.forked_ranks import Ranks
 from tests.runtime.models import net
-from tests.runtime.test_wrap import quiet
+from tests.runtime.training.test_wrap import quiet
 
 LARGE = 40_000  # elements: too many for the JSON
 

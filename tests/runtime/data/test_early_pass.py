@@ -21,7 +21,7 @@ from paceline.runtime.run import Run
 from tests.forked_ranks import Ranks
 from tests.runtime.data.datasets import Endless
 from tests.runtime.models import net
-from tests.runtime.test_wrap import quiet
+from tests.runtime.training.test_wrap import quiet
 
 
 class Recorded(Dataset[Any]):

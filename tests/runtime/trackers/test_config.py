@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 from paceline.runtime.trackers.config import plain_config
 from paceline.runtime.trackers.wandb.tracker import WandbTracker
 from paceline.watch.config import flatten, read_config
-from tests.runtime.test_wrap import quiet
+from tests.runtime.training.test_wrap import quiet
 
 
 class Mode(enum.Enum):

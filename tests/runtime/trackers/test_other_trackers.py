@@ -17,9 +17,9 @@ from paceline.contract.verdict import DONE
 from paceline.runtime.trackers import thread
 from paceline.runtime.trackers.base import RunInfo
 from tests.forked_ranks import Ranks
-from tests.runtime.test_metrics import lines_of
-from tests.runtime.test_wrap import quiet
-from tests.runtime.trackers.test_wandb import our_lines, run_environment, train
+from tests.runtime.metrics.test_metrics import lines_of
+from tests.runtime.trackers.wandb.test_tracker import our_lines, run_environment, train
+from tests.runtime.training.test_wrap import quiet
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:

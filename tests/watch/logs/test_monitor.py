@@ -11,7 +11,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.watch.logs.monitor import RunMonitor, follow
 from paceline.watch.logs.run_log import RunLog
 from paceline.watch.records import Record, read_record
-from tests.watch.test_records import make_run
+from tests.watch.records.test_records import make_run
 
 
 @pytest.mark.parametrize("grep", ["", "e"])

@@ -11,7 +11,7 @@ import pytest
 from paceline.cluster.slurm.state_meanings import JobState
 from paceline.watch.records import read_record
 from paceline.watch.scheduler.pending_reasons import REASONS, explain_reason, show_start
-from tests.watch.test_records import make_run
+from tests.watch.records.test_records import make_run
 
 NOW = time.mktime((2026, 11, 17, 12, 0, 0, 0, 0, -1))  # a Tuesday, in the time zone of this machine
 

@@ -20,8 +20,8 @@ from paceline.errors import ClusterError, NoAnswer, UsageError
 from paceline.watch.records import read_record, read_records
 from paceline.watch.scheduler.poll_interval import poll_interval
 from paceline.watch.scheduler.shared_answer import query_states
-from tests.cluster.test_slurm import put_command
-from tests.watch.test_records import make_run
+from tests.cluster.slurm.test_commands import put_command
+from tests.watch.records.test_records import make_run
 
 
 class FakeSlurm:

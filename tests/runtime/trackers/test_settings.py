@@ -1,0 +1,81 @@
+"""Trackers set by flags and the file, a launched run, and the examples of the documentation."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.metrics.test_metrics import lines_of
+from tests.runtime.trackers.wandb_runs import unreachable_service, wandb_runs
+
+PAGE = Path(__file__).parents[3] / "docs" / "trackers.md"
+Paceline = Callable[..., subprocess.CompletedProcess[str]]
+
+SCRIPT = """\
+import sys, paceline
+with paceline.session(cpu=True) as run:
+    for step in run.steps(range(3)):
+        run.log(number=step, lr=run.params["lr"])
+    if run.rank:
+        assert "wandb" not in sys.modules
+"""
+
+
+def tracking_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.strip().startswith("tracking = ")]
+    found: dict[str, Any] = json.loads(line.partition(" = ")[2])
+    return found
+
+
+def test_flags_override_the_file(tmp_path: Path, paceline: Paceline) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "paceline.toml").write_text('[tracking]\nwandb = false\nwandb_entity = "team"\ntrackers = ["a.b:C"]\n')
+    plain = tracking_of(paceline("run", "--dry-run", "train.py"))
+    assert plain == {"wandb": False, "wandb_entity": "team", "trackers": ["a.b:C"]}
+    args = ("--wandb-group", "g", "--wandb-all-processes", "--tensorboard")
+    completed = tracking_of(paceline("run", "--dry-run", *args, "train.py"))
+    assert completed == {
+        **plain, "wandb": True, "wandb_group": "g", "wandb_all_processes": True, "tensorboard": True
+    }  # fmt: skip
+    done = paceline("run", "--no-wandb", "--wandb-project", "p", "train.py")
+    assert done.returncode == 2
+    assert "--no-wandb and --wandb-project conflict" in done.stderr
+
+
+def test_a_launched_run_logs_and_does_not_write_to_home(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    variables = {key: value for key, value in unreachable_service(tmp_path).items() if key != "WANDB_CACHE_DIR"}
+    args = ("--nproc", "2", "--cpu", "--param", "lr=0.1", "--wandb-project", "p", "--tensorboard")
+    done = paceline("run", *args, "train.py", check=True, **variables)
+    (folder,) = (path.parent for path in scratch.glob("*/*/*/run.json"))
+    (wandb_run,) = wandb_runs(folder / "trackers")
+    assert (wandb_run.id, wandb_run.project, wandb_run.config["lr"]) == (folder.name, "p", 0.1)
+    assert wandb_run.lines() == lines_of(folder)
+    assert done.stderr.count("there is no API key") == 1
+    assert len(list((folder / "trackers" / "tensorboard").iterdir())) == 1
+    assert list((tmp_path / "home").iterdir()) == []
+    again = tracking_of(paceline("run", "--resume", "last", "--no-wandb", "--dry-run", **variables))
+    assert again == {"wandb": False, "wandb_project": "p", "tensorboard": True}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_scripts_in_the_documentation_run(tmp_path: Path, number: int) -> None:
+    script = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[number]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True,
+        env={**unreachable_service(tmp_path), "PATH": "/usr/bin:/bin", "WANDB_MODE": "offline"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    if number == 0:
+        (wandb_run,) = wandb_runs(tmp_path)
+        assert len(wandb_run.history) == 100
+    else:
+        assert done.stdout.splitlines()[-1] == "done"
