@@ -16,7 +16,7 @@ from playwright.sync_api import Page, sync_playwright
 from sample_runs import SampleRuns
 from top import make_runs
 
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.sweep.folder import Point, Search, SweepFolder
 from paceline.ui.web.answers import Answers
 from paceline.ui.web.routes import make_app

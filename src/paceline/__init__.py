@@ -23,7 +23,7 @@ _NAMES = {
     "count_flops": "paceline.runtime.training.flops",
     "read_identity": "paceline.runtime.distributed.identity",
     "report": "paceline.runtime.metrics.report",
-    "seed_everything": "paceline.runtime.data.randomness",
+    "seed_everything": "paceline.runtime.randomness.seeds",
     "session": "paceline.runtime.session",
     "spawn": "paceline.runtime.distributed.spawn",
     "start": "paceline.runtime.start",
@@ -36,12 +36,12 @@ __all__ = [*sorted([*_NAMES, *_MODULES]), "__version__"]  # noqa: PLE0604 - the 
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
-    from paceline.runtime.data.randomness import seed_everything as seed_everything
     from paceline.runtime.data.streams.sharded_iterable import ShardedIterable as ShardedIterable
     from paceline.runtime.distributed.identity import Identity as Identity
     from paceline.runtime.distributed.identity import read_identity as read_identity
     from paceline.runtime.distributed.spawn import spawn as spawn
     from paceline.runtime.metrics.report import report as report
+    from paceline.runtime.randomness.seeds import seed_everything as seed_everything
     from paceline.runtime.run import Run as Run
     from paceline.runtime.session import session as session
     from paceline.runtime.start import start as start

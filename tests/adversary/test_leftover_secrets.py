@@ -13,7 +13,7 @@ import pytest
 
 from paceline.agent.trial import open_trial
 from paceline.cluster.actions import cancel_run
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import Search, SweepFolder

@@ -166,16 +166,21 @@ def test_the_last_report_is_the_value(tmp_path: Path, monkeypatch: pytest.Monkey
     assert close_trial(sweep, 0, "done")["state"] == "done"
 
 
-def test_a_failure_is_summarized_in_one_line(tmp_path: Path) -> None:
+def test_a_failure_is_summarized_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, submission = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
     trial = open_trial(sweep, submission, 0)
     trial.slurm_log.write_text("paceline: no room\npaceline: job 1_0: trial 0: failed\n", encoding="utf-8")
     assert close_trial(sweep, 0, "failed")["error"] == "no room"
     events = EventWriter(trial.events / "agent-0.jsonl")
     events.write("failed", reason="the first error")
-    events.write("failed", reason="no network")
+    events.write("failed", reason="no network", job_start="1_0-1")
     events.close()
+    with (trial.events / "agent-0.jsonl").open("a") as file:
+        file.write('{"event": "failed", "reason": "damaged", "time": "noon"}\n')
     assert close_trial(sweep, 0, "failed")["error"] == "no network", "an agent's own record counts more than the log"
+    monkeypatch.setenv("PACELINE_JOB_START", "1_0-2")
+    assert close_trial(sweep, 0, "failed")["error"] == "no room", "that was an earlier start of the job"
+    monkeypatch.delenv("PACELINE_JOB_START")
     attempt = trial.attempt(1)
     attempt.path.mkdir()
     attempt.failure.write_text(

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from paceline.cluster.slurm.state_meanings import WAITING
+from paceline.cluster.slurm.job_states.meanings import WAITING
 from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.files.shared_folders import own_folder_name
 from paceline.contract.hostlist import expand

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.files.shared_folders import own_folder_name
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.records import Record

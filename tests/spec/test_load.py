@@ -50,7 +50,7 @@ WRONG = {
     "a string for a list": ('[environment]\nmodules = "cuda"', ['modules = "cuda" in [environment] of FILE']),
     "a list in variables": ("[environment.variables]\nA = [1]", ["variables = {A} in [environment]", "a number for A"]),
     "a bad variable": ('[environment.variables]\n"A B" = "1"', ["variables = {A B} in [environment]", "'A B'"]),
-    "a variable of ours": ("[environment.variables]\nRANK = 1", ["{RANK} in [environment]", "Paceline sets RANK"]),
+    "a variable of ours": ("[environment.variables]\nRANK = 1", ["{RANK} in [environment]", "RANK is reserved"]),
     "a number for a table": ("job = 3", ["Invalid job = 3 in FILE: use a table."]),
     "a bad time": ('[job]\ntime = "7x"', ['Invalid time = "7x" in [job] of FILE: use a duration such as 90m']),
     "a bare time": ("[job]\ntime = 30", ['time = 30 in [job] of FILE: use a duration such as "30m" or "2:30:00".']),
@@ -124,10 +124,10 @@ def test_errors_say_what_is_wrong(case: str, tmp_path: Path) -> None:
         (("--env", "environment.variables", {"A B": "hush"}), "Invalid --env {A B}: use letters, digits and _"),
         (("--env", "environment.variables", {"A": "a\0b"}), "Invalid --env {A}: use a string without NUL"),
         (("--env", "environment.variables", {"A": "1", "MASTER_ADDR": "hush"}),
-         "Invalid --env {A, MASTER_ADDR}: use other names: Paceline sets MASTER_ADDR itself."),
+         "Invalid --env {A, MASTER_ADDR}: use other names: MASTER_ADDR is reserved for Paceline."),
         (("--env", "environment.variables", {"A": "x" * 131_072}), "{A}: use at most 131,000 bytes for A"),
-        (("--env", "environment.variables", {"PACELINE_RUN": "hush"}), "Paceline sets PACELINE_RUN itself"),
-        (("--env", "environment.variables", {"NODE_RANK": "hush"}), "Paceline sets NODE_RANK itself"),
+        (("--env", "environment.variables", {"PACELINE_RUN": "hush"}), "PACELINE_RUN is reserved for Paceline"),
+        (("--env", "environment.variables", {"NODE_RANK": "hush"}), "NODE_RANK is reserved for Paceline"),
     ],
 )  # fmt: skip
 def test_an_invalid_flag_is_named(flag: tuple[str, str, Any], message: str, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.runs.claims import claim_run, describe_processes, local_job_start_name
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.sweep.folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.run_path import RunPath
@@ -80,10 +80,10 @@ def test_trials_without_a_job_are_missing(tmp_path: Path, monkeypatch: pytest.Mo
     submission = folder.submission(1)
     submission.mkdir(parents=True)
     writer = SweepWriter(RunPath(tmp_path.parent.parent, tmp_path.parent.name, tmp_path.name, "rates"))
-    monkeypatch.setattr(slurm, "states", Scheduler(j7_1="PENDING"))
+    monkeypatch.setattr(queries, "states", Scheduler(j7_1="PENDING"))
 
     def states_and_missing() -> tuple[dict[int, str], list[int]]:
-        return states(read_sweep(folder, slurm.states)), writer.select("missing")
+        return states(read_sweep(folder, queries.states)), writer.select("missing")
 
     assert states_and_missing() == ({0: "missing", 1: "pending", 2: "missing"}, [0, 2])
     sleep = [sys.executable, "-c", "import time; time.sleep(600)", "paceline"]

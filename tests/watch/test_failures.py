@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli import runs
 from paceline.cli.views import show_facts
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError
 from paceline.sweep.results import _find_error

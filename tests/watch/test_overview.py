@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.views.ps_columns import make_columns
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.metrics.curves import Curves
 from paceline.watch.metrics.latest import read_latest

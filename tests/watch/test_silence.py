@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.probes.live_probe import NodeAnswer
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.watch import silence
 from paceline.watch.diagnosis.diagnosis import diagnose

@@ -159,7 +159,7 @@ class Agent:
             failure = Failure(restart_policy.ERROR, host, message=problem.message, time=time.time())
             self.rendezvous.send({"kind": "failed", "failure": vars(failure), "sent": time.time()})
         lost = {"lost_host": problem.hosts[0]} if isinstance(problem, AgentsLost) else {}
-        self.events.write("failed", reason=problem.message, **lost)
+        self.events.write("failed", reason=problem.message, job_start=self.job_start.path.name, **lost)
         is_head = self.placement is None or self.placement.is_head
         if is_head and isinstance(problem, AgentsMissing) and problem.killed and not self.requests.interrupt:
             self.has_lost_node = True  # its node may have died too, and come back

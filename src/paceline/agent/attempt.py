@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
 from paceline.agent import failures, restart_policy
+from paceline.agent.attempt_verdict import decide_verdict
 from paceline.agent.failures import Failure, RankExit
 from paceline.agent.health import hang_detection, independence, lingering_ranks
 from paceline.agent.health.cgroup import out_of_memory_kills
@@ -395,7 +396,7 @@ class Attempt:
 
     def _head_outcome(self) -> Outcome:
         exits = [*self.exits, *(rank_exit for exits in self.member_exits.values() for rank_exit in exits)]
-        verdict, failure = failures.decide_verdict(self.failures, exits, stop_requested=self.stop.requested)
+        verdict, failure = decide_verdict(self.failures, exits, stop_requested=self.stop.requested)
         exits.sort(key=lambda rank_exit: rank_exit.rank)
         if verdict == DONE:
             self.independence.finish(rank_exit.coordination for rank_exit in exits)

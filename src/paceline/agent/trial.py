@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from paceline.agent.failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
+from paceline.contract import env
 from paceline.contract.files.foreign_records import make, read_object, read_objects
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_values
@@ -345,11 +347,13 @@ def _find_error(trial: TrialFolder, verdict: str) -> str:
 
 
 def _agent_error(trial: TrialFolder) -> str:
-    """Return why an agent failed before any rank started; empty if none has said so."""
+    """Return why an agent of this job start failed before any rank started; empty if none has said so."""
     events = [event for path in trial.events.glob("agent-*.jsonl") for event in read_objects(path)]
     failed = [event for event in events if event.get("event") == "failed" and event.get("reason")]
-    newest = max(failed, key=lambda event: float(event.get("time", 0)), default=None)
-    return str(newest["reason"]) if newest is not None else ""
+    if name := os.environ.get(env.JOB_START):
+        failed = [event for event in failed if event.get("job_start") == name]
+    timed = [event for event in failed if isinstance(event.get("time"), (int, float))]
+    return str(max(timed, key=itemgetter("time"))["reason"]) if timed else ""
 
 
 def _read(path: Path) -> dict[str, Any]:

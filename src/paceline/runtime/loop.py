@@ -10,10 +10,10 @@ from typing import Any
 
 from paceline.contract.processes import process
 from paceline.errors import UsageError
-from paceline.runtime.checkpoint import rng
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.plain_loader import PlainLoader
+from paceline.runtime.randomness import generator_states
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Completed, Stopped
 from paceline.runtime.step_boundary.total_steps import TotalSteps
@@ -86,7 +86,7 @@ class Loop:
         """Continue from a checkpoint."""
         self.step, self.epoch, self._first_step = step, epoch, step
         self._resumed = {"loop": 0, "loader": None, "left": False, **position}
-        self._generators = rng.capture()
+        self._generators = generator_states.capture()
 
     def position(self) -> dict[str, Any]:
         """Return which loop of the epoch this is, and where it is if its loader has no state of its own."""
@@ -266,7 +266,7 @@ class Loop:
         """
         generators, self._generators = self._generators, None
         if done and generators is not None:
-            rng.restore(generators)
+            generator_states.restore(generators)
 
     def _run(self, loader: Any, epoch: int, *, done: int, total: int | None, limit: int) -> Iterator[Any]:
         boundary = self._boundary

@@ -16,12 +16,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint import rng
 from paceline.runtime.checkpoint.shares import digest_state
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.data.sample_order import get_generator_state, own_generators, set_generator_state
 from paceline.runtime.data.transfer import map_tensors, transfer_batch
+from paceline.runtime.randomness import generator_states
 
 _END = object()
 _COMPARED = 256  # elements of each tensor of the first batch
@@ -154,7 +154,10 @@ class PlainLoader:
         if str(self._number) in self._kept:
             self._start_workers()
         self._reuses_workers = getattr(self._iterable, "_iterator", None) is not None
-        self._began, self._own = rng.capture(), [get_generator_state(each) for each in own_generators(self._iterable)]
+        self._began, self._own = (
+            generator_states.capture(),
+            [get_generator_state(each) for each in own_generators(self._iterable)],
+        )
         iterator = iter(self._iterable)
         first = next(iterator, _END)
         self._first = 0 if first is _END else _checksum(first)
@@ -179,9 +182,9 @@ class PlainLoader:
         if self._reuses_workers:
             self._start_workers()
         # The restored generators include what the skipped batches drew, so they must not draw again.
-        now = rng.capture()
+        now = generator_states.capture()
         if same_ranks:
-            rng.restore(self._began)
+            generator_states.restore(self._began)
             for generator, saved in zip(own_generators(self._iterable), self._own, strict=False):
                 set_generator_state(generator, saved)
         iterator = iter(self._iterable)
@@ -192,7 +195,7 @@ class PlainLoader:
                 self._complain("yields different batches than before")
         if skipped < self._taken and same_ranks:
             self._complain(f"ends after {skipped} batches, but {self._taken} were trained on")
-        rng.restore(now)
+        generator_states.restore(now)
         return iterator
 
     def _start_workers(self) -> None:
@@ -203,9 +206,9 @@ class PlainLoader:
         if not _keeps_workers(self._iterable) or getattr(self._iterable, "_iterator", None) is not None:
             return
         own = own_generators(self._iterable)
-        now, states = rng.capture(), [get_generator_state(each) for each in own]
+        now, states = generator_states.capture(), [get_generator_state(each) for each in own]
         iter(self._iterable)
-        rng.restore(now)
+        generator_states.restore(now)
         for generator, state in zip(own, states, strict=True):
             set_generator_state(generator, state)
 

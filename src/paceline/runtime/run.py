@@ -17,11 +17,10 @@ from paceline.contract.checkpoint.marker import list_checkpoints
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
 from paceline.runtime import loop as loops
-from paceline.runtime.checkpoint import CheckpointManager, Restored, rng
+from paceline.runtime.checkpoint import CheckpointManager, Restored
 from paceline.runtime.console import note
 from paceline.runtime.data.evaluation import make_evaluation_loader
-from paceline.runtime.data.loader import make_loader
-from paceline.runtime.data.randomness import derive_seed, seed_everything
+from paceline.runtime.data.loader_selection import make_loader
 from paceline.runtime.distributed import collectives
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
@@ -31,6 +30,8 @@ from paceline.runtime.lr_scale import LrScale, scale_factor
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
 from paceline.runtime.plain_loader import PlainLoader
+from paceline.runtime.randomness import generator_states
+from paceline.runtime.randomness.seeds import derive_seed, seed_everything
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Pruned
@@ -392,7 +393,7 @@ class Run:
         """
         seed = self.settings.seed
         if seed is not None and self.world_size > 1 and self._restored is None and not self._draws_own_numbers:
-            rng.reseed(seed=seed, step=self.step, rank=self.dp_rank)
+            generator_states.reseed(seed=seed, step=self.step, rank=self.dp_rank)
         self._draws_own_numbers = True
 
     def _note_lack_of_saves(self) -> None:

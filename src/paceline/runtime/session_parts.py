@@ -13,7 +13,6 @@ from paceline.contract.heartbeat_file import READY
 from paceline.contract.jsonl import EventWriter, LineWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
-from paceline.runtime.data.randomness import seed_everything
 from paceline.runtime.distributed import communication_check, rank_placement
 from paceline.runtime.distributed import device as devices
 from paceline.runtime.distributed import process_group as groups
@@ -27,6 +26,7 @@ from paceline.runtime.metrics.progress_bar import ProgressBar
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.metrics.throughput import Rates, peak_flops
 from paceline.runtime.paths import Paths
+from paceline.runtime.randomness.seeds import seed_everything
 from paceline.runtime.run import Run
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary

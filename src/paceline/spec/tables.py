@@ -41,7 +41,7 @@ def _variables(value: object) -> object:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
             raise ValueError(f"letters, digits and _ in the name of a variable, not {name!r}")
         if is_owned(str(name)):
-            raise ValueError(f"other names: Paceline sets {name} itself")
+            raise ValueError(f"other names: {name} is reserved for Paceline")
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
             raise ValueError(f"a string or a number for {name}")
         if "\0" in str(text):

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.cluster.runs.folder import require_not_fetched
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.state_meanings import ENDED, WAITING, JobState
+from paceline.cluster.slurm.job_states.meanings import ENDED, WAITING, JobState
 from paceline.contract.files.file_owner import is_own_folder, require_own_folder
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
 from paceline.contract.run_folder import RunFolder

@@ -21,6 +21,7 @@ FAILURE_FIELDS: Fields = {
 }  # fmt: skip
 AGENT_CAUSES = ("killed", "lost")  # of a node, not of a rank
 NODE_DIED = "the node died: Slurm has marked it as failed"
+MAX_LOST = 1024  # nodes in one message of srun
 LOG_TAIL, END_LENGTH = 65536, 4096  # bytes of the batch log, and characters after the loss of a node
 MAX_MESSAGE_LINES = 4
 MAX_LINE = 300  # characters
@@ -56,13 +57,13 @@ def _slurm_lost(run: RunFolder, host: str) -> bool:
 def _names_dead_node(text: str, host: str) -> bool:
     named = re.findall(r"^srun: error: Node failure on (\S+)$", text, re.MULTILINE)
     if named:
-        return any(_is_listed(host, nodes) for nodes in named)
+        return any(_is_listed(host, nodes) for nodes in set(named))
     return re.search(r"^slurmstepd\S*: error: .* DUE TO NODE FAILURE", text, re.MULTILINE) is not None
 
 
 def _is_listed(host: str, nodes: str) -> bool:
     try:
-        return host in hostlist.expand(nodes)
+        return host in hostlist.expand(nodes, limit=MAX_LOST)
     except UsageError:  # the log may be anybody's
         return False
 

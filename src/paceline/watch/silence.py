@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.runs.claims import find_holder
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
 from paceline.contract.run_folder import JobStartFolder, RunFolder

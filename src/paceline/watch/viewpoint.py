@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.errors import ClusterError, EnvironmentProblem, PacelineError
 from paceline.plan.quote import quote
 from paceline.plan.typed_command import meant_for, to_type

@@ -173,7 +173,7 @@ def test_a_rank_from_slurm_must_be_changed() -> None:
         'dist.init_process_group("gloo", rank=rank, world_size=int(os.environ["SLURM_NTASKS"]))\n'
     )
     advice = adopt(start + MODEL + DATA + LOOP)
-    assert [words for _, words in musts(start + MODEL + DATA + LOOP)] == ["SLURM_PROCID numbers Slu"]
+    assert [words for _, words in musts(start + MODEL + DATA + LOOP)] == ["SLURM_PROCID is about Sl"]
     assert "None needed" not in advice.verdict
     either = 'rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))\n'
     assert musts(START + either + MODEL + DATA + LOOP) == []

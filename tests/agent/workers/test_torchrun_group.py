@@ -34,8 +34,8 @@ def test_a_torchrun_that_waits_for_another_node_is_ended() -> None:
 
 
 AGENT = """
-import subprocess, sys, time
-subprocess.Popen(sys.argv[1:], start_new_session=True)
+import os, subprocess, sys, time
+subprocess.Popen([each.replace("PARENT", str(os.getpid())) for each in sys.argv[1:]], start_new_session=True)
 time.sleep(600)
 """
 TORCHRUN = """
@@ -52,7 +52,7 @@ def test_torchrun_dies_with_its_agent(tmp_path: Path) -> None:
     (tmp_path / "torch" / "__init__.py").touch()
     (tmp_path / "torch" / "distributed" / "__init__.py").touch()
     (tmp_path / "torch" / "distributed" / "run.py").write_text(TORCHRUN)
-    command = [*python_command(sys.executable, "agent.workers.torchrun_group"), "--nnodes=2"]
+    command = [*python_command(sys.executable, "agent.workers.torchrun_group"), "PARENT", "--nnodes=2"]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     agent = subprocess.Popen([sys.executable, "-c", AGENT, *command], stdout=subprocess.PIPE, env=environ)
     assert agent.stdout is not None
@@ -61,3 +61,13 @@ def test_torchrun_dies_with_its_agent(tmp_path: Path) -> None:
     agent.wait()
     assert agent.stdout.read() == b"", "the pipe closes once the child is gone"
     agent.stdout.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do this")
+def test_torchrun_does_not_start_without_its_agent() -> None:
+    """The agent was killed while this process was importing modules."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    command = [*python_command(sys.executable, "agent.workers.torchrun_group"), str(gone.pid), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")

@@ -14,7 +14,7 @@ import pytest
 from paceline import cli
 from paceline.cli.views import log_printer
 from paceline.cli.views.log_printer import LogPrinter, WaitNotes
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.files.log_times import format_mark, times_path
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError

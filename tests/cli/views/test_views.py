@@ -18,7 +18,7 @@ from paceline.cli.commands import cancel, logs, show, submit
 from paceline.cli.output.wrapped_text import wrap_command, wrap_text
 from paceline.cli.views import log_printer
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.quote import command_line

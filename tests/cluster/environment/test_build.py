@@ -17,7 +17,7 @@ import pytest
 from paceline.cli.commands.env import _file_and_table
 from paceline.cluster.environment.build_progress import BuildProgress
 from paceline.cluster.environment.store import StoredEnvironment
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.env import ON_CLUSTER
 from paceline.errors import ClusterError, EnvironmentProblem, SpecError
 from paceline.plan.environment.build_script import (
@@ -323,7 +323,7 @@ def test_the_end_of_a_build_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.
     folder.environment.touch()
     with monkeypatch.context() as patch:
         patch.setattr("paceline.cluster.environment.build_progress.STATE_INTERVAL", 0.0)
-        patch.setattr("paceline.cluster.environment.build_progress.slurm.states", states)
+        patch.setattr("paceline.cluster.environment.build_progress.queries.states", states)
         watch = BuildProgress(StoredEnvironment(tmp_path / "key"), folder, job="7", query=lambda _: shared)
         assert not any(watch.is_over() for _ in range(20))
         assert not asked

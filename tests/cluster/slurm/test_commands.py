@@ -17,9 +17,10 @@ from paceline.cluster.runs import claims
 from paceline.cluster.runs.folder import create_run_folder
 from paceline.cluster.slurm import arrays, limits, sbatch
 from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.cluster.slurm.limits import check_limits
 from paceline.cluster.slurm.partitions import NodeKind, Partition, find_partitions
-from paceline.cluster.slurm.state_meanings import JobState
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import JobRejected, NoAnswer
 from paceline.plan.run_path import RunPath, new_run_id
@@ -54,9 +55,9 @@ def test_hidden_partitions_and_their_jobs_are_found(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         patch.setenv("HIDDEN", slurm.SEPARATOR.join(["7", "RUNNING", "None", "n1", "", "1:00"]))
-        assert slurm.states(["7"])["7"].label == "running"
+        assert queries.states(["7"])["7"].label == "running"
         patch.setenv("HIDDEN", "7")
-        assert slurm.numeric_job_id("6_1") == "7"
+        assert queries.numeric_job_id("6_1") == "7"
         assert (arrays._own_jobs(), arrays._all_jobs()) == (1, 1)
         patch.setenv("HIDDEN", slurm.SEPARATOR.join(fields))
         assert [partition.name for partition in find_partitions()] == ["secret"]
@@ -72,7 +73,7 @@ def test_variables_of_the_user_do_not_change_questions_and_cancels(
         for name in ("SQUEUE_PARTITION", "SCANCEL_PARTITION", "SACCT_FORMAT", "SINFO_PARTITION", "SLURM_CONF"):
             patch.setenv(name, "low")
         patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        slurm.states(["7"])
+        queries.states(["7"])
         find_partitions()
         slurm.cancel_jobs(["7"])
     found = {line.partition("=")[0] for line in (tmp_path / "variables").read_text().splitlines()}
@@ -350,6 +351,6 @@ def test_job_states_take_time_in_proportion_to_the_jobs(monkeypatch: pytest.Monk
 
     count = 200
     names = [Counted(number) for number in range(count)]
-    monkeypatch.setattr(slurm, "queue", lambda: {name: JobState(name, "RUNNING") for name in names})
-    assert len(slurm.states(names)) == count
+    monkeypatch.setattr(queries, "queue", lambda: {name: JobState(name, "RUNNING") for name in names})
+    assert len(queries.states(names)) == count
     assert Counted.hashed < 20 * count

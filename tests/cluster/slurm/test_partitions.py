@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.cluster.slurm.job_states.meanings import ENDED, STATES, UNKNOWN, JobState, normalize_state
 from paceline.cluster.slurm.partitions import SEPARATOR, fair_cpus, parse_gres, parse_sinfo
-from paceline.cluster.slurm.state_meanings import ENDED, STATES, UNKNOWN, JobState, normalize_state
 
 SINFO = "\n".join(
     SEPARATOR.join(line)

@@ -20,12 +20,12 @@ from paceline.cluster.ssh import conversation, forwarded_command
 from paceline.cluster.ssh.clusters import Cluster
 from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.conversation import Conversation
+from paceline.cluster.ssh.data_push.sent_data import SentData
 from paceline.cluster.ssh.fetch import frames
 from paceline.cluster.ssh.fetch.remote_files import RemoteFiles
 from paceline.cluster.ssh.first.contest_file import ContestRecord
 from paceline.cluster.ssh.installation import Installation
 from paceline.cluster.ssh.project_code import Parcel, describe_files
-from paceline.cluster.ssh.push.sent_data import SentData
 from paceline.cluster.ssh.remote.code_store import key_of
 from paceline.cluster.ssh.request import Request
 from paceline.contract.files.sent_code import SentCode

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Subset
 
 from paceline.runtime.data.dataset_watch import DatasetWatch
-from paceline.runtime.data.loader import make_loader
+from paceline.runtime.data.loader_selection import make_loader
 from paceline.runtime.distributed.identity import Identity
 from tests.runtime.data.datasets import Numbers
 

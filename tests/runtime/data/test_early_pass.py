@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler
 
 import paceline
 from paceline.runtime.data import worker_lifetime
-from paceline.runtime.data.loader import make_loader
+from paceline.runtime.data.loader_selection import make_loader
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.run import Run
 from tests.forked_ranks import Ranks

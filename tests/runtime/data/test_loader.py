@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.data.loader import make_loader
+from paceline.runtime.data.loader_selection import make_loader
 from paceline.runtime.data.map_loader import MapLoader
-from paceline.runtime.data.randomness import derive_seed, seed_everything
 from paceline.runtime.distributed.identity import Identity
+from paceline.runtime.randomness.seeds import derive_seed, seed_everything
 from tests.runtime.data.datasets import Counting, Noisy
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.ui.terminal.time_view import describe_attempt
 from paceline.watch.details import read_details

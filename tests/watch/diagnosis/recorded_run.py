@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.cluster.checks.findings import GOOD, Finding
 from paceline.cluster.probes.live_probe import NodeAnswer
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder

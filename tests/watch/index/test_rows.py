@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from paceline.cluster.runs.claims import describe_processes
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.index import index_file, rows
 from paceline.watch.index.index_file import load_index, save_index

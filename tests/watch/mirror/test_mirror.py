@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, ConnectionProblem
 from paceline.plan.run_path import is_run_path

@@ -110,7 +110,7 @@ def _tasks(script: Script) -> Iterator[Remark]:
     alone = [each for each in tasks if SLURM[str(each.value)] not in read]
     for constant in (alone or tasks)[:1]:
         name = str(constant.value)
-        text = f"{name} numbers Slurm tasks, and Paceline starts one per node: read RANK, LOCAL_RANK"
+        text = f"{name} is about Slurm tasks, and Paceline starts one per node: read RANK, LOCAL_RANK"
         yield Remark(constant.lineno, f"{text} and WORLD_SIZE, or submit it with --style srun", must=bool(alone))
 
 

@@ -26,11 +26,11 @@ GOT_TERM = re.compile(r"got signal: (15|Signals\.SIGTERM)")
 
 
 def main(args: list[str]) -> None:
-    """Run torchrun in this process, and end with the agent that started it."""
-    die_with_parent(None)
+    """Run torchrun in this process, and end with the agent that started it, whose process ID comes first."""
+    die_with_parent(int(args[0]))
     from torch.distributed.run import main as run_torchrun
 
-    run_torchrun(args)
+    run_torchrun(args[1:])
 
 
 class TorchrunWorkers:
@@ -53,7 +53,7 @@ class TorchrunWorkers:
         }
         launch_spec, placement = launch.launch_spec, launch.placement
         command = [
-            *python_command(launch_spec.python, "agent.workers.torchrun_group"),
+            *python_command(launch_spec.python, "agent.workers.torchrun_group"), str(os.getpid()),
             f"--nnodes={placement.nodes}", f"--node-rank={placement.node}",
             f"--nproc-per-node={placement.local_world_size}",
             f"--master-addr={launch.address}", f"--master-port={launch.port}",

@@ -285,7 +285,9 @@ class _Show:
         try:
             answer = parse_object(said)
         except ValueError:
-            answer = {"error": errors.splitlines()[0] if errors else f"exit code {code}"}
+            answer = {
+                "error": errors.splitlines()[0].removeprefix("paceline: error: ") if errors else f"exit code {code}"
+            }
         if "done" not in answer:
             raise UsageError(f"{self._cluster.name}: {answer.get('error')}")
         return str(answer["done"])

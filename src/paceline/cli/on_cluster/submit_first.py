@@ -86,8 +86,8 @@ def answer(submitted: Submitted) -> int:
 def serve(run: str) -> int:
     """Answer the laptop's questions about a run, and do what it decides."""
     from paceline.cluster.actions import cancel_run
-    from paceline.cluster.slurm import commands as slurm
-    from paceline.cluster.slurm.state_meanings import WAITING
+    from paceline.cluster.slurm.job_states import queries
+    from paceline.cluster.slurm.job_states.meanings import WAITING
     from paceline.contract.files.grant_file import GRANTED, REFUSED, decide_grant, read_grant
     from paceline.watch.records import read_record
 
@@ -97,7 +97,7 @@ def serve(run: str) -> int:
         if asked == "grant":
             decide_grant(folder, GRANTED)
         elif asked == "refuse" and decide_grant(folder, REFUSED, winner) != GRANTED:
-            record = read_record(folder, slurm.states)
+            record = read_record(folder, queries.states)
             if not record.is_over:
                 cancel_run(folder, running=record.status == "running")
         decision, record = read_grant(folder), read_record(folder)

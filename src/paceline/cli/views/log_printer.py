@@ -9,7 +9,7 @@ from shutil import get_terminal_size
 from typing import IO
 
 from paceline.cli.output import console
-from paceline.cluster.slurm.state_meanings import WAITING
+from paceline.cluster.slurm.job_states.meanings import WAITING
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironment, store_path
 from paceline.cluster.runs.folder import create_scratch
-from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states.meanings import LIVE, WAITING
 from paceline.cluster.slurm.sbatch import run_sbatch
-from paceline.cluster.slurm.state_meanings import LIVE, WAITING
 from paceline.contract.redaction import redact
 from paceline.contract.run_folder import SUBMITTING, write_atomically
 from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, UsageError
@@ -221,7 +221,7 @@ def _jobs(folders: Iterable[Path]) -> dict[Path, str]:
 
 def _find_live(jobs: Iterable[str]) -> set[str]:
     """Return which of these jobs wait or run, with one question."""
-    return {job for job, state in slurm.states(jobs).items() if state.phase in (LIVE, WAITING)}
+    return {job for job, state in queries.states(jobs).items() if state.phase in (LIVE, WAITING)}
 
 
 def may_be_building(builder: str) -> bool:

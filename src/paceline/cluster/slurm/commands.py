@@ -11,10 +11,9 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.cluster.slurm.answer_file import forget_answer, remember_name
-from paceline.cluster.slurm.state_meanings import JobState, normalize_state
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder, write_atomically
@@ -123,82 +122,6 @@ def read_job_id(folder: RunFolder) -> str | None:
     except (OSError, ValueError):
         return None
     return text if re.fullmatch(r"\d+(_\d+)?", text) else None
-
-
-# -- states --------------------------------------------------------------------------------------------
-
-_SQUEUE = ("%i", "%T", "%r", "%N", "%S", "%M")
-_SACCT = ("JobID", "State", "Reason", "NodeList", "Start", "Elapsed", "ExitCode")
-
-
-def states(jobs: Iterable[str]) -> dict[str, JobState]:
-    """Ask for job states, in the queue or, failing that, in accounting. Unknown jobs are left out.
-
-    Commands that only look use `paceline.watch.scheduler` instead, which asks less often.
-    """
-    wanted = dict.fromkeys(jobs)
-    if not wanted:
-        return {}
-    found = {job: state for job, state in queue().items() if job in wanted}
-    return found | accounting([job for job in wanted if job not in found])
-
-
-def queue() -> dict[str, JobState]:
-    """Return all of the user's jobs that the controller still remembers, in a single call."""
-    form = f"--format={SEPARATOR.join(_SQUEUE)}"
-    argv = ["squeue", "--all", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", form]
-    done = call(argv, environ={**os.environ, "SLURM_TIME_FORMAT": "standard"})
-    found = {}
-    for line in done.stdout.splitlines():
-        values = line.split(SEPARATOR)
-        if len(values) == len(_SQUEUE):
-            job, state, reason, nodes, start, elapsed = (value.strip() for value in values)
-            found[job] = JobState(job, normalize_state(state), _reason(reason), nodes, start, elapsed)
-    return found
-
-
-def accounting(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return job states from accounting; empty if the cluster has none or does not allow queries."""
-    found: dict[str, JobState] = {}
-    for start in range(0, len(jobs), JOBS_PER_CALL):
-        found |= _account(jobs[start : start + JOBS_PER_CALL])
-    return found
-
-
-def _account(jobs: Sequence[str]) -> dict[str, JobState]:
-    try:
-        done = call(
-            ["sacct", "--noheader", "--parsable2", f"--delimiter={SEPARATOR}", "--allocations",
-             f"--jobs={','.join(jobs)}", f"--format={','.join(_SACCT)}"],
-            check=False,
-        )  # fmt: skip
-    except ClusterError:
-        return {}
-    found = {}
-    for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        values = line.split(SEPARATOR)
-        if len(values) == len(_SACCT):
-            job, state, reason, nodes, start, elapsed, code = (value.strip() for value in values)
-            found[job] = JobState(job, normalize_state(state), _reason(reason), nodes, start, elapsed, code)
-    return found
-
-
-def knows(job: str) -> bool:
-    """Return whether the controller knows a job, anybody's, that is in the queue or has ended a moment ago."""
-    done = call(["squeue", "--all", "--noheader", "--states=all", f"--jobs={job}", "--format=%i"], check=False)
-    return bool(done.stdout.strip()) if done.returncode == 0 else "Invalid job id" not in done.stderr
-
-
-def _reason(text: str) -> str:
-    return "" if text in ("None", "none", "(null)") else text
-
-
-def numeric_job_id(job: str) -> str:
-    """Return the numeric id that srun needs: an array task (`ARRAY_TASK`) has one of its own."""
-    if job.isdigit():
-        return job
-    done = call(["squeue", "--all", "--noheader", f"--jobs={job}", "--format=%A"])
-    return (done.stdout.split() or [job])[0]
 
 
 # -- cancelling ----------------------------------------------------------------------------------------

@@ -27,12 +27,12 @@ from paceline.cluster.ssh.control_socket import (
     record_login,
     require_multiplexing,
 )
+from paceline.cluster.ssh.request import SSH_FAILED
 from paceline.cluster.ssh.shell_text import shell_command
 from paceline.cluster.ssh.ssh_process import TooLong, as_text, explain, run, run_in_terminal
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 
 IDLE = "12h"  # an unused connection closes after this long
-SSH_FAILED = 255  # ssh's own exit code if the connection fails
 CALL_TIMEOUT = 120.0  # seconds
 CONTROL_TIMEOUT = 20.0  # for an answer of the process that keeps the connection open
 PROBE_PAUSE = 30.0  # between two questions whether the other side is still there, if ssh itself asks none

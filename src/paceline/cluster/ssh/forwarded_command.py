@@ -15,13 +15,13 @@ from types import FrameType
 from typing import Any
 
 from paceline.cluster.slurm.confirmation.submission import read_run
-from paceline.cluster.ssh.connection import MAX_NOISE, SSH_FAILED, Connection, new_mark, print_mark
+from paceline.cluster.ssh.connection import MAX_NOISE, Connection, new_mark, print_mark
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.installation import Installation, install, is_new_output, recorded_installation
 from paceline.cluster.ssh.project_code import Parcel, describe_size, write_contents
 from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS
 from paceline.cluster.ssh.remote.code_store import key_of
-from paceline.cluster.ssh.request import ABSENT, FOLLOW, UNSETTLED, Request, end_mark
+from paceline.cluster.ssh.request import ABSENT, FOLLOW, SSH_FAILED, UNSETTLED, Request, end_mark
 from paceline.cluster.ssh.shell_text import (
     SETUP_FAILED,
     describe_setup,

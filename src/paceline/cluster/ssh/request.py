@@ -16,6 +16,7 @@ REQUEST = "request-"  # beginning of the name of a file in which a request waits
 ENDED = "ended-"  # the same of an empty file that says that the command of a request has failed by itself
 ABSENT = 97  # exit code on the login node if this version is not there, or not complete
 UNSETTLED = 98  # exit code if the job of the same submission, sent earlier, could not be looked for
+SSH_FAILED = 255  # ssh's own exit code if the connection fails or a signal kills the command
 WAIT, FOLLOW = "wait", "follow"
 OUTCOME = ("submit", "--outcome")  # the command that asks what a submission has led to, and withdraws it if nothing
 

@@ -7,9 +7,10 @@
 #   polls for; the ranks then save and stop.
 # - TERM means that the job was cancelled or preempted. A cancelled job stays cancelled; Slurm requeues a preempted one.
 # - The head agent runs on this host. It decides whether the run may be requeued: it then writes `requeue` (the
-#   nodes to exclude), and last `verdict` (done, stopped or failed). This shell obeys, unless the run is cancelled or
-#   the job is being ended. Without an agent, `paceline_decide_without_agent` decides. The shell writes
-#   `requeue-failed` if it cannot obey. The exit codes of srun and mpirun arrive garbled and are not used.
+#   nodes to exclude), and last `verdict` (done, stopped or failed). This shell obeys, unless the run is cancelled, the
+#   job is being ended, or somebody has added --no-requeue to the script. Without an agent,
+#   `paceline_decide_without_agent` decides. The shell writes `requeue-failed` if it cannot obey. The exit codes of srun
+#   and mpirun arrive garbled and are not used.
 #
 # The user's variables and `setup` lines run in this shell, too. So every function, and every variable that outlives a
 # function, begins with `paceline_`; Slurm's variables are read before those lines run; and no command here may fail
@@ -34,7 +35,7 @@ paceline_say_how_to_submit() { # why, and the arguments of sbatch
 # -- one start of one job ------------------------------------------------------------------------------------
 
 # Name this job and this start of it (a requeued job keeps its id), and read the options:
-#   --no-requeue      the run may not go back into the queue: for `paceline_decide_without_agent` alone
+#   --no-requeue      the run may not go back into the queue; the agent knows it from launch.json
 #   --exclude=NODES   nodes that the user excluded
 paceline_identify_job() {
     paceline_clean_shell
@@ -67,6 +68,7 @@ paceline_identify_job() {
 paceline_ask_slurm() {
     paceline_resubmit=''
     paceline_queued_at=''
+    [ -n "$paceline_requeue" ] || return 0
     if ! command -v scontrol >/dev/null; then
         paceline_resubmit=no-scontrol
         return 0
@@ -406,7 +408,7 @@ paceline_wants_requeue() {
 
 # Whether to obey: Slurm itself requeues a job that it preempts, and a cancelled run stays cancelled.
 paceline_may_requeue() {
-    paceline_wants_requeue && [ -z "$paceline_terminated" ] && [ ! -e "$paceline_run/cancelled" ]
+    [ -n "$paceline_requeue" ] && paceline_wants_requeue && [ -z "$paceline_terminated" ] && [ ! -e "$paceline_run/cancelled" ]
 }
 
 # Decide in place of the head agent whether this run goes on in a later start. This shell must, because no agent can:

@@ -19,7 +19,7 @@ from paceline.contract.checkpoint.marker import is_complete, list_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_name, checkpoint_step
 from paceline.contract.checkpoint.score import Score
 from paceline.errors import CheckpointError, UsageError
-from paceline.runtime.checkpoint import restore, retention, rng, shares, state_tree, writer
+from paceline.runtime.checkpoint import restore, retention, shares, state_tree, writer
 from paceline.runtime.checkpoint.folder_lock import FolderLock
 from paceline.runtime.checkpoint.initial_weights import load_weights
 from paceline.runtime.checkpoint.newest import RankGroup, find_newest, find_start
@@ -28,6 +28,7 @@ from paceline.runtime.checkpoint.retention import RetentionPolicy
 from paceline.runtime.checkpoint.save_buffer import ImageCache
 from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.writer import SaveTask
+from paceline.runtime.randomness import generator_states
 
 log = logging.getLogger("paceline")
 
@@ -199,7 +200,7 @@ class CheckpointManager:
         image = self._images.get(states.tensors)
         ready = image.fill(states.tensors)
         self._saves += 1
-        rng_tree = state_tree.encode(rng.capture(), "rng", state_tree.store_inline)
+        rng_tree = state_tree.encode(generator_states.capture(), "rng", state_tree.store_inline)
         task = SaveTask(
             folder=self.folder,
             step=step,

@@ -12,10 +12,11 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from paceline.errors import CheckpointError
-from paceline.runtime.checkpoint import rng, state_tree
+from paceline.runtime.checkpoint import state_tree
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY
+from paceline.runtime.randomness import generator_states
 
 MAX_KEYS_SHOWN = 3  # in an error
 LAZY = (UninitializedParameter, UninitializedBuffer)
@@ -74,10 +75,10 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
                 metadata = trees.get(METADATA_KEY, {}).get(name, {})
                 _load_object(name, thing, trees[name], reader, targets, metadata=metadata, options=options)
     if reader.marker.world_size // reader.marker.tensor != world_size // tensor:
-        rng.reseed(seed=options.seed, step=reader.marker.step, rank=rank // tensor)
+        generator_states.reseed(seed=options.seed, step=reader.marker.step, rank=rank // tensor)
     else:
         with _explain_errors("the random generators"):
-            rng.restore(state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline))
+            generator_states.restore(state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline))
 
 
 def _choose_objects(reader: CheckpointReader, objects: Mapping[str, Any], options: Options) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from paceline.errors import UsageError
-from paceline.runtime.data.randomness import PaddingItem
+from paceline.runtime.data.seeded_dataset import PaddingItem
 from paceline.runtime.data.transfer import map_fields
 
 

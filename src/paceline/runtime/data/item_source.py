@@ -10,11 +10,12 @@ from torch.utils.data import DataLoader
 
 from paceline.runtime.data.dataset_watch import DatasetWatch
 from paceline.runtime.data.empty_batch import BatchCollate, ItemCollate
-from paceline.runtime.data.randomness import PaddingKey, SeededDataset, derive_seed, preserve_host_rng
 from paceline.runtime.data.sample_assignment import Slice
 from paceline.runtime.data.sample_order import EpochOrder
+from paceline.runtime.data.seeded_dataset import PaddingKey, SeededDataset
 from paceline.runtime.data.transfer import transfer_batches
 from paceline.runtime.data.worker_lifetime import WorkerPool, make_worker_init
+from paceline.runtime.randomness.seeds import derive_seed, preserve_host_rng
 
 
 class Source(Protocol):

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import UsageError
-from paceline.runtime.data.randomness import derive_seed, preserve_host_rng, seed_host
 from paceline.runtime.distributed.identity import Identity
+from paceline.runtime.randomness.seeds import derive_seed, preserve_host_rng, seed_host
 
 NESTED_SAMPLERS = ("sampler", "batch_sampler", "data_source", "dataset")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from paceline.runtime.checkpoint import rng
+from paceline.runtime.randomness import generator_states
 from paceline.runtime.training.checksum import Checksum, is_comparable
 
 MAX_COPY = 1 << 20  # bytes of tensors; larger states are not copied
@@ -26,7 +26,7 @@ class Snapshot:
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = dict(objects)
-        self._rng = rng.capture()
+        self._rng = generator_states.capture()
         self._small = _small_states(self._objects)
         self._weights = _checksum(_weights(self._objects, self._small))
         self._buffers = _checksum(_buffers(self._objects))
@@ -50,7 +50,7 @@ class Snapshot:
                     group.update(saved)
             else:
                 stateful.load_state_dict(state)
-        rng.restore(self._rng)
+        generator_states.restore(self._rng)
 
     @contextmanager
     def restored(self) -> Iterator[None]:

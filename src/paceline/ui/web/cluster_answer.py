@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from paceline.cluster.slurm.job_states.meanings import WAITING, JobState
 from paceline.cluster.slurm.node_use import PartitionUse
-from paceline.cluster.slurm.state_meanings import WAITING, JobState
 from paceline.errors import ClusterError
 from paceline.plan.typed_command import to_type
 from paceline.watch import viewpoint

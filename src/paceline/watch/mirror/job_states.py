@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import ClusterError

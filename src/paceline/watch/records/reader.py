@@ -9,7 +9,7 @@ from typing import Any
 from paceline.cluster.runs.claims import Holder, find_holder
 from paceline.cluster.runs.folder import is_fetched, list_folders
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.state_meanings import ENDED, WAITING, JobState
+from paceline.cluster.slurm.job_states.meanings import ENDED, WAITING, JobState
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_object

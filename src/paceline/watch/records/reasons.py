@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.slurm import commands as slurm
+from paceline.cluster.slurm.job_states.meanings import WAITING, JobState
 from paceline.cluster.slurm.sbatch import awaited_jobs
-from paceline.cluster.slurm.state_meanings import WAITING, JobState
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.file_owner import is_own_folder

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.cluster.runs.claims import Holder, find_holder
 from paceline.cluster.runs.folder import is_fetched, requeues_itself
-from paceline.cluster.slurm.state_meanings import ENDED, WAITING, JobState
+from paceline.cluster.slurm.job_states.meanings import ENDED, WAITING, JobState
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict

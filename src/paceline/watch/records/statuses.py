@@ -7,8 +7,8 @@ import re
 
 from paceline.cluster.runs import claims
 from paceline.cluster.runs.claims import Holder, find_holder
-from paceline.cluster.slurm.state_meanings import LIVE, UNKNOWN, WAITING, JobState
-from paceline.cluster.slurm.state_meanings import STATES as SLURM_STATES
+from paceline.cluster.slurm.job_states.meanings import LIVE, UNKNOWN, WAITING, JobState
+from paceline.cluster.slurm.job_states.meanings import STATES as SLURM_STATES
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict

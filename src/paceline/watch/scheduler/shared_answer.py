@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.answer_file import Answer, AnswerFile
-from paceline.cluster.slurm.state_meanings import ENDED, LIVE, JobState
+from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states.meanings import ENDED, LIVE, JobState
 from paceline.errors import ClusterError, NoSlurm
 from paceline.watch import viewpoint
 from paceline.watch.scheduler.evidence import Evidence, gather_evidence
@@ -43,7 +43,7 @@ def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
     if (view := viewpoint.current()) is not None:
         return view.states(seen)
     file = AnswerFile.here()
-    return slurm.states(seen) if file is None else SharedAnswer(file, poll_interval()).states(seen)
+    return queries.states(seen) if file is None else SharedAnswer(file, poll_interval()).states(seen)
 
 
 def query_queue() -> list[JobState]:
@@ -51,7 +51,7 @@ def query_queue() -> list[JobState]:
     if (view := viewpoint.current()) is not None:
         raise view.not_here("queue")
     file = AnswerFile.here()
-    known = slurm.queue() if file is None else SharedAnswer(file, poll_interval()).queue()
+    known = queries.queue() if file is None else SharedAnswer(file, poll_interval()).queue()
     return [state for state in known.values() if state.phase != ENDED]
 
 
@@ -111,7 +111,7 @@ class SharedAnswer:
     def _ask(self, before: Answer) -> Answer:
         asked = time.time()
         try:
-            jobs = slurm.queue()
+            jobs = queries.queue()
         except NoSlurm:
             raise  # nobody was asked
         except ClusterError as error:
@@ -182,7 +182,7 @@ class SharedAnswer:
             answer = self.file.read()
             jobs = self._vanished(answer, seen)
             if jobs:
-                asked, found = time.time(), slurm.accounting(jobs)
+                asked, found = time.time(), queries.accounting(jobs)
                 known = {**answer.accounting, **{job: (asked, found.get(job)) for job in jobs}}
                 answer = replace(answer, accounting=dict(list(known.items())[-MAX_ACCOUNTED:]))
                 self.file.write(answer)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from paceline.errors import UsageError
 from paceline.runtime.data.evaluation import make_evaluation_loader
-from paceline.runtime.data.loader import make_loader
+from paceline.runtime.data.loader_selection import make_loader
 from paceline.runtime.data.streams.stream_loader import StreamLoader
 from paceline.runtime.distributed.identity import Identity, read_identity
 from tests.forked_ranks import Ranks

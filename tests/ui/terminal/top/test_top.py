@@ -17,7 +17,7 @@ import pytest
 
 from paceline import cli
 from paceline.cluster import actions
-from paceline.cluster.slurm.state_meanings import JobState
+from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.ui.terminal.top import app as top

@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING
 
 from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS, clean_cache, is_damaged, note_use
 from paceline.cluster.ssh.remote.unpack import COMPLETE
-from paceline.cluster.ssh.request import ABSENT, ENDED, OUTCOME, REQUEST, UNSETTLED, Accepted, Request, end_mark
+from paceline.cluster.ssh.request import (
+    ABSENT,
+    ENDED,
+    OUTCOME,
+    REQUEST,
+    SSH_FAILED,
+    UNSETTLED,
+    Accepted,
+    Request,
+    end_mark,
+)
 from paceline.contract.env import ON_CLUSTER, SENT_FOLDER
 from paceline.contract.files.sent_code import KEPT
 from paceline.contract.verdict import INTERRUPTED_EXIT
@@ -32,7 +42,6 @@ if TYPE_CHECKING:
     from paceline.cluster.slurm.confirmation.submission import RunOutcome
     from paceline.cluster.slurm.confirmation.sweep_outcome import SweepOutcome
 
-SSH_FAILED = 255  # ssh's own exit code, also if a signal has killed the command
 GRACE = 5.0  # seconds between an interrupt and the end of a command that nobody reads any more
 EXPIRY = 3600.0  # seconds after which what a command has left behind is removed
 REQUEST_EXPIRY = 300.0  # the same for a request, which is taken within seconds

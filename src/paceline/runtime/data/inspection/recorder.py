@@ -14,8 +14,8 @@ from typing import IO, Any, NoReturn
 import torch
 
 from paceline.contract.files.sample_records import Items, LoaderFacts, Record, record_path, write_record
-from paceline.runtime.data.randomness import seed_host
 from paceline.runtime.distributed.identity import read_identity
+from paceline.runtime.randomness.seeds import seed_host
 
 COMPARED_ITEMS = 8  # at the beginning of a map-style dataset
 

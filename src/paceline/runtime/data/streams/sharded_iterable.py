@@ -16,9 +16,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch.utils.data import IterableDataset, default_convert, get_worker_info
 from torch.utils.data._utils import worker
 
-from paceline.runtime.data.randomness import derive_seed, seed_host
 from paceline.runtime.data.streams.webdataset import SeededPipeline
 from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.randomness.seeds import derive_seed, seed_host
 
 T = TypeVar("T")
 

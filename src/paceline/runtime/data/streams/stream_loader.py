@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, default_collate
 from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.console import note
 from paceline.runtime.data.early_pass import EarlyPass
-from paceline.runtime.data.randomness import preserve_host_rng
 from paceline.runtime.data.sample_assignment import MicroBatch, check_batch_size, check_not_in_steps
 from paceline.runtime.data.streams.sharded_iterable import (
     Example,
@@ -27,6 +26,7 @@ from paceline.runtime.data.streams.webdataset import SeededPipeline, check_not_m
 from paceline.runtime.data.transfer import to_device, transfer_batch
 from paceline.runtime.data.worker_lifetime import WorkerPool, make_worker_init
 from paceline.runtime.distributed.identity import Identity, read_identity
+from paceline.runtime.randomness.seeds import preserve_host_rng
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

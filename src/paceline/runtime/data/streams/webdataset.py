@@ -15,8 +15,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from paceline.errors import UsageError
-from paceline.runtime.data.randomness import derive_seed
 from paceline.runtime.distributed.identity import Identity
+from paceline.runtime.randomness.seeds import derive_seed
 
 RANK_SPLITTERS = ("split_by_node", "single_node_only")
 WORKER_SPLITTERS = ("split_by_worker",)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.push.sent_data import PARTIAL, SentData
+from paceline.cluster.ssh.data_push.sent_data import PARTIAL, SentData
 from paceline.cluster.ssh.shell_text import word
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 
 from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.push.rsync import CHANGED, problem, require_rsync, run
-from paceline.cluster.ssh.push.sent_data import SentData
+from paceline.cluster.ssh.data_push.rsync import CHANGED, problem, require_rsync, run
+from paceline.cluster.ssh.data_push.sent_data import SentData
 
 _NEWER = " is newer"  # how rsync ends the line about a file that it leaves as it is
 # Print those of the paths on stdin that are links.

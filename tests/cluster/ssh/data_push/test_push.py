@@ -12,9 +12,9 @@ import pytest
 
 from paceline.cluster.ssh.clusters import Cluster
 from paceline.cluster.ssh.connection import Answer, Connection
-from paceline.cluster.ssh.push.rsync import Transfer, problem, push, require_rsync
-from paceline.cluster.ssh.push.sent_data import find_data
-from paceline.cluster.ssh.push.survey import survey
+from paceline.cluster.ssh.data_push.rsync import Transfer, problem, push, require_rsync
+from paceline.cluster.ssh.data_push.sent_data import find_data
+from paceline.cluster.ssh.data_push.survey import survey
 
 RSYNC = shutil.which("rsync") or ""
 pytestmark = pytest.mark.skipif(not RSYNC, reason="install rsync")

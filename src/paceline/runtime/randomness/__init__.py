@@ -1,0 +1,1 @@
+"""Seeds, and the states of random number generators."""
