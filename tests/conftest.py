@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.metadata import version
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 # What people read and run, and how ranks end, is tested with the torch that people have; other processes start faster.
 WHOLE_TORCH = {ROOT / "tests" / name for name in ("docs", "gpu", "guests/test_exit_paths.py")}
+HAS_PINNED_TORCH = f"torch=={version('torch')}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 
@@ -63,7 +65,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # A shell that starts pytest in the background ignores SIGINT for it, and so for all that it starts; so do commands
     # that run within a test, once they are interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    light = [] if WHOLE_TORCH.intersection([item.path, *item.path.parents]) else [forked_commands.LIGHT_TORCH]
+    is_whole = not HAS_PINNED_TORCH or WHOLE_TORCH.intersection([item.path, *item.path.parents])
+    light = [] if is_whole else [forked_commands.LIGHT_TORCH]
     os.environ["PYTHONPATH"] = os.pathsep.join([*light, *filter(None, [PYTHONPATH])])
 
 

@@ -104,6 +104,7 @@ def test_stopped_in_the_middle_and_started_again(style: str, peer: Peer, tmp_pat
 def test_a_script_that_starts_its_own_processes_gets_a_hint(paceline: Callable[..., Completed], tmp_path: Path) -> None:
     """Two ranks start two processes each, and all of them want the same port."""
     guest = BY_NAME["mp_spawn"]
-    done = paceline("run", "--cpu", "--nproc", "2", guest.script, str(tmp_path), cwd=SCRIPTS)
+    never = str(tmp_path / "never")
+    done = paceline("run", "--cpu", "--nproc", "2", guest.script, str(tmp_path), cwd=SCRIPTS, HOLD=never)
     assert done.returncode not in (0, STOPPED)
     assert "--style spawn" in done.stderr

@@ -19,7 +19,10 @@ import json, os, socket, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 report = {name: os.environ.get(name) for name in names}
 report |= {"host": socket.gethostname(), "args": sys.argv[1:], "file": __file__, "cwd": os.getcwd()}
-report |= {"environ": dict(os.environ), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+report |= {"environ": {}, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+# Ranks may share a pipe, which keeps only lines of up to 4096 bytes in one piece.
+for item in sorted(os.environ.items()):
+    print("variable " + json.dumps([report["RANK"], *item]), flush=True)
 print("report " + json.dumps(report), flush=True)
 """
 
@@ -53,13 +56,23 @@ def run_of(completed: Completed) -> RunFolder:
 
 def rank_reports(folder: RunFolder, *, attempt: int = 1) -> dict[int, dict[str, Any]]:
     """Return what each rank of an attempt reported."""
-    found = {}
+    found: dict[int, dict[str, Any]] = {}
+    variables: dict[int, dict[str, str]] = {}
     for path in (folder.path / f"attempt-{attempt}").glob("rank-*.log"):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.startswith("report ") and line.endswith("\n"):  # a rank may still be writing it
-                report = json.loads(line.removeprefix("report "))
+            kind, _, text = line.partition(" ")
+            if not line.endswith("\n"):  # a rank may still be writing it
+                continue
+            if kind == "variable":
+                rank, name, value = json.loads(text)
+                variables.setdefault(int(rank), {})[name] = value
+            elif kind == "report":
+                report = json.loads(text)
                 assert int(report["RANK"]) not in found, "a rank ran twice"
                 found[int(report["RANK"])] = report
+    for rank, values in variables.items():
+        if rank in found:
+            found[rank]["environ"] = values
     return found
 
 

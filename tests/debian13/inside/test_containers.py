@@ -122,7 +122,7 @@ folder = "{tmp_path}/disk of $SLURMD_NODENAME/made/now"
         assert seen["extra"] == "hello"
         assert each["environ"]["ODD"] == odd
         assert each["environ"]["CUDA_VISIBLE_DEVICES"] == "0"
-        assert each["cwd"] == str(home)
+        assert each["cwd"] == str(folder.work / home.name)
     results = sorted(path.name for path in folder.path.glob("**/results/rank-*"))
     assert results == ["rank-0", "rank-1"], diagnostics(folder, done)
 
@@ -132,8 +132,8 @@ WRONG = {
     "import": ("import torch, nowhere", "", ["imports nowhere", "python3"]),
     "syntax": ("import torch\nif:", "", ["does not compile", "line 2"]),
     "python": ("import torch", 'python = "/opt/none/python"', ["has no /opt/none/python"]),
-    "image": ("import torch", "", ["there is no image", "gone.sif"]),
-    "other file": ("import torch", "", ["train.py is no image"]),
+    "image": ("import torch", "", ["There is no image", "gone.sif"]),
+    "other file": ("import torch", "", ["train.py is not an image"]),
 }
 
 

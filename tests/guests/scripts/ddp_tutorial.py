@@ -45,8 +45,9 @@ class Trainer:
                 self.optimizer.step()
             if self.rank == 0:
                 state = {"model": self.model.module.state_dict(), "epochs_run": epoch + 1}
-                torch.save(state, self.snapshot.with_suffix(".partial"))
-                os.replace(self.snapshot.with_suffix(".partial"), self.snapshot)
+                partial = self.snapshot.with_suffix(f".{dist.get_rank()}")  # each node has a rank that saves
+                torch.save(state, partial)
+                os.replace(partial, self.snapshot)
                 print(f"epoch {epoch} done", flush=True)
             while os.environ.get("HOLD") == str(epoch) and not Path(os.environ["GATE"]).exists():
                 time.sleep(0.05)

@@ -108,7 +108,7 @@ class CoordinationProbe:
         optimizer, spawn = (sys.modules.get(f"torch.{name}") for name in ("optim.optimizer", "multiprocessing.spawn"))
         register = getattr(optimizer, "register_optimizer_step_post_hook", None)
         original = getattr(spawn, "start_processes", None)
-        if register is None or original is None or not hasattr(sys.modules["torch"], "distributed"):
+        if register is None or original is None or not hasattr(sys.modules.get("torch"), "distributed"):
             return
         self._hooked = True
         register(self._count_step)
