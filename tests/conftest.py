@@ -136,7 +136,8 @@ def scratch(tmp_path: Path) -> Path:
 def without_torch(guard: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An empty torch for all processes that the test starts: their scripts do not use it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(write_fake_torch(tmp_path_factory.mktemp("light"))))
+        fake = str(write_fake_torch(tmp_path_factory.mktemp("light")))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [fake, PYTHONPATH])))
         yield
 
 

@@ -22,4 +22,4 @@ def test_advice_names_the_folder_unless_it_is_the_default_one(tmp_path: Path) ->
         patch.setattr(SandboxRecord, "load", lambda paths: object())
         with pytest.raises(UsageError, match="already running") as caught:
             Sandbox.up(tmp_path / "box", network="plain")
-        assert caught.value.hint == f"Stop it with `paceline sandbox down --dir {tmp_path}/box`."
+        assert caught.value.hint.endswith(f"To stop it: paceline sandbox down --dir {tmp_path}/box")

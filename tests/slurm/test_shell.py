@@ -189,7 +189,7 @@ def test_cancel_saves_a_checkpoint_first(
         details=lambda: diagnostics(folder), within=300,
     )  # fmt: skip
     shown = slurm_paceline("cancel", "--save", folder.path.name, cwd=home, check=True).stdout
-    assert "once it has saved" in shown
+    assert "it saves first" in shown
     cluster.wait(job, timeout=WITHIN)
     assert read_verdict(folder.job_start(f"{job}-0").verdict) == "stopped", diagnostics(folder)
     assert [each.name for each in folder.checkpoints.glob("step-*/complete.json")], "nothing was saved"

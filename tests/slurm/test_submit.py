@@ -54,10 +54,9 @@ def test_from_inside_a_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Pac
     home = project(tmp_path / "project")
     command = shlex.join([sys.executable, "-m", "paceline", "submit", *SMALL, "--nodes", "2", "--wait", "train.py"])
     log = tmp_path / "outer.log"
-    exports = {"PACELINE_SCRATCH": str(tmp_path / "scratch"), "PYTHONPATH": os.environ["PYTHONPATH"]}
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
+    scratch = shlex.quote(str(tmp_path / "scratch"))
     outer = cluster.submit(
-        "\n".join([f"cd {shlex.quote(str(home))}", *lines, f"srun -n1 {command}"]),
+        f"cd {shlex.quote(str(home))}\nexport PACELINE_SCRATCH={scratch}\nsrun -n1 {command}",
         "--nodes=1", "--ntasks=3", "--cpus-per-task=2", output=log,
     )  # fmt: skip
     assert cluster.wait(outer, timeout=TIMEOUT) == "COMPLETED", log.read_text()

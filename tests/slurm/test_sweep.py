@@ -48,7 +48,7 @@ def test_a_grid_runs_four_at_a_time_and_failed_trials_are_resubmitted(
 
     nothing = slurm_paceline("sweep", "--resubmit", "failed", "sweep", cwd=folder)
     assert nothing.returncode == 2
-    assert "No trial of 'sweep' is failed" in nothing.stderr
+    assert "There are no failed trials in 'sweep'" in nothing.stderr
     (folder / "sweep.toml").write_text(GRID.replace("[0, 1, 2]", "[0, 1, 2, 7]"), encoding="utf-8")
     extended = slurm_paceline("sweep", "--count", "8", "sweep.toml", cwd=folder, check=True)
     assert "submitted 2 trials" in extended.stdout  # of the first eight of the larger grid, two are new

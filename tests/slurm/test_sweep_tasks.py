@@ -138,7 +138,7 @@ def test_a_cancelled_sweep_stays_cancelled_until_resubmitted(
     completed = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder, check=True)
     assert "submitted 3 trials" in completed.stdout
     queued = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder)
-    assert "No trial of 'sweep' is missing" in queued.stderr  # they are queued
+    assert "There are no missing trials in 'sweep'" in queued.stderr  # they are queued
     until(lambda: len(list(sweep.path.glob("trials/[23]/began"))) >= 1, sweep)
     slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True)
     wait(cluster, sweep)

@@ -90,7 +90,7 @@ def test_a_local_sweep_prints_the_best_trial_and_reruns_failed_ones(
     assert [result["state"] for result in results(sweep).values()] == ["done"] * 3
     assert [path.name for path in sorted(sweep.path.glob("submissions/*"))] == ["1", "2"]
     missing = paceline("sweep", "--local", "--resubmit", "missing", "digits", cwd=folder)
-    assert "No trial of 'digits' is missing" in missing.stderr
+    assert "There are no missing trials in 'digits'" in missing.stderr
 
     (folder / "digits.toml").write_text(SWEEP.replace('"loss"', '"accuracy"'), encoding="utf-8")
     other = paceline("sweep", "--local", "digits.toml", cwd=folder)

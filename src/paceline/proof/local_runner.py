@@ -22,6 +22,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import EnvironmentProblem, RunError, UsageError
 from paceline.plan.local import LocalPlan
+from paceline.plan.quote import quote
 from paceline.plan.run_path import RunPath
 from paceline.proof.cases import Case
 from paceline.proof.records import CaseRecords, read_logged, read_ranks
@@ -271,9 +272,8 @@ def _failure(case: Case, folder: RunFolder) -> RunError:
     if shutil.disk_usage(folder.path).free < MIN_FREE:
         return full_disk(folder.path)
     lines = describe_failure(folder)
-    what = "\n  ".join(
-        line.replace("paceline logs", f"paceline logs --scratch {folder.path.parents[2]}") for line in lines
-    )
+    where = quote(str(folder.path))  # a run's id does not lead there: it is not in the user's scratch folder
+    what = "\n  ".join(line.replace(folder.path.name, where) if "paceline logs" in line else line for line in lines)
     return RunError(f"The script failed with {case.name}.", hint=what or f"See its logs in {folder.path}.")
 
 

@@ -81,7 +81,8 @@ class Sandbox:
         if SandboxRecord.load(paths) is not None:
             raise UsageError(
                 f"A sandbox is already running in {paths.path}.",
-                hint=f"Stop it with `paceline sandbox down{paths.dir_flag}`.",
+                hint=f'Use it: eval "$(paceline sandbox env{paths.dir_flag})". To stop it: paceline sandbox'
+                f" down{paths.dir_flag}",
             )
         daemons.make_private(paths.path)
         try:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 
 from paceline.cluster.slurm import commands as slurm
@@ -48,7 +49,9 @@ class SlurmSweep(SweepStart):
             command_line([*plan.sbatch[:-1], f"--array={chunk.array(throttle)}", plan.sbatch[-1], f"tasks-{number}"])
             for number, chunk in enumerate(chunks, 1)
         ]
-        return "\n".join(["", plan.script, *(f"# submitted by: {call}" for call in calls)])
+        preview = ["Each task runs the trials on its line of a list. This is a preview: nothing has been written."]
+        script = replace(plan.sections, advice=preview)
+        return "\n".join(["", str(script), *(f"# submitted by: {call}" for call in calls)])
 
     def run_trials(self, new: Sequence[Point], numbers: Sequence[int]) -> int:
         for warning in self.job_submission.check():

@@ -100,7 +100,8 @@ class SweepStart(ABC):
             numbers = self.writer.select(resubmit)
             if not numbers:
                 raise UsageError(
-                    f"No trial of {name!r} is {resubmit}.", hint=f"List them: {to_type(f'sweep show {quote(name)}')}"
+                    f"There are no {resubmit} trials in {name!r}.",
+                    hint=f"List them: {to_type(f'sweep show {quote(name)}')}",
                 )
             return [], numbers
         new = new_trials(points, self.settings.requests, seeds=self.settings.seeds)

@@ -29,12 +29,28 @@ def test_without_slurm(tmp_path: Path, paceline: Callable[..., Completed]) -> No
     assert "# For one that you can submit by hand, type: paceline submit --script-only job.sbatch" in shown.stdout
     assert "# Slurm has not checked the job. To check it, type: paceline doctor --job ..." in shown.stdout
     assert not (tmp_path / "scratch").exists()
+    for args, message in (
+        (("job.sbatch", "--wait"), "--script-only cannot be combined with --wait."),
+        (("job.sbatch", "--follow"), "--script-only cannot be combined with --follow."),
+        (("-",), "--script-only needs the name of a file."),
+    ):
+        rejected = run_paceline("submit", "--time", "1h", "--script-only", *args, "train.py")
+        assert rejected.returncode == 2
+        assert message in rejected.stderr
 
     refused = run_paceline("submit", "--gpus", "1", "train.py")
     assert refused.returncode == 1
     assert "sbatch was not found" in refused.stderr
     assert "paceline sandbox up" in refused.stderr
     assert not (tmp_path / "scratch").exists()
+    for args, message in (
+        (("job.sbatch", "--wait"), "--script-only cannot be combined with --wait."),
+        (("job.sbatch", "--follow"), "--script-only cannot be combined with --follow."),
+        (("-",), "--script-only needs the name of a file."),
+    ):
+        rejected = run_paceline("submit", "--time", "1h", "--script-only", *args, "train.py")
+        assert rejected.returncode == 2
+        assert message in rejected.stderr
 
     for name, text in (
         ("sbatch", ""),

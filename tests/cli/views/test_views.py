@@ -77,7 +77,8 @@ def test_a_second_cancel_says_that_it_is_one(
     monkeypatch.setattr(slurm, "call", lambda argv, **_: slurm.Completed(argv, 0, "", ""))
     how = ["--save"] if save else []
     assert cli.dispatch(["cancel", *how, run]) == 0
-    assert capsys.readouterr().out.startswith(f"cancelled {run} (job 7)")
+    first = f"cancelling {run} (job 7): it saves first\n" if save else f"cancelled {run} (job 7)\n"
+    assert capsys.readouterr().out.startswith(first)
     assert cli.dispatch(["cancel", *how, run]) == 0
     assert capsys.readouterr().out.startswith(f"{run} was already cancelled; it has not ended yet\n")
     assert cli.dispatch(["cancel", run]) == 0

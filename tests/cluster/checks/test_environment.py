@@ -197,6 +197,8 @@ def test_unused_requirements(tmp_path: Path) -> None:
     (found,) = check_built(job_in(tmp_path / "p", environment__requirements="requirements.txt"))
     assert (found.level, found.hint) == (WARNING, 'Set kind = "venv" in [environment].')
     assert check_built(job_in(tmp_path / "p")) == []
+    (found,) = check_built(job_in(tmp_path / "p", environment__image="torch.sif"))
+    assert (found.level, found.hint) == (WARNING, 'Set kind = "container" in [environment].')
 
 
 def test_a_venv_needs_a_path_or_requirements(tmp_path: Path) -> None:

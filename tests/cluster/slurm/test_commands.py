@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.cluster.slurm.limits import check_limits
 from paceline.cluster.slurm.partitions import NodeKind, Partition, find_partitions
 from paceline.contract.run_folder import SUBMITTING, RunFolder
-from paceline.errors import JobRejected, NoAnswer
+from paceline.errors import JobRejected, NoAnswer, NotConfigured
 from paceline.plan.run_path import RunPath, new_run_id
 from paceline.plan.slurm.directives import Directive, count_tasks
 from paceline.plan.slurm.plan import SlurmPlan
@@ -70,8 +71,9 @@ def test_variables_of_the_user_do_not_change_questions_and_cancels(
     for name in ("squeue", "sacct", "sinfo", "scancel"):
         put_command(tmp_path, name, f"env >>{tmp_path}/variables")
     with monkeypatch.context() as patch:
-        for name in ("SQUEUE_PARTITION", "SCANCEL_PARTITION", "SACCT_FORMAT", "SINFO_PARTITION", "SLURM_CONF"):
+        for name in ("SQUEUE_PARTITION", "SCANCEL_PARTITION", "SACCT_FORMAT", "SINFO_PARTITION"):
             patch.setenv(name, "low")
+        patch.setenv("SLURM_CONF", os.devnull)
         patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         queries.states(["7"])
         find_partitions()
@@ -79,6 +81,17 @@ def test_variables_of_the_user_do_not_change_questions_and_cancels(
     found = {line.partition("=")[0] for line in (tmp_path / "variables").read_text().splitlines()}
     assert "SLURM_CONF" in found
     assert not [name for name in found if name.startswith(("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_"))]
+
+
+def test_a_configuration_that_is_gone_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `paceline sandbox down`: Slurm's own commands look for the file for a minute."""
+    put_command(tmp_path, "squeue", "sleep 600")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        patch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+        with pytest.raises(NotConfigured, match=r"SLURM_CONF names .*slurm\.conf, which does not exist") as caught:
+            queries.queue()
+    assert "unset SLURM_CONF" in caught.value.hint
 
 
 def test_init_writes_a_profile_that_submit_uses_on_that_cluster(

@@ -141,7 +141,7 @@ def _change(found: Training, call: ast.Call, run: str) -> Iterator[Edit | Remark
     if "batch_sampler" not in given and not _is_stream(found, given["dataset"]):
         defaults += ["shuffle"] if not given.keys() & {"shuffle", "sampler"} else []
         defaults += ["drop_last"] if "drop_last" not in given else []
-    why = f"as in torch: without these, {run}.loader shuffles and drops a short last batch"
+    why = f"as in torch: by default, {run}.loader shuffles and drops a short last batch"
     stars = [each.value for each in call.keywords if each.arg is None]
     if stars and defaults:
         first = "".join(f'"{each}": False, ' for each in defaults)

@@ -50,7 +50,8 @@ def command(
             elif record.job is None:
                 print(f"asked {folder.key} to save and stop")
             else:
-                print(f"cancelled {folder.key} (job {record.job}){', once it has saved' if save else ''}")
+                done = "cancelling {}: it saves first" if save else "cancelled {}"
+                print(done.format(f"{folder.key} (job {record.job})"))
         if record.status != DONE and (again := resume_command(folder, job=record.job)):
             saves = record.status == "running" and (save or record.job is None)  # a local run always saves
             print(f"  continue  {again}  ({'from where it stops' if saves else describe_start(folder)})")

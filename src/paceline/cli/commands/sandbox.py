@@ -104,6 +104,8 @@ def down(folder: Folder = None) -> None:
     paths = SandboxPaths((folder or default_folder()).absolute())
     if stop_all(paths):
         print(f"the sandbox is down; its logs are in {paths.path / 'log'}")
+        if os.environ.get("SLURM_CONF") == str(paths.slurm_conf):
+            print("  this terminal still uses it; type:  unset SLURM_CONF")
     else:
         print(f"no sandbox is running in {paths.path}")
 

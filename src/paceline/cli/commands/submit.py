@@ -90,9 +90,8 @@ def command(
         return submit_first.finish(finish)
     if awaited is not None:
         return wait_until_done(runs.own(awaited), follow=follow)
-    if resume is not None and script_only is not None:
-        hint = "--script-only prepares a new run. Omit it, or submit job.sbatch from the run folder yourself."
-        raise UsageError("--script-only cannot be combined with --resume.", hint=hint)
+    if script_only is not None:
+        _check_script_only(script_only, resume=resume, wait=wait, follow=follow)
     if first_timeout is not None and not first:
         raise UsageError(
             "--first-timeout needs --first.", hint="Add it, as in `--on alps,cedar --first`, or omit both."
@@ -111,6 +110,18 @@ def command(
     if submitted.job_id is not None and (follow or wait) and not is_carried_out_here():
         return wait_until_done(submitted.folder, follow=follow)
     return 0
+
+
+def _check_script_only(file: Path, *, resume: str | None, wait: bool, follow: bool) -> None:
+    """Reject options that mean nothing if nothing is submitted."""
+    if resume is not None:
+        hint = "--script-only prepares a new run. Omit it, or submit job.sbatch from the run folder yourself."
+        raise UsageError("--script-only cannot be combined with --resume.", hint=hint)
+    if wait or follow:
+        hint = "With --script-only, nothing is submitted. Omit one of the two."
+        raise UsageError(f"--script-only cannot be combined with --{'follow' if follow else 'wait'}.", hint=hint)
+    if file.name == "-":
+        raise UsageError("--script-only needs the name of a file.", hint="To see the script, use --dry-run.")
 
 
 def _show(submission: JobSubmission, *, is_new: bool) -> int:

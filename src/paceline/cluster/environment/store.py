@@ -211,9 +211,11 @@ def resolve_environment(job: Job, environ: Mapping[str, str]) -> Job:
 def check_built(job: Job) -> list[Finding]:
     """Check that the job's environment is built, if it has to be."""
     environment = job.environment
-    if environment.kind == "current" and environment.requirements:
-        text = f"{job.source('environment.requirements')} is set, but the run uses this Python."
-        return [Finding("environment", WARNING, text, 'Set kind = "venv" in [environment].')]
+    if environment.kind == "current":
+        for key, kind in (("requirements", "venv"), ("path", "venv"), ("image", "container"), ("base", "container")):
+            if getattr(environment, key):
+                text = f"{job.source(f'environment.{key}')} is set, but the run uses this Python."
+                return [Finding("environment", WARNING, text, f'Set kind = "{kind}" in [environment].')]
     path = environment.path if environment.kind == "venv" else environment.image
     if path is None or "://" in path:
         return []

@@ -77,6 +77,11 @@ def call(
 ) -> Completed:
     """Run a Slurm command and return its result. The user's `SQUEUE_*` variables and the like do not change it."""
     variables = slurm_query_environment(environ if environ is not None else os.environ)
+    if (file := variables.get("SLURM_CONF")) and not os.path.exists(file) and shutil.which(argv[0]):
+        raise NotConfigured(  # at once: Slurm's commands look for it for a minute
+            f"SLURM_CONF names {file}, which does not exist.",
+            hint="Type `unset SLURM_CONF`, or start the sandbox that it belongs to: paceline sandbox up",
+        )
     try:
         done = subprocess.run(
             list(argv), env=variables, input=text, text=True, capture_output=True, timeout=COMMAND_TIMEOUT,
