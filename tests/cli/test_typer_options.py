@@ -24,8 +24,8 @@ from paceline.cli.help import GroupedCommand
 from paceline.errors import UsageError
 from paceline.spec.option_table import LIST, NUMBER, PATH, SWITCH, TABLE, Option, options_of
 from paceline.spec.pydantic_plugins import NAME, plugins_disabled
-from paceline.spec.tables import Tables
 from paceline.spec.typed_flags import read_flags
+from paceline.spec.types_and_defaults import Tables
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 

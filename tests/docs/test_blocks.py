@@ -20,7 +20,7 @@ from paceline.cli.reference.commands import walk
 from paceline.cluster.secrets.dotenv import parse_dotenv
 from paceline.spec.load import read_file
 from paceline.spec.sweep import load_sweep
-from paceline.spec.tables import Tables
+from paceline.spec.types_and_defaults import Tables
 from tests.docs.commands import ELSEWHERE, is_executed, split
 from tests.docs.fragments import TESTED_ELSEWHERE, fragment_of
 from tests.docs.pages import GENERATED, ROOT, Block, blocks, pages

@@ -21,10 +21,10 @@ from paceline.agent.health.hang_monitor import HangMonitor
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.independence import IndependenceCheck
 from paceline.agent.health.lingering_ranks import IdleRank, LingeringRanks, has_finished
+from paceline.agent.rank_termination import Termination
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.stop.rank_signals import FILE, INTERRUPT, TERM, StopRequest
 from paceline.agent.stop.received_signals import Requests
-from paceline.agent.termination import Termination
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture

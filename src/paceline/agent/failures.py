@@ -1,4 +1,4 @@
-"""Failures: which rank failed first, and the verdict of an attempt."""
+"""Failures of ranks: how each ended, why, and which one failed first."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from paceline.contract.verdict import DONE, INTERRUPTED_EXIT
 from paceline.errors import EnvironmentProblem, LaunchError
 from paceline.inspection.samples import Samples, read_samples
 from paceline.spec import Flag, Job, Program
-from paceline.watch.failures import describe_failure
+from paceline.watch.failure_text import describe_failure
 
 MODULE = "paceline.runtime.data.inspection"  # of the other half: it runs in the ranks
 RECORDS = "samples"

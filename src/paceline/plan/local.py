@@ -18,7 +18,7 @@ from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, note_missing, plain_variables
 from paceline.plan.shape import Machine, Shape, local_shape
 from paceline.spec import Job
-from paceline.spec.tables import Tables
+from paceline.spec.types_and_defaults import Tables
 
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
 # Not `-m`: that would put the current folder, and whatever is in it, ahead of the standard library.

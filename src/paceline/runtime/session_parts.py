@@ -37,7 +37,7 @@ from paceline.runtime.step_boundary.profiler import ProfilerWindow
 from paceline.runtime.step_boundary.start_phases import StartPhases
 from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.trackers.base import Tracker
-from paceline.runtime.trackers.metrics_writer import MetricsWriter
+from paceline.runtime.trackers.forwarded_metrics import ForwardedMetrics
 from paceline.runtime.trackers.selection import Trackers, open_trackers
 from paceline.runtime.training.gradients import AUTOCAST_DTYPES, Gradients
 from paceline.runtime.training.replica_check import ReplicaCheck
@@ -79,7 +79,7 @@ def build(
         context, settings, worker.identity, folder=folder, given=requested, store=worker.group.store
     )
     rank_zero_folder = folder if worker.identity.rank == 0 else None
-    lines = MetricsWriter(rank_zero_folder.metrics if rank_zero_folder else None, trackers.common)
+    lines = ForwardedMetrics(rank_zero_folder.metrics if rank_zero_folder else None, trackers.common)
     low = torch.bfloat16 if settings.precision == "bf16" else None
     mesh = RankMesh(worker.identity, worker.device, worker.group)
     world_size = worker.identity.world_size

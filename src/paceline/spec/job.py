@@ -10,7 +10,7 @@ from typing import Any
 from paceline.errors import SpecError
 from paceline.spec.quantities import show_seconds
 from paceline.spec.site import Site
-from paceline.spec.tables import (
+from paceline.spec.types_and_defaults import (
     Checkpoint,
     Data,
     Environment,

@@ -22,8 +22,8 @@ from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency
 from paceline.spec.option_table import BIND, FOLDER, PROGRAM, TABLE
 from paceline.spec.site import RECORDED, SITE_FILE, find_site, lower_to_limits, site_values
-from paceline.spec.tables import ACCESS_KEYS, Tables, build_tables
 from paceline.spec.typed_flags import Flag, absolute_paths, from_folder
+from paceline.spec.types_and_defaults import ACCESS_KEYS, Tables, build_tables
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 if sys.version_info >= (3, 11):

@@ -1,7 +1,7 @@
 """The table of options: each key of `paceline.toml`, its flag, its help, and the commands that take it.
 
-This is the only place where a setting is described; types and defaults are in `tables.py`. It imports nothing heavy,
-so that `--help` is fast.
+This is the only place where a setting is described; `types_and_defaults.py` has the rest. It imports nothing heavy, so
+that `--help` is fast.
 """
 
 from __future__ import annotations

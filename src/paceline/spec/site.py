@@ -160,7 +160,7 @@ def site_values(site: Site) -> dict[str, Any]:
 
 def lower_to_limits(values: dict[str, Any], sources: Mapping[str, str], site: Site) -> None:
     """Lower what nobody has chosen to the site's limits; raise an error for what a file or a flag exceeds."""
-    from paceline.spec.tables import Tables
+    from paceline.spec.types_and_defaults import Tables
 
     for name, (limit_name, describe) in _LIMITED.items():
         limit = getattr(site.limits, limit_name)

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from paceline.contract.redaction import holds_secret
 from paceline.errors import SpecError
 from paceline.spec.load import read_file
-from paceline.spec.tables import Count, FolderName, Line, Strings, Table, Tables
 from paceline.spec.typed_flags import Flag
+from paceline.spec.types_and_defaults import Count, FolderName, Line, Strings, Table, Tables
 from paceline.spec.validation_errors import explain, explain_flag, nearest, reference, show
 
 RANGES = ("grid", "uniform", "log_uniform", "integer")

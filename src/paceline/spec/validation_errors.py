@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from paceline.contract.redaction import REDACTED
 from paceline.errors import SpecError
 from paceline.spec.synonyms import find_key, is_of_script
-from paceline.spec.tables import ACCESS_KEYS, Tables
+from paceline.spec.types_and_defaults import ACCESS_KEYS, Tables
 
 OF_SCRIPT = (
     "It looks like a setting of your script: pass it after the script (train.py --{key} ...), or set it in [params],"

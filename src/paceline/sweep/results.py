@@ -25,7 +25,7 @@ from paceline.contract.sweep.folder import DONE, FAILED, NO_POINT, PRUNED, Sweep
 from paceline.errors import ClusterError, UsageError
 from paceline.plan.run_path import STORE
 from paceline.sweep.folder import is_starting
-from paceline.watch.failures import failure_text, read_failure
+from paceline.watch.failure_text import failure_text, read_failure
 from paceline.watch.records import QueryStates, read_json, read_records
 from paceline.watch.scheduler.shared_answer import query_states
 

@@ -9,7 +9,7 @@ from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.sweep.folder import TrialFolder
 from paceline.plan.quote import quote
 from paceline.plan.typed_command import cluster, to_type
-from paceline.watch.failures import is_usage_error, read_failure
+from paceline.watch.failure_text import is_usage_error, read_failure
 
 
 def submit_again(folder: RunFolder) -> str:

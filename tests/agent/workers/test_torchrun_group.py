@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.termination import Termination
+from paceline.agent.rank_termination import Termination
 from paceline.agent.workers.torchrun_group import TorchrunWorkers
 from paceline.contract.processes.python_command import python_command
 

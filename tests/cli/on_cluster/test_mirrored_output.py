@@ -20,7 +20,7 @@ from paceline.cli.output import console
 from paceline.cluster.ssh.clusters import Cluster
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 from paceline.plan.typed_command import meant_for, type_again
-from paceline.ui.web.answers import Answers
+from paceline.ui.web.api import Answers
 from paceline.watch.mirror.frames import CLAIM, FOUND, JOBS, PASS, RECORD, Frame
 from paceline.watch.mirror.mirror_folder import Mirror
 from paceline.watch.viewpoint import Viewpoint, look_at

@@ -15,7 +15,7 @@ from paceline.cli.reference.entries import Page, find
 from paceline.errors import PacelineError
 from paceline.spec.option_table import TABLE
 from paceline.spec.sweep import MODIFIERS, RANGES, SweepTable
-from paceline.spec.tables import Tables
+from paceline.spec.types_and_defaults import Tables
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = make_pages()

@@ -171,7 +171,7 @@ def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
     """Print how to go on, and what to type instead if the command line itself was the mistake."""
     from paceline.cli.start_mistake import explain_mistake, resume_otherwise
     from paceline.contract.checkpoint.marker import find_checkpoints
-    from paceline.watch.failures import is_usage_error, read_failure
+    from paceline.watch.failure_text import is_usage_error, read_failure
     from paceline.watch.resume_hint import describe_start
 
     run_id, attempts = folder.path.name, folder.attempts()

@@ -19,7 +19,7 @@ from paceline.cli.output import console
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 
 if TYPE_CHECKING:
-    from paceline.ui.web.answers import Answers
+    from paceline.ui.web.api import Answers
 
 NEEDED = ("starlette", "uvicorn", "plotly")
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -63,12 +63,12 @@ def command(
             f"`paceline ui` does not listen on {host}: anyone who can reach that address could try to connect.",
             hint="Omit --host. From another machine, use the ssh command that `paceline ui --tunnel` prints.",
         )
-    from paceline.ui.web.answers import Answers
+    from paceline.ui.web.api import Answers
 
     answers = Answers(runs.scratch_here(), allow_actions=allow_actions)
     # Thousands of runs take seconds: begin before the browser asks.
     threading.Thread(target=_read_runs, args=(answers,), name="paceline-first-rows", daemon=True).start()
-    from paceline.ui.web.routes import make_app
+    from paceline.ui.web.application import make_app
     from paceline.ui.web.security import Access
     from paceline.ui.web.server import listen, opened_browser, serve
 

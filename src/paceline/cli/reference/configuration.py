@@ -8,19 +8,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 
 from paceline.cli.reference.entries import Entry, Page, Section
-from paceline.spec import sweep, tables
+from paceline.spec import sweep
+from paceline.spec import types_and_defaults as types
 from paceline.spec.option_table import SWEEP, TABLE, Option
 
 # What each kind of value looks like in TOML.
 _TYPES: tuple[tuple[Any, str], ...] = (
-    (tables.Warm, '`true`, `false` or a duration: `"30m"`'),
-    (tables.Seconds, 'duration: `"90s"`, `"10m"`'), (tables.Grace, 'duration: `"90s"`, `"10m"`'),
-    (tables.TimeLimit, 'time: `"90m"`, `"1-12:00:00"`'),
-    (tables.Mebibytes, 'size: `"32G"`'), (tables.Strings, "list of strings"),
-    (tables.StringOrList, "string, or list of strings"), (tables.Variables, "table of strings"),
-    (tables.FolderName, "string"), (tables.Line, "string"), (tables.UserPath, "string"),
-    (tables.UserPaths, "list of strings"), (tables.Count, "number from 1"),
-    (tables.Nodes, "number from 1"), (tables.PerNode, "number from 1"), (bool, "`true` or `false`"),
+    (types.Warm, '`true`, `false` or a duration: `"30m"`'),
+    (types.Seconds, 'duration: `"90s"`, `"10m"`'), (types.Grace, 'duration: `"90s"`, `"10m"`'),
+    (types.TimeLimit, 'time: `"90m"`, `"1-12:00:00"`'),
+    (types.Mebibytes, 'size: `"32G"`'), (types.Strings, "list of strings"),
+    (types.StringOrList, "string, or list of strings"), (types.Variables, "table of strings"),
+    (types.FolderName, "string"), (types.Line, "string"), (types.UserPath, "string"),
+    (types.UserPaths, "list of strings"), (types.Count, "number from 1"),
+    (types.Nodes, "number from 1"), (types.PerNode, "number from 1"), (bool, "`true` or `false`"),
     (int, "number"), (str, "string"), (dict[str, Any], "table"),
 )  # fmt: skip
 
@@ -50,7 +51,7 @@ def make_page() -> Page:
 
 
 def _project_sections() -> Iterator[Section]:
-    for table, kind in get_type_hints(tables.Tables).items():
+    for table, kind in get_type_hints(types.Tables).items():
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             entries = tuple(_entries(table, kind))
             yield Section(f"[{table}]", (table, f"[{table}]"), example=_EXAMPLES.get(table, ""), entries=entries)
@@ -99,10 +100,10 @@ def default_text(value: Any, hint: Any = None) -> str:
     """Return a default as TOML; nothing for one that depends on something else, which the meaning explains."""
     if value is None or value in ((), {}):
         return ""
-    if hint == tables.Warm:
+    if hint == types.Warm:
         return "`false`"
-    if hint in (tables.Seconds, tables.Mebibytes):
-        return f'`"{value}{"s" if hint == tables.Seconds else "M"}"`'
+    if hint in (types.Seconds, types.Mebibytes):
+        return f'`"{value}{"s" if hint == types.Seconds else "M"}"`'
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"

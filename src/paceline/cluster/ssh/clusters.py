@@ -13,7 +13,7 @@ from paceline.errors import PacelineError, SpecError, UsageError
 from paceline.plan.quote import quote
 from paceline.plan.typed_command import cluster as shown_cluster
 from paceline.spec.load import find_file, profile_name, read_file, repository_root, take_access
-from paceline.spec.tables import ACCESS_KEYS, Tables
+from paceline.spec.types_and_defaults import ACCESS_KEYS, Tables
 from paceline.spec.validation_errors import nearest, show
 
 _EXAMPLE = "login.example.org"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.plan.quote import quote
-from paceline.spec.tables import Environment
+from paceline.spec.types_and_defaults import Environment
 
 # Where `module` and its files are. Sites differ, and a batch shell reads no profile.
 _LOCATIONS = ("MODULEPATH", "MODULESHOME", "LMOD_PKG", "LMOD_CMD", "LMOD_DIR", "LMOD_ROOT")

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.ui.web.answers import Answers
+from paceline.ui.web.api import Answers
 from paceline.ui.web.json_text import encode
 from paceline.watch import viewpoint
 

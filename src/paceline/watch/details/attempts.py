@@ -9,7 +9,7 @@ from typing import Any
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import STOPPED, read_verdict
-from paceline.watch.failures import failure_text, read_failure
+from paceline.watch.failure_text import failure_text, read_failure
 from paceline.watch.goodput import Goodput, Span
 
 CANCELLED = "cancelled"  # the status of a run

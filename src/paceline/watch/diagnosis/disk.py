@@ -8,7 +8,7 @@ from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.cluster.checks.quota import check_quota
 from paceline.contract.verdict import DONE
 from paceline.watch.diagnosis.evidence import Evidence
-from paceline.watch.failures import failure_text, name_failure
+from paceline.watch.failure_text import failure_text, name_failure
 
 DOCS = "docs/troubleshooting.md"
 _DISK = re.compile(r"No space left on device|Disk quota exceeded|errno 28\b|errno 122\b|database or disk is full", re.I)

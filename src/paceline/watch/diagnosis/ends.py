@@ -12,7 +12,7 @@ from paceline.cluster.checks.findings import PROBLEM, Finding
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.plan.typed_command import to_type
 from paceline.watch.diagnosis.evidence import Evidence
-from paceline.watch.failures import describe_failure, failure_text, is_usage_error, name_failure
+from paceline.watch.failure_text import describe_failure, failure_text, is_usage_error, name_failure
 
 DOCS = "docs/troubleshooting.md"
 SIGKILL = -9

@@ -19,7 +19,7 @@ from paceline.contract.processes.stacks import Stack, read_stack
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
-from paceline.watch.failures import read_failure
+from paceline.watch.failure_text import read_failure
 from paceline.watch.node_usage import NodeUsage, read_node_usage
 from paceline.watch.rank_samples import RankSample, clean_sample, newest_samples, read_ranks
 from paceline.watch.records import Record

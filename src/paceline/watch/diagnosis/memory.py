@@ -7,7 +7,7 @@ import re
 
 from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
-from paceline.watch.failures import failure_text, name_failure
+from paceline.watch.failure_text import failure_text, name_failure
 
 DOCS = "docs/troubleshooting.md"
 # Exceptions of torch and of Paceline whose messages say that memory is short. Any other may quote these words.

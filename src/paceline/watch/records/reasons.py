@@ -19,7 +19,7 @@ from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED
 from paceline.errors import in_one_line
 from paceline.watch import viewpoint
-from paceline.watch.failures import describe_failure
+from paceline.watch.failure_text import describe_failure
 from paceline.watch.goodput import had_nothing_left
 from paceline.watch.records.statuses import LOST, TIMED_OUT, killed_shell, newest_verdict, unsaved_state
 from paceline.watch.resume_hint import submit_again

@@ -8,7 +8,7 @@ from paceline.contract.jsonl import LineWriter
 from paceline.runtime.trackers.thread import TrackerThread
 
 
-class MetricsWriter(LineWriter):
+class ForwardedMetrics(LineWriter):
     """metrics.jsonl, whose lines also go to trackers."""
 
     def __init__(self, path: Path | None, threads: list[TrackerThread]) -> None:

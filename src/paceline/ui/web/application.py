@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import PacelineError
 from paceline.ui.web import security
-from paceline.ui.web.answers import Answers, NotAllowed
+from paceline.ui.web.api import Answers, NotAllowed
 from paceline.ui.web.assets import find_asset, style_hashes
 from paceline.ui.web.events import Events
 from paceline.ui.web.json_text import encode

@@ -126,7 +126,7 @@ def test_a_sweep_is_not_read_for_each_page(
     first = client.get("api/sweeps").json()
     assert [sweep["name"] for sweep in first["sweeps"]] == ["lr"]
     assert client.get("api/sweeps/lr").json()["trials"] == []
-    monkeypatch.setattr("paceline.ui.web.answers.read_sweep", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr("paceline.ui.web.api.read_sweep", lambda *_: pytest.fail("it was read again"))
     assert client.get("api/sweeps").json() == first
     assert client.get("api/sweeps/lr").status_code == 200
     assert client.get("api/sweeps/other").status_code == 404
