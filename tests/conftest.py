@@ -56,7 +56,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 # What people read and run, and how ranks end, is tested with the torch that people have; other processes start faster.
 WHOLE_TORCH = {ROOT / "tests" / name for name in ("docs", "gpu", "guests/test_exit_paths.py")}
-HAS_PINNED_TORCH = f"torch=={version('torch')}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+TORCH = version("torch").partition("+")[0]  # light_torch knows the one that is pinned
+HAS_PINNED_TORCH = f"torch=={TORCH}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 

@@ -52,8 +52,8 @@ def cross_entropy(*args):
     calls += 1
     if calls == {stop_at} and os.environ["RANK"] == "1":
         signal.raise_signal(signal.SIGTERM)
-    if 0 < {stop_at} < calls:
-        time.sleep(0.2)  # so that the ranks agree to stop long before the last step, on a fast machine too
+    if {stop_at} > 0:
+        time.sleep(0.05)  # ranks agree on a stop every 0.4 s, counted in steps: all of them must be this slow
     return entropy(*args)
 
 torch.nn.functional.cross_entropy = cross_entropy

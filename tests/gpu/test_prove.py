@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("pydantic", reason="the command line needs it")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist" / "train.py"

@@ -288,4 +288,4 @@ def test_the_partitions_of_the_cluster_go_into_its_profile(project: Path, slurm:
     (project / "requirements.txt").write_text("numpy\n")
     assert "#SBATCH --partition=main\n" in slurm("env", "build", "--on", "slurm", "--dry-run", check=True).stdout
     again = slurm("init", "--on", "slurm")
-    assert (again.returncode, "has [profiles.slurm.job] already" in again.stderr) == (2, True)
+    assert (again.returncode, "already has [profiles.slurm.job]" in again.stderr) == (2, True)
