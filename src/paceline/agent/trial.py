@@ -347,7 +347,7 @@ def _find_error(trial: TrialFolder, verdict: str) -> str:
 
 
 def _agent_error(trial: TrialFolder) -> str:
-    """Return why an agent of this job start failed before any rank started; empty if none has said so."""
+    """Return why an agent of this job start, if known, failed before any rank started; empty if none has said so."""
     events = [event for path in trial.events.glob("agent-*.jsonl") for event in read_objects(path)]
     failed = [event for event in events if event.get("event") == "failed" and event.get("reason")]
     if name := os.environ.get(env.JOB_START):

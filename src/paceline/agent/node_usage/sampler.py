@@ -131,14 +131,8 @@ def rank_row(rank: int, heartbeat: Heartbeat, times: tuple[float, float]) -> lis
     """Return a rank's number, state, step, seconds since its heartbeat, process state, and how it spends its time."""
     age = round(max(0.0, time.time() - heartbeat.time), 1) if heartbeat.time else None
     process = process_state(heartbeat.pid) if heartbeat.pid else ""
-    return [
-        rank,
-        heartbeat.state,
-        heartbeat.step,
-        age,
-        process,
-        *(round(each, 6) for each in (heartbeat.seconds_per_step, *times)),
-    ]
+    seconds = [round(each, 6) for each in (heartbeat.seconds_per_step, *times)]
+    return [rank, heartbeat.state, heartbeat.step, age, process, *seconds]
 
 
 def _line(values: Mapping[str, Any]) -> str:
