@@ -94,7 +94,6 @@ def run_forked_rank(spec: dict[str, Any]) -> None:
     _set_threads(parse_thread_count(os.environ.get(THREADS, "")) or spec["threads"])
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None:
-        clean_exit.keep_process_groups(distributed)
         wait_for_store(distributed, os.environ)
         if hasattr(distributed, "set_debug_level_from_env"):  # otherwise this torch cannot distribute
             distributed.set_debug_level_from_env()  # the import read the zygote's TORCH_DISTRIBUTED_DEBUG
@@ -106,7 +105,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     for name in REMOVED:
         os.environ.pop(name, None)
     attempt = AttemptFolder(Path(spec["attempt_folder"]), spec["attempt"])
-    clean_exit.wait_for_torch_at_exit()
+    clean_exit.protect_ranks()
     script_end = ScriptEnd(spec["heartbeat"], local_rank)
     _set_signals()
     _set_streams(rank)

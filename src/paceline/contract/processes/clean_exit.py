@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib.util
 import os
 import sys
 import time
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,13 @@ TORCH_THREADS = ("pt_gloo_runloop", "pt_autograd")
 EXIT_TIMEOUT = 2.0  # seconds for these threads to come to rest at exit
 _SAMPLE_INTERVAL = 0.01  # seconds; longer than a thread waits between two tries to take the GIL
 _SAMPLES_AT_REST = 5  # a collective that nobody waited for may pause until another rank answers
+
+
+def protect_ranks() -> None:
+    """Protect this process, which may not have imported torch yet, and those that it starts with `mp.spawn`."""
+    wait_for_torch_at_exit()
+    _when_imported("torch.distributed", keep_process_groups)
+    _when_imported("torch.multiprocessing.spawn", _protect_spawned)
 
 
 @functools.cache
@@ -43,6 +53,66 @@ def _keep_arguments(user: Any, used: type) -> None:
                 weakref.finalize(self, id, argument).atexit = False
 
     user.__init__ = construct_and_keep
+
+
+@functools.cache
+def _protect_spawned(spawn: Any) -> None:
+    """Have `start_processes`, and so `mp.spawn`, protect the processes. Takes the module that defines it."""
+    start = spawn.start_processes
+
+    @functools.wraps(start)
+    def start_protected(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return start(_ProtectedFunction(fn), *args, **kwargs)
+
+    spawn.start_processes = start_protected
+    package = sys.modules["torch.multiprocessing"]
+    if getattr(package, "start_processes", None) is start:
+        package.start_processes = start_protected  # type: ignore[attr-defined]
+
+
+class _ProtectedFunction(functools.partial[Any]):
+    """A function that protects the process in which it is unpickled. A forked process is protected already."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _protect_and_return, (self.func,)
+
+
+def _protect_and_return(function: Callable[..., Any]) -> Callable[..., Any]:
+    protect_ranks()
+    return function
+
+
+def _when_imported(name: str, function: Callable[[Any], None]) -> None:
+    """Call the function with this module: now, or as soon as it is imported."""
+    if name in sys.modules:
+        function(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, function))
+
+
+class _AfterImport:
+    """A finder that leaves the import to the others, and calls a function with the finished module."""
+
+    def __init__(self, name: str, function: Callable[[Any], None]) -> None:
+        self.name = name
+        self.function = function
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self.name:
+            return None
+        with suppress(ValueError):
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_call(module: Any) -> None:
+            execute(module)
+            self.function(module)
+
+        spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
 
 
 def abandon_process_groups(distributed: Any) -> None:
