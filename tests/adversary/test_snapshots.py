@@ -12,8 +12,8 @@ from paceline.cluster.runs.prepare import prepare
 from paceline.cluster.runs.snapshot import Snapshot, list_code
 from paceline.cluster.secrets.file_names import is_secret
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.plan.rank_counts import RankCounts
 from paceline.plan.run_path import RunPath
-from paceline.plan.shape import Shape
 from paceline.spec import Program, load_job
 from paceline.staging.working_directory import WorkingDirectory
 from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, run_as, shared_folder
@@ -286,7 +286,7 @@ def test_links_out_of_the_project_are_named(tmp_path: Path) -> None:
     run_path.folder.path.mkdir(parents=True)
     launch_spec = LaunchSpec("r", "train.py", [], source=str(run_path.folder.work / "project"))
     prepared = prepare(
-        job, run_path=run_path, shape=Shape(1, 1, 0, 1), launch_spec=launch_spec, command=["paceline"],
+        job, run_path=run_path, rank_counts=RankCounts(1, 1, 0, 1), launch_spec=launch_spec, command=["paceline"],
         backend="local", snapshot_required=True,
     )  # fmt: skip
     assert [note for note in prepared.notes if "closed/up -> ../../shared/x, shared -> ../shared" in note]

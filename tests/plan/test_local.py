@@ -18,9 +18,9 @@ from paceline.contract.redaction import redact_args
 from paceline.errors import SpecError, UsageError
 from paceline.plan.local import LocalPlan, launch_spec_text, plan_local
 from paceline.plan.quote import command_line, quote
+from paceline.plan.rank_counts import Machine, RankCounts
 from paceline.plan.run_path import RunPath, new_run_id
 from paceline.plan.run_record import run_record
-from paceline.plan.shape import Machine, Shape
 from paceline.spec import Flag, Program, load_job
 
 LAPTOP = Machine(cores=8, gpus=0)
@@ -146,7 +146,7 @@ def test_secrets_in_arguments_of_sbatch_are_hidden_in_the_record(tmp_path: Path)
     """A local run does not use them, so nobody has checked them."""
     extra = ["--export=API_KEY=hush", "--switches=1"]
     job = load_job(Program("train.py"), flags=[Flag("--sbatch-arg", "job.extra", extra)], cwd=tmp_path)
-    text = run_record(job, run_path=SITE, shape=Shape(1, 1, 0, 1), command=[], time=0.0, facts={}, code={})
+    text = run_record(job, run_path=SITE, rank_counts=RankCounts(1, 1, 0, 1), command=[], time=0.0, facts={}, code={})
     assert json.loads(text)["spec"]["job"]["extra"] == ["--export=API_KEY=***", "--switches=1"]
 
 

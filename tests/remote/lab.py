@@ -248,6 +248,10 @@ class Lab:
             assert time.monotonic() < deadline, f"left on the login node: {left}"
             time.sleep(0.05)
 
+    def requests(self) -> set[str]:
+        """Return the requests that wait on the login node. A connection that a test has cut may leave one."""
+        return {path.name for path in (self.home / ".cache" / "paceline").glob("request-*")}
+
     def on_node(self, script: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a script of `sh` as the user, past ssh."""
         user = pwd.getpwnam(self.user)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.ssh.project_code import Parcel, describe_files, write_contents
+from paceline.cluster.ssh.code_push.project_code import Parcel, describe_files, write_contents
 from paceline.cluster.ssh.remote import entry
 from paceline.cluster.ssh.remote.code_store import CodeStore
 from paceline.contract.env import ON_CLUSTER

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.plan.rank_counts import RankCounts
 from paceline.plan.run_path import RunPath
-from paceline.plan.shape import Shape
 from paceline.spec import Job
 
 # The runtime's settings, and the keys that set them.
@@ -107,7 +107,7 @@ def make_launch_spec(
     job: Job,
     *,
     run_path: RunPath,
-    shape: Shape,
+    rank_counts: RankCounts,
     python: str,
     style: str | None = None,
     path_in_job: Callable[[Path], Path] = lambda path: path,
@@ -126,13 +126,13 @@ def make_launch_spec(
         cwd=str(job.cwd if job.project.workdir == "project" else path_in_job(job.cwd)),
         python=python,
         style=style or job.launch.style,
-        nodes=shape.nodes,
-        nproc=shape.nproc,
-        gpus=shape.gpus,
+        nodes=rank_counts.nodes,
+        nproc=rank_counts.nproc,
+        gpus=rank_counts.gpus,
         one_gpu_per_rank=job.launch.gpu_binding == "one",
         preload=list(job.launch.preload),
         variables=dict(job.environment.variables) if variables is None else variables,
-        threads=shape.threads,
+        threads=rank_counts.threads,
         tee=job.launch.tee,
         project=run_path.project,
         experiment=run_path.experiment,

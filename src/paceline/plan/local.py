@@ -14,9 +14,9 @@ from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.errors import SpecError
 from paceline.plan.launch_spec import carry_over, make_launch_spec
 from paceline.plan.quote import command_line
+from paceline.plan.rank_counts import Machine, RankCounts, local_rank_counts
 from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, hidden_variables, note_missing, plain_variables
-from paceline.plan.shape import Machine, Shape, local_shape
 from paceline.spec import Job
 from paceline.spec.types_and_defaults import Tables
 
@@ -52,7 +52,7 @@ class LocalPlan:
     """Everything that a run on this machine needs."""
 
     run_path: RunPath
-    shape: Shape
+    rank_counts: RankCounts
     launch_spec: LaunchSpec
     agents: tuple[AgentCommand, ...]
     notes: tuple[str, ...] = ()  # what was chosen instead of what was requested, and why
@@ -64,7 +64,7 @@ class LocalPlan:
         lines = [
             f"run folder  {self.run_path.folder.path}",
             f"code        {code}",
-            f"ranks       {self.shape} ({self.launch_spec.style} style)",
+            f"ranks       {self.rank_counts} ({self.launch_spec.style} style)",
             *([f"stop        {stop}"] if stop else []),
             *(f"note        {note}" for note in self.notes),
             *([f"secrets     {self.secrets_summary}"] if self.secrets_summary else []),
@@ -122,7 +122,7 @@ def plan_local(
 
     `file_secrets` are the secrets that files hold; those that are only named are looked up in `environ`.
     """
-    shape = local_shape(job, machine)
+    rank_counts = local_rank_counts(job, machine)
     style, notes = choose_style(job, machine)
     # Secrets go to the agents' environment: the launch spec is a file.
     secrets = choose_secrets(job, environ=environ or {}, file_secrets=file_secrets, in_a_job=False)
@@ -131,15 +131,15 @@ def plan_local(
     if job.runtime.cpu and machine.gpus:
         variables.setdefault(VISIBLE_DEVICES, "")  # for scripts that choose their device without the runtime
     launch_spec = make_launch_spec(
-        job, run_path=run_path, shape=shape, python=python, style=style, variables=variables,
+        job, run_path=run_path, rank_counts=rank_counts, python=python, style=style, variables=variables,
         max_restarts=local_restarts(job),
     )  # fmt: skip
     if old is not None:
         launch_spec = replace(carry_over(old, launch_spec, job), python=python)
-        shape = Shape(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads)
+        rank_counts = RankCounts(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads)
     agents = _agent_commands(run_path, launch_spec, machine=machine, python=python)
     return LocalPlan(
-        run_path, shape, launch_spec, agents, tuple(notes),
+        run_path, rank_counts, launch_spec, agents, tuple(notes),
         secrets={**secrets.values, **hidden_variables(job)}, secrets_summary=secrets.describe(),
     )  # fmt: skip
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_text, redact_values
+from paceline.plan.rank_counts import RankCounts
 from paceline.plan.run_path import RunPath
-from paceline.plan.shape import Shape
 from paceline.spec import Job
 
 
@@ -20,7 +20,7 @@ def run_record(
     job: Job,
     *,
     run_path: RunPath,
-    shape: Shape,
+    rank_counts: RankCounts,
     command: Sequence[str],
     time: float,
     facts: Mapping[str, Any],
@@ -52,9 +52,9 @@ def run_record(
         "cwd": str(job.cwd),
         "file": str(job.file) if job.file else None,
         "profile": job.profile,
-        "nodes": shape.nodes,
-        "nproc": shape.nproc,
-        "world_size": shape.world_size,
+        "nodes": rank_counts.nodes,
+        "nproc": rank_counts.nproc,
+        "world_size": rank_counts.world_size,
         **facts,
         "code": dict(code),
         "spec": spec,

@@ -20,7 +20,7 @@ from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.plan.local import LocalPlan, plan_local
 from paceline.plan.quote import quote
-from paceline.plan.shape import Machine
+from paceline.plan.rank_counts import Machine
 from paceline.spec import Job
 from paceline.sweep.folder import mark_starter
 from paceline.sweep.points import describe_point

@@ -21,8 +21,8 @@ from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.plan.quote import quote
+from paceline.plan.rank_counts import RankCounts
 from paceline.plan.run_path import RunPath
-from paceline.plan.shape import Shape
 from paceline.plan.typed_command import to_type
 from paceline.spec import Job
 from paceline.sweep.folder import MISSING, SweepWriter
@@ -159,7 +159,7 @@ class SweepStart(ABC):
         prepared = prepare(
             job,
             run_path=run_path,
-            shape=Shape(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads),
+            rank_counts=RankCounts(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads),
             launch_spec=launch_spec,
             command=["paceline", *sys.argv[1:]],
             backend=backend,

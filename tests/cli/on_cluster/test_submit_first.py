@@ -18,7 +18,7 @@ from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.cluster.slurm.confirmation.submission import begin_submission, settle_submission
 from paceline.cluster.ssh import installation
 from paceline.cluster.ssh.connection import Answer
-from paceline.cluster.ssh.first.contest_file import ContestRecord
+from paceline.cluster.ssh.contest_record import ContestRecord
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import ClusterError, UsageError
 

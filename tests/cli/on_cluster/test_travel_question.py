@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli.on_cluster.travel_question import ask_first, confirm
 from paceline.cluster.ssh.clusters import Cluster
-from paceline.cluster.ssh.project_code import Parcel
+from paceline.cluster.ssh.code_push.project_code import Parcel
 from paceline.contract.files.sent_code import SentCode
 from paceline.plan.secrets import NO_SECRETS
 

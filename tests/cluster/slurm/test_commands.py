@@ -25,8 +25,9 @@ from paceline.cluster.slurm.partitions import NodeKind, Partition, find_partitio
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import JobRejected, NoAnswer, NotConfigured
 from paceline.plan.run_path import RunPath, new_run_id
-from paceline.plan.slurm.directives import Directive, count_tasks
+from paceline.plan.slurm.directives import Directive
 from paceline.plan.slurm.plan import SlurmPlan
+from paceline.plan.slurm.task_counts import count_tasks
 from paceline.spec import Program, load_job
 from tests.golden.cases import plan
 
@@ -191,7 +192,7 @@ def test_too_many_gpus_are_an_error_that_names_a_number_that_fits(nodes: int, gp
     kinds.append(NodeKind(4, 64, 500_000, {}, (), "idle"))
     tables = {"job": {"nodes": nodes, "gpus_per_node": gpus, "time": "1h"}}
     job = load_job(Program("train.py"), overlay=(tables, Path("x")))
-    planned = replace(plan({}), directives=(), counts=count_tasks(job), submitter={})
+    planned = replace(plan({}), directives=(), task_counts=count_tasks(job), submitter={})
     (found,) = check_limits(job, planned, [Partition("gpu", is_default=True, kinds=kinds)])
     assert (found.level, found.hint) == (PROBLEM, hint)
 
@@ -212,7 +213,7 @@ def test_a_job_without_a_time_limit_or_gpus_is_a_warning(keys: dict[str, Any], w
         table, name = key.split("__")
         tables.setdefault(table, {})[name] = value
     job = load_job(Program("train.py"), overlay=(tables, Path("x")))
-    planned = replace(plan({}), directives=(), counts=count_tasks(job), submitter={})
+    planned = replace(plan({}), directives=(), task_counts=count_tasks(job), submitter={})
     if job.resources.time:
         planned = replace(planned, directives=(Directive("time", "1:00:00"),))
     found = [each.text for each in check_limits(job, planned, list(PARTITIONS.values())) if each.level == WARNING]

@@ -11,9 +11,9 @@ import pytest
 
 from paceline.cluster.ssh import forwarded_command
 from paceline.cluster.ssh.clusters import Cluster
+from paceline.cluster.ssh.code_push.project_code import Parcel
 from paceline.cluster.ssh.connection import Answer
 from paceline.cluster.ssh.installation import Installation
-from paceline.cluster.ssh.project_code import Parcel
 from paceline.cluster.ssh.request import FOLLOW, WAIT, Request
 from paceline.contract.files.sent_code import SentCode
 from paceline.errors import ConnectionProblem

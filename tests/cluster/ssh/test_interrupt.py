@@ -18,8 +18,8 @@ import pytest
 from paceline.cluster.slurm.confirmation import submission as confirmation
 from paceline.cluster.ssh import conversation, forwarded_command, ssh_process
 from paceline.cluster.ssh.clusters import Cluster
+from paceline.cluster.ssh.code_push.project_code import Parcel
 from paceline.cluster.ssh.installation import Installation
-from paceline.cluster.ssh.project_code import Parcel
 from paceline.cluster.ssh.remote import entry, start, unpack
 from paceline.cluster.ssh.request import Request
 from paceline.cluster.ssh.shell_text import setup_text, shell_command

@@ -18,14 +18,15 @@ from paceline.cli.on_cluster.first_contest import Contender
 from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.cluster.ssh import conversation, forwarded_command
 from paceline.cluster.ssh.clusters import Cluster
+from paceline.cluster.ssh.code_push import delivery
+from paceline.cluster.ssh.code_push.project_code import Parcel, describe_files
 from paceline.cluster.ssh.connection import Connection
+from paceline.cluster.ssh.contest_record import ContestRecord
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.data_push.sent_data import SentData
 from paceline.cluster.ssh.fetch import frames
 from paceline.cluster.ssh.fetch.remote_files import RemoteFiles
-from paceline.cluster.ssh.first.contest_file import ContestRecord
 from paceline.cluster.ssh.installation import Installation
-from paceline.cluster.ssh.project_code import Parcel, describe_files
 from paceline.cluster.ssh.remote.code_store import key_of
 from paceline.cluster.ssh.request import Request
 from paceline.contract.files.sent_code import SentCode
@@ -74,7 +75,7 @@ def parcel(guard: None, tmp_path: Path) -> Parcel:
 def deliver(parcel: Parcel, *answers: object) -> str | None:
     made = Answers("python", "/cache", says(*answers))
     request = Request(["ps"], ".", parcel.code)
-    return forwarded_command._deliver(ALPS, made, request, parcel, note=lambda _: None, heard=lambda _: None)
+    return delivery._deliver(ALPS, made, request, parcel, note=lambda _: None, heard=lambda _: None)
 
 
 @pytest.mark.parametrize(

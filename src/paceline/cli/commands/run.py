@@ -124,7 +124,7 @@ def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
 
     def after_start() -> None:
         if sys.stderr.isatty():  # the first rank's line may take long: somebody who watches should know why
-            console.say_note(f"starting {plan.shape}")
+            console.say_note(f"starting {plan.rank_counts}")
         for note in run.keep_code():
             console.say_note(note)
 

@@ -183,8 +183,8 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
     if job_id is None:
         print(f"prepared {run}; submit it: sbatch {script_only}")
     else:
-        nodes = f"{plan.counts.nodes} node{'s' * (plan.counts.nodes > 1)}"
-        ranks = f"{plan.counts.nproc} rank{'s' * (plan.counts.nproc > 1)}"
+        nodes = f"{plan.task_counts.nodes} node{'s' * (plan.task_counts.nodes > 1)}"
+        ranks = f"{plan.task_counts.nproc} rank{'s' * (plan.task_counts.nproc > 1)}"
         print(f"submitted {run} as job {job_id}: {nodes} x {ranks}")
     print(f"  folder  {submitted.folder.path}")
     if plan.launch_spec.cwd.startswith(f"{submitted.folder.work}/"):

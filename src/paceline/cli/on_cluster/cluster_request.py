@@ -21,8 +21,8 @@ from paceline.spec.option_table import SWEEP, TABLE, options_of
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
     from paceline.cluster.ssh.clusters import Cluster, ProjectFile
+    from paceline.cluster.ssh.code_push.project_code import Parcel
     from paceline.cluster.ssh.connection import Connection
-    from paceline.cluster.ssh.project_code import Parcel
     from paceline.cluster.ssh.request import Request
     from paceline.spec import Job
 
@@ -126,7 +126,7 @@ def _load(asked: Forwarded, cluster: Cluster) -> Job:
 
 def _pack(asked: Forwarded, job: Job, project: ProjectFile, *, code: bool, secret_files: Set[str]) -> Parcel:
     """Return the project's code, or its settings alone. `secret_files` are those whose variables go another way."""
-    from paceline.cluster.ssh.project_code import pack_code, pack_settings
+    from paceline.cluster.ssh.code_push.project_code import pack_code, pack_settings
     from paceline.spec.load import repository_root
 
     is_project = project.file is not None or repository_root(Path.cwd()) is not None

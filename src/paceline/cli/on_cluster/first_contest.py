@@ -19,8 +19,8 @@ from paceline.plan.run_path import is_run_id
 from paceline.watch.records import LOST
 
 if TYPE_CHECKING:
+    from paceline.cluster.ssh.contest_record import ContestRecord
     from paceline.cluster.ssh.conversation import Conversation
-    from paceline.cluster.ssh.first.contest_file import ContestRecord
 
 PAUSE = 2.0  # seconds between questions to a cluster
 RETRY = 5.0  # seconds after which a cluster that could not be reached is asked again

@@ -27,9 +27,9 @@ from paceline.spec.option_table import RESOURCES
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
     from paceline.cluster.slurm.job_submission import Submitted
+    from paceline.cluster.ssh.code_push.project_code import Parcel
     from paceline.cluster.ssh.connection import Connection
-    from paceline.cluster.ssh.first.contest_file import ContestRecord
-    from paceline.cluster.ssh.project_code import Parcel
+    from paceline.cluster.ssh.contest_record import ContestRecord
     from paceline.cluster.ssh.request import Request
 
 PATIENCE = "10m"
@@ -132,7 +132,7 @@ def _age(path: Path) -> float:
 def start(asked: Forwarded) -> int:
     """Submit to several clusters, and keep the first that starts."""
     from paceline.cli.on_cluster.on_cluster import cluster_names
-    from paceline.cluster.ssh.first.contest_file import ContestRecord
+    from paceline.cluster.ssh.contest_record import ContestRecord
 
     names = list(dict.fromkeys(cluster_names(asked)))
     if len(names) < 2:
@@ -161,7 +161,7 @@ def start(asked: Forwarded) -> int:
 
 def _require_no_interrupted(line: Sequence[str], names: Sequence[str]) -> None:
     """Raise an error if the same command was interrupted, so that its jobs may still train; in a terminal, ask."""
-    from paceline.cluster.ssh.first.contest_file import find_interrupted
+    from paceline.cluster.ssh.contest_record import find_interrupted
 
     record = find_interrupted(line, names)
     if record is None:
@@ -180,7 +180,7 @@ def _require_no_interrupted(line: Sequence[str], names: Sequence[str]) -> None:
 
 def finish(name: str) -> int:
     """Go on with a submission to several clusters whose command was interrupted."""
-    from paceline.cluster.ssh.first.contest_file import ContestRecord
+    from paceline.cluster.ssh.contest_record import ContestRecord
 
     record = ContestRecord.load(name)
     with record.locked():

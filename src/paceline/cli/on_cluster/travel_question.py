@@ -23,7 +23,7 @@ from paceline.plan.secrets import Secrets
 
 if TYPE_CHECKING:
     from paceline.cluster.ssh.clusters import Cluster
-    from paceline.cluster.ssh.project_code import Parcel
+    from paceline.cluster.ssh.code_push.project_code import Parcel
 
 LARGE = 50_000_000  # bytes of code: so much is asked about again, unless as much was sent before
 NO_CODE = -1  # as the size of what was sent: secrets alone

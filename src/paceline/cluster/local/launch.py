@@ -53,8 +53,8 @@ class NewRun:
         with folders.create_run_folder(self.plan.run_path) as run_path:
             self.plan = plan = self._plan(run_path)
             prepared = prepare(
-                self.job, run_path=run_path, shape=plan.shape, launch_spec=plan.launch_spec, command=list(command),
-                backend="local", snapshot_required=self.snapshot_required, code_later=code_later,
+                self.job, run_path=run_path, rank_counts=plan.rank_counts, launch_spec=plan.launch_spec,
+                command=list(command), backend="local", snapshot_required=self.snapshot_required, code_later=code_later,
             )  # fmt: skip
             claim_run(run_path.folder)
         self._keep_code = prepared.keep_code

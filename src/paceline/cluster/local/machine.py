@@ -16,7 +16,7 @@ import paceline
 from paceline.contract.gpus import visible_devices
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError, UsageError
 from paceline.plan.home_path import expand_home
-from paceline.plan.shape import Machine
+from paceline.plan.rank_counts import Machine
 from paceline.spec import Job
 
 

@@ -25,9 +25,9 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import EnvironmentProblem
 from paceline.plan.local import launch_spec_text
+from paceline.plan.rank_counts import RankCounts
 from paceline.plan.run_path import RunPath
 from paceline.plan.run_record import run_record
-from paceline.plan.shape import Shape
 from paceline.spec import Job
 from paceline.staging.working_directory import WorkingDirectory
 
@@ -57,7 +57,7 @@ def prepare(
     job: Job,
     *,
     run_path: RunPath,
-    shape: Shape,
+    rank_counts: RankCounts,
     launch_spec: LaunchSpec,
     command: Sequence[str],
     backend: str,
@@ -99,7 +99,7 @@ def prepare(
     if backend == "slurm":
         facts["slurm_conf"] = os.environ.get("SLURM_CONF", "")  # for shells that lack it
     before = earlier.record if earlier is not None else None
-    record = {"shape": shape, "command": command, "time": time.time(), "facts": facts, "before": before}
+    record = {"rank_counts": rank_counts, "command": command, "time": time.time(), "facts": facts, "before": before}
     write_record = functools.partial(_write_record, job, run_path=run_path, **record)
     code = {"folder": str(job.folder)} if code_later else _code(job, snapshot, links)
     if before is not None and keeps_code:

@@ -112,7 +112,7 @@ class JobSubmission:
             prepared = prepare(
                 job,
                 run_path=run_path,
-                shape=plan.shape,
+                rank_counts=plan.rank_counts,
                 launch_spec=plan.launch_spec,
                 command=list(command),
                 backend="slurm",

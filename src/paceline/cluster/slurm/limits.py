@@ -47,7 +47,7 @@ def _check_forgotten(job: Job, plan: SlurmPlan, partition: Partition, partitions
     with_gpus = [each.name for each in partitions if each.gpu_types]
     wants_none = job.runtime.cpu or job.is_set("job.gpus_per_node") or _is_extra(job, "--gpu", "--gres", "-G")
     chosen = bool(job.resources.partition or plan.submitter.get("SBATCH_PARTITION"))
-    if not plan.counts.gpus and not wants_none and (partition.gpu_types or (with_gpus and not chosen)):
+    if not plan.task_counts.gpus and not wants_none and (partition.gpu_types or (with_gpus and not chosen)):
         where = partition.name if partition.gpu_types else with_gpus[0]
         text = f"The job asks for no GPUs, but the nodes of partition {where} have some."
         found.append(Finding("gpus", WARNING, text, "Ask for them with --gpus N, or add --cpu if you want none."))
@@ -76,7 +76,7 @@ def _suggest(name: str, known: Sequence[str]) -> str:
 
 def _check_partition(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
     """Return the first reason why the job does not fit this partition."""
-    resources, counts, name = job.resources, plan.counts, partition.name
+    resources, counts, name = job.resources, plan.task_counts, partition.name
     if not partition.is_up:
         return Finding("partition", PROBLEM, f"Partition {name} is down.", "Choose another with --partition.")
     if resources.time and partition.max_time and resources.time > partition.max_time:
@@ -97,7 +97,7 @@ def _check_partition(job: Job, plan: SlurmPlan, partition: Partition) -> Finding
 
 def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
     """Return the first resource that too few nodes of the partition have enough of."""
-    counts, gpu_type, name = plan.counts, job.resources.gpu_type, partition.name
+    counts, gpu_type, name = plan.task_counts, job.resources.gpu_type, partition.name
     types = {each or "gpu": count for each, count in partition.gpu_types.items()}
     listed = ", ".join(f"{each} (up to {count} per node)" for each, count in types.items()) or "no GPUs"
     if gpu_type and gpu_type not in types:
@@ -135,8 +135,8 @@ def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding 
 
 def _fewer_gpus(plan: SlurmPlan, partition: Partition, gpu_type: str | None) -> str:
     """Return what to ask for instead of GPUs that too few nodes have."""
-    counts = range(plan.counts.gpus - 1, 0, -1)
-    nodes = plan.counts.nodes
+    counts = range(plan.task_counts.gpus - 1, 0, -1)
+    nodes = plan.task_counts.nodes
     fits = next((each for each in counts if partition.count_nodes(gpus=each, gpu_type=gpu_type) >= nodes), None)
     return "Choose another --partition." if fits is None else f"Use --gpus {fits}, or another --partition."
 

@@ -87,9 +87,9 @@ class Resubmission(JobSubmission):
         with _restored_on_failure(folder):
             plan = self.plan(self.run_path)
             prepared = prepare(
-                job, run_path=self.run_path, shape=plan.shape, launch_spec=plan.launch_spec, command=list(command),
-                backend="slurm", snapshot_required=True, compiled=job.environment.kind == "current",
-                earlier=self.earlier,
+                job, run_path=self.run_path, rank_counts=plan.rank_counts, launch_spec=plan.launch_spec,
+                command=list(command), backend="slurm", snapshot_required=True,
+                compiled=job.environment.kind == "current", earlier=self.earlier,
             )  # fmt: skip
             sbatch.write_files(plan)
             folder.cancelled.unlink(missing_ok=True)  # the job may start at once; it is back if Slurm rejects the job

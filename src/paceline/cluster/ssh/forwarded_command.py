@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,33 +14,21 @@ from types import FrameType
 from typing import Any
 
 from paceline.cluster.slurm.confirmation.submission import read_run
+from paceline.cluster.ssh.code_push.delivery import Note, deliver
+from paceline.cluster.ssh.code_push.project_code import Parcel
 from paceline.cluster.ssh.connection import MAX_NOISE, Connection, new_mark, print_mark
 from paceline.cluster.ssh.conversation import Conversation
-from paceline.cluster.ssh.installation import Installation, install, is_new_output, recorded_installation
-from paceline.cluster.ssh.project_code import Parcel, describe_size, write_contents
+from paceline.cluster.ssh.installation import Installation, is_new_output, recorded_installation
 from paceline.cluster.ssh.remote.cache_cleanup import SUBMISSIONS
-from paceline.cluster.ssh.remote.code_store import key_of
 from paceline.cluster.ssh.request import ABSENT, FOLLOW, SSH_FAILED, UNSETTLED, Request, end_mark
-from paceline.cluster.ssh.shell_text import (
-    SETUP_FAILED,
-    describe_setup,
-    explain_setup,
-    read_setup_output,
-    setup_text,
-    word,
-)
+from paceline.cluster.ssh.shell_text import SETUP_FAILED, describe_setup, explain_setup, setup_text, word
 from paceline.cluster.ssh.unconfirmed import open_submission
-from paceline.contract.files.foreign_records import parse_object
-from paceline.contract.files.size import show_size
 from paceline.contract.verdict import INTERRUPTED_EXIT
-from paceline.errors import ConnectionProblem, EnvironmentProblem
+from paceline.errors import ConnectionProblem
 from paceline.plan.quote import quote
 
 WITHDRAW_TIMEOUT = 20.0  # seconds
 READS_INPUT = "shell"  # the command that takes piped input; what a caller pipes into others, such as a loop, is its own
-NOTED_SIZE = 5_000_000  # bytes: more than this is named before it is sent
-
-Note = Callable[[str], None]
 
 
 def forward(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> int:
@@ -215,86 +202,6 @@ def _withdraw(connection: Connection, installation: Installation, name: str) -> 
     with suppress(ConnectionProblem):
         if connection.is_open():
             connection.call(f"rm -f {word(f'{installation.cache}/{name}')}\n", timeout=WITHDRAW_TIMEOUT)
-
-
-def deliver(
-    connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note = lambda said: None
-) -> tuple[Installation, str]:
-    """Hand a request over, and install Paceline if it is not there; return the name under which the request waits.
-
-    `heard` is told what `setup` has printed.
-    """
-    installation = recorded_installation(connection)
-    name = None
-    if installation is not None:
-        name = _deliver(connection, installation, request, parcel, note=note, heard=heard)
-    if installation is None or name is None:
-        installation = install(connection, note)
-        name = _deliver(connection, installation, request, parcel, note=note, heard=heard)
-    if name is None:
-        raise ConnectionProblem(
-            f"Paceline's files on {connection.cluster.name} disappeared right after the installation.",
-            hint=f"Check that {installation.cache} is the same folder on every login node.",
-        )
-    return installation, name
-
-
-def _deliver(
-    connection: Connection, installation: Installation, request: Request, parcel: Parcel, *, note: Note, heard: Note
-) -> str | None:
-    """Hand a request over; return the name under which it waits there, or None if Paceline is not there."""
-    with Conversation(connection, installation.command("receive")) as talk:
-        talk.send(f"{request.to_json()}\n".encode())
-        answer = _read_answer(talk)
-        if answer is not None and "missing" in answer:
-            wanted = _read_wanted(answer["missing"], parcel)
-            if wanted is None:
-                raise connection.unclear()
-            size, largest = describe_size(parcel, wanted)
-            if size > NOTED_SIZE and not parcel.is_announced:
-                note(f"sending {show_size(size)} of code to {connection.cluster.name}: {largest}")
-            if wanted:
-                try:
-                    write_contents(parcel, wanted, talk.input)
-                except ConnectionError:
-                    pass  # the answer says why
-            answer = _read_answer(talk)
-        if answer is None:
-            code = talk.close()
-            if code == ABSENT:
-                return None
-            if code == SETUP_FAILED:
-                raise explain_setup(talk.errors, name=connection.cluster.name)
-            if code == SSH_FAILED and not connection.is_open():
-                raise connection.lost("your command has not begun there")
-            raise connection.failure(code, talk.errors)
-        heard(read_setup_output(talk.errors))
-    if "error" in answer:
-        raise EnvironmentProblem(
-            f"{connection.cluster.name} cannot take your code: {answer['error']}", hint=str(answer.get("hint", ""))
-        )
-    if not isinstance(answer.get("request"), str):
-        raise connection.unclear()
-    return str(answer["request"])
-
-
-def _read_wanted(wanted: Any, parcel: Parcel) -> dict[str, str] | None:
-    """Return the contents that the other side asks for; None if it asks for anything but the files of the parcel."""
-    files = parcel.code.files
-    if not isinstance(wanted, dict) or not all(isinstance(name, str) and name in files for name in wanted.values()):
-        return None
-    return wanted if all(key == key_of(files[name]) for key, name in wanted.items()) else None
-
-
-def _read_answer(talk: Conversation) -> dict[str, Any] | None:
-    line = talk.read_line()
-    try:
-        return parse_object(line)
-    except ValueError:
-        return None
-
-
-# -- the command -----------------------------------------------------------------------------------------------
 
 
 def _run_in_terminal(connection: Connection, script: str) -> int:

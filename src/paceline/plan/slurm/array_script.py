@@ -12,9 +12,10 @@ from pathlib import Path
 from paceline.errors import SpecError
 from paceline.plan.quote import quote
 from paceline.plan.slurm.batch_script import Script, source_library
-from paceline.plan.slurm.directives import Directive, TaskCounts, file_pattern, render
+from paceline.plan.slurm.directives import Directive, file_pattern, render
 from paceline.plan.slurm.launch_command import launch_lines
 from paceline.plan.slurm.script_plan import ScriptPlan
+from paceline.plan.slurm.task_counts import TaskCounts
 from paceline.spec import Job
 from paceline.spec.quantities import slurm_size
 
@@ -58,7 +59,7 @@ class Trials:
 
 
 def array_script(plan: ScriptPlan, trials: Trials) -> Script:
-    """Return the script of a sweep. `plan.counts` are those of one trial, `plan.directives` those of a task."""
+    """Return the script of a sweep. `plan.task_counts` are those of one trial, `plan.directives` those of a task."""
     launch = launch_lines(_share(plan, trials), "$paceline_submission", rendezvous=' "$paceline_trial"')
     return Script(
         title=plan.title,
@@ -99,7 +100,7 @@ def _share(plan: ScriptPlan, trials: Trials) -> ScriptPlan:
     options = [*plan.step_options, "--exact"]
     if not plan.step_options:
         gres = next((each.value or "" for each in plan.directives if each.option == "gres"), "")
-        options.append(f"--gres={gres.rpartition(':')[0]}:{plan.counts.gpus}" if gres else "--gres=none")
+        options.append(f"--gres={gres.rpartition(':')[0]}:{plan.task_counts.gpus}" if gres else "--gres=none")
     # A step takes all memory of its job unless you limit it, and the others would wait for it.
     memory = f"${{SLURM_MEM_PER_NODE:+--mem=$((SLURM_MEM_PER_NODE / {trials.pack}))M}}"
     return replace(plan, step_options=options, step_shell=[memory])

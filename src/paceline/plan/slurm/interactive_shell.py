@@ -81,7 +81,7 @@ def join_argv(job: str, *, node: str | None = None, terminal: bool = True) -> li
 def allocate_argv(plan: SlurmPlan, *, terminal: bool = True) -> list[str]:
     """Return the command that opens a new allocation of the job's size and enters its first node."""
     options = [str(each) for each in plan.directives if each.option not in _BATCH_ONLY]
-    step = ["srun", "--export=ALL", "--nodes=1", "--ntasks=1", f"--cpus-per-task={plan.counts.cpus_per_task}"]
+    step = ["srun", "--export=ALL", "--nodes=1", "--ntasks=1", f"--cpus-per-task={plan.task_counts.cpus_per_task}"]
     return ["salloc", *options, *step, *_shell(terminal)]
 
 

@@ -12,10 +12,10 @@ def launch_lines(plan: ScriptPlan, folder: str, rendezvous: str = "") -> list[st
     """Return what starts the agents. `folder` has the run half; `rendezvous` varies the port from trial to trial."""
     command = _mpirun(plan) if plan.mpirun else _srun(plan)
     entry = [" ".join(plan.container.prefix)] if plan.container.prefix else []
-    agents = "One agent per rank." if plan.counts.tasks_per_node > 1 else "One agent per node starts the ranks."
+    agents = "One agent per rank." if plan.task_counts.tasks_per_node > 1 else "One agent per node starts the ranks."
     return [
         f"# {agents}",
-        *([f"paceline_open_rendezvous{rendezvous}"] if plan.counts.tasks > 1 else []),
+        *([f"paceline_open_rendezvous{rendezvous}"] if plan.task_counts.tasks > 1 else []),
         *([f"paceline_forward_variables {' '.join(plan.forwarded)}"] if plan.mpirun else []),
         *_folded(
             ["paceline_launch " + command[0], *command[1:], *entry, f'"$paceline_python" "{folder}/paceline.zip"']
@@ -25,7 +25,7 @@ def launch_lines(plan: ScriptPlan, folder: str, rendezvous: str = "") -> list[st
 
 def _srun(plan: ScriptPlan) -> list[str]:
     """Repeat every number: newer steps no longer inherit some of them, nor the job's `--export`."""
-    counts = plan.counts
+    counts = plan.task_counts
     return [
         "srun --export=ALL --kill-on-bad-exit=1 --mpi=none --unbuffered",
         f"--nodes={counts.nodes} --ntasks={counts.tasks} --ntasks-per-node={counts.tasks_per_node} "
@@ -37,7 +37,7 @@ def _srun(plan: ScriptPlan) -> list[str]:
 
 
 def _mpirun(plan: ScriptPlan) -> list[str]:
-    counts = plan.counts
+    counts = plan.task_counts
     return [
         f"mpirun -np {counts.tasks} --map-by ppr:{counts.tasks_per_node}:node --oversubscribe --bind-to none",
         '"${paceline_forward[@]}"',

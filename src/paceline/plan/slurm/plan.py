@@ -14,13 +14,14 @@ from paceline.plan.environment.modules import module_section
 from paceline.plan.environment.variables import environment_file, forwarded_names, submission_environment
 from paceline.plan.launch_spec import make_launch_spec
 from paceline.plan.quote import command_line
+from paceline.plan.rank_counts import RankCounts
 from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, plain_variables
-from paceline.plan.shape import Shape
 from paceline.plan.slurm.array_script import Trials, array_script
 from paceline.plan.slurm.batch_script import Script, job_script, shell_library
-from paceline.plan.slurm.directives import Directive, TaskCounts, count_tasks, directives, require_plain_path
+from paceline.plan.slurm.directives import Directive, directives, require_plain_path
 from paceline.plan.slurm.script_plan import ScriptPlan
+from paceline.plan.slurm.task_counts import TaskCounts, count_tasks
 from paceline.spec import Job
 
 DEFAULT_ATTEMPTS = 3
@@ -31,7 +32,7 @@ class SlurmPlan:
     """Everything that a submission writes and calls."""
 
     run_path: RunPath
-    counts: TaskCounts
+    task_counts: TaskCounts
     launch_spec: LaunchSpec
     directives: tuple[Directive, ...]
     environment: EnvironmentSection
@@ -50,8 +51,9 @@ class SlurmPlan:
         return str(self.sections)
 
     @property
-    def shape(self) -> Shape:
-        return Shape(self.counts.nodes, self.counts.nproc, self.counts.gpus, self.launch_spec.threads)
+    def rank_counts(self) -> RankCounts:
+        counts = self.task_counts
+        return RankCounts(counts.nodes, counts.nproc, counts.gpus, self.launch_spec.threads)
 
     @property
     def sbatch(self) -> list[str]:
@@ -115,7 +117,7 @@ def plan_slurm(
         title=_title(job, counts, run_path.run_id if trials is None else f"trials of {trials.sweep.name}"),
         folder=run_path.folder,
         python=launch_spec.python,
-        counts=counts,
+        task_counts=counts,
         directives=options,
         environment=environment,
         container=entry,
@@ -127,7 +129,7 @@ def plan_slurm(
     )
     return SlurmPlan(
         run_path=run_path,
-        counts=task_counts,
+        task_counts=task_counts,
         launch_spec=launch_spec,
         directives=tuple(options),
         environment=environment,
@@ -157,7 +159,7 @@ def _launch_spec(
     return make_launch_spec(
         job,
         run_path=run_path,
-        shape=Shape(counts.nodes, counts.nproc, counts.gpus, counts.cpus_per_rank),
+        rank_counts=RankCounts(counts.nodes, counts.nproc, counts.gpus, counts.cpus_per_rank),
         python=python,
         path_in_job=path_in_job,
         variables=plain_variables(job),  # secrets are in environment.sh alone: the launch spec is an ordinary file

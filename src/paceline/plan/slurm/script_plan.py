@@ -9,7 +9,8 @@ from paceline.contract.run_folder import RunFolder
 from paceline.plan.environment.activation import EnvironmentSection
 from paceline.plan.environment.container import ContainerEntry
 from paceline.plan.quote import quote
-from paceline.plan.slurm.directives import Directive, TaskCounts
+from paceline.plan.slurm.directives import Directive
+from paceline.plan.slurm.task_counts import TaskCounts
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class ScriptPlan:
     title: str  # one line: what runs, on how much
     folder: RunFolder
     python: str
-    counts: TaskCounts
+    task_counts: TaskCounts
     directives: Sequence[Directive]
     environment: EnvironmentSection
     container: ContainerEntry

@@ -3,7 +3,7 @@
 `log` costs a list append and, for a tensor on a device, one copy on that device; nothing waits for it. At each
 consensus of the ranks (a few times a second) a batch of logged numbers moves on by one stage:
 
-    logged  →  copied from the device  →  names compared  →  reduced (`reduction`)  →  written (`jsonl_lines`)
+    logged  →  copied from the device  →  names compared  →  reduced (`reduction`)  →  written (`line_format`)
 
 Ranks must log the same names for the same steps. If they do not (`if run.rank == 0: run.log(...)`), rank 0's own
 numbers are written, and its log says once which names differ. Text on one rank and a number on another is an error. How
@@ -27,7 +27,7 @@ from paceline.contract.jsonl import LineWriter
 from paceline.contract.run_folder import ALONE
 from paceline.errors import UsageError
 from paceline.runtime.console import format_ranks, note
-from paceline.runtime.metrics.jsonl_lines import LineFormatter
+from paceline.runtime.metrics.line_format import LineFormatter
 from paceline.runtime.metrics.reduction import Batch, Entry
 from paceline.runtime.metrics.throughput import Rates, ThroughputCounter
 

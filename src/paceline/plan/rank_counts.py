@@ -24,7 +24,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Shape:
+class RankCounts:
     """The numbers of nodes and ranks, and what each rank gets."""
 
     nodes: int
@@ -47,8 +47,8 @@ def threads_per_rank(cores: int, ranks: int) -> int:
     return max(1, cores // ranks)
 
 
-def local_shape(job: Job, machine: Machine) -> Shape:
-    """Return the shape of a run on this machine: several nodes here share its cores and its GPUs."""
+def local_rank_counts(job: Job, machine: Machine) -> RankCounts:
+    """Return the numbers of a run on this machine: several nodes here share its cores and its GPUs."""
     nodes = job.resources.nodes if job.is_typed("job.nodes") else 1
     visible = 0 if job.runtime.cpu else machine.gpus
     nproc = job.launch.nproc
@@ -61,4 +61,4 @@ def local_shape(job: Job, machine: Machine) -> Shape:
             hint=f"Ask for at most {visible} in total, or add --cpu.",
         )
     gpus = nproc if visible else 0
-    return Shape(nodes, nproc, gpus, threads_per_rank(machine.cores, nproc * nodes))
+    return RankCounts(nodes, nproc, gpus, threads_per_rank(machine.cores, nproc * nodes))
