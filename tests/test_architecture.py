@@ -57,7 +57,7 @@ MAY_IMPORT = {
 EXCEPTIONS = {
     ("__main__", "paceline.cli"),
     ("__main__", "paceline.agent.workers.zygote.prestart"),  # torch loads while the command line is parsed
-    ("sweep", "paceline.agent.trial"),  # local trials are opened and closed exactly as jobs do it
+    ("sweep", "paceline.agent.sweep_trial"),  # local trials are opened and closed exactly as jobs do it
     ("cluster", "paceline.agent.workers"),  # the command passes on the zygote that it has started, warm or not
 }
 

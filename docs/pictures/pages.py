@@ -19,7 +19,7 @@ from top import make_runs
 from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.sweep.folder import Point, Search, SweepFolder
 from paceline.ui.web.api import Answers
-from paceline.ui.web.application import make_app
+from paceline.ui.web.request_handler import make_app
 from paceline.ui.web.security import Access
 from paceline.ui.web.server import listen, make_server
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.adoption.advice import advise
-from paceline.adoption.source import read_source
+from paceline.adoption.script_changes import advise
+from paceline.adoption.source_edits import read_source
 
 CORPUS = Path(__file__).parent / "corpus"
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.trial import main as trial_main
+from paceline.agent.sweep_trial import main as trial_main
 from paceline.cli.commands import ps, show, sweep_show
 from paceline.cluster.runs.prepare import read_launch_spec
 from paceline.cluster.slurm.commands import read_job_id
@@ -209,7 +209,7 @@ SWEEP_FILES: dict[str, dict[str, object]] = {
 def test_hostile_files_of_a_sweep_cost_one_error(
     run: RunFolder, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cluster.slurm.job_states.queries.states", lambda jobs: {})
+    monkeypatch.setattr("paceline.cluster.slurm.job_states.squeue_and_sacct.states", lambda jobs: {})
     sweep = SweepFolder(run.path.parent / "sweep")
     sweep.trial(0).path.mkdir(parents=True)
     for each, good in SWEEP_FILES.items():

@@ -1,4 +1,4 @@
-"""Agents that are killed, as the out-of-memory killer does: the run continues within its restart policy."""
+"""Agents that are killed, as the out-of-memory killer does: the run continues within its retry policy."""
 
 from __future__ import annotations
 

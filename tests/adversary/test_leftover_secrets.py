@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.trial import open_trial
+from paceline.agent.sweep_trial import open_trial
 from paceline.cluster.actions import cancel_run
 from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.launch_spec import LaunchSpec

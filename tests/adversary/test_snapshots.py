@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.runs.code_snapshot import Snapshot, list_code
 from paceline.cluster.runs.prepare import prepare
-from paceline.cluster.runs.snapshot import Snapshot, list_code
 from paceline.cluster.secrets.file_names import is_secret
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.plan.rank_counts import RankCounts

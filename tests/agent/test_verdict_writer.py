@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from paceline.agent.attempt import Outcome
-from paceline.agent.failures import Failure, RankExit
 from paceline.agent.health.preflight import exclude_nodes
-from paceline.agent.restart_policy import MAX_EXCLUSIONS, MAX_STOPS_WITHOUT_PROGRESS
+from paceline.agent.rank_failures import Failure, RankExit
+from paceline.agent.retry_policy import MAX_EXCLUSIONS, MAX_STOPS_WITHOUT_PROGRESS
 from paceline.agent.verdict_writer import VerdictWriter
 from paceline.contract.heartbeat_file import READY, SAVED_AND_STOPPED
 from paceline.contract.launch_spec import LaunchSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.workers import processes
+from paceline.agent.workers import process_tree
 from tests.fault_tolerance.conftest import Make
 from tests.fault_tolerance.runs import Training, assert_same, until
 
@@ -197,7 +197,7 @@ def test_spawned_ranks_save_when_all_processes_are_signalled(training: Make) -> 
     ours.start("--spawn")
     ours.at("step-17", ranks=2)
     assert ours.process is not None
-    for pid in (ours.process.pid, *processes.descendants(ours.process.pid)):
+    for pid in (ours.process.pid, *process_tree.descendants(ours.process.pid)):
         os.kill(pid, signal.SIGTERM)
     until(lambda: ours.events_named("stop_requested"), "the stop request is ignored", details=ours.logs)
     ours.open("step-17")

@@ -47,7 +47,7 @@ def trained(lab: Lab) -> list[str]:
     return [Path(line).name for line in path.read_text().split()] if path.exists() else []
 
 
-def contest(lab: Lab) -> dict[str, Any]:
+def race(lab: Lab) -> dict[str, Any]:
     """Return what the laptop has recorded about its newest submission."""
     paths = sorted((lab.folder / "laptop/.local/state/paceline/first").glob("*.json"), key=os.path.getmtime)
     for _ in range(100):  # it may just be written
@@ -71,7 +71,7 @@ def release(cluster: Cluster) -> None:
 
 def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: Cluster) -> None:
     done = laptop("submit", *SMALL, "-J", "both", "train.py", check=True)
-    found = contest(lab)
+    found = race(lab)
     assert "paceline-" not in done.stderr  # what marks the beginning of an answer is not part of it
     winner, (loser,) = found["chosen"], {"slurm", "cedar"} - {found["chosen"]}
     assert f"{winner}: started first and is training {found['runs'][winner]}" in done.stdout
@@ -107,20 +107,20 @@ def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: C
 @pytest.mark.slow
 def test_a_laptop_that_is_killed_after_its_choice(lab: Lab, project: Path, laptop: Laptop, clusters: Cluster) -> None:
     """Whether the permission has been sent or not: only the cluster that was chosen trains, once it is finished."""
-    before = contest(lab).get("id")
+    before = race(lab).get("id")
     with start(lab, "submit", *SMALL, "-N", "2", "train.py", cwd=project, stdin=subprocess.DEVNULL,
                stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
-        while process.poll() is None and (contest(lab).get("id") == before or not contest(lab)["chosen"]):
+        while process.poll() is None and (race(lab).get("id") == before or not race(lab)["chosen"]):
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    chosen = contest(lab)["chosen"]
-    done = laptop("submit", "--finish", contest(lab)["id"], check=True)
+    chosen = race(lab)["chosen"]
+    done = laptop("submit", "--finish", race(lab)["id"], check=True)
     assert f"{chosen}: started first" in done.stdout
-    laptop("wait", contest(lab)["runs"][chosen], "--on", chosen, check=True)
+    laptop("wait", race(lab)["runs"][chosen], "--on", chosen, check=True)
     wait_until(lambda: not clusters.queue())
-    assert trained(lab) == [contest(lab)["runs"][chosen]] * 2  # both of its ranks
-    assert "already finished" in laptop("submit", "--finish", contest(lab)["id"], check=True).stderr
+    assert trained(lab) == [race(lab)["runs"][chosen]] * 2  # both of its ranks
+    assert "already finished" in laptop("submit", "--finish", race(lab)["id"], check=True).stderr
 
 
 @pytest.mark.slow
@@ -129,12 +129,12 @@ def test_a_cluster_that_is_cut_off_does_not_train(lab: Lab, project: Path, lapto
     with start(lab, "submit", *SMALL, *LATER, "--first-timeout", "15s", "train.py", cwd=project,
                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
         wait_until(lambda: len(clusters.queue()) == 2)
-        wait_until(lambda: len(contest(lab)["runs"]) == 2)
+        wait_until(lambda: len(race(lab)["runs"]) == 2)
         laptop("logout", "cedar", check=True)
         release(clusters)
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
-    found = contest(lab)
+    found = race(lab)
     assert found["chosen"] == "slurm"
     assert "cedar: You are not logged in to cedar; without permission it does not train" in errors
     assert "cedar: could not be reached" in errors
@@ -149,13 +149,13 @@ def test_ctrl_c_cancels_all(lab: Lab, project: Path, clusters: Cluster) -> None:
     with start(lab, "submit", *SMALL, *LATER, "train.py", cwd=project, stdin=subprocess.DEVNULL,
                stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
         wait_until(lambda: len(clusters.queue()) == 2)
-        wait_until(lambda: len(contest(lab)["runs"]) == 2)
+        wait_until(lambda: len(race(lab)["runs"]) == 2)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 130, errors
     wait_until(lambda: not clusters.queue())
     assert trained(lab) == []
-    assert contest(lab)["is_over"]
+    assert race(lab)["is_over"]
 
 
 @pytest.mark.slow
@@ -164,10 +164,10 @@ def test_nobody_gets_permission_after_ctrl_c(lab: Lab, project: Path, laptop: La
     with start(lab, "submit", *SMALL, *LATER, "train.py", cwd=project, stdin=subprocess.DEVNULL,
                stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
         wait_until(lambda: len(clusters.queue()) == 2)
-        wait_until(lambda: len(contest(lab)["runs"]) == 2)
+        wait_until(lambda: len(race(lab)["runs"]) == 2)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    found = contest(lab)
+    found = race(lab)
     path = lab.folder / f"laptop/.local/state/paceline/first/{found['id']}.json"
     path.write_text(json.dumps({**found, "chosen": "cedar", "is_given_up": True}))
     done = laptop("submit", "--finish", found["id"])
@@ -175,37 +175,37 @@ def test_nobody_gets_permission_after_ctrl_c(lab: Lab, project: Path, laptop: La
     assert f"cedar: cancelled {found['runs']['cedar']}" in done.stdout
     wait_until(lambda: not clusters.queue())
     assert trained(lab) == []
-    assert contest(lab)["is_over"]
+    assert race(lab)["is_over"]
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_job_whose_answer_is_lost_is_cancelled(lab: Lab, project: Path, clusters: Cluster, end: int) -> None:
     """The command ends when Slurm has the job, and before it hears of it."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    before = contest(lab).get("id")
+    before = race(lab).get("id")
     with start(lab, "submit", *SMALL, *LATER, "train.py", cwd=project, **streams) as process:
         while process.poll() is None and not clusters.queue():
             time.sleep(0.002)
         process.send_signal(end)
         _, errors = process.communicate(timeout=100)
-    found = contest(lab)
+    found = race(lab)
     assert found["id"] != before
     assert f"paceline submit --finish {found['id']}" in errors
     assert found["submissions"]
     if end == signal.SIGKILL:
         assert not found["is_over"]
         with start(lab, "submit", "--finish", found["id"], cwd=project, **streams) as process:
-            wait_until(lambda: process.poll() is not None or bool(contest(lab)["runs"]))
+            wait_until(lambda: process.poll() is not None or bool(race(lab)["runs"]))
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=100)
     wait_until(lambda: not clusters.queue())
-    assert contest(lab)["is_over"], errors
+    assert race(lab)["is_over"], errors
     assert trained(lab) == []
 
 
 def test_all_questions_come_before_the_first_job(lab: Lab, project: Path, laptop: Laptop, clusters: Cluster) -> None:
     """A no to the last question, or a cluster without a connection: no cluster gets the job."""
-    before = contest(lab).get("id")
+    before = race(lab).get("id")
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(project)
@@ -227,7 +227,7 @@ def test_all_questions_come_before_the_first_job(lab: Lab, project: Path, laptop
     done = laptop("submit", *SMALL, *LATER, "--yes", "train.py")
     assert done.returncode == 1
     assert "You are not logged in to cedar" in done.stderr
-    assert contest(lab).get("id") == before
+    assert race(lab).get("id") == before
     assert not clusters.queue()
 
 

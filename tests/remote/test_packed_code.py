@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.on_cluster import cluster_request
-from paceline.cluster.runs import snapshot
+from paceline.cluster.runs import code_snapshot
 from paceline.cluster.ssh.code_push.project_code import pack_code
 from paceline.errors import EnvironmentProblem
 from paceline.spec import Program
@@ -45,7 +45,7 @@ def test_code_that_is_too_large_is_data_to_push(tmp_path: Path) -> None:
 
 def test_too_many_files_are_data_to_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No option raises their number, and neither --no-snapshot nor snapshot_limit would help."""
-    monkeypatch.setattr(snapshot, "MAX_FILES", 5)
+    monkeypatch.setattr(code_snapshot, "MAX_FILES", 5)
     for name in ("train.py", "paceline.toml", *(f"my images/{number}/0.png" for number in range(6))):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -55,7 +55,7 @@ def test_too_many_files_are_data_to_push(tmp_path: Path, monkeypatch: pytest.Mon
     assert "paceline data push 'my images' --on alps" in found.value.hint
     assert "snapshot" not in found.value.hint
     with pytest.raises(EnvironmentProblem, match="has more than 5 files") as found:
-        snapshot.list_code(tmp_path, limit=1 << 30)
+        code_snapshot.list_code(tmp_path, limit=1 << 30)
     assert "--no-snapshot" in found.value.hint
     assert "snapshot_limit" not in found.value.hint
 

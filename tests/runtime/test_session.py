@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.agent.failures import IMPORTING
+from paceline.agent.rank_failures import IMPORTING
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder

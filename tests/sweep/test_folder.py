@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import SpecError, UsageError
@@ -44,7 +44,7 @@ def test_failed_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         writer.folder.trial(number).job.write_text(f"{job}\n", encoding="utf-8")
     args = {"7_4": "FAILED", "7_5": "CANCELLED", "9_5": "PENDING", "7_6": "COMPLETED", "12_6": "RUNNING"}
     found = {job: JobState(job, word) for job, word in args.items()}
-    monkeypatch.setattr(queries, "states", lambda jobs: {job: found[job] for job in jobs})
+    monkeypatch.setattr(squeue_and_sacct, "states", lambda jobs: {job: found[job] for job in jobs})
     assert writer.select("missing") == [4]
 
 

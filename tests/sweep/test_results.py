@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.runs.claims import claim_run, describe_processes, local_job_start_name
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.sweep.folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
@@ -80,10 +80,10 @@ def test_trials_without_a_job_are_missing(tmp_path: Path, monkeypatch: pytest.Mo
     submission = folder.submission(1)
     submission.mkdir(parents=True)
     writer = SweepWriter(RunPath(tmp_path.parent.parent, tmp_path.parent.name, tmp_path.name, "rates"))
-    monkeypatch.setattr(queries, "states", Scheduler(j7_1="PENDING"))
+    monkeypatch.setattr(squeue_and_sacct, "states", Scheduler(j7_1="PENDING"))
 
     def states_and_missing() -> tuple[dict[int, str], list[int]]:
-        return states(read_sweep(folder, queries.states)), writer.select("missing")
+        return states(read_sweep(folder, squeue_and_sacct.states)), writer.select("missing")
 
     assert states_and_missing() == ({0: "missing", 1: "pending", 2: "missing"}, [0, 2])
     sleep = [sys.executable, "-c", "import time; time.sleep(600)", "paceline"]

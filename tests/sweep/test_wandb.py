@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.trial import NO_POINT_EXIT, close_trial, main, open_trial
+from paceline.agent.sweep_trial import NO_POINT_EXIT, close_trial, main, open_trial
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep.folder import Point, SweepFolder
 from paceline.errors import EnvironmentProblem, LaunchError, SpecError, UsageError

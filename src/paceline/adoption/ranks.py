@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.adoption.origins import Origins
-from paceline.adoption.script import Function, Script
+from paceline.adoption.script_analysis import Function, Script
+from paceline.adoption.value_origins import Origins
 
 VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}
 _RANK = re.compile(

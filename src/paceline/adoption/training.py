@@ -6,8 +6,8 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from paceline.adoption.origins import Origins, unwrap
-from paceline.adoption.script import LoopNode, Script
+from paceline.adoption.script_analysis import LoopNode, Script
+from paceline.adoption.value_origins import Origins, unwrap
 
 LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _OPTIMIZER = re.compile(r"(Adam\w*|\w*Adam|SGD|Lion|LBFGS|Adafactor|Adagrad|Adadelta|RMSprop|LAMB|Muon|\w*Optimizer)$")

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent import restart_policy
-from paceline.agent.agent_placement import Placement, find_placement
+from paceline.agent import retry_policy
 from paceline.agent.attempt import Attempt, Outcome
-from paceline.agent.failures import FENCED_OFF, Failure
 from paceline.agent.health import preflight
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.launcher_placement import Placement, find_placement
 from paceline.agent.node_usage.sampler import Sampler, start_sampler
 from paceline.agent.notify.notifier import Notifier
-from paceline.agent.notify.stall_watch import StallWatch
+from paceline.agent.notify.stall_notifier import StallNotifier
+from paceline.agent.rank_failures import FENCED_OFF, Failure
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.connected_agents import Rendezvous, join
 from paceline.agent.rendezvous.errors import AgentsLost, AgentsMissing
@@ -28,11 +28,11 @@ from paceline.agent.rendezvous.job_start import await_verdict
 from paceline.agent.stop.received_signals import Requests
 from paceline.agent.verdict_writer import VerdictWriter, last_step, newest_checkpoint
 from paceline.agent.workers import fork_safety
-from paceline.agent.workers.forked_group import ForkedWorkers
-from paceline.agent.workers.group import Launch
+from paceline.agent.workers.forked_ranks import ForkedRanks
 from paceline.agent.workers.group_selection import GroupSelection
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.processes import raise_descriptor_limit
+from paceline.agent.workers.process_tree import raise_descriptor_limit
+from paceline.agent.workers.rank_group import Launch
 from paceline.agent.workers.standard_input import StandardInput
 from paceline.agent.workers.variables.rank_variables import thread_count
 from paceline.agent.workers.zygote.start import THREADS
@@ -69,7 +69,7 @@ class Agent:
         *,
         environ: Mapping[str, str],
         requests: Requests,
-        zygote: ForkedWorkers | None,
+        zygote: ForkedRanks | None,
     ) -> None:
         self.run, self.launch_spec, self.environ, self.requests = run, launch_spec, environ, requests
         self.output: OutputCapture | None = None  # of the newest attempt
@@ -156,7 +156,7 @@ class Agent:
         self.say(f"error: {problem}")
         if self.rendezvous is not None and self.rendezvous.placement.count > 1:
             host = self.placement.host if self.placement else "?"
-            failure = Failure(restart_policy.ERROR, host, message=problem.message, time=time.time())
+            failure = Failure(retry_policy.ERROR, host, message=problem.message, time=time.time())
             self.rendezvous.send({"kind": "failed", "failure": vars(failure), "sent": time.time()})
         lost = {"lost_host": problem.hosts[0]} if isinstance(problem, AgentsLost) else {}
         self.events.write("failed", reason=problem.message, job_start=self.job_start.path.name, **lost)
@@ -274,7 +274,7 @@ class Agent:
             return
         saved, uses_runtime = newest_checkpoint(self.run), fork_safety.uses_runtime(self.launch_spec)
         if not uses_runtime or saved < 0:
-            self.say(f"continuing {restart_policy.describe_start(saved, uses_runtime=uses_runtime)}")
+            self.say(f"continuing {retry_policy.describe_start(saved, uses_runtime=uses_runtime)}")
 
     def _stage_data(self) -> bool:
         """Stage data in while the zygote imports torch. Return False if a stop was requested meanwhile."""
@@ -358,7 +358,7 @@ class Agent:
             launch, workers=workers, output=output, heartbeats=self.heartbeats, rendezvous=self.rendezvous,
             requests=self.requests, job_start=self.job_start, events=self.events, say=self.say,
         )  # fmt: skip
-        stalls = StallWatch(self.run, folder, self.notifier, self.heartbeats, self.placement.local_ranks)
+        stalls = StallNotifier(self.run, folder, self.notifier, self.heartbeats, self.placement.local_ranks)
         try:
             if self.placement.is_head:
                 stalls.start()
@@ -369,7 +369,7 @@ class Agent:
             output.close()
             self.verdicts.try_write(lambda: _remove_empty(folder.path.glob("stacks-*.txt")))
         if self.placement.is_head:
-            self.has_lost_node = outcome.failure is not None and outcome.failure.cause == restart_policy.LOST
+            self.has_lost_node = outcome.failure is not None and outcome.failure.cause == retry_policy.LOST
             may_restart = not self.requests.cancels_start
             self.verdicts.record_attempt(outcome, folder, saved_before=saved_before, may_restart=may_restart)
             self._announce(outcome)

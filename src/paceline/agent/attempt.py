@@ -1,7 +1,8 @@
 """One attempt, from the start of its ranks to its verdict, as one agent sees it.
 
-A single loop handles rank exits, stop requests, messages from other agents and the hang monitor. It ends when the ranks
-of this node have ended and, on the head agent, those of all other nodes; a member waits for the head agent's verdict.
+A single loop handles rank exits, stop requests, messages from other agents and the hang reporter. It ends when the
+ranks of this node have ended and, on the head agent, those of all other nodes; a member waits for the verdict of the
+head agent.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
-from paceline.agent import failures, restart_policy
+from paceline.agent import rank_failures, retry_policy
 from paceline.agent.attempt_verdict import decide_verdict
-from paceline.agent.failures import Failure, RankExit
 from paceline.agent.health import hang_detection, independence, lingering_ranks
 from paceline.agent.health.cgroup import out_of_memory_kills
-from paceline.agent.health.hang_monitor import HangMonitor
+from paceline.agent.health.hang_reporter import HangReporter
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.independence import IndependenceCheck
 from paceline.agent.health.lingering_ranks import IdleRank, LingeringRanks, has_finished
+from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.rank_termination import Termination
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.stop.rank_signals import FILE, INTERRUPT, TERM, StopRequest
 from paceline.agent.stop.received_signals import Requests
 from paceline.agent.workers import fork_safety
-from paceline.agent.workers.group import Exit, Launch, WorkerGroup
 from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.rank_group import Exit, Launch, RankGroup
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.stop.framework_presets import Preset
@@ -59,7 +60,7 @@ class Attempt:
         self,
         launch: Launch,
         *,
-        workers: WorkerGroup,
+        workers: RankGroup,
         output: OutputCapture,
         heartbeats: Heartbeats,
         rendezvous: Rendezvous,
@@ -73,7 +74,7 @@ class Attempt:
         self.events, self.say = events, say
         self.launch_spec, self.placement, self.folder = launch.launch_spec, launch.placement, launch.attempt
         self.termination = Termination(workers, heartbeats, kill_after=self.launch_spec.kill_after)
-        self.hang_monitor = HangMonitor(
+        self.hang_reporter = HangReporter(
             launch, workers=workers, output=output, heartbeats=heartbeats, rendezvous=rendezvous
         )
         self.lingering_ranks = LingeringRanks(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
@@ -148,7 +149,7 @@ class Attempt:
             if not self.termination.started:
                 by = "Ctrl-C" if self.requests.interrupt > 1 else "a second stop request"
                 message = f"killed immediately by {by}: nothing was saved since the last checkpoint"
-                self._fail(Failure(failures.INTERRUPTED, self.placement.host, message=message, time=time.time()))
+                self._fail(Failure(rank_failures.INTERRUPTED, self.placement.host, message=message, time=time.time()))
             self.termination.kill_now()
         way = self._requested_way()
         if way is not None and self.stop.is_news(way):
@@ -193,7 +194,7 @@ class Attempt:
 
     def _end_overdue(self, local_ranks: set[int]) -> None:
         """End the ranks that have not stopped by the deadline; agents do so on their own, at about the same time."""
-        self.hang_monitor.dump_stacks(local_ranks)
+        self.hang_reporter.dump_stacks(local_ranks)
         ranks = ", ".join(str(self.rank_of[local_rank]) for local_rank in sorted(local_ranks))
         self.say(
             f"warning: these ranks on {self.placement.host} did not stop within {self.stop.timeout:g} s and were "
@@ -225,7 +226,7 @@ class Attempt:
         """
         if self.stop.requested or self.termination.started:
             return False
-        return rank_exit.code in failures.TERM_EXITS or (
+        return rank_exit.code in rank_failures.TERM_EXITS or (
             self._is_failure(rank_exit) and self._read_failure(rank_exit, with_log=False).is_consequence
         )
 
@@ -257,7 +258,7 @@ class Attempt:
 
     def _read_failure(self, rank_exit: Exit, *, with_log: bool = True) -> Failure:
         output = self.output if with_log else None
-        failure = failures.explain_exit(rank_exit, self.launch, heartbeats=self.heartbeats, output=output)
+        failure = rank_failures.explain_exit(rank_exit, self.launch, heartbeats=self.heartbeats, output=output)
         if failure.code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
             return replace(failure, last_line=OUT_OF_MEMORY, out_of_memory=True)
         return failure
@@ -265,7 +266,7 @@ class Attempt:
     def _is_failure(self, rank_exit: Exit, *, explained: bool = True) -> bool:
         if rank_exit.code in (0, *self.launch_spec.saved_exit_codes):
             return False
-        if rank_exit.code in failures.TERM_EXITS:
+        if rank_exit.code in rank_failures.TERM_EXITS:
             return not (explained and (self.stop.requested or self.termination.started))
         heartbeat = self.heartbeats.read(rank_exit.local_rank)
         if self.stop.has_ended(heartbeat, rank_exit.code) or self._is_interrupted(rank_exit):
@@ -278,7 +279,7 @@ class Attempt:
         if not self.stop.has_interrupted(self.heartbeats.read(rank_exit.local_rank)):
             return False
         reported = self.folder.error(self.rank_of[rank_exit.local_rank]).exists()
-        return rank_exit.code in failures.INTERRUPT_EXITS or (rank_exit.code > 0 and not reported)
+        return rank_exit.code in rank_failures.INTERRUPT_EXITS or (rank_exit.code > 0 and not reported)
 
     def _fail(self, failure: Failure) -> None:
         """Tell all agents about a failure, and end the ranks here."""
@@ -297,14 +298,14 @@ class Attempt:
         successor = RunFolder(self.folder.path.parent).successor(self.job_start.path.name)
         if successor:
             message = f"job start {successor} has taken over this run"
-            self._fail(Failure(failures.FENCED_OFF, self.placement.host, message=message, time=time.time()))
+            self._fail(Failure(rank_failures.FENCED_OFF, self.placement.host, message=message, time=time.time()))
 
     def _check_progress(self) -> None:
         """Look for ranks that hang, and for ranks that linger after others have exited."""
         if self.termination.started:
             return
         running = set(self.rank_of) - self.ended
-        hang = self.hang_monitor.check(running)
+        hang = self.hang_reporter.check(running)
         if hang is not None:
             self._fail(hang)
             return
@@ -315,7 +316,7 @@ class Attempt:
     def _end_lingering(self, lingering: list[IdleRank]) -> None:
         """On the head agent: end ranks that do nothing although others have exited, or warn; say why."""
         detected = time.time()
-        self.hang_monitor.dump_all_stacks(set(self.rank_of) - self.ended)
+        self.hang_reporter.dump_all_stacks(set(self.rank_of) - self.ended)
         is_overdue = self.lingering_ranks.is_overdue(lingering)
         failure = self.lingering_ranks.failure(lingering, detected) if is_overdue else None
         if failure is not None and not self.stop.requested:
@@ -337,7 +338,7 @@ class Attempt:
         for message in self.rendezvous.poll():
             kind = message.get("kind")
             if kind == "failed":
-                self.failures.append(failures.received_failure(message["failure"], sent=message["sent"]))
+                self.failures.append(rank_failures.received_failure(message["failure"], sent=message["sent"]))
                 self.termination.start()
             elif kind == "stop" and self.stop.is_news(message["way"]):
                 self._stop(message["cause"], message["way"])
@@ -355,9 +356,9 @@ class Attempt:
             elif kind in lingering_ranks.KINDS:
                 self.lingering_ranks.update(message)
             elif kind == hang_detection.REPORT:
-                self.hang_monitor.update(message)
+                self.hang_reporter.update(message)
             elif kind == "stacks":
-                self.hang_monitor.dump_stacks(set(self.rank_of) - self.ended)
+                self.hang_reporter.dump_stacks(set(self.rank_of) - self.ended)
             elif kind in ("lost", "left"):
                 closed = bool(message.get("closed"))
                 self._handle_loss(message["index"] if kind == "lost" else message["from"], closed=closed)
@@ -373,10 +374,10 @@ class Attempt:
         if self.placement.is_head and self.rendezvous.was_killed(index, closed=closed):
             self.agent_killed = True
             message = "its agent was killed: by the kernel, by a user, or because its node went down"
-            self._fail(Failure(restart_policy.KILLED, host, message=message, time=lost))
+            self._fail(Failure(retry_policy.KILLED, host, message=message, time=lost))
         else:
             message = "its agent is gone: the node went down or lost its network connection"
-            self._fail(Failure(restart_policy.LOST, host, message=message, time=lost))
+            self._fail(Failure(retry_policy.LOST, host, message=message, time=lost))
         if index == 0 and not self.placement.is_head:
             self.outcome = Outcome(FAILED)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from paceline.agent.failures import Failure, RankExit, first_failure
+from paceline.agent.rank_failures import Failure, RankExit, first_failure
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 
 

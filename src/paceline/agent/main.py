@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from paceline.agent.stop.received_signals import Requests
-from paceline.agent.workers import forked_group
+from paceline.agent.workers import forked_ranks
 from paceline.agent.workers.zygote.start import FORKING_STYLES
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
@@ -29,9 +29,9 @@ def main() -> int:
 
     # Imported only now, while the zygote imports torch.
     from paceline.agent.agent import Agent
-    from paceline.agent.workers import processes
+    from paceline.agent.workers import process_tree
 
-    processes.adopt_orphans()
+    process_tree.adopt_orphans()
     agent = Agent(run, launch_spec, environ=dict(os.environ), requests=requests, zygote=zygote)
     if why_not_forked:
         agent.say(f"starting ranks as new processes instead of forking them: {why_not_forked}")
@@ -67,11 +67,11 @@ def _read_launch_spec() -> tuple[RunFolder, LaunchSpec]:
         ) from None
 
 
-def _start_zygote(launch_spec: LaunchSpec) -> tuple[forked_group.ForkedWorkers | None, str]:
+def _start_zygote(launch_spec: LaunchSpec) -> tuple[forked_ranks.ForkedRanks | None, str]:
     """Start the zygote for styles that fork ranks. Otherwise return None, and why not if the user should know."""
     forks = launch_spec.style in FORKING_STYLES
-    why_not = (forked_group.reason_not_to_fork(launch_spec, os.environ) or "") if forks else ""
+    why_not = (forked_ranks.reason_not_to_fork(launch_spec, os.environ) or "") if forks else ""
     if not forks or why_not:
-        forked_group.discard_prestarted(os.environ)
+        forked_ranks.discard_prestarted(os.environ)
         return None, why_not
-    return forked_group.ForkedWorkers.prepare(launch_spec, os.environ), ""
+    return forked_ranks.ForkedRanks.prepare(launch_spec, os.environ), ""

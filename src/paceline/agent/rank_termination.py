@@ -6,8 +6,8 @@ import signal
 import time
 
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.workers import processes
-from paceline.agent.workers.group import WorkerGroup
+from paceline.agent.workers import process_tree
+from paceline.agent.workers.rank_group import RankGroup
 from paceline.contract.heartbeat_file import RUNNING
 
 RUNTIME_KILL_AFTER = 1.0  # seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
@@ -16,7 +16,7 @@ RUNTIME_KILL_AFTER = 1.0  # seconds; a rank that uses the runtime ends at once o
 class Termination:
     """Ends the ranks of this node: SIGTERM first, then SIGKILL to the process group of each that remains."""
 
-    def __init__(self, workers: WorkerGroup, heartbeats: Heartbeats, *, kill_after: float) -> None:
+    def __init__(self, workers: RankGroup, heartbeats: Heartbeats, *, kill_after: float) -> None:
         self._workers = workers
         self._heartbeats = heartbeats
         self._kill_after = kill_after
@@ -33,7 +33,7 @@ class Termination:
         self.since = time.monotonic()
         self._heartbeats.mark_terminating()
         for pid in self._workers.pids().values():
-            processes.send_signal(pid, signal.SIGTERM)
+            process_tree.send_signal(pid, signal.SIGTERM)
 
     def kill_now(self) -> None:
         """Skip the time between SIGTERM and SIGKILL."""
@@ -51,5 +51,5 @@ class Termination:
             kill_after = min(self._kill_after, RUNTIME_KILL_AFTER) if uses_runtime else self._kill_after
             if waited >= kill_after:
                 self.killed.add(local_rank)
-                processes.signal_group(pid, signal.SIGKILL)
-                processes.send_signal(pid, signal.SIGKILL)
+                process_tree.signal_group(pid, signal.SIGKILL)
+                process_tree.send_signal(pid, signal.SIGKILL)

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from paceline.agent import failures, restart_policy
+from paceline.agent import rank_failures, retry_policy
 from paceline.agent.attempt import Outcome
-from paceline.agent.failures import Failure, RankExit
 from paceline.agent.health import preflight
+from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.workers import fork_safety
 from paceline.contract import env
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_step
@@ -76,7 +76,7 @@ class VerdictWriter:
         killed = self.began if ended is None else self.began - 1  # outside of attempts: no summary counts them
         self._write_agents(killed + 1)
         allowed = self.launch_spec.max_restarts
-        used = killed + restart_policy.count_used(restart_policy.read_history(self.run), self.job_start_name)
+        used = killed + retry_policy.count_used(retry_policy.read_history(self.run), self.job_start_name)
         if not allowed or used > allowed:
             why = f"all {allowed} restarts are used up" if allowed else "no restart was requested"
             raise LaunchError(
@@ -84,16 +84,16 @@ class VerdictWriter:
                 hint="Check the memory of the nodes. --max-attempts sets how often the run may start.",
             )
         uses_runtime = fork_safety.uses_runtime(self.launch_spec)
-        start = restart_policy.describe_start(self.first_checkpoint, uses_runtime=uses_runtime)
+        start = retry_policy.describe_start(self.first_checkpoint, uses_runtime=uses_runtime)
         advanced = ended is not None and ended.advanced
-        cost = restart_policy.FREE if advanced else f"{used} of {allowed}"
+        cost = retry_policy.FREE if advanced else f"{used} of {allowed}"
         self.say(f"an agent was killed: restarting {start} ({cost})")
 
     def begin_attempt(self, attempt: AttemptFolder, *, saved_before: int) -> None:
         """Write what a later head agent must know about this attempt if this one is killed."""
         self.try_write(lambda: write_atomically(attempt.start, f"{self.job_start_name} {saved_before}\n"))
 
-    def _end_killed_attempt(self, number: int, host: str) -> restart_policy.AttemptSummary | None:
+    def _end_killed_attempt(self, number: int, host: str) -> retry_policy.AttemptSummary | None:
         """Record that this attempt ended with its agent. Returns None if it did not, or is of another job start."""
         attempt = self.run.attempt(number)
         if attempt.verdict.exists():
@@ -106,13 +106,13 @@ class VerdictWriter:
         if job_start != self.job_start_name:
             return None
         message = "An agent was killed. The out-of-memory killer may have ended it."
-        failure = Failure(restart_policy.KILLED, host, message=message, time=time.time())
-        summary = restart_policy.AttemptSummary(
-            number=attempt.number, cause=restart_policy.KILLED, resumed_from=resumed_from,
+        failure = Failure(retry_policy.KILLED, host, message=message, time=time.time())
+        summary = retry_policy.AttemptSummary(
+            number=attempt.number, cause=retry_policy.KILLED, resumed_from=resumed_from,
             saved=self.first_checkpoint, uses_runtime=False, job_start=job_start,  # nobody knows its steps any more
         )  # fmt: skip
-        self.try_write(lambda: failures.write_failure(attempt, failure))
-        self.try_write(lambda: restart_policy.write_summary(attempt, summary))
+        self.try_write(lambda: rank_failures.write_failure(attempt, failure))
+        self.try_write(lambda: retry_policy.write_summary(attempt, summary))
         self.try_write(lambda: write_atomically(attempt.verdict, FAILED + "\n"))
         return summary
 
@@ -128,21 +128,21 @@ class VerdictWriter:
 
         `may_restart` is false once the user wants the whole run to end.
         """
-        if outcome.failure is not None and outcome.failure.cause == failures.INTERRUPTED and not self.from_queue:
+        if outcome.failure is not None and outcome.failure.cause == rank_failures.INTERRUPTED and not self.from_queue:
             self.say(outcome.failure.message)
             outcome.verdict, outcome.failure = STOPPED, None  # the user ended it: that is no failure of the run
         verdict = outcome.verdict
         if outcome.verdict == FAILED:
             failure = outcome.failure or Failure(
-                restart_policy.ERROR, "?", message="ranks ended without an error report", time=time.time()
+                retry_policy.ERROR, "?", message="ranks ended without an error report", time=time.time()
             )
-            outcome.failure = failure = failures.with_stack(failure, attempt)
-            self.try_write(lambda: failures.write_failure(attempt, failure))
+            outcome.failure = failure = rank_failures.with_stack(failure, attempt)
+            self.try_write(lambda: rank_failures.write_failure(attempt, failure))
             self._print(failure, outcome.exits)
             successor = self.run.successor(self.job_start_name)
             if successor:
                 self.say(f"no restart: job start {successor} has taken over this run")
-            elif failure.cause != failures.INTERRUPTED and may_restart:
+            elif failure.cause != rank_failures.INTERRUPTED and may_restart:
                 decision = self._decide(outcome, failure, attempt, saved_before)
                 outcome.restart_delay = decision.delay if decision.restart else None
                 if self.launch_spec.max_restarts:
@@ -176,7 +176,7 @@ class VerdictWriter:
             return
         count = self._read_count(path) + 1
         self.try_write(lambda: write_atomically(path, f"{count}\n"))
-        if restart_policy.may_stop_again(count):
+        if retry_policy.may_stop_again(count):
             self.write_verdict(STOPPED)
             return
         self._report_no_requeue(
@@ -195,7 +195,7 @@ class VerdictWriter:
         """Write whether the batch script may requeue the job, then, even if that fails, the job start's verdict."""
         limit = self.launch_spec.requeues_per_day
         would_requeue = verdict == STOPPED and self.may_requeue
-        if would_requeue and not restart_policy.may_requeue_today(self._requeues_today(), limit=limit):
+        if would_requeue and not retry_policy.may_requeue_today(self._requeues_today(), limit=limit):
             self._report_no_requeue(
                 f"the run was requeued {limit} times within a day; to allow more, set requeues_per_day in [resume]"
             )
@@ -219,7 +219,7 @@ class VerdictWriter:
     def _write_requeue(self, verdict: str) -> None:
         lists = [job_start.excluded_nodes for job_start in self.run.job_starts()]
         lists = [] if self.launch_spec.fixed_nodes else [path for path in lists if path.exists()]
-        allowed = restart_policy.may_requeue(
+        allowed = retry_policy.may_requeue(
             verdict, wanted=self.may_requeue, can_exclude=self.job_start.excluded_nodes in lists, exclusions=len(lists)
         )
         if not allowed:
@@ -237,7 +237,7 @@ class VerdictWriter:
             lines = self.run.requeues.read_text(encoding="utf-8").splitlines()
         except OSError:
             return 0
-        return restart_policy.count_requeues(lines, now=time.time(), job_start=self.job_start_name)
+        return retry_policy.count_requeues(lines, now=time.time(), job_start=self.job_start_name)
 
     @staticmethod
     def _read_count(path: Path) -> int:
@@ -248,7 +248,7 @@ class VerdictWriter:
 
     def _has_progressed(self, outcome: Outcome) -> bool:
         steps = [rank_exit.step for rank_exit in outcome.exits if rank_exit.state >= RUNNING]
-        return restart_policy.has_progressed(
+        return retry_policy.has_progressed(
             saved=newest_checkpoint(self.run) > self.first_checkpoint
             or _checkpoint_files(self.run) != self.first_files,
             stepped=max(steps) > max(self.first_checkpoint, 0) if steps else None,
@@ -257,7 +257,7 @@ class VerdictWriter:
         )
 
     def _print(self, failure: Failure, exits: Sequence[RankExit]) -> None:
-        if failure.cause == failures.INTERRUPTED:
+        if failure.cause == rank_failures.INTERRUPTED:
             self.say(failure.message)
             return
         on_console = self._is_on_console(failure.rank)
@@ -274,18 +274,18 @@ class VerdictWriter:
 
     def _decide(
         self, outcome: Outcome, failure: Failure, attempt: AttemptFolder, saved_before: int
-    ) -> restart_policy.Decision:
+    ) -> retry_policy.Decision:
         in_session = any(rank_exit.in_session or rank_exit.state >= RUNNING for rank_exit in outcome.exits)
-        summary = restart_policy.AttemptSummary(
+        summary = retry_policy.AttemptSummary(
             number=attempt.number, cause=failure.cause, error=failure.error, step=last_step(outcome),
             resumed_from=saved_before, saved=newest_checkpoint(self.run), hosts=[failure.host],
             uses_runtime=in_session or fork_safety.uses_runtime(self.launch_spec), job_start=self.job_start_name,
         )  # fmt: skip
-        self.try_write(lambda: restart_policy.write_summary(attempt, summary))
-        earlier = [each for each in restart_policy.read_history(self.run) if each.number != attempt.number]
+        self.try_write(lambda: retry_policy.write_summary(attempt, summary))
+        earlier = [each for each in retry_policy.read_history(self.run) if each.number != attempt.number]
         # Once an agent is killed, srun sends SIGTERM to the others. If the batch shell got one too, it starts no more.
         stopped_by_srun = outcome.agent_killed and self.from_queue and not self.job_start.stop.exists()
-        return restart_policy.decide(
+        return retry_policy.decide(
             [*earlier, summary], self.launch_spec.max_restarts,
             other_nodes=self.from_queue, stop_requested=outcome.stop_requested and not stopped_by_srun,
         )  # fmt: skip

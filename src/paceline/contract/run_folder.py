@@ -133,7 +133,7 @@ class AttemptFolder:
 
     start = Entry("start")  # its job start, and the step of the newest checkpoint at its start; -1 if there was none
     verdict = Entry("verdict")  # `done`, `stopped` or `failed`, written by the head agent; absent means failed
-    summary = Entry("summary.json")  # what the restart policy must know about a failed attempt
+    summary = Entry("summary.json")  # what the retry policy must know about a failed attempt
     failure = Entry("failure.json")  # the first failure: rank, host, exit code or signal, and traceback
 
     def log(self, rank: int) -> Path:

@@ -12,8 +12,8 @@ from paceline.contract.processes import process
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
-from paceline.runtime.plain_loader import PlainLoader
 from paceline.runtime.randomness import generator_states
+from paceline.runtime.resumable_iterable import PlainLoader
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Completed, Stopped
 from paceline.runtime.step_boundary.total_steps import TotalSteps

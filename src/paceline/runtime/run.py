@@ -29,9 +29,8 @@ from paceline.runtime.loop_batches import LoopBatches
 from paceline.runtime.lr_scale import LrScale, scale_factor
 from paceline.runtime.metrics.report import TrialReporter
 from paceline.runtime.paths import Paths
-from paceline.runtime.plain_loader import PlainLoader
-from paceline.runtime.randomness import generator_states
-from paceline.runtime.randomness.seeds import derive_seed, seed_everything
+from paceline.runtime.randomness.seeds import derive_seed, seed_everything, seed_rank
+from paceline.runtime.resumable_iterable import PlainLoader
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.stop import Pruned
@@ -393,7 +392,7 @@ class Run:
         """
         seed = self.settings.seed
         if seed is not None and self.world_size > 1 and self._restored is None and not self._draws_own_numbers:
-            generator_states.reseed(seed=seed, step=self.step, rank=self.dp_rank)
+            seed_rank(seed=seed, step=self.step, rank=self.dp_rank)
         self._draws_own_numbers = True
 
     def _note_lack_of_saves(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.cluster.runs import claims
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import LIVE, WAITING
 from paceline.contract.files.file_owner import require_own_folder
 from paceline.contract.redaction import redact_args
@@ -126,7 +126,7 @@ class SweepWriter:
         if not jobs:
             return found
         try:
-            states = queries.states(job for _, job in jobs)
+            states = squeue_and_sacct.states(job for _, job in jobs)
         except ClusterError as problem:
             raise ClusterError(
                 f"Could not find out which trials are queued: {problem.message}", hint=problem.hint

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.trial import close_trial, open_trial
+from paceline.agent.sweep_trial import close_trial, open_trial
 from paceline.cluster.checks.start_source import resolve_start
 from paceline.cluster.local.machine import detect_machine, interpreter
 from paceline.cluster.local.parallel_runs import ParallelRuns

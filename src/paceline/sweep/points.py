@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from paceline.agent.trial import to_text
+from paceline.agent.sweep_trial import to_text
 from paceline.contract.redaction import redact_args
 from paceline.contract.sweep.folder import Point, Search, is_active
 from paceline.errors import SpecError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.cluster.runs.claims import find_holder
 from paceline.cluster.runs.environment_file import forget_secrets, read_secret_names
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import LIVE, UNKNOWN, WAITING
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
@@ -32,7 +32,7 @@ class EndedSecrets:
         return forget_secrets(self.path)
 
 
-def find_ended_secrets(scratch: Path, query: QueryStates = queries.states) -> list[EndedSecrets]:
+def find_ended_secrets(scratch: Path, query: QueryStates = squeue_and_sacct.states) -> list[EndedSecrets]:
     """Return the files of runs and sweeps in a scratch folder that are certainly over."""
     own = [folder for folder in find_runs(scratch) if is_own_folder(folder.path)]
     runs = [folder for folder in own if read_secret_names(folder.environment)]

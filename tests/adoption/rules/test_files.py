@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.adoption.advice import Advice, advise
-from paceline.adoption.source import Source
+from paceline.adoption.script_changes import Advice, advise
+from paceline.adoption.source_edits import Source
 
 SINGLE = """\
 import io, json, os, pickle, tempfile

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.adoption import values
-from paceline.adoption.advice import advise
-from paceline.adoption.source import Source, read_source
+from paceline.adoption import rank_dependent_values
+from paceline.adoption.script_changes import advise
+from paceline.adoption.source_edits import Source, read_source
 from paceline.errors import UsageError
 
 HEAD = """\
@@ -203,13 +203,13 @@ def test_scripts_with_ddp_have_them_as_well() -> None:
 def test_each_statement_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for each name that is read would take minutes for thousands of lines."""
     searched: list[ast.AST] = []
-    search = values._given
+    search = rank_dependent_values._given
 
     def counted(node: ast.AST) -> dict[str, list[ast.AST]]:
         searched.append(node)
         return search(node)
 
-    monkeypatch.setattr(values, "_given", counted)
+    monkeypatch.setattr(rank_dependent_values, "_given", counted)
     body = "".join(f"        a{n} = loss * {n}\n        print(a{n})\n" for n in range(20))
     text = (
         "import torch\nfrom torch.utils.data import DataLoader\nmodel = torch.nn.Linear(1, 1)\n"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.agent_placement import find_placement
 from paceline.agent.health import preflight
+from paceline.agent.launcher_placement import find_placement
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder
 
@@ -102,9 +102,9 @@ def test_facts_about_this_node(tmp_path: Path) -> None:
     program = (
         "import os, sys, json, pathlib\n"
         "from paceline.contract.launch_spec import LaunchSpec\n"
-        "from paceline.agent import agent_placement\n"
+        "from paceline.agent import launcher_placement\n"
         "from paceline.agent.health import preflight\n"
-        "here = agent_placement.find_placement(LaunchSpec(run_id='r', program='x', args=[], nproc=2), os.environ)\n"
+        "here = launcher_placement.find_placement(LaunchSpec(run_id='r', program='x', args=[], nproc=2), os.environ)\n"
         "found = preflight.collect_facts(here, folder=pathlib.Path(sys.argv[1]), environ=os.environ)\n"
         "assert 'torch' not in sys.modules\n"
         "print(json.dumps(found))\n"

@@ -17,7 +17,7 @@ import pytest
 
 from paceline.agent.attempt import Outcome
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.notify import stall_watch
+from paceline.agent.notify import stall_notifier
 from paceline.agent.notify.delivery import NotDelivered, post, run_command
 from paceline.agent.notify.notifier import Notifier
 from paceline.contract.launch_spec import LaunchSpec
@@ -270,7 +270,7 @@ def test_gpus_without_work(tmp_path: Path, webhook: Webhook, busy: list[int], fr
         sample = {"time": time.time() - (0 if fresh else 1000), "gpus": [{"busy": share}, {}]}
         run.node_metrics(node).write_text(f"{json.dumps({'host': 'x'})}\n{json.dumps(sample)}\n")
     heartbeats = Heartbeats(1)
-    watch = stall_watch.StallWatch(run, attempt, notifier, heartbeats, [0])
+    watch = stall_notifier.StallNotifier(run, attempt, notifier, heartbeats, [0])
     watch.start()
     if told:
         until(lambda: webhook.received, "a notification")

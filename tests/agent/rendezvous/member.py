@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Any
 
-from paceline.agent.agent_placement import find_placement
+from paceline.agent.launcher_placement import find_placement
 from paceline.agent.rendezvous import connected_agents
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.agent_placement import find_placement
+from paceline.agent.launcher_placement import find_placement
 from paceline.agent.rendezvous import client, connected_agents
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import JobStartFolder, RunFolder

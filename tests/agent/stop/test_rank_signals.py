@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent import restart_policy
+from paceline.agent import retry_policy
 from paceline.agent.stop.rank_signals import FILE, INTERRUPT, LOST, TERM, describe_cause
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
@@ -264,7 +264,7 @@ def test_stops_without_progress_end_the_run(
 ) -> None:
     count = tmp_path / "run" / "stops-without-progress"
     count.parent.mkdir()
-    count.write_text(f"{restart_policy.MAX_STOPS_WITHOUT_PROGRESS - 1}\n")
+    count.write_text(f"{retry_policy.MAX_STOPS_WITHOUT_PROGRESS - 1}\n")
     started = launch(script, env=environ)
     assert started.wait() == 0, started.err()
     assert read_verdict(started.attempt().verdict) == "stopped"

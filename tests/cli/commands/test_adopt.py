@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from paceline.adoption.advice import Advice, advise
-from paceline.adoption.source import Source, read_source
+from paceline.adoption.script_changes import Advice, advise
+from paceline.adoption.source_edits import Source, read_source
 from paceline.cli.commands.adopt import _list
 from paceline.cluster.local.machine import usable_gpus
 from paceline.errors import UsageError

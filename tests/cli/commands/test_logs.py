@@ -18,8 +18,8 @@ from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.files.log_times import format_mark, times_path
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.watch.logs.monitor import RunMonitor, follow
-from paceline.watch.logs.run_log import LogLine, RunLog
+from paceline.watch.logs.merged_log import LogLine, RunLog
+from paceline.watch.logs.run_follower import RunMonitor, follow
 from paceline.watch.records import read_record
 from tests.cli.views.test_views import Terminal, folder
 

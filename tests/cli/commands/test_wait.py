@@ -19,7 +19,7 @@ from paceline import cli
 from paceline.cluster.runs.claims import describe_processes
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
-from paceline.watch.logs import monitor
+from paceline.watch.logs import run_follower
 from tests.sweep.folders import end, grid, make_sweep
 from tests.watch.records.test_records import make_run
 
@@ -29,7 +29,7 @@ def here(guard: None, scratch: Path, tmp_path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_SCRATCH", str(scratch))
         patch.chdir(tmp_path)
-        patch.setattr(monitor, "QUERY_INTERVALS", (0.05, 0.1))
+        patch.setattr(run_follower, "QUERY_INTERVALS", (0.05, 0.1))
         yield
 
 
@@ -106,7 +106,7 @@ def test_a_timeout_leaves_the_run_alone(scratch: Path, capsys: pytest.CaptureFix
 def test_a_timeout_does_not_say_that_a_lost_run_is_left(
     scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "QUERY_INTERVALS", (60.0, 60.0))  # too long for a second look
+    monkeypatch.setattr(run_follower, "QUERY_INTERVALS", (60.0, 60.0))  # too long for a second look
     run = make_run(scratch, job=None)
     assert cli.dispatch(["wait", "--timeout", "1", "aaaa"]) == 124  # seconds, as in timeout(1)
     said = capsys.readouterr().err

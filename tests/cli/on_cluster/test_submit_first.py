@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.on_cluster import cluster_request, submit_first
-from paceline.cli.on_cluster.first_contest import Contender
+from paceline.cli.on_cluster.cluster_race import Contender
 from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.cluster.slurm.confirmation.submission import begin_submission, settle_submission
 from paceline.cluster.ssh import installation
+from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
 from paceline.cluster.ssh.connection import Answer
-from paceline.cluster.ssh.contest_record import ContestRecord
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import ClusterError, UsageError
 
@@ -100,12 +100,12 @@ def test_each_event_of_a_cluster_is_one_line(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def interrupted(guard: None, tmp_path: Path) -> Iterator[ContestRecord]:
+def interrupted(guard: None, tmp_path: Path) -> Iterator[ClusterRaceRecord]:
     """A submission to two clusters whose command was killed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         patch.chdir(tmp_path)
-        record = ContestRecord.begin(None, LINE, ["cedar", "alps"])
+        record = ClusterRaceRecord.begin(None, LINE, ["cedar", "alps"])
         record.send("alps")
         record.send("cedar")
         yield record
@@ -126,7 +126,7 @@ def start_again(line: list[str], *, at_terminal: str | None = None, on: Sequence
 
 
 def test_a_contest_that_was_killed_is_finished_and_not_started_again(
-    interrupted: ContestRecord, tmp_path: Path
+    interrupted: ClusterRaceRecord, tmp_path: Path
 ) -> None:
     for answer in (None, "\n", "no\n"):
         with pytest.raises(UsageError) as caught:
@@ -140,7 +140,7 @@ def test_a_contest_that_was_killed_is_finished_and_not_started_again(
     assert "hush" not in "".join(path.read_text() for path in tmp_path.glob("state/paceline/first/*"))
 
 
-def test_a_contest_starts_if_it_is_wanted_or_another_one(interrupted: ContestRecord, tmp_path: Path) -> None:
+def test_a_contest_starts_if_it_is_wanted_or_another_one(interrupted: ClusterRaceRecord, tmp_path: Path) -> None:
     def goes_on(line: list[str], answer: str | None = None, on: Sequence[str] = ("alps", "cedar")) -> None:
         with pytest.raises(pytest.fail.Exception, match="prepared"):
             start_again(line, at_terminal=answer, on=on)
@@ -154,7 +154,7 @@ def test_a_contest_starts_if_it_is_wanted_or_another_one(interrupted: ContestRec
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path / "elsewhere")
         goes_on(LINE)
-    ContestRecord.begin(None, LINE, ["alps", "cedar"]).save()  # killed before it had sent anything
+    ClusterRaceRecord.begin(None, LINE, ["alps", "cedar"]).save()  # killed before it had sent anything
     interrupted.finish()
     goes_on(LINE)
 

@@ -22,9 +22,9 @@ from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.plan.quote import command_line
-from paceline.watch.logs import monitor
+from paceline.watch.logs import run_follower
 from paceline.watch.logs.escapes import keep_colours
-from paceline.watch.logs.run_log import LogLine
+from paceline.watch.logs.merged_log import LogLine
 from paceline.watch.records import read_record
 from tests.sweep.folders import end, grid, make_sweep
 
@@ -52,7 +52,7 @@ def test_ctrl_c_says_that_the_run_goes_on(
 ) -> None:
     run = folder.path.name
     monkeypatch.setattr(log_printer, "follow", interrupt)
-    monkeypatch.setattr(monitor, "wait_until_over", lambda *_: list(interrupt()))
+    monkeypatch.setattr(run_follower, "wait_until_over", lambda *_: list(interrupt()))
     watch: Callable[[], object] = lambda: submit.wait_until_done(folder, follow=command == "follow")  # noqa: E731
     if command == "logs":
         with pytest.raises(SystemExit) as left:
@@ -139,7 +139,7 @@ def test_wait_names_a_killed_batch_shell(
     (folder.claims / "1").symlink_to(job_start.path.name)
     folder.job.write_text("7\n")
     ended = read_record(folder, lambda _: {"7": JobState("7", "FAILED", exit_code="0:9")})
-    monkeypatch.setattr(monitor, "wait_until_over", lambda *_: ended)
+    monkeypatch.setattr(run_follower, "wait_until_over", lambda *_: ended)
     assert submit.wait_until_done(folder, follow=False) == 1
     said = capsys.readouterr().err
     assert "the batch shell was killed by signal 9" in said

@@ -323,7 +323,7 @@ def test_the_end_of_a_build_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.
     folder.environment.touch()
     with monkeypatch.context() as patch:
         patch.setattr("paceline.cluster.environment.build_progress.STATE_INTERVAL", 0.0)
-        patch.setattr("paceline.cluster.environment.build_progress.queries.states", states)
+        patch.setattr("paceline.cluster.environment.build_progress.squeue_and_sacct.states", states)
         watch = BuildProgress(StoredEnvironment(tmp_path / "key"), folder, job="7", query=lambda _: shared)
         assert not any(watch.is_over() for _ in range(20))
         assert not asked

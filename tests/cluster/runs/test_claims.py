@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from paceline.cluster.runs import claims
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError, UsageError
@@ -110,14 +110,16 @@ def test_a_host_that_was_rebooted_runs_nothing(run: RunFolder) -> None:
 def test_jobs_keep_others_out(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     claim_for(run, "7-0")
     for state in ("RUNNING", "PENDING"):
-        monkeypatch.setattr(queries, "states", lambda jobs, state=state: {job: JobState(job, state) for job in jobs})
+        monkeypatch.setattr(
+            squeue_and_sacct, "states", lambda jobs, state=state: {job: JobState(job, state) for job in jobs}
+        )
         with pytest.raises(UsageError, match="as job 7"):
             claims.claim_run(run)
 
     def silent(jobs: object) -> dict[str, JobState]:
         raise ClusterError("squeue did not respond within 60 s.")
 
-    monkeypatch.setattr(queries, "states", silent)
+    monkeypatch.setattr(squeue_and_sacct, "states", silent)
     with pytest.raises(ClusterError, match="Cannot find out whether job 7 still has run"):
         claims.claim_run(run)
     run.job_start("7-0").path.mkdir(parents=True)

@@ -18,15 +18,15 @@ from paceline.cluster.runs import claims
 from paceline.cluster.runs.folder import create_run_folder
 from paceline.cluster.slurm import arrays, limits, sbatch
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.cluster.slurm.limits import check_limits
 from paceline.cluster.slurm.partitions import NodeKind, Partition, find_partitions
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import JobRejected, NoAnswer, NotConfigured
 from paceline.plan.run_path import RunPath, new_run_id
-from paceline.plan.slurm.directives import Directive
 from paceline.plan.slurm.plan import SlurmPlan
+from paceline.plan.slurm.sbatch_directives import Directive
 from paceline.plan.slurm.task_counts import count_tasks
 from paceline.spec import Program, load_job
 from tests.golden.cases import plan
@@ -57,9 +57,9 @@ def test_hidden_partitions_and_their_jobs_are_found(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         patch.setenv("HIDDEN", slurm.SEPARATOR.join(["7", "RUNNING", "None", "n1", "", "1:00"]))
-        assert queries.states(["7"])["7"].label == "running"
+        assert squeue_and_sacct.states(["7"])["7"].label == "running"
         patch.setenv("HIDDEN", "7")
-        assert queries.numeric_job_id("6_1") == "7"
+        assert squeue_and_sacct.numeric_job_id("6_1") == "7"
         assert (arrays._own_jobs(), arrays._all_jobs()) == (1, 1)
         patch.setenv("HIDDEN", slurm.SEPARATOR.join(fields))
         assert [partition.name for partition in find_partitions()] == ["secret"]
@@ -76,7 +76,7 @@ def test_variables_of_the_user_do_not_change_questions_and_cancels(
             patch.setenv(name, "low")
         patch.setenv("SLURM_CONF", os.devnull)
         patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        queries.states(["7"])
+        squeue_and_sacct.states(["7"])
         find_partitions()
         slurm.cancel_jobs(["7"])
     found = {line.partition("=")[0] for line in (tmp_path / "variables").read_text().splitlines()}
@@ -91,7 +91,7 @@ def test_a_configuration_that_is_gone_is_named_at_once(tmp_path: Path, monkeypat
         patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         patch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
         with pytest.raises(NotConfigured, match=r"SLURM_CONF names .*slurm\.conf, which does not exist") as caught:
-            queries.queue()
+            squeue_and_sacct.queue()
     assert "unset SLURM_CONF" in caught.value.hint
 
 
@@ -365,6 +365,6 @@ def test_job_states_take_time_in_proportion_to_the_jobs(monkeypatch: pytest.Monk
 
     count = 200
     names = [Counted(number) for number in range(count)]
-    monkeypatch.setattr(queries, "queue", lambda: {name: JobState(name, "RUNNING") for name in names})
-    assert len(queries.states(names)) == count
+    monkeypatch.setattr(squeue_and_sacct, "queue", lambda: {name: JobState(name, "RUNNING") for name in names})
+    assert len(squeue_and_sacct.states(names)) == count
     assert Counted.hashed < 20 * count

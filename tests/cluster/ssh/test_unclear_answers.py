@@ -13,15 +13,15 @@ from typing import Any, cast
 import pytest
 
 from paceline.cli.commands import data_push
-from paceline.cli.on_cluster import first_contest, on_cluster, submit_first
-from paceline.cli.on_cluster.first_contest import Contender
+from paceline.cli.on_cluster import cluster_race, on_cluster, submit_first
+from paceline.cli.on_cluster.cluster_race import Contender
 from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.cluster.ssh import conversation, forwarded_command
+from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
 from paceline.cluster.ssh.clusters import Cluster
 from paceline.cluster.ssh.code_push import delivery
 from paceline.cluster.ssh.code_push.project_code import Parcel, describe_files
 from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.contest_record import ContestRecord
 from paceline.cluster.ssh.conversation import Conversation
 from paceline.cluster.ssh.data_push.sent_data import SentData
 from paceline.cluster.ssh.fetch import frames
@@ -118,10 +118,10 @@ def test_the_answer_about_the_place_of_data(
 
 
 @pytest.fixture
-def record(guard: None, tmp_path: Path) -> Iterator[ContestRecord]:
+def record(guard: None, tmp_path: Path) -> Iterator[ClusterRaceRecord]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        yield ContestRecord.begin(None)
+        yield ClusterRaceRecord.begin(None)
 
 
 @pytest.mark.parametrize(
@@ -130,17 +130,17 @@ def record(guard: None, tmp_path: Path) -> Iterator[ContestRecord]:
      *({key: value for key, value in STATE.items() if key != left} for left in STATE)],
 )  # fmt: skip
 def test_the_answers_of_a_contest(
-    record: ContestRecord, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: object
+    record: ClusterRaceRecord, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: object
 ) -> None:
-    monkeypatch.setattr(first_contest, "converse", lambda *_: Conversation(ALPS, says(answer)))
+    monkeypatch.setattr(cluster_race, "converse", lambda *_: Conversation(ALPS, says(answer)))
     contender = Contender("alps", RUN, "", None)
     contender._say(contender._exchange("state"))
     contender.close()
     assert capsys.readouterr().err == "alps: gave no usable answer; without permission it does not train\n"
 
 
-def test_a_state_that_is_understood(record: ContestRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_contest, "converse", lambda *_: Conversation(ALPS, says(STATE)))
+def test_a_state_that_is_understood(record: ClusterRaceRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_race, "converse", lambda *_: Conversation(ALPS, says(STATE)))
     contender = Contender("alps", RUN, "", None)
     assert contender._exchange("state") == STATE
     contender.close()
@@ -150,7 +150,7 @@ def test_a_state_that_is_understood(record: ContestRecord, monkeypatch: pytest.M
     "answer", [{}, [], {"run": RUN}, {"run": 1, "job": "7"}, {"run": "\x1b]0;x\x07", "job": "7"}, {"run": "$(x)"}]
 )
 def test_the_answer_to_a_submission_of_a_contest(
-    record: ContestRecord,
+    record: ClusterRaceRecord,
     parcel: Parcel,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -168,9 +168,9 @@ def test_the_answer_to_a_submission_of_a_contest(
 @pytest.mark.parametrize("answer", [{}, {"run": 1}, {"run": "../../x"}])
 def test_the_answer_about_a_submission(guard: None, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
     said = says(answer).replace("read -r line; ", "")
-    monkeypatch.setattr(first_contest, "converse", lambda *_: Conversation(ALPS, said))
+    monkeypatch.setattr(cluster_race, "converse", lambda *_: Conversation(ALPS, said))
     with pytest.raises(ValueError, match="names no run"):
-        first_contest.ask_outcome("alps", "1", None)
+        cluster_race.ask_outcome("alps", "1", None)
 
 
 def test_a_line_without_end_is_an_error(guard: None, monkeypatch: pytest.MonkeyPatch) -> None:

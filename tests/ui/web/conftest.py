@@ -16,7 +16,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from paceline.ui.web.api import Answers
-from paceline.ui.web.application import make_app
+from paceline.ui.web.request_handler import make_app
 from paceline.ui.web.security import COOKIE, Access
 from paceline.ui.web.server import listen, make_server
 from tests.ui.conftest import Console

@@ -23,7 +23,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, ConnectionProblem
 from paceline.plan.run_path import is_run_path
 from paceline.watch import viewpoint
-from paceline.watch.logs.run_log import RunLog
+from paceline.watch.logs.merged_log import RunLog
 from paceline.watch.mirror import follower, frames, reader, run_files, write_lock
 from paceline.watch.mirror.changes import RunChanges
 from paceline.watch.mirror.follower import Follower

@@ -14,7 +14,7 @@ import pytest
 from paceline.cluster.slurm import answer_file
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm.answer_file import Answer, AnswerFile
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, NoAnswer, UsageError
@@ -61,8 +61,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]
         put_command(tmp_path, "squeue", "exit 9")
         patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         patch.setattr(answer_file, "MEMORY", str(tmp_path))
-        patch.setattr(queries, "queue", made.queue)
-        patch.setattr(queries, "accounting", made.accounting)
+        patch.setattr(squeue_and_sacct, "queue", made.queue)
+        patch.setattr(squeue_and_sacct, "accounting", made.accounting)
         patch.setattr(time, "time", lambda: made.now)
         patch.setattr(time, "sleep", made.sleep)
         yield made
@@ -124,7 +124,7 @@ def test_an_answer_that_was_under_way_while_the_queue_changed_does_not_count(fak
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queries, "queue", slow_queue)
+        patch.setattr(squeue_and_sacct, "queue", slow_queue)
         query_states(["7"])
     fake.jobs = {"7": "CANCELLED"}
     assert query_states(["7"])["7"].label == "cancelled"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.adoption.origins import WRAPPERS, unwrap
 from paceline.adoption.rules.resume import copies
-from paceline.adoption.source import Edit, Remark
+from paceline.adoption.source_edits import Edit, Remark
 from paceline.adoption.training import Training
+from paceline.adoption.value_origins import WRAPPERS, unwrap
 
 POSITIONAL = (
     "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory",

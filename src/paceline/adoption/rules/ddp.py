@@ -13,8 +13,8 @@ from paceline.adoption.rules.hazards import Hazards
 from paceline.adoption.rules.output import change_folders
 from paceline.adoption.rules.samplers import change_samplers
 from paceline.adoption.rules.session import import_line
-from paceline.adoption.script import Script
-from paceline.adoption.source import Edit, Remark
+from paceline.adoption.script_analysis import Script
+from paceline.adoption.source_edits import Edit, Remark
 from paceline.adoption.training import Training, find_training
 
 ADDRESS = "Paceline sets it, as torchrun does: with a fixed value, nodes cannot find each other, and two runs collide"

@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.adoption.script import Script
-from paceline.adoption.source import Edit, Remark
+from paceline.adoption.script_analysis import Script
+from paceline.adoption.source_edits import Edit, Remark
 
 REASON = "each rank has its own device"
 _CUDA = re.compile(r"cuda(:\d+)?$")

@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from paceline.adoption.origins import Origins
 from paceline.adoption.ranks import Ranks
-from paceline.adoption.script import Script
-from paceline.adoption.source import Edit, Remark
+from paceline.adoption.script_analysis import Script
+from paceline.adoption.source_edits import Edit, Remark
 from paceline.adoption.training import is_backward
+from paceline.adoption.value_origins import Origins
 
 SAVE = "all ranks would write the same file at the same time"
 PATH_SECOND = (  # (object, file)

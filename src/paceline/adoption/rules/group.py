@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from paceline.adoption.script import Script
+from paceline.adoption.script_analysis import Script
 
 GROUP = ("torch.distributed.init_process_group",)
 SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes", "torch.multiprocessing.Process")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.adoption.source import Remark
+from paceline.adoption.rank_dependent_values import OwnValues
+from paceline.adoption.source_edits import Remark
 from paceline.adoption.training import Training, loss_of
-from paceline.adoption.values import OwnValues
 
 PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 MAX_DEPTH = 8

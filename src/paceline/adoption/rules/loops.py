@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.adoption.origins import PROGRESS, WRAPPERS, unwrap
 from paceline.adoption.rules.data import keeps_short_batches
 from paceline.adoption.rules.resume import add_resume
-from paceline.adoption.script import Function, LoopNode
-from paceline.adoption.source import Edit, Remark
+from paceline.adoption.script_analysis import Function, LoopNode
+from paceline.adoption.source_edits import Edit, Remark
 from paceline.adoption.training import Training, loss_of
+from paceline.adoption.value_origins import PROGRESS, WRAPPERS, unwrap
 
 STEPS = "each iteration is one step; between steps, the run saves, stops if requested, and reports its progress"
 CLOSURE = "gives all ranks the loss and the gradients of all ranks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.adoption.source import Edit, Remark
+from paceline.adoption.source_edits import Edit, Remark
 from paceline.adoption.training import Training
 
 REASON = "moves the model to this rank's device, and averages gradients over the ranks"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from paceline.adoption.ranks import Ranks
 from paceline.adoption.rules.files import path_key
-from paceline.adoption.script import Script
-from paceline.adoption.source import Edit, Remark
+from paceline.adoption.script_analysis import Script
+from paceline.adoption.source_edits import Edit, Remark
 
 PRINT = "once, by rank 0"
 TRACKERS = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.adoption.origins import unwrap
-from paceline.adoption.script import LoopNode, Script
-from paceline.adoption.source import Edit, Remark
+from paceline.adoption.script_analysis import LoopNode, Script
+from paceline.adoption.source_edits import Edit, Remark
 from paceline.adoption.training import Training
+from paceline.adoption.value_origins import unwrap
 
 RESUME = "saves these, and loads the newest checkpoint, if there is one"
 SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.amp.grad_scaler.GradScaler")

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.adoption.ranks import Ranks
-from paceline.adoption.script import Script
-from paceline.adoption.source import Edit, Remark
+from paceline.adoption.script_analysis import Script
+from paceline.adoption.source_edits import Edit, Remark
 from paceline.adoption.training import LOADERS, Training
 
 SAMPLERS = ("torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler")

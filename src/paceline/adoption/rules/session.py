@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import PurePath
 
-from paceline.adoption.script import Function, Script
-from paceline.adoption.source import Edit, Remark
+from paceline.adoption.script_analysis import Function, Script
+from paceline.adoption.source_edits import Edit, Remark
 
 NAMES = ("run", "session", "paceline_run")
 SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed", "fix_seed", "seed_all")

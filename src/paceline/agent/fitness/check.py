@@ -15,8 +15,8 @@ from typing import Any
 
 from paceline.agent.health.cgroup import CpuQuota, cpu_quota
 from paceline.agent.rendezvous.connected_agents import Rendezvous
-from paceline.agent.workers import processes
-from paceline.agent.workers.group import Launch
+from paceline.agent.workers import process_tree
+from paceline.agent.workers.rank_group import Launch
 from paceline.contract import env
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.fitness.judgement import Judgement, judge
@@ -81,7 +81,7 @@ class FitnessCheck:
                 time.sleep(0.05)
         finally:
             for each in started:
-                processes.signal_group(each.pid, signal.SIGKILL)
+                process_tree.signal_group(each.pid, signal.SIGKILL)
                 each.wait()
         return list(_read(folder, numbers)), _throttled_share(before, cpu_quota())
 

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from paceline.agent import restart_policy
-from paceline.agent.failures import Failure
+from paceline.agent import retry_policy
 from paceline.agent.health.activity import ActivityMonitor
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.rank_failures import Failure
 from paceline.agent.rendezvous.connected_agents import Rendezvous
-from paceline.agent.workers import processes
-from paceline.agent.workers.group import Launch, WorkerGroup
+from paceline.agent.workers import process_tree
+from paceline.agent.workers.rank_group import Launch, RankGroup
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED
 
 # The kinds of messages: all agents begin to watch their ranks; a member reports to the head agent.
@@ -56,7 +56,7 @@ def has_finished(state: int, *, script_ended: bool) -> bool:
 class LingeringRanks:
     """One agent's part: a member reports its ranks to the head agent, which finds those that linger."""
 
-    def __init__(self, launch: Launch, *, workers: WorkerGroup, heartbeats: Heartbeats, rendezvous: Rendezvous) -> None:
+    def __init__(self, launch: Launch, *, workers: RankGroup, heartbeats: Heartbeats, rendezvous: Rendezvous) -> None:
         self._placement, self._attempt = launch.placement, launch.attempt
         self._spawns = launch.launch_spec.style == "spawn"
         self._workers, self._heartbeats, self._rendezvous = workers, heartbeats, rendezvous
@@ -118,7 +118,7 @@ class LingeringRanks:
         others = f", as did {_names(rest)}" if rest else ""
         message = f"it made no progress for {self._limit(lingering):g} s after other ranks had exited{others}; {HINT}"
         log = str(self._attempt.stacks(first.rank))
-        return Failure(restart_policy.LINGERED, first.host, first.rank, message=message, time=detected, log=log)
+        return Failure(retry_policy.LINGERED, first.host, first.rank, message=message, time=detected, log=log)
 
     def describe(self, lingering: list[IdleRank]) -> str:
         """Say what is done about these ranks."""
@@ -138,7 +138,7 @@ class LingeringRanks:
         started = self._workers.pids()
         parent = next(iter(started.values()), 0) if self._spawns else 0
         pids = {rank: self._heartbeats.read(rank).pid or started.get(rank, parent) for rank in local_ranks}
-        return {rank: pid for rank, pid in pids.items() if not pid or processes.is_alive(pid)}
+        return {rank: pid for rank, pid in pids.items() if not pid or process_tree.is_alive(pid)}
 
     def _idle_ranks(self, pids: Mapping[int, int], now: float) -> list[IdleRank]:
         return [

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import __version__
-from paceline.agent.agent_placement import Placement
+from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous import network
 from paceline.contract.gpus import visible_devices
 from paceline.contract.launch_spec import LaunchSpec

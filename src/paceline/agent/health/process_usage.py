@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.agent.workers import processes
+from paceline.agent.workers import process_tree
 
 # Of linux/netlink.h, linux/sock_diag.h and linux/inet_diag.h, for a list of all TCP sockets as `ss -ti` prints it.
 _NETLINK_SOCK_DIAG = 4
@@ -39,11 +39,11 @@ class Usage(NamedTuple):
 
 def tree_usage(roots: Iterable[int]) -> dict[int, Usage]:
     """Return what each of these processes uses. Those that are gone are left out."""
-    stats = processes.read_stats()
+    stats = process_tree.read_stats()
     traffic = _tcp_traffic()
     usage = {}
     for root in set(roots) & set(stats):
-        tree = {root, *processes.descendants(root, stats)}
+        tree = {root, *process_tree.descendants(root, stats)}
         # User and system time, of the process and of its children that have ended.
         ticks = sum(int(count) for pid in tree for count in stats[pid][11:15])
         sockets = {inode for pid in tree for inode in _sockets(pid)}

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.agent_placement import Placement
 from paceline.agent.health.hang_detection import process_state
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
+from paceline.agent.launcher_placement import Placement
 from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.jsonl import LineWriter
 from paceline.contract.launch_spec import LaunchSpec

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.failures import FENCED_OFF
 from paceline.agent.notify.delivery import NotDelivered, post, run_command
+from paceline.agent.rank_failures import FENCED_OFF
 from paceline.agent.stop.rank_signals import FILE, TERM, is_time_limit
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
@@ -80,7 +80,7 @@ class Notifier:
             return  # another job start has the run, and tells about it
         message = "" if failure is None else failure.headline(self._launch_spec.world_size)
         verdict = read_verdict(self._job_start.verdict) or outcome.verdict
-        may_requeue = self._job_start.requeue.exists()  # the restart policy has decided
+        may_requeue = self._job_start.requeue.exists()  # the retry policy has decided
         at_limit = False
         if verdict in (DONE, FAILED) and not (verdict == FAILED and may_requeue):
             event = status = verdict

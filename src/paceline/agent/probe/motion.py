@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.agent.health.activity import BUSY_CPU, BUSY_IO
 from paceline.agent.health.process_usage import tree_usage
-from paceline.agent.workers import processes
+from paceline.agent.workers import process_tree
 from paceline.contract.heartbeat_file import READY
 from paceline.contract.processes.stacks import Stack, read_stack
 from paceline.contract.run_folder import AttemptFolder
@@ -61,9 +61,9 @@ def dump_stacks(attempt: AttemptFolder, ranks: Sequence[Rank]) -> list[int]:
     sizes = {}
     for rank in ranks:
         ready = rank.heartbeat.state >= READY and rank.writes_stacks
-        if ready and processes.has_handler(rank.heartbeat.pid, signal.SIGUSR2):  # otherwise the signal would end it
+        if ready and process_tree.has_handler(rank.heartbeat.pid, signal.SIGUSR2):  # otherwise the signal would end it
             sizes[rank.number] = _size(attempt.stacks(rank.number))
-            processes.send_signal(rank.heartbeat.pid, signal.SIGUSR2)
+            process_tree.send_signal(rank.heartbeat.pid, signal.SIGUSR2)
     deadline = time.monotonic() + STACKS_TIMEOUT
     now = sizes
     while True:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.agent.agent_placement import Placement
+from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous import network
 from paceline.agent.rendezvous.errors import Interrupted, JoinRejected
 from paceline.agent.rendezvous.handshake import greet_head

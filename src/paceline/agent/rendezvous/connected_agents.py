@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.agent_placement import Placement
+from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous.errors import AgentsLost, AgentsMissing, Interrupted
 from paceline.agent.rendezvous.master_address import Master, ReservedPort
 from paceline.agent.rendezvous.network import loopback

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from paceline.agent.agent_placement import Placement, node_name
+from paceline.agent.launcher_placement import Placement, node_name
 from paceline.agent.rendezvous.admission import Admission, Candidate
 from paceline.agent.rendezvous.client import (
     HANDSHAKE_TIMEOUT,
@@ -22,7 +22,7 @@ from paceline.agent.rendezvous.job_start import job_start_folder
 from paceline.agent.rendezvous.master_address import choose_addresses
 from paceline.agent.rendezvous.network import bind_port, join_address
 from paceline.agent.rendezvous.transport import encode
-from paceline.agent.workers.processes import raise_descriptor_limit
+from paceline.agent.workers.process_tree import raise_descriptor_limit
 from paceline.contract import env
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import LaunchError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.agent.agent_placement import Placement
+from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.rendezvous.errors import Interrupted
 from paceline.agent.stop.received_signals import Requests

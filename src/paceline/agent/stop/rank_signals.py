@@ -9,8 +9,8 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
-from paceline.agent.workers import fork_safety, processes
-from paceline.agent.workers.group import Launch, WorkerGroup
+from paceline.agent.workers import fork_safety, process_tree
+from paceline.agent.workers.rank_group import Launch, RankGroup
 from paceline.contract.heartbeat_file import READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.stop import script_text
@@ -63,7 +63,7 @@ class StopRequest:
     on from the newest checkpoint; at the time limit, Slurm would end the run for good.
     """
 
-    def __init__(self, launch: Launch, *, workers: WorkerGroup, heartbeats: Heartbeats) -> None:
+    def __init__(self, launch: Launch, *, workers: RankGroup, heartbeats: Heartbeats) -> None:
         self._launch_spec, self._workers, self._heartbeats = launch.launch_spec, workers, heartbeats
         self._run = RunFolder(launch.attempt.path.parent)
         self._cancelled = self._run.cancelled
@@ -104,10 +104,10 @@ class StopRequest:
                 continue
             number = self._find_last_signal(pid) if state == READY else None
             # Again once the script has a handler: before, the signal was ignored.
-            news = (state, processes.has_handler(pid, signal.SIGUSR1))
+            news = (state, process_tree.has_handler(pid, signal.SIGUSR1))
             if self._signalled.get(pid, (0, False)) < news:
                 self._signalled[pid] = news
-                processes.send_signal(pid, signal.SIGUSR1)
+                process_tree.send_signal(pid, signal.SIGUSR1)
             if number is not None:
                 self._set_deadline()
                 self._end(pid, number)
@@ -159,12 +159,12 @@ class StopRequest:
             return ["the ranks have not begun to train, so they have nothing to save"]
         if self._set_signal is not None:
             return [f"the script gets {self._set_signal.name}, as set by stop_signal, to save in its own way"]
-        if any(processes.has_handler(pid, signal.SIGUSR1) for pid in states):
+        if any(process_tree.has_handler(pid, signal.SIGUSR1) for pid in states):
             return ["the script handles SIGUSR1 itself"]
         if self._way == INTERRUPT:
             return ["the script gets SIGINT (KeyboardInterrupt), to save in its own way"]
         if self._must_end():
-            caught = any(processes.has_handler(pid, signal.SIGTERM) for pid in states)
+            caught = any(process_tree.has_handler(pid, signal.SIGTERM) for pid in states)
             return ["the script handles SIGTERM itself" if caught else LOST]
         return [
             f"the script runs until the time limit, and {LOST}",
@@ -215,11 +215,11 @@ class StopRequest:
 
         At the time limit, a script that does not resume by itself runs on: it would only start over.
         """
-        if self._launch_spec.stop_signal or self._has_session or processes.has_handler(pid, signal.SIGUSR1):
+        if self._launch_spec.stop_signal or self._has_session or process_tree.has_handler(pid, signal.SIGUSR1):
             return None
         local_rank = self._find_rank(pid)
         preset = None if local_rank is None else self._heartbeats.read_framework(local_rank)
-        if preset is None or not processes.has_handler(pid, signal.Signals[preset.stop_signal]):
+        if preset is None or not process_tree.has_handler(pid, signal.Signals[preset.stop_signal]):
             return None
         return preset if self._must_end() or self._can_resume(preset) else None
 
@@ -281,10 +281,12 @@ class StopRequest:
         for pid in pids:
             if (pid, number) not in self._terminated:
                 self._terminated.add((pid, number))
-                send = processes.signal_group if self._spawns and number == signal.SIGINT else processes.send_signal
+                send = (
+                    process_tree.signal_group if self._spawns and number == signal.SIGINT else process_tree.send_signal
+                )
                 send(pid, number)
 
     def _may_save_on_usr1(self, pid: int) -> bool:
         # Every Python process has a handler of SIGINT, so that tells nothing.
-        handles_end = self._way != INTERRUPT and processes.has_handler(pid, signal.SIGTERM)
-        return processes.has_handler(pid, signal.SIGUSR1) and not handles_end
+        handles_end = self._way != INTERRUPT and process_tree.has_handler(pid, signal.SIGTERM)
+        return process_tree.has_handler(pid, signal.SIGUSR1) and not handles_end

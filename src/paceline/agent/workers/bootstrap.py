@@ -25,7 +25,7 @@ from typing import Any
 
 from paceline.agent.health import heartbeat
 from paceline.agent.stop.framework_watch import watch_frameworks
-from paceline.agent.workers import processes, standard_input
+from paceline.agent.workers import process_tree, standard_input
 from paceline.agent.workers.coordination_probe import CoordinationProbe
 from paceline.agent.workers.store_listener import wait_for_store
 from paceline.agent.workers.variables.rank_variables import REMOVED
@@ -109,7 +109,7 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     script_end = ScriptEnd(spec["heartbeat"], local_rank)
     _set_signals()
     _set_streams(rank)
-    processes.name_process(f"rank-{rank}")
+    process_tree.name_process(f"rank-{rank}")
     if is_rank:
         faulthandler.enable(file=2)
         write_stacks_on_signal(attempt.stacks(rank), heartbeat_file=spec["heartbeat"], local_rank=local_rank)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from paceline.agent.agent_placement import Placement
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.workers.exec_group import ExecWorkers
-from paceline.agent.workers.forked_group import ForkedWorkers, Interrupted, UnsafeToFork
-from paceline.agent.workers.group import WorkerGroup
-from paceline.agent.workers.torchrun_group import TorchrunWorkers
+from paceline.agent.launcher_placement import Placement
+from paceline.agent.workers.exec_ranks import ExecRanks
+from paceline.agent.workers.forked_ranks import ForkedRanks, Interrupted, UnsafeToFork
+from paceline.agent.workers.rank_group import RankGroup
+from paceline.agent.workers.torchrun_ranks import TorchrunRanks
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
@@ -23,16 +23,16 @@ class GroupSelection:
         launch_spec: LaunchSpec,
         environ: Mapping[str, str],
         *,
-        zygote: ForkedWorkers | None,
+        zygote: ForkedRanks | None,
         interrupted: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
         self._launch_spec, self._environ = launch_spec, environ
         self._zygote = zygote
-        self._selected: WorkerGroup | None = None
+        self._selected: RankGroup | None = None
         self._interrupted, self._say = interrupted, say
 
-    def select(self, placement: Placement, heartbeats: Heartbeats) -> WorkerGroup:
+    def select(self, placement: Placement, heartbeats: Heartbeats) -> RankGroup:
         """Return the worker group for the next attempt. Wait until its zygote has imported torch."""
         if self._zygote is not None and self._zygote_is_ready():
             return self._zygote
@@ -41,9 +41,9 @@ class GroupSelection:
             # mpirun starts one agent per rank, or one per node whose ranks torchrun starts.
             per_rank = placement.count == self._launch_spec.world_size
             if style == "torchrun" or (style == "mpirun" and not per_rank):
-                self._selected = TorchrunWorkers(heartbeats)
+                self._selected = TorchrunRanks(heartbeats)
             else:
-                self._selected = ExecWorkers(per_node=style == "spawn")
+                self._selected = ExecRanks(per_node=style == "spawn")
         return self._selected
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class GroupSelection:
         if self._zygote.gone:
             self._zygote.close()
             environ = {name: value for name, value in self._environ.items() if name != env.ZYGOTE}
-            self._zygote = ForkedWorkers.prepare(self._launch_spec, environ)
+            self._zygote = ForkedRanks.prepare(self._launch_spec, environ)
         try:
             self._zygote.wait_until_ready(self._interrupted, self._say)
         except Interrupted:

@@ -19,8 +19,8 @@ from paceline.cli.output import console
 from paceline.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from paceline.adoption.advice import Advice
-    from paceline.adoption.source import Edit, Source
+    from paceline.adoption.script_changes import Advice
+    from paceline.adoption.source_edits import Edit, Source
 
 _LINE_NUMBERS = re.compile(r"(?<=\bline )\d+(?:, \d+)*")  # that the text of a remark names
 
@@ -45,8 +45,8 @@ def command(
       paceline inspect data train.py     then: see which samples each rank gets
       paceline prove train.py            then: check that two ranks train like one
     """
-    from paceline.adoption.advice import advise
-    from paceline.adoption.source import read_source
+    from paceline.adoption.script_changes import advise
+    from paceline.adoption.source_edits import read_source
 
     if script.is_dir():
         raise UsageError(f"{script} is a folder, not a script.", hint=f"Name a file in it, e.g. {script / 'train.py'}.")

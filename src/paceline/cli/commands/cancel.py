@@ -9,7 +9,7 @@ import typer
 from paceline.cli import runs
 from paceline.cli.on_cluster import mirrored, on_cluster
 from paceline.cluster.actions import cancel_run
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.watch.records import Record, newest_verdict, read_record
@@ -39,7 +39,7 @@ def command(
       paceline cancel --save last    save a checkpoint first
     """
     for folder in [runs.own(name) for name in names]:
-        record = read_record(folder, queries.states)  # as it is now: a job of a minute ago may have ended
+        record = read_record(folder, squeue_and_sacct.states)  # as it is now: a job of a minute ago may have ended
         if record.is_over and not _may_requeue(record):
             print(f"{folder.key} has already ended: {record.status}")
         else:

@@ -19,9 +19,9 @@ from paceline.plan.typed_command import to_type
 from paceline.spec.quantities import parse_seconds
 from paceline.watch import viewpoint
 from paceline.watch.logs.log_file import LineSplitter, LogFile, Lookup
-from paceline.watch.logs.monitor import POLL_INTERVAL, RunMonitor
+from paceline.watch.logs.merged_log import LogLine, RunLog
 from paceline.watch.logs.rank_log import Filter
-from paceline.watch.logs.run_log import LogLine, RunLog
+from paceline.watch.logs.run_follower import POLL_INTERVAL, RunMonitor
 from paceline.watch.records import Record, newest_verdict, read_record
 
 ALL = "all"

@@ -12,7 +12,7 @@ from paceline.cli import runs, typer_options
 from paceline.cli.output import console
 from paceline.cluster.runs.run_half_zip import stored_run_half
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_submission import JobSubmission
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
@@ -85,7 +85,7 @@ def _reject_unused(run: str | None, node: str | None, settings: typer_options.Se
 
 def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], str, dict[str, str]]:
     folder = runs.own(run)
-    record = read_record(folder, queries.states)  # as it is now: it may have started a moment ago
+    record = read_record(folder, squeue_and_sacct.states)  # as it is now: it may have started a moment ago
     if record.job is None or record.status != "running":
         status = record.status if record.job else f"{record.status}, and not a Slurm job"
         raise UsageError(
@@ -96,4 +96,4 @@ def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], s
     setup = setup_from_run(folder, launch_spec)
     # The shell gets what the job was submitted with, and nothing else of this shell.
     environ = submission_environment(os.environ, ()).variables
-    return join_argv(queries.numeric_job_id(record.job), node=node, terminal=terminal), setup, environ
+    return join_argv(squeue_and_sacct.numeric_job_id(record.job), node=node, terminal=terminal), setup, environ

@@ -199,8 +199,8 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     """Wait for the end of a run; return its status as an exit code."""
     from paceline.cli.views.log_printer import LogPrinter, WaitNotes, follow_until_over
     from paceline.watch.goodput import had_nothing_left, read_events
-    from paceline.watch.logs.monitor import wait_until_over
-    from paceline.watch.logs.run_log import RunLog
+    from paceline.watch.logs.merged_log import RunLog
+    from paceline.watch.logs.run_follower import wait_until_over
     from paceline.watch.records import killed_shell
 
     with runs.goes_on(folder):

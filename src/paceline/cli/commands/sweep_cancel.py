@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli import runs
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import ENDED
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import SweepFolder
@@ -43,12 +43,12 @@ def command(name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep'
 
 def _ended_trials(sweep: SweepFolder) -> str:
     """Return how the trials of a sweep ended, if nothing of it is left that could be cancelled; else nothing."""
-    counts = read_sweep(sweep, queries.states).counts
+    counts = read_sweep(sweep, squeue_and_sacct.states).counts
     if not counts or counts.keys() & {RUNNING, PENDING, MISSING} or _pids(sweep):
         return ""
     if jobs := _jobs(sweep):  # W&B may still give them points
         try:
-            live = [job for job, state in queries.queue().items() if state.phase != ENDED]
+            live = [job for job, state in squeue_and_sacct.queue().items() if state.phase != ENDED]
         except ClusterError:
             return ""
         if not {*jobs}.isdisjoint(part for job in live for part in (job, job.partition("_")[0])):

@@ -68,7 +68,7 @@ def command(
     answers = Answers(runs.scratch_here(), allow_actions=allow_actions)
     # Thousands of runs take seconds: begin before the browser asks.
     threading.Thread(target=_read_runs, args=(answers,), name="paceline-first-rows", daemon=True).start()
-    from paceline.ui.web.application import make_app
+    from paceline.ui.web.request_handler import make_app
     from paceline.ui.web.security import Access
     from paceline.ui.web.server import listen, opened_browser, serve
 

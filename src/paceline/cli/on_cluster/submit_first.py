@@ -27,9 +27,9 @@ from paceline.spec.option_table import RESOURCES
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
     from paceline.cluster.slurm.job_submission import Submitted
+    from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
     from paceline.cluster.ssh.code_push.project_code import Parcel
     from paceline.cluster.ssh.connection import Connection
-    from paceline.cluster.ssh.contest_record import ContestRecord
     from paceline.cluster.ssh.request import Request
 
 PATIENCE = "10m"
@@ -86,7 +86,7 @@ def answer(submitted: Submitted) -> int:
 def serve(run: str) -> int:
     """Answer the laptop's questions about a run, and do what it decides."""
     from paceline.cluster.actions import cancel_run
-    from paceline.cluster.slurm.job_states import queries
+    from paceline.cluster.slurm.job_states import squeue_and_sacct
     from paceline.cluster.slurm.job_states.meanings import WAITING
     from paceline.contract.files.grant_file import GRANTED, REFUSED, decide_grant, read_grant
     from paceline.watch.records import read_record
@@ -97,7 +97,7 @@ def serve(run: str) -> int:
         if asked == "grant":
             decide_grant(folder, GRANTED)
         elif asked == "refuse" and decide_grant(folder, REFUSED, winner) != GRANTED:
-            record = read_record(folder, queries.states)
+            record = read_record(folder, squeue_and_sacct.states)
             if not record.is_over:
                 cancel_run(folder, running=record.status == "running")
         decision, record = read_grant(folder), read_record(folder)
@@ -132,7 +132,7 @@ def _age(path: Path) -> float:
 def start(asked: Forwarded) -> int:
     """Submit to several clusters, and keep the first that starts."""
     from paceline.cli.on_cluster.on_cluster import cluster_names
-    from paceline.cluster.ssh.contest_record import ContestRecord
+    from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
 
     names = list(dict.fromkeys(cluster_names(asked)))
     if len(names) < 2:
@@ -143,7 +143,7 @@ def start(asked: Forwarded) -> int:
     _require_no_interrupted(asked.line, names)
     prepared = _prepare(asked, names)
     config = asked.values.get("config")
-    record = ContestRecord.begin(os.path.abspath(config) if isinstance(config, str) else None, asked.line, names)
+    record = ClusterRaceRecord.begin(os.path.abspath(config) if isinstance(config, str) else None, asked.line, names)
     with record.locked():
         record.save()
         console.say_note(f"if this command is interrupted: paceline submit --finish {record.id}")
@@ -161,7 +161,7 @@ def start(asked: Forwarded) -> int:
 
 def _require_no_interrupted(line: Sequence[str], names: Sequence[str]) -> None:
     """Raise an error if the same command was interrupted, so that its jobs may still train; in a terminal, ask."""
-    from paceline.cluster.ssh.contest_record import find_interrupted
+    from paceline.cluster.ssh.cluster_race_record import find_interrupted
 
     record = find_interrupted(line, names)
     if record is None:
@@ -180,11 +180,11 @@ def _require_no_interrupted(line: Sequence[str], names: Sequence[str]) -> None:
 
 def finish(name: str) -> int:
     """Go on with a submission to several clusters whose command was interrupted."""
-    from paceline.cluster.ssh.contest_record import ContestRecord
+    from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
 
-    record = ContestRecord.load(name)
+    record = ClusterRaceRecord.load(name)
     with record.locked():
-        record = ContestRecord.load(name)
+        record = ClusterRaceRecord.load(name)
         if record.is_over:
             console.say_note(f"{name} is already finished")
             return 0
@@ -206,12 +206,14 @@ def _prepare(asked: Forwarded, names: list[str]) -> dict[str, tuple[Connection, 
     return made
 
 
-def _submit(connection: Connection, request: Request, parcel: Parcel, record: ContestRecord) -> PacelineError | None:
+def _submit(
+    connection: Connection, request: Request, parcel: Parcel, record: ClusterRaceRecord
+) -> PacelineError | None:
     """Submit to one cluster; return why that has failed.
 
     `record` then has its submission still if there may be a job all the same.
     """
-    from paceline.cli.on_cluster.first_contest import read_run
+    from paceline.cli.on_cluster.cluster_race import read_run
     from paceline.cluster.ssh.forwarded_command import converse
 
     name = connection.cluster.name
@@ -242,22 +244,22 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, record: Co
     return None
 
 
-def _settle(record: ContestRecord, name: str) -> None:
+def _settle(record: ClusterRaceRecord, name: str) -> None:
     """After a submission that has failed: ask whether there is a job. Without an answer, it is asked again later."""
-    from paceline.cli.on_cluster.first_contest import ask_outcome
+    from paceline.cli.on_cluster.cluster_race import ask_outcome
 
     with suppress(PacelineError, OSError, ValueError):
         if ask_outcome(name, record.submissions[name], record.config) is None:
             record.take_back(name)
 
 
-def _run(record: ContestRecord, *, gives_up: bool = False) -> int:
-    from paceline.cli.on_cluster.first_contest import Contest
+def _run(record: ClusterRaceRecord, *, gives_up: bool = False) -> int:
+    from paceline.cli.on_cluster.cluster_race import ClusterRace
 
-    with Contest(record) as contest:
+    with ClusterRace(record) as race:
         if gives_up:
-            return contest.give_up()
+            return race.give_up()
         try:
-            return contest.run()
+            return race.run()
         except KeyboardInterrupt:
-            return contest.give_up()
+            return race.give_up()

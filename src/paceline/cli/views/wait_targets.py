@@ -14,7 +14,7 @@ from paceline.contract.verdict import DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.plan.typed_command import to_type
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.results import PENDING, RUNNING, Sweep, read_sweep
-from paceline.watch.logs.monitor import RunMonitor
+from paceline.watch.logs.run_follower import RunMonitor
 from paceline.watch.overview import make_overview
 
 REFRESH = 2.0  # seconds between looks at the numbers of a run

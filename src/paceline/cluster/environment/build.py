@@ -17,7 +17,7 @@ from pathlib import Path
 
 from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironment, store_path
 from paceline.cluster.runs.folder import create_scratch
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import LIVE, WAITING
 from paceline.cluster.slurm.sbatch import run_sbatch
 from paceline.contract.redaction import redact
@@ -221,7 +221,7 @@ def _jobs(folders: Iterable[Path]) -> dict[Path, str]:
 
 def _find_live(jobs: Iterable[str]) -> set[str]:
     """Return which of these jobs wait or run, with one question."""
-    return {job for job, state in queries.states(jobs).items() if state.phase in (LIVE, WAITING)}
+    return {job for job, state in squeue_and_sacct.states(jobs).items() if state.phase in (LIVE, WAITING)}
 
 
 def may_be_building(builder: str) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from paceline.cluster.environment.store import StoredEnvironment
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import LIVE, WAITING, JobState
 from paceline.errors import ClusterError, EnvironmentProblem
 from paceline.plan.environment.build_script import BuildFolder
@@ -40,7 +40,7 @@ class BuildProgress:
         *,
         job: str = "",
         process: subprocess.Popen[bytes] | None = None,
-        query: QueryStates = queries.states,
+        query: QueryStates = squeue_and_sacct.states,
     ) -> None:
         self.target = target
         self.folder = folder
@@ -70,7 +70,7 @@ class BuildProgress:
         if self.folder.environment.exists() or self._last_looks == LAST_LOOKS:
             return self.query
         self._last_looks += 1
-        return queries.states
+        return squeue_and_sacct.states
 
     def lines(self) -> Iterator[str | None]:
         """Yield the log's lines as they come; None in between, so that a progress line can move."""

@@ -48,7 +48,7 @@ def _why_cold(spec: LaunchSpec) -> str | None:
 
 def _fits(started: prestart.Prestarted, spec: LaunchSpec) -> bool:
     """Whether the agent will accept the zygote that was started before the options were parsed."""
-    from paceline.agent.workers.forked_group import zygote_options
+    from paceline.agent.workers.forked_ranks import zygote_options
 
     options, variables = zygote_options(spec, os.environ), _variables(spec)
     return (
@@ -59,7 +59,7 @@ def _fits(started: prestart.Prestarted, spec: LaunchSpec) -> bool:
 
 
 def _start(spec: LaunchSpec, warm: int) -> prestart.Prestarted | None:
-    from paceline.agent.workers.forked_group import zygote_options
+    from paceline.agent.workers.forked_ranks import zygote_options
 
     environ = {**os.environ, **_variables(spec)}
     try:

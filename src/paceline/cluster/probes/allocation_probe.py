@@ -13,7 +13,7 @@ from typing import Any
 import paceline
 from paceline.cluster.probes.live_probe import CODE, job_environment
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.contract import env
 from paceline.contract.files.foreign_records import make, parse_object
 from paceline.contract.fitness.measurement import LINE, Measurement
@@ -63,7 +63,7 @@ def measure_run(folder: RunFolder, launch_spec: LaunchSpec, *, job: str) -> Answ
     environ = {**job_environment(folder, launch_spec), **({} if launch_spec.gpus else {env.FITNESS_CPU: "1"})}
     per_node = launch_spec.nproc if launch_spec.gpus else 1
     step = [
-        "srun", f"--jobid={queries.numeric_job_id(job)}", "--overlap", "--export=ALL", "--quiet", "--mem=0",
+        "srun", f"--jobid={squeue_and_sacct.numeric_job_id(job)}", "--overlap", "--export=ALL", "--quiet", "--mem=0",
         f"--nodes={launch_spec.nodes}", f"--ntasks-per-node={per_node}",
     ]  # fmt: skip
     text = f"exec {command_line(['python', '-c', MEASURE])}\n"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.contract import env
 from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.launch_spec import LaunchSpec
@@ -47,7 +47,7 @@ def probe_job(
 ) -> list[NodeAnswer]:
     """Ask each node of a job by a step of its own: one that is cut off must not hold up the others."""
     environ = job_environment(folder, launch_spec)
-    number = queries.numeric_job_id(job)
+    number = squeue_and_sacct.numeric_job_id(job)
     text = f"exec {command_line(['python', '-c', CODE, str(folder.path), *([STACKS] if stacks else [])])}\n"
 
     def ask(node: str) -> NodeAnswer:

@@ -182,12 +182,12 @@ def _require_no_job(run: RunFolder, holder: Holder | None) -> None:
     if not run.job.exists() and (holder is None or holder.job is None):
         return
     from paceline.cluster.slurm import commands as slurm  # a new run has no job, and its command should start fast
-    from paceline.cluster.slurm.job_states import queries
+    from paceline.cluster.slurm.job_states import squeue_and_sacct
     from paceline.cluster.slurm.job_states.meanings import LIVE, WAITING
 
     jobs = [job for job in (slurm.read_job_id(run), holder.job if holder else None) if job is not None]
     try:
-        states = queries.states(jobs)
+        states = squeue_and_sacct.states(jobs)
     except ClusterError as problem:
         if holder is not None and read_verdict(holder.job_start.verdict) in (DONE, FAILED):
             return

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.runs.code_snapshot import find_code
+from paceline.cluster.runs.code_snapshot_store import read_file
 from paceline.cluster.runs.folder import run_path_of
 from paceline.cluster.runs.prepare import run_folders_inside
-from paceline.cluster.runs.snapshot import find_code
-from paceline.cluster.runs.snapshot_store import read_file
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.files.size import show_size

@@ -15,9 +15,9 @@ from typing import Any
 
 from paceline.cluster.local.machine import host_details
 from paceline.cluster.runs.code_identity import identify_code
+from paceline.cluster.runs.code_snapshot import CodeList, Snapshot, list_code
 from paceline.cluster.runs.links import Links, check_args, find_links
 from paceline.cluster.runs.run_half_zip import write_run_half
-from paceline.cluster.runs.snapshot import CodeList, Snapshot, list_code
 from paceline.cluster.secrets.secrets import secret_files
 from paceline.contract.files.foreign_records import read_bounded, read_object
 from paceline.contract.files.sent_code import keep_sent

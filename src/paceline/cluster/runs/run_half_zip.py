@@ -35,7 +35,7 @@ if sys.version_info < (3, 10):
     sys.exit((error + hint) % ((sys.executable,) + tuple(sys.version_info[:2])))
 
 if sys.argv[1:2] == ["trial"]:
-    from paceline.agent.trial import main
+    from paceline.agent.sweep_trial import main
 
     sys.exit(main(sys.argv[2:]))
 

@@ -20,7 +20,7 @@ from paceline.cluster.secrets.secrets import read_secrets
 from paceline.cluster.slurm import commands as slurm
 from paceline.cluster.slurm import sbatch
 from paceline.cluster.slurm.confirmation.submission import note_attempt, note_job
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import ENDED
 from paceline.cluster.slurm.limits import explain_rejection
 from paceline.cluster.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
@@ -192,7 +192,7 @@ class JobSubmission:
 def _may_exist(job: str) -> bool:
     """Return whether Slurm knows a job, or does not answer."""
     try:
-        return bool(queries.states([job])) or queries.knows(job)
+        return bool(squeue_and_sacct.states([job])) or squeue_and_sacct.knows(job)
     except ClusterError:
         return True
 
@@ -200,7 +200,7 @@ def _may_exist(job: str) -> bool:
 def _outcome(folder: RunFolder | None, job: str | None) -> str | None:
     """Return how a run or a job has ended; None if it has not, or if nobody knows."""
     try:
-        state = queries.states([job]).get(job) if job is not None else None
+        state = squeue_and_sacct.states([job]).get(job) if job is not None else None
     except ClusterError:
         state = None
     if state is not None and state.phase != ENDED:

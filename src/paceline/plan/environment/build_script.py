@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.contract.files.folder_entry import Entry
 from paceline.plan.quote import quote
-from paceline.plan.slurm.directives import Directive, file_pattern, render, require_plain_path
+from paceline.plan.slurm.sbatch_directives import Directive, file_pattern, render, require_plain_path
 from paceline.spec import Job
 from paceline.spec.quantities import slurm_size, slurm_time
 

@@ -10,7 +10,7 @@ from paceline.contract.redaction import REDACTED, redact
 from paceline.plan.environment.modules import module_variables
 from paceline.plan.quote import quote
 from paceline.plan.secrets import Secrets, belongs_to_script
-from paceline.plan.slurm.directives import Directive
+from paceline.plan.slurm.sbatch_directives import Directive
 from paceline.spec import Job
 
 # What a job inherits from the shell that submits it. Everything else that it needs travels in environment.sh.

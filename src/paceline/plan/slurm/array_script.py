@@ -12,8 +12,8 @@ from pathlib import Path
 from paceline.errors import SpecError
 from paceline.plan.quote import quote
 from paceline.plan.slurm.batch_script import Script, source_library
-from paceline.plan.slurm.directives import Directive, file_pattern, render
 from paceline.plan.slurm.launch_command import launch_lines
+from paceline.plan.slurm.sbatch_directives import Directive, file_pattern, render
 from paceline.plan.slurm.script_plan import ScriptPlan
 from paceline.plan.slurm.task_counts import TaskCounts
 from paceline.spec import Job

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib import resources
 
 from paceline.plan.quote import quote
-from paceline.plan.slurm.directives import render
 from paceline.plan.slurm.launch_command import launch_lines
+from paceline.plan.slurm.sbatch_directives import render
 from paceline.plan.slurm.script_plan import ScriptPlan
 
 

@@ -19,7 +19,7 @@ from paceline.plan.run_path import RunPath
 from paceline.plan.secrets import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.plan.slurm.array_script import Trials, array_script
 from paceline.plan.slurm.batch_script import Script, job_script, shell_library
-from paceline.plan.slurm.directives import Directive, directives, require_plain_path
+from paceline.plan.slurm.sbatch_directives import Directive, directives, require_plain_path
 from paceline.plan.slurm.script_plan import ScriptPlan
 from paceline.plan.slurm.task_counts import TaskCounts, count_tasks
 from paceline.spec import Job

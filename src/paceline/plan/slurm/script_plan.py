@@ -9,7 +9,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.plan.environment.activation import EnvironmentSection
 from paceline.plan.environment.container import ContainerEntry
 from paceline.plan.quote import quote
-from paceline.plan.slurm.directives import Directive
+from paceline.plan.slurm.sbatch_directives import Directive
 from paceline.plan.slurm.task_counts import TaskCounts
 
 

@@ -17,6 +17,7 @@ from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY
 from paceline.runtime.randomness import generator_states
+from paceline.runtime.randomness.seeds import seed_rank
 
 MAX_KEYS_SHOWN = 3  # in an error
 LAZY = (UninitializedParameter, UninitializedBuffer)
@@ -75,7 +76,7 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
                 metadata = trees.get(METADATA_KEY, {}).get(name, {})
                 _load_object(name, thing, trees[name], reader, targets, metadata=metadata, options=options)
     if reader.marker.world_size // reader.marker.tensor != world_size // tensor:
-        generator_states.reseed(seed=options.seed, step=reader.marker.step, rank=rank // tensor)
+        seed_rank(seed=options.seed, step=reader.marker.step, rank=rank // tensor)
     else:
         with _explain_errors("the random generators"):
             generator_states.restore(state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline))

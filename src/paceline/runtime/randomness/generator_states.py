@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import sys
 from typing import Any
@@ -30,14 +29,3 @@ def restore(state: dict[str, Any]) -> None:
         numpy.random.set_state(state["numpy"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def reseed(*, seed: int, step: int, rank: int) -> None:
-    """Seed all generators for this rank and step, as a resume with another number of ranks does."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
-    number = int.from_bytes(digest, "little") >> 1
-    random.seed(number)
-    torch.manual_seed(number)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(number % (1 << 32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import sys
@@ -62,6 +63,17 @@ def seed_everything(seed: int, deterministic: bool = False) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+
+
+def seed_rank(*, seed: int, step: int, rank: int) -> None:
+    """Seed all generators for this rank and step, as a resume with another number of ranks does."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little") >> 1
+    random.seed(number)
+    torch.manual_seed(number)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(number % (1 << 32))
 
 
 def host_state() -> tuple[Any, ...]:

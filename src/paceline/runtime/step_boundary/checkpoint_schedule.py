@@ -13,7 +13,7 @@ import torch
 from paceline.contract.jsonl import EventWriter
 from paceline.runtime.checkpoint import CheckpointManager, Restored, RetentionPolicy, Saved
 from paceline.runtime.settings import Settings, best_metric
-from paceline.runtime.step_boundary.snapshot import Snapshot
+from paceline.runtime.step_boundary.state_snapshot import Snapshot
 
 
 class CheckpointSchedule:

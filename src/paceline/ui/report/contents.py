@@ -16,7 +16,7 @@ from paceline.sweep.report.summary import describe_trials
 from paceline.sweep.results import Sweep, read_sweep
 from paceline.watch import viewpoint
 from paceline.watch.details import read_details
-from paceline.watch.logs.run_log import RunLog
+from paceline.watch.logs.merged_log import RunLog
 from paceline.watch.metrics.curves import Curve, Curves
 from paceline.watch.metrics.metrics_reader import MetricsReader
 from paceline.watch.records import read_record

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.cluster.actions import CANCEL, REQUEUE, STOP, cancel_run, requeue_run
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
@@ -33,7 +33,7 @@ def act(folder: RunFolder, verb: str) -> str:
     """Do it, and return what was done. Raises UsageError if the run is another user's, or if it cannot be done."""
     if (view := viewpoint.current()) is not None:  # it happens where the run is
         return view.act(verb, folder.key)
-    record = read_record(folder, queries.states)  # as it is now: a job of a minute ago may have ended
+    record = read_record(folder, squeue_and_sacct.states)  # as it is now: a job of a minute ago may have ended
     run, running = folder.key, record.status == "running"
     if verb == REQUEUE:
         return f"{run} is requeued as job {requeue_run(folder, running=running, over=record.is_over)}."

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.details import read_details
-from paceline.watch.logs.run_log import LogLine, RunLog
+from paceline.watch.logs.merged_log import LogLine, RunLog
 from paceline.watch.metrics.curves import Curve, Curves
 from paceline.watch.metrics.metrics_reader import MetricsReader
 from paceline.watch.records import QueryStates, newest_verdict, read_record

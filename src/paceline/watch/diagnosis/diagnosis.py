@@ -7,14 +7,14 @@ from collections.abc import Callable
 from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
 from paceline.watch.diagnosis.arrival import check_answers, check_arrival, check_lost, check_silence
 from paceline.watch.diagnosis.disk import check_disk
-from paceline.watch.diagnosis.ends import check_failure, mention_failure
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.flight_recorder import check_flight_recorder
 from paceline.watch.diagnosis.hang import check_hang
 from paceline.watch.diagnosis.interfaces import check_interfaces
-from paceline.watch.diagnosis.memory import check_memory
+from paceline.watch.diagnosis.out_of_memory import check_memory
 from paceline.watch.diagnosis.pace import check_data, check_stragglers
 from paceline.watch.diagnosis.resources import check_cores, check_gpu_health, check_gpus, check_versions
+from paceline.watch.diagnosis.run_error import check_failure, mention_failure
 from paceline.watch.diagnosis.speed import check_fitness
 
 Check = Callable[[Evidence], list[Finding]]

@@ -9,8 +9,8 @@ from itertools import takewhile
 
 from paceline.contract.run_folder import AttemptFolder
 from paceline.watch.logs.escapes import strip_escapes
+from paceline.watch.logs.line_times import LineTimes
 from paceline.watch.logs.log_file import LineSplitter, LogFile, Lookup, Piece
-from paceline.watch.logs.marks import Marks
 
 _RANK = re.compile(r"\[(-?\d{1,9})\] ")
 
@@ -56,7 +56,7 @@ class RankLog:
 
     def __init__(self, file: LogFile, attempt: AttemptFolder, rank: int | None) -> None:
         self.file, self.attempt, self.rank = file, attempt, rank
-        self._marks = Marks(file.path)
+        self._marks = LineTimes(file.path)
         self._has_times = False
         self._lifetime = (0.0, 0.0, 0)  # when the attempt began, when the log was last written, and its size
 

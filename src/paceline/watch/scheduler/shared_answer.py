@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.cluster.slurm.answer_file import Answer, AnswerFile
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import ENDED, LIVE, JobState
 from paceline.errors import ClusterError, NoSlurm
 from paceline.watch import viewpoint
@@ -43,7 +43,7 @@ def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
     if (view := viewpoint.current()) is not None:
         return view.states(seen)
     file = AnswerFile.here()
-    return queries.states(seen) if file is None else SharedAnswer(file, poll_interval()).states(seen)
+    return squeue_and_sacct.states(seen) if file is None else SharedAnswer(file, poll_interval()).states(seen)
 
 
 def query_queue() -> list[JobState]:
@@ -51,7 +51,7 @@ def query_queue() -> list[JobState]:
     if (view := viewpoint.current()) is not None:
         raise view.not_here("queue")
     file = AnswerFile.here()
-    known = queries.queue() if file is None else SharedAnswer(file, poll_interval()).queue()
+    known = squeue_and_sacct.queue() if file is None else SharedAnswer(file, poll_interval()).queue()
     return [state for state in known.values() if state.phase != ENDED]
 
 
@@ -111,7 +111,7 @@ class SharedAnswer:
     def _ask(self, before: Answer) -> Answer:
         asked = time.time()
         try:
-            jobs = queries.queue()
+            jobs = squeue_and_sacct.queue()
         except NoSlurm:
             raise  # nobody was asked
         except ClusterError as error:
@@ -182,7 +182,7 @@ class SharedAnswer:
             answer = self.file.read()
             jobs = self._vanished(answer, seen)
             if jobs:
-                asked, found = time.time(), queries.accounting(jobs)
+                asked, found = time.time(), squeue_and_sacct.accounting(jobs)
                 known = {**answer.accounting, **{job: (asked, found.get(job)) for job in jobs}}
                 answer = replace(answer, accounting=dict(list(known.items())[-MAX_ACCOUNTED:]))
                 self.file.write(answer)

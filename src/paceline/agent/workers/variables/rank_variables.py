@@ -14,7 +14,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import FLIGHT_RECORDER, RunFolder
 
 if TYPE_CHECKING:
-    from paceline.agent.agent_placement import Placement
+    from paceline.agent.launcher_placement import Placement
 
 
 # Meant for the agent alone: a secret, and variables that would mislead an agent started by a rank. wandb's is the

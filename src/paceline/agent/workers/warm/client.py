@@ -68,12 +68,12 @@ def _ask(connection: socket.socket, message: dict[str, Any], descriptors: Sequen
 
 def kill(pid: int) -> bool:
     """End a warm process that does not answer. Running runs go on. Returns False if it has ended already."""
-    from paceline.agent.workers import processes
+    from paceline.agent.workers import process_tree
 
     if not _is_warm(pid):
         return False
-    processes.send_signal(pid, signal.SIGKILL)
-    processes.await_end(pid, CONNECT_TIMEOUT)  # until then, it has the lock of its name
+    process_tree.send_signal(pid, signal.SIGKILL)
+    process_tree.await_end(pid, CONNECT_TIMEOUT)  # until then, it has the lock of its name
     return True
 
 

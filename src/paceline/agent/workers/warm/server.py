@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from paceline.agent.workers import processes
+from paceline.agent.workers import process_tree
 from paceline.agent.workers.warm.conditions import Conditions, difference
 from paceline.agent.workers.warm.loaded_files import LoadedFiles
 from paceline.agent.workers.warm.process_settings import IONICE, read_io_priority, take_settings
@@ -123,7 +123,7 @@ class WarmProcess:
 
     def serve(self) -> Later | None:
         """Serve until it is time to end. In a forked zygote, this returns its run."""
-        processes.name_process(NAME)
+        process_tree.name_process(NAME)
         for end in (self.reader, self.writer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
@@ -203,7 +203,7 @@ class WarmProcess:
         os.environ.update(message["environ"])
         time.tzset()
         importlib.invalidate_caches()
-        processes.name_process("paceline-zygote")
+        process_tree.name_process("paceline-zygote")
 
     def _reap(self) -> None:
         with suppress(ChildProcessError):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.workers import processes
+from paceline.agent.workers import process_tree
 from paceline.agent.workers.variables.early_variables import early_variables
 from paceline.agent.workers.variables.import_reads import reads
 from paceline.agent.workers.warm.conditions import read_conditions
@@ -83,7 +83,7 @@ class Zygote:
         """Serve until the socket closes. In each forked child this returns the rank spec, and the child runs it."""
         # The agent that adopted us may not be our parent: from here on we end with the socket instead.
         process.outlive_parent()
-        processes.adopt_orphans()
+        process_tree.adopt_orphans()
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         os.set_blocking(reader, False)
@@ -104,7 +104,7 @@ class Zygote:
                             os.close(writer)
                             return rank_spec
                     elif message["kind"] == "kill_leftovers":
-                        processes.kill_descendants(os.getpid())
+                        process_tree.kill_descendants(os.getpid())
                         self._reap()
                         self.agent.send({"kind": "killed_leftovers"})
         except ConnectionClosed:
@@ -152,6 +152,6 @@ class Zygote:
                 self.agent.send({"kind": "exit", "local_rank": local_rank, "code": code, "time": time.time()})
 
     def _kill_all(self) -> None:
-        processes.kill_descendants(os.getpid())
+        process_tree.kill_descendants(os.getpid())
         if self.heartbeat:
             Path(self.heartbeat).unlink(missing_ok=True)

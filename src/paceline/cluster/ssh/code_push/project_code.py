@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import IO
 
 from paceline.cluster.runs.code_identity import identify_code
+from paceline.cluster.runs.code_snapshot import CodeTooLarge, list_code, takes_output
+from paceline.cluster.runs.code_snapshot_store import LINK, read_files
 from paceline.cluster.runs.folder import resolve_scratch
-from paceline.cluster.runs.snapshot import CodeTooLarge, list_code, takes_output
-from paceline.cluster.runs.snapshot_store import LINK, read_files
 from paceline.cluster.secrets.secrets import secret_files
 from paceline.contract.files.sent_code import SentCode
 from paceline.contract.files.shared_folders import open_without_waiting

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from paceline.cluster.runs.snapshot_store import LINK, PROGRAM, CodeFile, read_file
+from paceline.cluster.runs.code_snapshot_store import LINK, PROGRAM, CodeFile, read_file
 from paceline.contract.files.sent_code import FILE, KEPT, SentCode
 from paceline.errors import EnvironmentProblem
 

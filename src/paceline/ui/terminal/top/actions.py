@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cluster.actions import REQUEUE, STOP, cancel_run, requeue_run
-from paceline.cluster.slurm.job_states import queries
+from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.contract.run_folder import RunFolder
 from paceline.plan.quote import quote
 from paceline.plan.typed_command import to_type
@@ -33,7 +33,7 @@ class Action:
         if (view := viewpoint.current()) is not None:  # it happens where the run is
             return plain(view.act(self.kind, self.run.key))
         folder, name = RunFolder(Path(self.run.path)), plain(self.run.key)
-        record = read_record(folder, queries.states)  # as it is now: what the table shows may be a minute old
+        record = read_record(folder, squeue_and_sacct.states)  # as it is now: what the table shows may be a minute old
         running = record.status == "running"
         if self.kind == REQUEUE:
             job = requeue_run(folder, running=running, over=record.is_over)

@@ -11,7 +11,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.ui.terminal.top.data.points import read_point
 from paceline.ui.terminal.top.data.reader import newest_change
 from paceline.watch.details import RunDetails, read_details, renew_numbers
-from paceline.watch.logs.run_log import LogLine, RunLog
+from paceline.watch.logs.merged_log import LogLine, RunLog
 from paceline.watch.metrics.curves import Curve, Curves
 from paceline.watch.metrics.metrics_reader import MetricsReader
 from paceline.watch.overview import Overview

@@ -11,7 +11,7 @@ import pytest
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError
 from paceline.plan.environment.variables import submission_environment
-from paceline.plan.slurm.directives import Directive, directives
+from paceline.plan.slurm.sbatch_directives import Directive, directives
 from paceline.plan.slurm.task_counts import count_tasks
 from paceline.spec import Program, load_job
 from tests.golden.cases import ENVIRON, plan

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.agent.workers import fork_safety, processes
+from paceline.agent.workers import fork_safety, process_tree
 from paceline.agent.workers.variables.early_variables import early_variables
 from paceline.agent.workers.variables.import_reads import find_difference
 from paceline.agent.workers.variables.rank_variables import REMOVED, thread_count, thread_variables
@@ -22,8 +22,8 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
 
 if TYPE_CHECKING:
-    from paceline.agent.workers.group import Exit, Launch
     from paceline.agent.workers.output import OutputCapture
+    from paceline.agent.workers.rank_group import Exit, Launch
 
 HELLO_TIMEOUT = 20.0  # seconds; a zygote sends its hello before it imports torch
 KILL_TIMEOUT = 10.0  # seconds for a zygote to kill what its ranks left behind
@@ -37,7 +37,7 @@ class Interrupted(Exception):
     """The run was ended while the zygote was still importing."""
 
 
-class ForkedWorkers:
+class ForkedRanks:
     """The agent's side of a zygote and the ranks that it forks."""
 
     def __init__(self, zygote: MessageSocket, pid: int, *, launch_spec: LaunchSpec, environ: Mapping[str, str]) -> None:
@@ -51,7 +51,7 @@ class ForkedWorkers:
         self._running: dict[int, int] = {}  # local rank -> pid, 0 until the zygote has sent it
 
     @classmethod
-    def prepare(cls, launch_spec: LaunchSpec, environ: Mapping[str, str]) -> ForkedWorkers:
+    def prepare(cls, launch_spec: LaunchSpec, environ: Mapping[str, str]) -> ForkedRanks:
         """Adopt the prestarted zygote if it fits, else start one. Does not wait for it."""
         prestarted = _connect_to_prestarted(environ)
         if prestarted is None:
@@ -142,7 +142,7 @@ class ForkedWorkers:
         return None if self._gone else self._zygote.fileno()
 
     def poll(self) -> list[Exit]:
-        from paceline.agent.workers.group import Exit
+        from paceline.agent.workers.rank_group import Exit
 
         exits = []
         try:
@@ -187,8 +187,8 @@ class ForkedWorkers:
         """Close the socket, which ends the zygote and everything below it."""
         self._zygote.close()
         if not self._ready:
-            processes.send_signal(self._pid, signal.SIGKILL)  # it may still be importing, and has no ranks yet
-        processes.await_end(self._pid, KILL_TIMEOUT)
+            process_tree.send_signal(self._pid, signal.SIGKILL)  # it may still be importing, and has no ranks yet
+        process_tree.await_end(self._pid, KILL_TIMEOUT)
 
 
 def _start(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> tuple[MessageSocket, int]:
@@ -245,7 +245,7 @@ def _connect_to_prestarted(environ: Mapping[str, str]) -> tuple[MessageSocket, d
 
 
 def _discard(zygote: MessageSocket, hello: dict[str, Any]) -> None:
-    processes.send_signal(hello["pid"], signal.SIGKILL)  # it would keep importing for a second or two
+    process_tree.send_signal(hello["pid"], signal.SIGKILL)  # it would keep importing for a second or two
     zygote.close()
 
 

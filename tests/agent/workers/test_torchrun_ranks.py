@@ -14,7 +14,7 @@ import pytest
 
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.rank_termination import Termination
-from paceline.agent.workers.torchrun_group import TorchrunWorkers
+from paceline.agent.workers.torchrun_ranks import TorchrunRanks
 from paceline.contract.processes.python_command import python_command
 
 
@@ -23,7 +23,7 @@ def test_a_torchrun_that_waits_for_another_node_is_ended() -> None:
     heartbeats = Heartbeats(2)
     waiting = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
-        workers = TorchrunWorkers(heartbeats)
+        workers = TorchrunRanks(heartbeats)
         workers._torchrun = waiting
         workers._launch = cast(Any, SimpleNamespace(placement=SimpleNamespace(local_ranks=[0, 1])))
         Termination(workers, heartbeats, kill_after=5.0).start()
@@ -52,7 +52,7 @@ def test_torchrun_dies_with_its_agent(tmp_path: Path) -> None:
     (tmp_path / "torch" / "__init__.py").touch()
     (tmp_path / "torch" / "distributed" / "__init__.py").touch()
     (tmp_path / "torch" / "distributed" / "run.py").write_text(TORCHRUN)
-    command = [*python_command(sys.executable, "agent.workers.torchrun_group"), "PARENT", "--nnodes=2"]
+    command = [*python_command(sys.executable, "agent.workers.torchrun_ranks"), "PARENT", "--nnodes=2"]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     agent = subprocess.Popen([sys.executable, "-c", AGENT, *command], stdout=subprocess.PIPE, env=environ)
     assert agent.stdout is not None
@@ -68,6 +68,6 @@ def test_torchrun_does_not_start_without_its_agent() -> None:
     """The agent was killed while this process was importing modules."""
     gone = subprocess.Popen(["true"])
     gone.wait()
-    command = [*python_command(sys.executable, "agent.workers.torchrun_group"), str(gone.pid), "--help"]
+    command = [*python_command(sys.executable, "agent.workers.torchrun_ranks"), str(gone.pid), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")

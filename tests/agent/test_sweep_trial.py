@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.trial import arguments, close_trial, main, merge_params, open_trial
+from paceline.agent.sweep_trial import arguments, close_trial, main, merge_params, open_trial
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep import optuna_study

@@ -10,9 +10,9 @@ import subprocess
 import time
 
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.workers import processes
-from paceline.agent.workers.group import Exit, Launch, kill_descendants
+from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.rank_group import Exit, Launch, kill_descendants
 from paceline.agent.workers.zygote.start import cannot_start
 from paceline.contract import env
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
@@ -33,7 +33,7 @@ def main(args: list[str]) -> None:
     run_torchrun(args[1:])
 
 
-class TorchrunWorkers:
+class TorchrunRanks:
     """One torchrun per node, with a fixed rendezvous; it never restarts ranks itself."""
 
     def __init__(self, heartbeats: Heartbeats) -> None:
@@ -53,7 +53,7 @@ class TorchrunWorkers:
         }
         launch_spec, placement = launch.launch_spec, launch.placement
         command = [
-            *python_command(launch_spec.python, "agent.workers.torchrun_group"), str(os.getpid()),
+            *python_command(launch_spec.python, "agent.workers.torchrun_ranks"), str(os.getpid()),
             f"--nnodes={placement.nodes}", f"--node-rank={placement.node}",
             f"--nproc-per-node={placement.local_world_size}",
             f"--master-addr={launch.address}", f"--master-port={launch.port}",
@@ -99,7 +99,7 @@ class TorchrunWorkers:
             return {self._local_ranks()[0]: self._torchrun.pid}
         for local_rank in self._local_ranks():
             pid = self._heartbeats.read(local_rank).pid
-            if pid and processes.is_alive(pid):
+            if pid and process_tree.is_alive(pid):
                 found[local_rank] = pid
         return found
 
@@ -111,7 +111,7 @@ class TorchrunWorkers:
         if any(attempt.error(rank).exists() for rank, _ in self._launch.ranks()):
             return True
         heartbeats = [self._heartbeats.read(each) for each in self._local_ranks()]
-        return any(heartbeat.state == RUNNING and not processes.is_alive(heartbeat.pid) for heartbeat in heartbeats)
+        return any(heartbeat.state == RUNNING and not process_tree.is_alive(heartbeat.pid) for heartbeat in heartbeats)
 
     def kill_leftovers(self) -> None:
         kill_descendants()
@@ -119,7 +119,7 @@ class TorchrunWorkers:
     def close(self) -> None:
         self._close_pipes()
         if self._torchrun is not None:
-            processes.signal_group(self._torchrun.pid, signal.SIGKILL)
+            process_tree.signal_group(self._torchrun.pid, signal.SIGKILL)
             self._torchrun.wait()
             self._torchrun = None
         self.kill_leftovers()

@@ -1,4 +1,4 @@
-"""The contest between clusters: watch all of them, give permission to one, cancel the others."""
+"""The race of several clusters for one run: watch all of them, give permission to one, cancel the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.plan.run_path import is_run_id
 from paceline.watch.records import LOST
 
 if TYPE_CHECKING:
-    from paceline.cluster.ssh.contest_record import ContestRecord
+    from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
     from paceline.cluster.ssh.conversation import Conversation
 
 PAUSE = 2.0  # seconds between questions to a cluster
@@ -150,15 +150,15 @@ class Contender:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Contest:
-    def __init__(self, record: ContestRecord) -> None:
+class ClusterRace:
+    def __init__(self, record: ClusterRaceRecord) -> None:
         self.record = record
         self.contenders = {
             name: Contender(name, record.runs.get(name), record.submissions.get(name, ""), record.config)
             for name in {**record.submissions, **record.runs}
         }
 
-    def __enter__(self) -> Contest:
+    def __enter__(self) -> ClusterRace:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ IDLE = 5.0  # percent: a GPU that is less busy has nothing to do
 FRESH = 120.0  # seconds; older samples of a node say nothing about now
 
 
-class StallWatch:
+class StallNotifier:
     """A thread of the head agent that looks at one attempt."""
 
     def __init__(

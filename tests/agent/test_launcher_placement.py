@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.agent.agent_placement import Placement, find_placement, node_name
+from paceline.agent.launcher_placement import Placement, find_placement, node_name
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
 

@@ -1,4 +1,4 @@
-"""The hang monitor: feeds the watchdog during an attempt, and dumps the stacks of ranks that hang."""
+"""The hang reporter: feeds the watchdog during an attempt, and dumps the stacks of ranks that hang."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.agent import restart_policy
-from paceline.agent.failures import Failure
+from paceline.agent import retry_policy
 from paceline.agent.health import hang_detection
 from paceline.agent.health.activity import ActivityMonitor
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.rank_failures import Failure
 from paceline.agent.rendezvous.connected_agents import Rendezvous
-from paceline.agent.workers import processes
-from paceline.agent.workers.group import Launch, WorkerGroup
+from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.rank_group import Launch, RankGroup
 from paceline.contract.heartbeat_file import READY
 from paceline.contract.processes.stacks import Stack, read_stack
 
 STACKS_TIMEOUT = 2.0  # seconds for hung ranks to write their stacks
 
 
-class HangMonitor:
+class HangReporter:
     """One agent's part: a member reports its ranks to the head agent, which looks for a hang."""
 
     def __init__(
         self,
         launch: Launch,
         *,
-        workers: WorkerGroup,
+        workers: RankGroup,
         output: OutputCapture,
         heartbeats: Heartbeats,
         rendezvous: Rendezvous,
@@ -72,7 +72,7 @@ class HangMonitor:
         hang = hang.compare_stacks(known, self._read_stacks(each.rank for each in known))
         first, limit = hang.first, f"--hang-timeout {self._watchdog.timeout:g}s"
         return Failure(
-            restart_policy.HANG, first.host, first.rank, message=f"{hang} ({limit})", step=hang.step, time=detected,
+            retry_policy.HANG, first.host, first.rank, message=f"{hang} ({limit})", step=hang.step, time=detected,
             log=str(self._launch.attempt.stacks(first.rank)),
         )  # fmt: skip
 
@@ -85,8 +85,8 @@ class HangMonitor:
         """Ask the ranks of this node for their Python stacks, and wait until the files are written."""
         paths = []
         for local_rank, pid in self._pids(local_ranks).items():
-            if self._writes_stacks(local_rank) and processes.send_signal(pid, signal.SIGUSR2):
-                processes.send_signal(pid, signal.SIGCONT)  # a stopped process could not write
+            if self._writes_stacks(local_rank) and process_tree.send_signal(pid, signal.SIGUSR2):
+                process_tree.send_signal(pid, signal.SIGCONT)  # a stopped process could not write
                 paths.append(self._launch.attempt.stacks(self._rank_of[local_rank]))
         deadline = time.monotonic() + STACKS_TIMEOUT
         while time.monotonic() < deadline and not all(_has_text(path) for path in paths):

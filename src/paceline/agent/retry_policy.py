@@ -1,4 +1,4 @@
-"""The restart policy: whether to try again after a failed attempt, here or in another job start.
+"""The retry policy: whether to try again after a failed attempt, here or in another job start.
 
 Decisions are pure: what happened so far goes in, a decision comes out. The rules, in order:
 

@@ -19,8 +19,8 @@ from paceline.adoption.rules.models import wrap_models
 from paceline.adoption.rules.output import change_folders, change_loads, change_prints, change_trackers
 from paceline.adoption.rules.resume import RESUME
 from paceline.adoption.rules.session import Entry, free_name, open_session, remark_import
-from paceline.adoption.script import Script
-from paceline.adoption.source import Edit, Remark, Source, apply
+from paceline.adoption.script_analysis import Script
+from paceline.adoption.source_edits import Edit, Remark, Source, apply
 from paceline.adoption.training import Training, find_training
 from paceline.contract.stop.framework_presets import PRESETS
 

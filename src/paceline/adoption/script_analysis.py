@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from paceline.adoption.source import Source
+from paceline.adoption.source_edits import Source
 
 # What matters of the modules from which scripts import everything.
 STARS = {

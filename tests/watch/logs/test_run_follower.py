@@ -8,8 +8,8 @@ import pytest
 
 from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
-from paceline.watch.logs.monitor import RunMonitor, follow
-from paceline.watch.logs.run_log import RunLog
+from paceline.watch.logs.merged_log import RunLog
+from paceline.watch.logs.run_follower import RunMonitor, follow
 from paceline.watch.records import Record, read_record
 from tests.watch.records.test_records import make_run
 

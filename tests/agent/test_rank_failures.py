@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent import failures, restart_policy
+from paceline.agent import rank_failures, retry_policy
 from paceline.agent.attempt_verdict import decide_verdict
-from paceline.agent.failures import Failure, RankExit, first_failure
+from paceline.agent.rank_failures import Failure, RankExit, first_failure
 from paceline.contract.heartbeat_file import READY
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
@@ -78,15 +78,15 @@ Original Traceback (most recent call last):
 KeyError: 'item 0 is broken'
 see the manual
 """
-    assert failures.unwrap(trace) == "'item 0 is broken' (in DataLoader worker process 0)\nsee the manual"
-    assert failures.find_user_frame(trace).startswith("data.py:7 in __getitem__")
-    assert failures.unwrap("Caught it.\nOriginal") == "Caught it.\nOriginal"
-    assert failures.shorten(f"one\n{'x' * 1000}") == f"one\n{'x' * 300}…"
+    assert rank_failures.unwrap(trace) == "'item 0 is broken' (in DataLoader worker process 0)\nsee the manual"
+    assert rank_failures.find_user_frame(trace).startswith("data.py:7 in __getitem__")
+    assert rank_failures.unwrap("Caught it.\nOriginal") == "Caught it.\nOriginal"
+    assert rank_failures.shorten(f"one\n{'x' * 1000}") == f"one\n{'x' * 300}…"
 
 
 def test_a_script_that_clashes_with_its_launch_style_gets_a_hint() -> None:
     taken = "RuntimeError: The server socket has failed to listen on any local network address. code: -98 EADDRINUSE"
-    failure = Failure(restart_policy.ERROR, "here", 0, 1, message=taken)
+    failure = Failure(retry_policy.ERROR, "here", 0, 1, message=taken)
     assert "MASTER_PORT" in failure.hint("fork")
     assert "--style spawn" in failure.hint("fork")
     spawned = replace(failure, traceback='File ".../torch/multiprocessing/spawn.py", line 1, in start_processes')
@@ -108,7 +108,7 @@ process.join()
 """
     started = launch(script, style="spawn")
     assert started.wait() == 1
-    assert f"{said}: {failures.UNGUARDED}\n  at " in started.err()
+    assert f"{said}: {rank_failures.UNGUARDED}\n  at " in started.err()
     assert 'under `if __name__ == "__main__":`' in "\n".join(describe_failure(started.run))
 
 
@@ -137,7 +137,7 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
 
 
 def test_the_report_tells_the_first_error_from_its_consequences() -> None:
-    failure = Failure(restart_policy.ERROR, "here", 1, 1, type="ValueError", message="bad", log="/runs/rank-1.log")
+    failure = Failure(retry_policy.ERROR, "here", 1, 1, type="ValueError", message="bad", log="/runs/rank-1.log")
     head, log = "rank 1 of 4 on host here failed: ValueError: bad", "  log: /runs/rank-1.log"
     assert failure.format(4, with_traceback=False) == f"{head}\n{log}"
     one = "  this failed first; the error of rank 0 is a consequence: the connection was lost"
@@ -146,24 +146,24 @@ def test_the_report_tells_the_first_error_from_its_consequences() -> None:
 
 
 def test_a_lost_connection_is_never_the_cause() -> None:
-    early = Failure(restart_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection reset by peer", time=1.0)
-    late = Failure(restart_policy.KILLED, "b", 1, -9, time=2.0)
+    early = Failure(retry_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection reset by peer", time=1.0)
+    late = Failure(retry_policy.KILLED, "b", 1, -9, time=2.0)
     assert first_failure([early, late]) is late
     assert first_failure([early]) is early
 
 
 def test_the_advice_of_our_own_errors_is_part_of_the_summary() -> None:
     error = CheckpointError("Cannot start from a.pt. It lacks fc.", hint="Take what fits: --no-strict.")
-    failure = Failure(restart_policy.ERROR, "a", 0, 1, type="CheckpointError", message=str(error))
+    failure = Failure(retry_policy.ERROR, "a", 0, 1, type="CheckpointError", message=str(error))
     assert failure.summary == f"CheckpointError: {error.message} Take what fits: --no-strict."
     assert failure.error == f"CheckpointError: {error.message}"
-    other = Failure(restart_policy.ERROR, "a", 0, 1, type="ValueError", message="wrong\n  some detail")
+    other = Failure(retry_policy.ERROR, "a", 0, 1, type="ValueError", message="wrong\n  some detail")
     assert other.summary == "ValueError: wrong"
 
 
 def test_a_rank_that_ended_normally_explains_a_lost_connection() -> None:
-    lost = Failure(restart_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection closed by peer", time=2.0)
-    crash = Failure(restart_policy.KILLED, "b", 1, -9, time=3.0)
+    lost = Failure(retry_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection closed by peer", time=2.0)
+    crash = Failure(retry_policy.KILLED, "b", 1, -9, time=3.0)
     waited = RankExit(0, 1, 2.0, READY, 0, lost)
     _, failure = decide_verdict([lost], [waited, RankExit(1, 0, 1.0, READY, 0)], stop_requested=False)
     assert failure is not None
@@ -312,8 +312,8 @@ def test_a_failure_before_the_first_step_ends_the_run(launch: Launch) -> None:
 def test_an_earlier_lost_node_does_not_requeue_a_run_that_fails_on_its_own(launch: Launch, tmp_path: Path) -> None:
     earlier = RunFolder(tmp_path / "run").attempt(1)
     earlier.path.mkdir(parents=True)
-    restart_policy.write_summary(
-        earlier, restart_policy.AttemptSummary(1, restart_policy.LOST, hosts=["n3"], job_start="an earlier one")
+    retry_policy.write_summary(
+        earlier, retry_policy.AttemptSummary(1, retry_policy.LOST, hosts=["n3"], job_start="an earlier one")
     )
     started = launch("import paceline.contract; raise KeyError", max_restarts=2, env={"SLURM_JOB_ID": "1"})
     assert started.wait() == 1

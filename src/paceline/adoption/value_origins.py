@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.adoption.script import Function, Script
+from paceline.adoption.script_analysis import Function, Script
 
 MAX_LOOKS = 500  # at expressions in one search
 PROGRESS = ("tqdm", "track")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
 from paceline.watch import viewpoint
-from paceline.watch.logs.run_log import LogLine, RunLog
+from paceline.watch.logs.merged_log import LogLine, RunLog
 from paceline.watch.records import Record, newest_verdict, read_record
 
 POLL_INTERVAL = 0.3  # seconds between reads of a file

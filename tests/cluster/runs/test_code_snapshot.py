@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.runs.code_identity import identify_code
-from paceline.cluster.runs.snapshot import Snapshot, list_code
+from paceline.cluster.runs.code_snapshot import Snapshot, list_code
 from paceline.errors import EnvironmentProblem
 
 MB = 2**20

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from paceline.agent.agent_placement import Placement
-from paceline.agent.workers import processes
+from paceline.agent.launcher_placement import Placement
+from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import PER_RANK_LOGS, OutputCapture
 from paceline.agent.workers.variables.rank_variables import common_variables, node_variables, rank_variables
 from paceline.contract.launch_spec import LaunchSpec
@@ -72,7 +72,7 @@ class Exit:
     time: float
 
 
-class WorkerGroup(Protocol):
+class RankGroup(Protocol):
     """The ranks of this agent, started in one of several ways. Serves one attempt after another."""
 
     def start(self, launch: Launch, output: OutputCapture) -> list[int]:
@@ -99,9 +99,9 @@ class WorkerGroup(Protocol):
 
 def kill_descendants() -> None:
     """Kill and reap all descendants of this agent."""
-    processes.kill_descendants(os.getpid())
+    process_tree.kill_descendants(os.getpid())
     # Only the dead that this process adopted: whoever started a child waits for it.
-    for pid in processes.dead_children(os.getpid()):
+    for pid in process_tree.dead_children(os.getpid()):
         try:
             os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:

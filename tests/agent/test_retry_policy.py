@@ -1,4 +1,4 @@
-"""The restart policy, as a table of histories."""
+"""The retry policy, as a table of histories."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent.restart_policy import (
+from paceline.agent.retry_policy import (
     CRASH,
     ERROR,
     HANG,

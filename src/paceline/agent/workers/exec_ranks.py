@@ -6,14 +6,14 @@ import os
 import subprocess
 import time
 
-from paceline.agent.workers.group import Exit, Launch, kill_descendants
 from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.rank_group import Exit, Launch, kill_descendants
 from paceline.agent.workers.zygote.start import cannot_start
 from paceline.contract import env
 from paceline.contract.processes.python_command import python_command
 
 
-class ExecWorkers:
+class ExecRanks:
     """One Python process per rank; with style spawn one per node, which starts the ranks itself."""
 
     def __init__(self, *, per_node: bool = False) -> None:

@@ -11,17 +11,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.agent import restart_policy
+from paceline.agent import retry_policy
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.workers.group import Exit, Launch
 from paceline.agent.workers.output import OutputCapture
+from paceline.agent.workers.rank_group import Exit, Launch
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, UNKNOWN
 from paceline.contract.processes import process
 from paceline.contract.processes.stacks import LIBRARY, read_crash
 from paceline.contract.run_folder import AttemptFolder, write_atomically
 from paceline.errors import in_one_line
 
-INTERRUPTED = "interrupted"  # a cause beside those of the restart policy: the user asked twice
+INTERRUPTED = "interrupted"  # a cause beside those of the retry policy: the user asked twice
 FENCED_OFF = "fenced off"  # likewise: another job start has the run folder now
 TERM_EXITS = (-signal.SIGTERM, 128 + signal.SIGTERM)
 INTERRUPT_EXITS = (-signal.SIGINT, 128 + signal.SIGINT)
@@ -64,7 +64,7 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        return self.cause == restart_policy.ERROR and bool(CONSEQUENCE.search(f"{self.type}: {self.message}"))
+        return self.cause == retry_policy.ERROR and bool(CONSEQUENCE.search(f"{self.type}: {self.message}"))
 
     @property
     def error(self) -> str:
@@ -190,15 +190,15 @@ def _read_failure(
     except (OSError, ValueError):
         report = {}
     code = int(report.get("code", code))  # of a process that this agent did not start itself
-    cause = restart_policy.ERROR
+    cause = retry_policy.ERROR
     if code < 0:
         name = process.signal_name(-code)
-        cause = restart_policy.CRASH if name in restart_policy.CRASH_SIGNALS else restart_policy.KILLED
+        cause = retry_policy.CRASH if name in retry_policy.CRASH_SIGNALS else retry_policy.KILLED
     lines = tail.splitlines()
     last = next((line.strip()[:MAX_LINE] for line in reversed(lines) if line.strip()), "")
     plain = Failure(
         cause, host, rank, code, step=step, time=when, log=str(log), traceback="\n".join(lines[-20:]),
-        last_line=last if code > 0 else "", where=read_crash(tail) if cause == restart_policy.CRASH else "",
+        last_line=last if code > 0 else "", where=read_crash(tail) if cause == retry_policy.CRASH else "",
     )  # fmt: skip
     is_unguarded = code > 0 and IMPORTING.search(tail) is not None
     if is_unguarded:
@@ -242,7 +242,7 @@ def find_user_frame(trace: str) -> str:
 
 def with_stack(failure: Failure, attempt: AttemptFolder) -> Failure:
     """Add the main thread's stack to the failure of a rank that hung or lingered."""
-    if failure.rank is None or failure.cause not in (restart_policy.HANG, restart_policy.LINGERED):
+    if failure.rank is None or failure.cause not in (retry_policy.HANG, retry_policy.LINGERED):
         return failure
     try:
         text = attempt.stacks(failure.rank).read_text(encoding="utf-8", errors="replace")

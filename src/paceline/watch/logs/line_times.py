@@ -14,7 +14,7 @@ BLOCK = 256  # marks that are read at once
 Mark = tuple[int, float]  # an offset of the log, and the time
 
 
-class Marks:
+class LineTimes:
     """The times beside a log. Only those near the last one that was asked for are in memory."""
 
     def __init__(self, log: Path) -> None:

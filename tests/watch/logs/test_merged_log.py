@@ -16,7 +16,7 @@ from paceline.agent.workers import output
 from paceline.contract.files.log_times import MARK_SIZE, format_mark, parse_mark, times_path
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.logs.log_file import LineSplitter, LogFile, Lookup
-from paceline.watch.logs.run_log import RunLog
+from paceline.watch.logs.merged_log import RunLog
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_large_log_that_grows_is_not_read_again(folder: RunFolder, monkeypatch
 
 
 def test_much_that_is_new_comes_in_parts(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.watch.logs.run_log.READ_LIMIT", 1 << 18)
+    monkeypatch.setattr("paceline.watch.logs.merged_log.READ_LIMIT", 1 << 18)
     expected = [f"line {number}" for number in range(100_000)]
     write_log(folder.attempt(1).log(0), [(1.0, "".join(f"{line}\n" for line in expected))])
     log, received, calls = RunLog(folder), [], 0

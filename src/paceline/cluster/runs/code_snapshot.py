@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.cluster.runs.code_snapshot_store import BYTECODE, store_code
 from paceline.cluster.runs.folder import is_fetched
-from paceline.cluster.runs.snapshot_store import BYTECODE, store_code
 from paceline.cluster.secrets.file_names import is_secret, matches
 from paceline.contract.files.sent_code import read_sent_code
 from paceline.contract.files.size import show_size

@@ -23,7 +23,7 @@ from paceline.errors import UsageError
 
 
 @dataclass
-class ContestRecord:
+class ClusterRaceRecord:
     id: str
     folder: str  # where the command was typed
     config: str | None = None
@@ -38,11 +38,11 @@ class ContestRecord:
     is_over: bool = False
 
     @classmethod
-    def begin(cls, config: str | None, line: Sequence[str] = (), clusters: Sequence[str] = ()) -> ContestRecord:
+    def begin(cls, config: str | None, line: Sequence[str] = (), clusters: Sequence[str] = ()) -> ClusterRaceRecord:
         return cls(secrets.token_hex(4), os.getcwd(), config, time.time(), _digest(line, clusters))
 
     @classmethod
-    def load(cls, name: str) -> ContestRecord:
+    def load(cls, name: str) -> ClusterRaceRecord:
         try:
             return make(cls, read_object(state_folder("first") / f"{os.path.basename(name)}.json"))
         except (OSError, ValueError):
@@ -115,12 +115,12 @@ class ContestRecord:
             yield
 
 
-def unfinished() -> list[ContestRecord]:
+def unfinished() -> list[ClusterRaceRecord]:
     """Return the submissions that were interrupted, oldest first."""
     found = []
     for path in state_folder("first").glob("*.json"):
         try:
-            record = make(ContestRecord, read_object(path))
+            record = make(ClusterRaceRecord, read_object(path))
         except (OSError, ValueError):
             continue
         if not record.is_over:
@@ -128,13 +128,13 @@ def unfinished() -> list[ContestRecord]:
     return sorted(found, key=lambda record: record.created)
 
 
-def find_interrupted(line: Sequence[str], clusters: Sequence[str]) -> ContestRecord | None:
+def find_interrupted(line: Sequence[str], clusters: Sequence[str]) -> ClusterRaceRecord | None:
     """Return the newest submission of the same command from this folder that may have jobs and that nobody finishes."""
     command = _digest(line, clusters)
     for record in reversed(unfinished()):
         if record.command == command and record.folder == os.getcwd() and (record.submissions or record.runs):
             with suppress(UsageError), record.locked():
-                if not (found := ContestRecord.load(record.id)).is_over:
+                if not (found := ClusterRaceRecord.load(record.id)).is_over:
                     return found
     return None
 

@@ -6,7 +6,7 @@ import ast
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from paceline.adoption.script import Function
+from paceline.adoption.script_analysis import Function
 from paceline.adoption.training import Training
 
 # What makes a value the same on all ranks, as it is called in torch and in well-known scripts.

@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from paceline.agent.failures import Failure
+from paceline.agent.rank_failures import Failure
 from paceline.agent.wandb_point import TrialPython, request_point, tracking_of
 from paceline.contract import env
 from paceline.contract.files.foreign_records import make, read_object, read_objects
