@@ -385,7 +385,7 @@ def test_actions_ask_first_and_only_where_they_are_allowed(shared: Shared) -> No
     page.route(path, lambda route: route.fulfill(json=live))
     page.route("**/api/events?**", lambda route: route.abort())
     page.route("**/cancel", lambda route: asked.append(route.request.method) or route.fulfill(json={"message": "gone"}))
-    shared.open("sweeps").get_by_role("heading", name="Sweeps").wait_for()
+    shared.open("sweeps").get_by_role("heading", name="Sweeps", exact=True).wait_for()
     shared.open(f"run/{folder.path.name}")
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("dialog").get_by_text("Its job leaves the queue").wait_for()
