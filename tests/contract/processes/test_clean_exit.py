@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-import json, sys
+import functools, json, sys
 from pathlib import Path
 from paceline.contract.processes import clean_exit
 
@@ -40,6 +40,12 @@ if __name__ == "__main__":
         mp.spawn(fail)
     elif method == "spawn":
         mp.spawn(write, (folder, "a"), nprocs=2)
+    elif method == "partial":  # pickled with its arguments
+        mp.spawn(fn=functools.partial(write, folder=folder, text="a"), nprocs=2)
+    elif method == "keyword":
+        context = mp.start_processes(fn=write, args=(folder, "a"), nprocs=2, join=False)
+        while not context.join():
+            pass
     elif method == "nested":
         mp.spawn(write, (folder, method), nprocs=1, daemon=False)
     else:
@@ -57,7 +63,7 @@ def run(folder: Path, method: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", "partial", "keyword"])
 def test_processes_of_the_script_are_protected(tmp_path: Path, method: str) -> None:
     ended = run(tmp_path, method)
     assert ended.returncode == 0, ended.stderr

@@ -70,11 +70,18 @@ def _protect_spawned(spawn: Any) -> None:
         package.start_processes = start_protected  # type: ignore[attr-defined]
 
 
-class _ProtectedFunction(functools.partial[Any]):
+class _ProtectedFunction:
     """A function that protects the process in which it is unpickled. A forked process is protected already."""
 
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _protect_and_return, (self.func,)
+        return _protect_and_return, (self._function,)
 
 
 def _protect_and_return(function: Callable[..., Any]) -> Callable[..., Any]:
