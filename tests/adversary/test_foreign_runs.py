@@ -15,7 +15,7 @@ from paceline.cli.commands import cancel, export, logs, shell, show, sweep_cance
 from paceline.cli.commands.sweep import find_file as find_sweep_file
 from paceline.cluster.local.launch import find_resumed_run
 from paceline.cluster.runs.folder import find_run
-from paceline.cluster.slurm.resubmission import Typed, find_resubmission
+from paceline.cluster.slurm.user_resubmission import Typed, find_resubmission
 from paceline.contract.sweep.folder import Search
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.plan.environment.variables import SECRETS_MARK

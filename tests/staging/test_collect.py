@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.files import shared_folders
-from paceline.staging.cleanup import active_jobs, find_leftovers, remove_leftovers
 from paceline.staging.collect import Collection, CollectResult
 from paceline.staging.copy.transfer import Transfer
 from paceline.staging.folders import Owner, make_private_folder, make_run_folder, remove_tree, this_process
+from paceline.staging.leftovers import active_jobs, find_leftovers, remove_leftovers
 from tests.staging.trees import ODD, content
 
 

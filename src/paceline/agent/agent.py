@@ -301,7 +301,7 @@ class Agent:
         ours = [Path(base) for base in sorted(bases) if find_own_folder(base) is not None]
         if not ours:
             return
-        from paceline.staging.cleanup import remove_leftovers
+        from paceline.staging.leftovers import remove_leftovers
 
         job_start = self.job_start.path.name
         removed = [gone for base in ours for gone in remove_leftovers(base, self.environ, job_start=job_start)]

@@ -72,7 +72,7 @@ def _stop_here(folder: RunFolder) -> None:
 
 
 def _submit_again(folder: RunFolder) -> str:
-    from paceline.cluster.slurm.resubmission import Typed, find_resubmission
+    from paceline.cluster.slurm.user_resubmission import Typed, find_resubmission
 
     resubmission = find_resubmission(str(folder.path), None, typed=Typed(), cwd=Path.cwd())
     resubmission.check()

@@ -15,7 +15,7 @@ from paceline.runtime.data.sample_assignment import MicroBatch
 from paceline.runtime.randomness import generator_states
 from paceline.runtime.resumable_iterable import PlainLoader
 from paceline.runtime.step_boundary.boundary import Boundary
-from paceline.runtime.step_boundary.stop import Completed, Stopped
+from paceline.runtime.step_boundary.stop_consensus import Completed, Stopped
 from paceline.runtime.step_boundary.total_steps import TotalSteps
 from paceline.runtime.training.gradients import Gradients
 

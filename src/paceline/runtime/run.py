@@ -33,7 +33,7 @@ from paceline.runtime.randomness.seeds import derive_seed, seed_everything, seed
 from paceline.runtime.resumable_iterable import PlainLoader
 from paceline.runtime.settings import Params, Settings
 from paceline.runtime.step_boundary.boundary import Boundary
-from paceline.runtime.step_boundary.stop import Pruned
+from paceline.runtime.step_boundary.stop_consensus import Pruned
 from paceline.runtime.trackers.config import plain_config
 from paceline.runtime.trackers.selection import Trackers
 from paceline.runtime.trackers.wandb.noop import NoopRun

@@ -24,7 +24,7 @@ from paceline.runtime.session_parts import SessionParts
 from paceline.runtime.settings import Settings
 from paceline.runtime.step_boundary.boundary import Boundary
 from paceline.runtime.step_boundary.out_of_memory import explain_out_of_memory
-from paceline.runtime.step_boundary.stop import Completed, Pruned, Stopped
+from paceline.runtime.step_boundary.stop_consensus import Completed, Pruned, Stopped
 from paceline.runtime.trackers.base import Tracker
 
 _open = False  # one session at a time: signal handlers, process group and heartbeat belong to the process

@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.run import Run
 from paceline.runtime.session import session
-from paceline.runtime.step_boundary.stop import Pruned
+from paceline.runtime.step_boundary.stop_consensus import Pruned
 
 _started: _Started | None = None  # the session that is open
 

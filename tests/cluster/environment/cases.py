@@ -13,7 +13,7 @@ from paceline.plan.environment.build_script import (
 )
 from paceline.plan.environment.container_image import definition, image_steps
 from paceline.plan.environment.modules import module_section
-from paceline.plan.environment.venv import venv_steps
+from paceline.plan.environment.venv_script import venv_steps
 from paceline.spec import Flag, Job, Program, load_job
 
 HERE = Path(__file__).parent / "golden"

@@ -14,7 +14,7 @@ from torch import nn
 from paceline.errors import ReplicasDiffer, UsageError
 from paceline.plan.launch_spec import runtime_settings
 from paceline.runtime.settings import Settings
-from paceline.runtime.step_boundary import stop
+from paceline.runtime.step_boundary import stop_consensus
 from paceline.runtime.training.checksum import BUCKET, Checksum
 from paceline.runtime.training.fsdp import FSDPModel
 from paceline.runtime.training.replica_check import find_difference
@@ -106,7 +106,7 @@ def harm(kind: str, model: Net, opt: torch.optim.Optimizer, rank: int) -> None:
 
 def diverge(folder: str, kind: str, options: dict[str, Any]) -> tuple[str, int, list[str]]:
     """Return the error, the last step, and the checkpoints."""
-    stop.INTERVAL = 0.002
+    stop_consensus.INTERVAL = 0.002
     x, y = data()
     step, message = 0, "fine"
     try:
@@ -178,7 +178,7 @@ def test_without_saves_a_later_step_finds_it_unless_it_is_turned_off(ranks: Rank
 
 
 def hand_written(folder: str) -> str:
-    stop.INTERVAL = 0.002
+    stop_consensus.INTERVAL = 0.002
     try:
         with quiet(folder=folder, replica_check=1) as run:
             model = run.wrap(net())
@@ -260,7 +260,7 @@ class Odd(nn.Module):
 
 def train_right(fsdp: bool) -> int:
     """Return how many checks were made of models that are trained right, and of those that may differ."""
-    stop.INTERVAL, checks = 0.0, 0
+    stop_consensus.INTERVAL, checks = 0.0, 0
     with quiet(seed=1, replica_check=1) as run:
         model = run.wrap(net() if fsdp else Odd(), mode="fsdp" if fsdp else "auto", **({} if fsdp else ODD))
         torch.manual_seed(run.rank)

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.agent.staging.coordination import StagingContext, StagingCoordinator
 from paceline.contract import env
 from paceline.errors import LaunchError, PacelineError
-from paceline.staging import cleanup, folders
+from paceline.staging import folders, leftovers
 from paceline.staging.collect import Collection
 from paceline.staging.copy.transfer import Stopped, Transfer
 from paceline.staging.folders import Owner, format_size
@@ -71,7 +71,7 @@ class NodeData:
     def _make_folders(self) -> PacelineError | None:
         try:
             folders.make_private_folder(self.base)
-            removed = cleanup.remove_leftovers(self.base, self.context.environ, job_start=self.owner.job_start)
+            removed = leftovers.remove_leftovers(self.base, self.context.environ, job_start=self.owner.job_start)
             if removed:
                 self.context.say(f"removed {len(removed)} folders that earlier runs left on {self.owner.host}")
             folders.make_run_folder(self.folder, self.owner)

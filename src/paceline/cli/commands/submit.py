@@ -156,7 +156,7 @@ def _submission(
 ) -> JobSubmission:  # fmt: skip
     """Return the new run to submit, or the one to go on with."""
     from paceline.cluster.slurm.job_submission import JobSubmission
-    from paceline.cluster.slurm.resubmission import Typed, find_resubmission
+    from paceline.cluster.slurm.user_resubmission import Typed, find_resubmission
 
     cwd = Path.cwd()
     if resume is None:

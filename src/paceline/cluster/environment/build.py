@@ -35,7 +35,7 @@ from paceline.plan.environment.container_image import definition, image_steps, i
 from paceline.plan.environment.modules import module_section, module_variables
 from paceline.plan.environment.requirements import name_of
 from paceline.plan.environment.variables import PROXIES, submission_environment
-from paceline.plan.environment.venv import venv_steps
+from paceline.plan.environment.venv_script import venv_steps
 from paceline.plan.quote import quote
 from paceline.spec import Job
 

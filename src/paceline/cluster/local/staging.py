@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.errors import UsageError
 from paceline.plan.launch_spec import data_settings
 from paceline.spec import Job
-from paceline.staging import cleanup
+from paceline.staging import leftovers
 from paceline.staging.copy.progress import show_progress
 from paceline.staging.copy.transfer import Transfer
 from paceline.staging.folders import choose_base, format_size
@@ -18,7 +18,7 @@ from paceline.staging.pack_store import Packs, make_packs
 from paceline.staging.request import StagingRequest, make_request
 from paceline.staging.stager import ScannedItem, scan_items, scan_notes
 
-Leftover = cleanup.Leftover
+Leftover = leftovers.Leftover
 
 
 def staging_request(job: Job, *, scratch: Path, environ: Mapping[str, str]) -> StagingRequest:
@@ -66,4 +66,4 @@ def data_folders(request: StagingRequest, environ: Mapping[str, str]) -> list[Pa
 
 def find_leftovers(folder: Path, environ: Mapping[str, str], *, all_cached: bool) -> list[Leftover]:
     """Return what your runs have left in a data folder of this machine."""
-    return cleanup.find_leftovers(folder, environ, all_cached=all_cached)
+    return leftovers.find_leftovers(folder, environ, all_cached=all_cached)

@@ -18,7 +18,7 @@ from paceline.runtime.step_boundary.heartbeat import Heartbeat
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
 from paceline.runtime.step_boundary.profiler import ProfilerWindow
 from paceline.runtime.step_boundary.start_phases import StartPhases
-from paceline.runtime.step_boundary.stop import (
+from paceline.runtime.step_boundary.stop_consensus import (
     BATCH,
     MINUS_BAD_STEP,
     MINUS_BATCH,

@@ -9,7 +9,7 @@ import torch
 
 from paceline.errors import NonFinite
 from paceline.runtime.metrics.reduction import PendingScalars
-from paceline.runtime.step_boundary.stop import NO_BAD_STEP
+from paceline.runtime.step_boundary.stop_consensus import NO_BAD_STEP
 
 
 class StepCounter(Protocol):

@@ -20,7 +20,7 @@ from paceline.watch import viewpoint
 from paceline.watch.metrics.latest import read_latest
 from paceline.watch.records.fetched import explain_status
 from paceline.watch.records.record import Record
-from paceline.watch.records.statuses import LOST, OVER, find_status
+from paceline.watch.records.run_status import LOST, OVER, find_status
 from paceline.watch.scheduler.evidence import Evidence, read_evidence
 from paceline.watch.scheduler.shared_answer import query_states
 from paceline.watch.silence import seconds_run, shows_life

@@ -21,7 +21,7 @@ from paceline.errors import in_one_line
 from paceline.watch import viewpoint
 from paceline.watch.failure_text import describe_failure
 from paceline.watch.goodput import had_nothing_left
-from paceline.watch.records.statuses import LOST, TIMED_OUT, killed_shell, newest_verdict, unsaved_state
+from paceline.watch.records.run_status import LOST, TIMED_OUT, killed_shell, newest_verdict, unsaved_state
 from paceline.watch.resume_hint import submit_again
 from paceline.watch.scheduler.pending_reasons import expected_start, explain_reason, show_start
 from paceline.watch.silence import describe_silence

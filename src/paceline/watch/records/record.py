@@ -19,7 +19,7 @@ from paceline.plan.quote import quote
 from paceline.watch.goodput import read_events
 from paceline.watch.metrics.latest import Latest, read_latest
 from paceline.watch.records.reasons import describe_reason, saves_first
-from paceline.watch.records.statuses import OVER, newest_verdict
+from paceline.watch.records.run_status import OVER, newest_verdict
 from paceline.watch.resume_hint import submit_again
 from paceline.watch.silence import SILENCE_HINT, seconds_silent
 

@@ -1,4 +1,4 @@
-"""An existing run on its way back to the queue, with new limits or other arguments."""
+"""A run that its user sends back to the queue, with new limits or other arguments. A job requeues itself (`job.sh`)."""
 
 from __future__ import annotations
 
