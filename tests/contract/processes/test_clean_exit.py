@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ import pytest
 SCRIPT = """
 import functools, json, sys
 from pathlib import Path
-from paceline.contract.processes import clean_exit
 
 def is_protected():
     import torch.distributed
@@ -30,12 +30,19 @@ def fail(rank):
 
 if __name__ == "__main__":
     method, folder = sys.argv[1:]
+    from paceline.contract.processes import clean_exit
     assert "torch" not in sys.modules
     clean_exit.protect_ranks()
-    finders = len(sys.meta_path)
+    if method == "wrapped finders":  # as import profilers do
+        class Wrapped:
+            def __init__(self, finder):
+                self.finder = finder
+            def find_spec(self, *args):
+                return self.finder.find_spec(*args)
+        sys.meta_path[:] = [Wrapped(each) for each in sys.meta_path]
     import torch, torch.multiprocessing as mp
-    assert len(sys.meta_path) == finders - 2, sys.meta_path
     assert all(is_protected())
+    assert type(torch.distributed.__loader__).__name__ == "SourceFileLoader"
     if method == "error":
         mp.spawn(fail)
     elif method == "spawn":
@@ -48,6 +55,13 @@ if __name__ == "__main__":
             pass
     elif method == "nested":
         mp.spawn(write, (folder, method), nprocs=1, daemon=False)
+    elif method == "wrapped finders":
+        write(0, folder, method)
+    elif method == "shadowed":
+        Path(folder, "first").mkdir()
+        Path(folder, "first", "paceline.py").write_text("raise SystemExit('not Paceline')")
+        sys.path.insert(0, str(Path(folder, "first")))
+        mp.spawn(write, (folder, method), nprocs=1)
     else:
         context = mp.start_processes(write, (folder, "a"), 2, False, start_method=method)
         while not context.join():
@@ -75,6 +89,42 @@ def test_processes_of_such_processes_are_protected(tmp_path: Path) -> None:
     ended = run(tmp_path, "nested")
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "0.json").read_text()) == ["inner", True, True, True]
+
+
+def test_a_script_may_have_a_file_of_our_name(tmp_path: Path) -> None:
+    ended = run(tmp_path, "shadowed")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "0.json").read_text()) == ["shadowed", False, False, False]
+
+
+def test_a_script_may_wrap_all_finders(tmp_path: Path) -> None:
+    ended = run(tmp_path, "wrapped finders")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "0.json").read_text()) == ["wrapped finders", True, True, True]
+
+
+def test_two_threads_may_import_the_package_at_once(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text(
+        "import time\ntime.sleep(0.6)\nimport sched, package.inner\n"  # a module that nobody has imported yet
+    )
+    (tmp_path / "package" / "inner.py").write_text("")
+    text = """
+        import sys, threading, time
+        from paceline.contract.processes.clean_exit import _when_imported
+        found = []
+        _when_imported("package.inner", found.append)
+        whole = threading.Thread(target=__import__, args=("package",))
+        whole.start()
+        while "package" not in sys.modules:
+            time.sleep(0.01)
+        import package.inner
+        whole.join()
+        assert found == [sys.modules["package.inner"]], found
+    """
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(text))
+    subprocess.run([sys.executable, str(script)], check=True, timeout=60)
 
 
 def test_an_error_shows_the_frames_of_the_script_alone(tmp_path: Path) -> None:

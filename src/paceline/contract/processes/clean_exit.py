@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib.util
 import os
 import sys
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +56,25 @@ def _keep_arguments(user: Any, used: type) -> None:
 @functools.cache
 def _protect_spawned(spawn: Any) -> None:
     """Have `start_processes`, and so `mp.spawn`, protect the processes. Takes the module that defines it."""
-    start = spawn.start_processes
+    start = getattr(spawn, "start_processes", None)
+    if start is None:
+        return
 
     @functools.wraps(start)
     def start_protected(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return start(_ProtectedFunction(fn), *args, **kwargs)
+        return start(_ProtectedFunction(fn) if _is_importable() else fn, *args, **kwargs)
 
     spawn.start_processes = start_protected
-    package = sys.modules["torch.multiprocessing"]
+    package = sys.modules.get("torch.multiprocessing")
     if getattr(package, "start_processes", None) is start:
-        package.start_processes = start_protected  # type: ignore[attr-defined]
+        package.start_processes = start_protected  # type: ignore[union-attr]
 
 
 class _ProtectedFunction:
-    """A function that protects the process in which it is unpickled. A forked process is protected already."""
+    """A function that protects the process in which it is unpickled. A forked process is protected already.
+
+    A new process has imported torch by then, so its threads come to rest before some handlers of the script run.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
@@ -89,6 +92,13 @@ def _protect_and_return(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _is_importable() -> bool:
+    """Return whether a new process finds this package: the script may have a file or a package of the same name."""
+    name = __name__.partition(".")[0]
+    spec, ours = _find_spec(name), sys.modules[name].__spec__
+    return spec is not None and ours is not None and spec.origin == ours.origin
+
+
 def _when_imported(name: str, function: Callable[[Any], None]) -> None:
     """Call the function with this module: now, or as soon as it is imported."""
     if name in sys.modules:
@@ -98,28 +108,53 @@ def _when_imported(name: str, function: Callable[[Any], None]) -> None:
 
 
 class _AfterImport:
-    """A finder that leaves the import to the others, and calls a function with the finished module."""
+    """A finder that leaves the import to the others, and calls a function with the finished module.
+
+    It stays in `sys.meta_path`: another thread that goes through the list would miss a finder.
+    """
 
     def __init__(self, name: str, function: Callable[[Any], None]) -> None:
         self.name = name
         self.function = function
+        self.is_done = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self.name:
+        if name != self.name or self.is_done:
             return None
-        with suppress(ValueError):
-            sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def execute_and_call(module: Any) -> None:
-            execute(module)
-            self.function(module)
-
-        spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        self.is_done = True
+        spec = _find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _CallingLoader(spec.loader, self.function)
         return spec
+
+
+def _find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+    """Ask all finders. `importlib.util.find_spec` would wait for the package, perhaps imported by another thread."""
+    for finder in [*sys.meta_path]:
+        find = getattr(finder, "find_spec", None)
+        spec = None if find is None else find(name, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+class _CallingLoader:
+    """A loader that calls a function with the finished module. It is not seen afterwards."""
+
+    def __init__(self, loader: Any, function: Callable[[Any], None]) -> None:
+        self.loader = loader
+        self.function = function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        self.function(module)
 
 
 def abandon_process_groups(distributed: Any) -> None:
