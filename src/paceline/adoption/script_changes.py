@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.adoption.ranks import Ranks
-from paceline.adoption.rules import ddp
+from paceline.adoption.rules import ddp_mistakes
 from paceline.adoption.rules.data import change_loaders
 from paceline.adoption.rules.devices import REASON as DEVICE
 from paceline.adoption.rules.devices import change_devices
@@ -90,10 +90,10 @@ def _known(script: Script, found: Training, name: str) -> Advice | None:
 
 
 def _distributed(script: Script, name: str) -> Advice | None:
-    if not ddp.is_distributed(script):
+    if not ddp_mistakes.is_distributed(script):
         return None
-    edits, remarks = _split(ddp.fix_mistakes(script))
-    style = "--style spawn " if ddp.spawns(script) else ""
+    edits, remarks = _split(ddp_mistakes.fix_mistakes(script))
+    style = "--style spawn " if ddp_mistakes.spawns(script) else ""
     command = f"paceline run {style}--nproc 2 {shlex.quote(name)}"
     verdict = "None needed: it already uses DDP."
     if edits:

@@ -28,7 +28,7 @@ from paceline.agent.stop.rank_signals import FILE, INTERRUPT, TERM, StopRequest
 from paceline.agent.stop.received_signals import Requests
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.rank_group import Exit, Launch, RankGroup
+from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.stop.framework_presets import Preset
@@ -60,7 +60,7 @@ class Attempt:
         self,
         launch: Launch,
         *,
-        workers: RankGroup,
+        workers: StartedRanks,
         output: OutputCapture,
         heartbeats: Heartbeats,
         rendezvous: Rendezvous,

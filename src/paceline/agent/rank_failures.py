@@ -14,7 +14,7 @@ from typing import Any
 from paceline.agent import retry_policy
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.rank_group import Exit, Launch
+from paceline.agent.workers.started_ranks import Exit, Launch
 from paceline.contract.heartbeat_file import RUNNING, SAVED_AND_STOPPED, UNKNOWN
 from paceline.contract.processes import process
 from paceline.contract.processes.stacks import LIBRARY, read_crash

@@ -7,7 +7,7 @@ import time
 
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import process_tree
-from paceline.agent.workers.rank_group import RankGroup
+from paceline.agent.workers.started_ranks import StartedRanks
 from paceline.contract.heartbeat_file import RUNNING
 
 RUNTIME_KILL_AFTER = 1.0  # seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
@@ -16,7 +16,7 @@ RUNTIME_KILL_AFTER = 1.0  # seconds; a rank that uses the runtime ends at once o
 class Termination:
     """Ends the ranks of this node: SIGTERM first, then SIGKILL to the process group of each that remains."""
 
-    def __init__(self, workers: RankGroup, heartbeats: Heartbeats, *, kill_after: float) -> None:
+    def __init__(self, workers: StartedRanks, heartbeats: Heartbeats, *, kill_after: float) -> None:
         self._workers = workers
         self._heartbeats = heartbeats
         self._kill_after = kill_after

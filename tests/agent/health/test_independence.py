@@ -12,7 +12,7 @@ from paceline.agent.health import independence
 from paceline.agent.health.heartbeat import Heartbeats, write_coordination
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.rendezvous.connected_agents import Rendezvous
-from paceline.agent.workers import rank_group
+from paceline.agent.workers import started_ranks
 from paceline.contract.heartbeat_file import SPAWNS_ALONE, TRAINS_ALONE
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
@@ -130,7 +130,7 @@ def test_the_head_agent_waits_for_all_nodes(tmp_path: Path, monkeypatch: pytest.
     attempt = RunFolder(tmp_path).attempt(1)
     head, member = (
         independence.IndependenceCheck(
-            rank_group.Launch(spec, Placement(node, 2, node, 2, [0], node, 1, "here"), attempt, "", "", 0, {}, {}),
+            started_ranks.Launch(spec, Placement(node, 2, node, 2, [0], node, 1, "here"), attempt, "", "", 0, {}, {}),
             heartbeats=heartbeats[node], rendezvous=cast(Rendezvous, link), say=said.append,
             events=EventWriter(tmp_path / "events.jsonl"),
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm.answer_file import AnswerFile
+from paceline.cluster.slurm.answer_cache import AnswerCache
 from paceline.errors import ClusterError
 from paceline.watch.scheduler import node_answer
 from paceline.watch.scheduler.node_answer import query_node_use
@@ -21,7 +21,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append("sinfo")
         return ""
 
-    monkeypatch.setattr(AnswerFile, "here", classmethod(lambda cls: AnswerFile(tmp_path / "slurm-1.json")))
+    monkeypatch.setattr(AnswerCache, "here", classmethod(lambda cls: AnswerCache(tmp_path / "slurm-1.json")))
     monkeypatch.setattr(node_answer, "ask_node_use", ask)
     return asked
 

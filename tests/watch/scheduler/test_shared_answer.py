@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm import answer_file
+from paceline.cluster.slurm import answer_cache
 from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.answer_file import Answer, AnswerFile
+from paceline.cluster.slurm.answer_cache import Answer, AnswerCache
 from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
@@ -60,7 +60,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]
     with monkeypatch.context() as patch:
         put_command(tmp_path, "squeue", "exit 9")
         patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        patch.setattr(answer_file, "MEMORY", str(tmp_path))
+        patch.setattr(answer_cache, "MEMORY", str(tmp_path))
         patch.setattr(squeue_and_sacct, "queue", made.queue)
         patch.setattr(squeue_and_sacct, "accounting", made.accounting)
         patch.setattr(time, "time", lambda: made.now)
@@ -371,7 +371,7 @@ def test_many_processes_at_once_make_one_call(tmp_path: Path) -> None:
 
 
 def test_a_broken_or_foreign_file_is_an_empty_answer(tmp_path: Path) -> None:
-    file = AnswerFile(tmp_path / "slurm-x.json")
+    file = AnswerCache(tmp_path / "slurm-x.json")
     for text in ("", "{", "[]", '{"asked": "x"}', '{"jobs": 3}'):
         file.path.write_text(text)
         assert file.read() == Answer()
@@ -391,8 +391,8 @@ def test_a_broken_or_foreign_file_is_an_empty_answer(tmp_path: Path) -> None:
 def test_a_process_that_holds_the_lock_for_ever_does_not_block_others_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = AnswerFile(tmp_path / "slurm-x.json")
-    monkeypatch.setattr(answer_file, "LOCK_TIMEOUT", 0.1)
+    file = AnswerCache(tmp_path / "slurm-x.json")
+    monkeypatch.setattr(answer_cache, "LOCK_TIMEOUT", 0.1)
     with file.lock(), pytest.raises(NoAnswer, match="Another Paceline process"), file.lock():
         pass
 

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.agent.health.cgroup import CpuQuota, cpu_quota
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import process_tree
-from paceline.agent.workers.rank_group import Launch
+from paceline.agent.workers.started_ranks import Launch
 from paceline.contract import env
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.fitness.judgement import Judgement, judge

@@ -17,7 +17,7 @@ from paceline.agent.rank_failures import Failure
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.rank_group import Launch, RankGroup
+from paceline.agent.workers.started_ranks import Launch, StartedRanks
 from paceline.contract.heartbeat_file import READY
 from paceline.contract.processes.stacks import Stack, read_stack
 
@@ -31,7 +31,7 @@ class HangReporter:
         self,
         launch: Launch,
         *,
-        workers: RankGroup,
+        workers: StartedRanks,
         output: OutputCapture,
         heartbeats: Heartbeats,
         rendezvous: Rendezvous,

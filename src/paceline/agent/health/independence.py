@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.rendezvous.connected_agents import Rendezvous
-from paceline.agent.workers.rank_group import Launch
+from paceline.agent.workers.started_ranks import Launch
 from paceline.contract.heartbeat_file import ENDED_ALONE, SPAWNS_ALONE, TRAINS_ALONE
 from paceline.contract.jsonl import EventWriter
 

@@ -17,7 +17,7 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.rank_failures import Failure
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import process_tree
-from paceline.agent.workers.rank_group import Launch, RankGroup
+from paceline.agent.workers.started_ranks import Launch, StartedRanks
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED
 
 # The kinds of messages: all agents begin to watch their ranks; a member reports to the head agent.
@@ -56,7 +56,9 @@ def has_finished(state: int, *, script_ended: bool) -> bool:
 class LingeringRanks:
     """One agent's part: a member reports its ranks to the head agent, which finds those that linger."""
 
-    def __init__(self, launch: Launch, *, workers: RankGroup, heartbeats: Heartbeats, rendezvous: Rendezvous) -> None:
+    def __init__(
+        self, launch: Launch, *, workers: StartedRanks, heartbeats: Heartbeats, rendezvous: Rendezvous
+    ) -> None:
         self._placement, self._attempt = launch.placement, launch.attempt
         self._spawns = launch.launch_spec.style == "spawn"
         self._workers, self._heartbeats, self._rendezvous = workers, heartbeats, rendezvous

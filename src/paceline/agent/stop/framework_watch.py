@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from paceline.agent.health import heartbeat
-from paceline.agent.stop.common_step import CommonStep
+from paceline.agent.stop.framework_common_step import CommonStep
 from paceline.contract.stop.framework_presets import PRESETS
 
 MODULES = {module: number for number, preset in enumerate(PRESETS, start=1) for module in preset.modules}

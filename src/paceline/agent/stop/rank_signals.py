@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.agent.workers import fork_safety, process_tree
-from paceline.agent.workers.rank_group import Launch, RankGroup
+from paceline.agent.workers.started_ranks import Launch, StartedRanks
 from paceline.contract.heartbeat_file import READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.stop import script_text
@@ -63,7 +63,7 @@ class StopRequest:
     on from the newest checkpoint; at the time limit, Slurm would end the run for good.
     """
 
-    def __init__(self, launch: Launch, *, workers: RankGroup, heartbeats: Heartbeats) -> None:
+    def __init__(self, launch: Launch, *, workers: StartedRanks, heartbeats: Heartbeats) -> None:
         self._launch_spec, self._workers, self._heartbeats = launch.launch_spec, workers, heartbeats
         self._run = RunFolder(launch.attempt.path.parent)
         self._cancelled = self._run.cancelled

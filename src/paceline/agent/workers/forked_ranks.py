@@ -23,7 +23,7 @@ from paceline.errors import LaunchError
 
 if TYPE_CHECKING:
     from paceline.agent.workers.output import OutputCapture
-    from paceline.agent.workers.rank_group import Exit, Launch
+    from paceline.agent.workers.started_ranks import Exit, Launch
 
 HELLO_TIMEOUT = 20.0  # seconds; a zygote sends its hello before it imports torch
 KILL_TIMEOUT = 10.0  # seconds for a zygote to kill what its ranks left behind
@@ -142,7 +142,7 @@ class ForkedRanks:
         return None if self._gone else self._zygote.fileno()
 
     def poll(self) -> list[Exit]:
-        from paceline.agent.workers.rank_group import Exit
+        from paceline.agent.workers.started_ranks import Exit
 
         exits = []
         try:

@@ -8,7 +8,7 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.workers.exec_ranks import ExecRanks
 from paceline.agent.workers.forked_ranks import ForkedRanks, Interrupted, UnsafeToFork
-from paceline.agent.workers.rank_group import RankGroup
+from paceline.agent.workers.started_ranks import StartedRanks
 from paceline.agent.workers.torchrun_ranks import TorchrunRanks
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
@@ -29,10 +29,10 @@ class GroupSelection:
     ) -> None:
         self._launch_spec, self._environ = launch_spec, environ
         self._zygote = zygote
-        self._selected: RankGroup | None = None
+        self._selected: StartedRanks | None = None
         self._interrupted, self._say = interrupted, say
 
-    def select(self, placement: Placement, heartbeats: Heartbeats) -> RankGroup:
+    def select(self, placement: Placement, heartbeats: Heartbeats) -> StartedRanks:
         """Return the worker group for the next attempt. Wait until its zygote has imported torch."""
         if self._zygote is not None and self._zygote_is_ready():
             return self._zygote

@@ -12,7 +12,7 @@ import time
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
-from paceline.agent.workers.rank_group import Exit, Launch, kill_descendants
+from paceline.agent.workers.started_ranks import Exit, Launch, kill_descendants
 from paceline.agent.workers.zygote.start import cannot_start
 from paceline.contract import env
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from paceline.cluster.slurm.answer_file import forget_answer, remember_name
+from paceline.cluster.slurm.answer_cache import forget_answer, remember_name
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.launcher_variables import slurm_query_environment
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder, write_atomically

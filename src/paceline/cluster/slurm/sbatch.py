@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from paceline.cluster.slurm.answer_file import forget_answer
+from paceline.cluster.slurm.answer_cache import forget_answer
 from paceline.cluster.slurm.commands import SEPARATOR, Completed, call, error_text, read_job_id
 from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.redaction import redact_text

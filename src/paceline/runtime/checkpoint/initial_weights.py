@@ -19,7 +19,7 @@ from paceline.contract.checkpoint.safetensors import read_header
 from paceline.contract.checkpoint.weights_folder import find_weight_files
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint import restore, state_tree
-from paceline.runtime.checkpoint.newest import RankGroup, find_start
+from paceline.runtime.checkpoint.newest_complete import RankGroup, find_start
 from paceline.runtime.checkpoint.reader import CheckpointReader, open_share, read_into
 from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY, TORCH_DTYPES

@@ -22,7 +22,7 @@ from paceline.errors import CheckpointError, UsageError
 from paceline.runtime.checkpoint import restore, retention, shares, state_tree, writer
 from paceline.runtime.checkpoint.folder_lock import FolderLock
 from paceline.runtime.checkpoint.initial_weights import load_weights
-from paceline.runtime.checkpoint.newest import RankGroup, find_newest, find_start
+from paceline.runtime.checkpoint.newest_complete import RankGroup, find_newest, find_start
 from paceline.runtime.checkpoint.reader import CheckpointReader
 from paceline.runtime.checkpoint.retention import RetentionPolicy
 from paceline.runtime.checkpoint.save_buffer import ImageCache

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.slurm.answer_file import AnswerFile
+from paceline.cluster.slurm.answer_cache import AnswerCache
 from paceline.cluster.slurm.node_use import PartitionUse, ask_node_use, parse_node_use
 from paceline.contract.files.shared_folders import open_own_file
 from paceline.errors import ClusterError, NoSlurm
@@ -23,7 +23,7 @@ def query_node_use() -> list[PartitionUse]:
     """Return the partitions and what is free in them, at most a poll interval old (and never asked more often)."""
     if (view := viewpoint.current()) is not None:
         raise view.not_here("list of nodes")
-    file = AnswerFile.here()
+    file = AnswerCache.here()
     if file is None:
         return parse_node_use(ask_node_use())
     path = file.path.with_suffix(".nodes")

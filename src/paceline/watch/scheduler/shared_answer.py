@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from paceline.cluster.slurm.answer_file import Answer, AnswerFile
+from paceline.cluster.slurm.answer_cache import Answer, AnswerCache
 from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.cluster.slurm.job_states.meanings import ENDED, LIVE, JobState
 from paceline.errors import ClusterError, NoSlurm
@@ -42,7 +42,7 @@ def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
         return {}
     if (view := viewpoint.current()) is not None:
         return view.states(seen)
-    file = AnswerFile.here()
+    file = AnswerCache.here()
     return squeue_and_sacct.states(seen) if file is None else SharedAnswer(file, poll_interval()).states(seen)
 
 
@@ -50,7 +50,7 @@ def query_queue() -> list[JobState]:
     """Return the user's jobs that wait or run, at most a poll interval old."""
     if (view := viewpoint.current()) is not None:
         raise view.not_here("queue")
-    file = AnswerFile.here()
+    file = AnswerCache.here()
     known = squeue_and_sacct.queue() if file is None else SharedAnswer(file, poll_interval()).queue()
     return [state for state in known.values() if state.phase != ENDED]
 
@@ -59,7 +59,7 @@ def query_queue() -> list[JobState]:
 class SharedAnswer:
     """Decides whether the last answer will do, and asks again if not."""
 
-    file: AnswerFile
+    file: AnswerCache
     interval: float
 
     @property

@@ -74,13 +74,13 @@ def _to_row(state: JobState) -> list[str]:
 
 
 @dataclass(frozen=True)
-class AnswerFile:
+class AnswerCache:
     """The shared answer of one Slurm."""
 
     path: Path
 
     @classmethod
-    def here(cls) -> AnswerFile | None:
+    def here(cls) -> AnswerCache | None:
         """Return the file of the Slurm that this process uses; None without Slurm, or without a place for the file."""
         name = _name()
         if name is None:
@@ -147,7 +147,7 @@ def forget_answer() -> None:
     """Make the next look ask Slurm: a command has just changed the queue."""
     name, folder = _name(), find_own_folder(_base())
     if name is not None and folder is not None:
-        AnswerFile(folder / name).mark_changed()
+        AnswerCache(folder / name).mark_changed()
 
 
 def remember_name(ask: Callable[[], str]) -> str:

@@ -72,7 +72,7 @@ class Exit:
     time: float
 
 
-class RankGroup(Protocol):
+class StartedRanks(Protocol):
     """The ranks of this agent, started in one of several ways. Serves one attempt after another."""
 
     def start(self, launch: Launch, output: OutputCapture) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.agent.stop.common_step import CommonStep
+from paceline.agent.stop.framework_common_step import CommonStep
 from tests.forked_ranks import Ranks
 
 STEPS = 40
