@@ -1,4 +1,4 @@
-"""The ranks that one agent starts: what an attempt gives them, and the interface of every worker group."""
+"""The ranks that one agent starts: what an attempt gives them, and the interface of each way to start them."""
 
 from __future__ import annotations
 
