@@ -24,7 +24,7 @@ from paceline.spec import Program, load_job
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import new_trials, read_list
 from paceline.watch.ended_secrets import find_ended_secrets
-from tests.plan.slurm.test_job_sh import DONE, FAILED, STOPPED, TASK, TASK_3, Bench
+from tests.plan.slurm.test_stop_and_requeue import DONE, FAILED, STOPPED, TASK, TASK_3, Bench
 
 HUSH = "hush-5d41402abc4b"
 ENVIRONMENT = f"export PLAIN=1\n# Secrets until the run is over: A_KEY B\nexport A_KEY={HUSH}\nexport B=$'{HUSH}\\n'\n"

@@ -225,7 +225,7 @@ def last_task_of_an_array_is_requeued_alone(trial: Trial) -> None:
         (trial.folder / task).mkdir()
         shutil.copy(trial.run_path.folder.run_half, trial.folder / task)
         (trial.folder / task / "environment.sh").touch()
-        (trial.folder / task / "job.sh").write_text(shell_library())
+        (trial.folder / task / "stop_and_requeue.sh").write_text(shell_library())
     folder = str(trial.folder)
     trial.submit(
         "--array=0-1", edit=lambda script: script.replace(f"run={folder} ", f"run={folder}/$SLURM_ARRAY_TASK_ID ")

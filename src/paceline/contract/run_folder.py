@@ -32,7 +32,7 @@ class RunFolder:
     run_json = Entry("run.json")  # the resolved settings, the code's identity and the command line
     launch_spec = Entry("launch.json")  # what the agents and ranks of the run do
     script = Entry("job.sbatch")  # exactly what was submitted
-    shell_library = Entry("job.sh")  # what `job.sbatch` sources: stop, requeue, one job per run folder
+    shell_library = Entry("stop_and_requeue.sh")  # what `job.sbatch` sources: stop, requeue, one job per run folder
     shell_setup = Entry("shell-setup.sh")  # the environment section of `job.sbatch`, for `paceline shell`
     job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
     stops_without_progress = Entry("stops-without-progress")  # how often in a row a stop came before anything was saved
@@ -180,7 +180,7 @@ class JobStartFolder:
         The head agent decides: it writes this file before the verdict, and the batch shell requeues if it finds both,
         unless the shell itself got a TERM or the run is cancelled. The list may be empty; it comes on top of the nodes
         that the user excluded. The batch shell writes both files only if there is no agent that could: srun hung, or a
-        trial never started (`paceline_decide_without_agent` in job.sh).
+        trial never started (`paceline_decide_without_agent` in stop_and_requeue.sh).
         """
         return self.path / "requeue"
 

@@ -12,7 +12,7 @@ from paceline.spec import Job
 
 FROM_SHELL = "your environment"
 
-# Every variable of a batch script and of job.sh begins so.
+# Every variable of a batch script and of stop_and_requeue.sh begins so.
 SCRIPT_PREFIX = "paceline_"
 
 # Bash would stop at an assignment to the first of these, and run the script differently with the others. Files for

@@ -96,7 +96,7 @@ def test_a_file_of_secrets_cannot_change_what_the_script_relies_on(tmp_path: Pat
     found = Secrets(names, dict.fromkeys(names, ".env"))
     run_path = RunPath(tmp_path, "p", "e", "id")
     lines = plan({"job.nodes": 2}, run_path=run_path, file_secrets=found).environment_file.splitlines()
-    assert "export HOSTNAME=elsewhere" in lines, "job.sh has asked the system for its own"
+    assert "export HOSTNAME=elsewhere" in lines, "stop_and_requeue.sh has asked the system for its own"
     assert "export MINE=1" in lines
     assert not [line for line in lines if "IFS" in line or "PACELINE_RUN" in line or "RANK" in line]
     script = "\n".join([*lines, 'echo "$SLURM_JOB_ID"'])

@@ -11,7 +11,7 @@ import pytest
 from paceline.plan.slurm import batch_script
 from tests.golden.cases import ENVIRON, HERE, cases, plan
 
-# Files that are known only on a node are not followed. job.sh is, for a few: it takes a second each time.
+# Files that are known only on a node are not followed. stop_and_requeue.sh is, for a few: it takes a second each time.
 ALONE = ["shellcheck", "--exclude=SC1090,SC1091,SC2154"]
 WITH_LIBRARY = [
     "shellcheck", "--external-sources", f"--source-path={Path(batch_script.__file__).parent}",

@@ -37,7 +37,7 @@ def enter(folder: RunFolder, made: SlurmPlan) -> subprocess.CompletedProcess[str
 
 
 def test_only_the_environment_section_runs(tmp_path: Path) -> None:
-    """There is neither job.sbatch nor job.sh here; the shell needs none of them."""
+    """There is neither job.sbatch nor stop_and_requeue.sh here; the shell needs none of them."""
     folder, made = write_run(tmp_path)
     folder.script.unlink()
     folder.shell_library.unlink()

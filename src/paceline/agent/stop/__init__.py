@@ -1,4 +1,5 @@
 """Stop requests: signals that an agent receives, how they reach the ranks, and which frameworks the ranks use.
 
-At the time limit, Slurm signals the batch shell; `plan/slurm/job.sh` creates the file `stop`. `attempt.py` polls it.
+At the time limit, Slurm signals the batch shell; `plan/slurm/stop_and_requeue.sh` creates the file `stop`. `attempt.py`
+polls it.
 """

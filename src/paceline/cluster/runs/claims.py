@@ -2,7 +2,7 @@
 
 `claims/1`, `claims/2`, ... are links that name job starts; the last one has the run folder now. Making a link is
 atomic: if several find that the last one is over, exactly one of them succeeds it. Links stay, so that nobody mistakes
-a new claim for an old one. `job.sh` does the same for jobs.
+a new claim for an old one. `stop_and_requeue.sh` does the same for jobs.
 """
 
 from __future__ import annotations

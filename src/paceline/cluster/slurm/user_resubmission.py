@@ -1,4 +1,7 @@
-"""A run that its user sends back to the queue, with new limits or other arguments. A job requeues itself (`job.sh`)."""
+"""A run that its user sends back to the queue, with new limits or other arguments.
+
+A job requeues itself: `stop_and_requeue.sh`.
+"""
 
 from __future__ import annotations
 

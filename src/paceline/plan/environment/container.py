@@ -41,7 +41,7 @@ def container_entry(job: Job, run_path: RunPath, *, gpus: int) -> ContainerEntry
             )
     if environment.engine == "pyxis":
         return ContainerEntry(srun_options=_pyxis_options(job, shared))
-    # job.sh writes `paceline_inside` to this file, where every node finds it.
+    # stop_and_requeue.sh writes `paceline_inside` to this file, where every node finds it.
     return ContainerEntry(
         prefix=["bash", '"$paceline_run/job-starts/$paceline_job_start/inside.sh"'],
         definition=_definition(job, run_path, shared, gpus=gpus),

@@ -23,7 +23,7 @@ _CURRENT_PYTHON = (
     "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH",
 )  # fmt: skip
 
-# Begins the line of environment.sh that names the secrets below it. job.sh looks for it.
+# Begins the line of environment.sh that names the secrets below it. stop_and_requeue.sh looks for it.
 SECRETS_MARK = "# Secrets until the run is over:"
 
 # Forwarded by name: their values may hold a password, and are written to environment.sh alone.
@@ -102,7 +102,7 @@ def environment_file(job: Job, environ: Mapping[str, str], secrets: Secrets) -> 
     hidden = [name for name, value in variables.items() if name in secrets.values or redact(name, value) == REDACTED]
     lines = {name: _assignment(name, value) for name, value in variables.items()}
     plain = [line for name, line in lines.items() if name not in hidden]
-    # The secrets come last: job.sh removes them, and all that follows the mark, when the run is over.
+    # The secrets come last: stop_and_requeue.sh removes them, and all that follows the mark, when the run is over.
     marked = [f"{SECRETS_MARK} {' '.join(hidden)}", *(lines[name] for name in hidden)] if hidden else []
     return "\n".join(["# The variables of this run, sourced by job.sbatch.", *plain, *marked]) + "\n"
 
@@ -116,7 +116,7 @@ def secret_names(text: str) -> list[str]:
 
 
 def without_secrets(text: str) -> str:
-    """Return an environment file that asks for its secrets instead of setting them, as job.sh does."""
+    """Return an environment file that asks for its secrets instead of setting them, as stop_and_requeue.sh does."""
     names = secret_names(text)
     if not names:
         return text

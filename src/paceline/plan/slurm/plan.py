@@ -37,7 +37,7 @@ class SlurmPlan:
     directives: tuple[Directive, ...]
     environment: EnvironmentSection
     sections: Script  # of job.sbatch
-    library: str = field(repr=False)  # job.sh, which it sources
+    library: str = field(repr=False)  # stop_and_requeue.sh, which it sources
     environment_file: str = field(repr=False)  # environment.sh, which it sources too
     arguments: tuple[str, ...]  # of sbatch, before the script's path
     submitter: dict[str, str]  # the environment that sbatch is called in
@@ -77,7 +77,7 @@ class SlurmPlan:
             notes.append(f"signal that asks each rank to stop: {stop}")
         if self.secrets:
             notes.append(f"secrets, whose values are only in environment.sh: {self.secrets}")
-        notes.append("job.sh, which the script sources, is written to the run folder; it is the same for every run")
+        notes.append("stop_and_requeue.sh, which the script sources, is in the run folder, and the same for every run")
         return "".join(
             [f"{script}\n", *(f"# {note}\n" for note in notes), f"# submitted by: {command_line(self.sbatch)}\n"]
         )

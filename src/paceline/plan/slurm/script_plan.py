@@ -33,7 +33,7 @@ class ScriptPlan:
 
     @property
     def start_options(self) -> str:
-        """What `paceline_start_job` and `paceline_start_task` of job.sh are given."""
+        """What `paceline_start_job` and `paceline_start_task` of stop_and_requeue.sh are given."""
         options = [] if self.requeue else ["--no-requeue"]
         if self.exclude and self.requeue:
             options.append(f"--exclude={self.exclude}")

@@ -1,4 +1,4 @@
-"""job.sh alone, with fake Slurm commands; tests/slurm/test_requeue.py uses the real ones."""
+"""stop_and_requeue.sh alone, with fake Slurm commands; tests/slurm/test_requeue.py uses the real ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.cluster.slurm.sbatch import known_jobs
 from paceline.contract.run_folder import RunFolder
 from paceline.plan.slurm import batch_script
 
-LIBRARY = Path(batch_script.__file__).with_name("job.sh")
+LIBRARY = Path(batch_script.__file__).with_name("stop_and_requeue.sh")
 
 # The agents: srun does what the test wrote to the file `agents`, in the folder of the job start.
 SRUN = """\
@@ -891,7 +891,7 @@ def test_stopped_without_requeue_is_the_end_of_a_trial(bench: Bench) -> None:
     assert bench.requeues() == []
 
 
-# Names that job.sh might use, and that a user's `setup` lines may.
+# Names that stop_and_requeue.sh might use, and that a user's `setup` lines may.
 CLASHES = """\
 launch() { :; }; fail() { :; }; await() { :; }; finish_job() { :; }; inside() { :; }; run_half() { :; }
 export job=mine run=/nowhere python=none requeue= exclude=n9 verdict=done terminated=1 job_start=x trial=9 trials=9
@@ -953,7 +953,7 @@ def test_noclobber_in_setup_lines_keeps_no_old_files(bench: Bench) -> None:
     assert secrets.read_text() == "export A=1\npaceline_require_secrets KEY\n"
 
 
-# What a user's shell may make of commands that job.sh calls.
+# What a user's shell may make of commands that stop_and_requeue.sh calls.
 FUNCTIONS = """\
 grep() { command grep --color=always "$@"; }
 cat() { printf '>> '; command cat "$@"; }
