@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import dispatch
-from paceline.cli.on_cluster import travel_question
+from paceline.cli.on_cluster import send_question
 from paceline.cluster.ssh import forwarded_command
 from paceline.cluster.ssh.connection import Connection
 from paceline.cluster.ssh.request import Request
@@ -42,7 +42,7 @@ def sent(guard: None, tmp_path: Path) -> Iterator[list[Request]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path / "home"))
         patch.setattr(Connection, "require", lambda _: None)
-        patch.setattr(travel_question, "ask_first", lambda *_, **__: False)
+        patch.setattr(send_question, "ask_first", lambda *_, **__: False)
         patch.setattr(forwarded_command, "forward", record)
         yield requests
 

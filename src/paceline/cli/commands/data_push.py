@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import typer_options
-from paceline.cli.on_cluster.travel_question import confirm
+from paceline.cli.on_cluster.send_question import confirm
 from paceline.cli.output import console
 from paceline.contract.files.foreign_records import make, parse_object
 from paceline.contract.files.size import show_size

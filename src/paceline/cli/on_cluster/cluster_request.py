@@ -47,7 +47,7 @@ def _without_extras(word: str) -> str:
 
 def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Request, Parcel]:
     """Return what to send to a cluster to carry out a command there. The connection is open."""
-    from paceline.cli.on_cluster.travel_question import ask_first
+    from paceline.cli.on_cluster.send_question import ask_first
     from paceline.cluster.ssh.clusters import find_cluster
     from paceline.cluster.ssh.connection import Connection
     from paceline.cluster.ssh.request import Request

@@ -21,7 +21,7 @@ from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.training import fsdp
 from paceline.runtime.training.ddp import DDPModel
 from paceline.runtime.training.fsdp import FSDPModel, is_sharded
-from paceline.runtime.training.leftovers import Leftovers
+from paceline.runtime.training.leftover_gradients import LeftoverGradients
 from paceline.runtime.training.loss_weights import LossWeights
 from paceline.runtime.training.wrap import Wrapper
 
@@ -75,7 +75,7 @@ class Gradients:
         self._single = True  # the step has one micro-step
         self._syncing = True
         self._scaled = False  # `backward` has been called in this step
-        self._leftovers = Leftovers(wrapper.parameters)
+        self._leftovers = LeftoverGradients(wrapper.parameters)
         self._stepped: list[torch.optim.Optimizer] = []  # with the scaler, in this step
         self._updating: torch.optim.Optimizer | None = None
         self._did_step = False

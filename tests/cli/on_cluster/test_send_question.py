@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.on_cluster.travel_question import ask_first, confirm
+from paceline.cli.on_cluster.send_question import ask_first, confirm
 from paceline.cluster.ssh.clusters import Cluster
 from paceline.cluster.ssh.code_push.project_code import Parcel
 from paceline.contract.files.sent_code import SentCode

@@ -15,7 +15,7 @@ from torch import nn
 State = dict[int, tuple[int, int]]
 
 
-class Leftovers:
+class LeftoverGradients:
     """Knows which parameters each loss has reached. `on` once there may be several optimizers."""
 
     def __init__(self, parameters: Callable[[], Iterable[nn.Parameter]]) -> None:
