@@ -30,6 +30,7 @@ from tests.ui.terminal.top.screen import TIMEOUT, Screen, drive
 SCRIPT = """\
 import sys, time
 from pathlib import Path
+import torch, torch.distributed as dist
 import paceline
 
 here = Path(__file__).parent
@@ -38,7 +39,9 @@ with paceline.session(cpu=True, report=False, progress=False) as run:
         run.log(loss=10 / (step + 1), **{"[b]odd\\x1b[2J": 1.0})
         if step % 20 == 0:
             print(f"line {step} [red]kept[/red] \\x1b[31mred\\x1b[0m \\x1b]0;title\\x07", flush=True)
-        if (here / "finish").exists():
+        finish = torch.tensor([(here / "finish").exists()], dtype=torch.int)
+        dist.all_reduce(finish)  # ranks see the file at different times
+        if finish:
             break
         time.sleep(0.05)
 print("the needle is here", flush=True)
