@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -128,10 +129,9 @@ def diverge(folder: str, kind: str, options: dict[str, Any]) -> tuple[str, int, 
 
 
 def list_saved(folder: str) -> list[str]:
-    try:
-        return sorted(path.parent.name for path in Path(folder).glob("checkpoints/*/complete.json"))
-    except FileNotFoundError:  # rank 0 has just removed the empty folder
-        return []
+    checkpoints = Path(folder, "checkpoints")  # rank 0 may remove an incomplete one while another rank looks
+    names = os.listdir(checkpoints) if checkpoints.exists() else []
+    return sorted(name for name in names if (checkpoints / name / "complete.json").exists())
 
 
 MESSAGES = {  # kind: ranks, message
