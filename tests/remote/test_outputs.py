@@ -85,6 +85,7 @@ def test_the_table_of_a_sweep_arrives_here(lab: Lab, laptop: Laptop, project: Pa
     (sweep / "points.jsonl").write_text(Point(0, 0, {"lr": 0.125}).to_line())
     own(lab, scratch_there)
     laptop("login", "plain", check=True)
+    laptop("ps", "--on", "plain", check=True)  # installs Paceline there, and says so
     done = laptop("sweep", "show", "digits", "--on", "plain", "--csv", "my trials.csv", check=True)
     assert (done.stdout, done.stderr) == ("wrote 1 trial to my trials.csv\n", "")
     assert "0.125" in (project / "my trials.csv").read_text()
