@@ -82,6 +82,7 @@ import subprocess
 subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 2.5: pass"])
 subprocess.run(["sleep", "6"])
 open("worked", "w").close()
+time.sleep(1)  # until the other rank has seen it: alone, it would have been idle for too long already
 """
 
 
