@@ -18,6 +18,7 @@ from paceline.agent.health import activity, lingering_ranks
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.health.lingering_ranks import LingeringRanks
 from paceline.agent.health.process_usage import Usage, tree_usage
+from paceline.agent.workers import process_tree
 from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED, SLOT, slot_offset
 from tests.agent.conftest import Launch, until
 
@@ -82,7 +83,6 @@ import subprocess
 subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 2.5: pass"])
 subprocess.run(["sleep", "6"])
 open("worked", "w").close()
-time.sleep(1)  # until the other rank has seen it: alone, it would have been idle for too long already
 """
 
 
@@ -131,6 +131,49 @@ def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPat
     now += 5.0
     assert [(idle.rank, idle.seconds) for idle in monitor.check({1}, ended_agents=())] == [(1, 30.0)]
     heartbeats.remove()
+
+
+def test_a_rank_whose_child_or_fellow_has_ended_has_time_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, with_children = 1000.0, {1: True, 2: False}
+    monkeypatch.setattr(lingering_ranks, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(
+        activity, "tree_usage", lambda pids: {pid: Usage(0.0, 0, False, with_children[pid]) for pid in pids}
+    )
+    monkeypatch.setattr(process_tree, "is_alive", lambda pid: True)
+    launched: Any = SimpleNamespace(
+        launch_spec=SimpleNamespace(style="fork", exit_timeout=6.0), attempt=None,
+        ranks=lambda: [(0, 0), (1, 1), (2, 2)], placement=SimpleNamespace(is_head=True, count=1, host="a"),
+    )  # fmt: skip
+    workers: Any = SimpleNamespace(pids=lambda: {1: 1, 2: 2})
+    rendezvous: Any = SimpleNamespace(send=lambda message: None)
+    ranks = LingeringRanks(launched, workers=workers, heartbeats=Heartbeats(3), rendezvous=rendezvous)
+
+    def overdue_after(left: set[int]) -> int:
+        nonlocal now
+        for seconds in range(1, 100):
+            now += 1.0
+            if (idle := ranks.check(left, ended_agents=())) and ranks.is_overdue(idle):
+                return seconds
+        raise AssertionError("never")
+
+    for _ in range(20):
+        now += 1.0
+        assert not [idle for idle in ranks.check({1, 2}, ended_agents=()) if idle.seconds > 30]
+    with_children[1] = False  # it was idle for 20 s; the child has ended
+    for _ in range(3):
+        now += 1.0
+        assert ranks.check({1, 2}, ended_agents=()) == []
+    assert overdue_after({2}) == 7, "rank 1 has ended a moment ago: its first check, then the timeout"
+    with_children[2] = True
+    now += 1.0
+    ranks.check({2}, ended_agents=())
+    with_children[2] = False
+    assert overdue_after({2}) == 7, "the first child of rank 2"
+    with_children[2] = True
+    now += 1.0
+    ranks.check({2}, ended_agents=())
+    with_children[2] = False
+    assert overdue_after({2}) == 1, "another child is no progress"
 
 
 def test_any_thread_may_wait_for_a_disk(tmp_path: Path) -> None:

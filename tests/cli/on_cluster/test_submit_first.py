@@ -140,7 +140,7 @@ def test_a_contest_that_was_killed_is_finished_and_not_started_again(
     assert "hush" not in "".join(path.read_text() for path in tmp_path.glob("state/paceline/first/*"))
 
 
-def test_a_contest_starts_if_it_is_wanted_or_another_one(interrupted: ClusterRaceRecord, tmp_path: Path) -> None:
+def test_a_race_starts_if_it_is_wanted_or_another_one(interrupted: ClusterRaceRecord, tmp_path: Path) -> None:
     def goes_on(line: list[str], answer: str | None = None, on: Sequence[str] = ("alps", "cedar")) -> None:
         with pytest.raises(pytest.fail.Exception, match="prepared"):
             start_again(line, at_terminal=answer, on=on)

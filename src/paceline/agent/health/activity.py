@@ -59,15 +59,12 @@ class ActivityMonitor:
         elapsed, self._last_check = now - self._last_check, now
         if elapsed > max(2 * self._interval, PAUSE):
             self._known.clear()
-        if not self._known.keys() <= pids.keys():  # a rank has ended: those that wait for it need a moment to go on
-            self._known.clear()
         usage = tree_usage(pids.values())
         for local_rank, pid in pids.items():
             heartbeat, output = self._heartbeats.read(local_rank).time, self._count_output(local_rank)
             activity = Activity(usage.get(pid), heartbeat, output, since=now)
             before = self._known.get(local_rank)
-            has_child_ended = before is not None and before.has_children and not activity.has_children
-            if before is not None and not has_child_ended and not activity.differs(before, elapsed):
+            if before is not None and not activity.differs(before, elapsed):
                 activity.since = before.since
             self._known[local_rank] = activity
         return {local_rank: self._known[local_rank] for local_rank in sorted(pids)}

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from paceline.agent import retry_policy
-from paceline.agent.health.activity import ActivityMonitor
+from paceline.agent.health.activity import Activity, ActivityMonitor
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.rank_failures import Failure
 from paceline.agent.rendezvous.connected_agents import Rendezvous
@@ -66,6 +66,9 @@ class LingeringRanks:
         self._timeout = launch.launch_spec.exit_timeout
         self._is_watching = self._has_warned = False
         self._activity = ActivityMonitor(heartbeats, self._timeout)
+        self._had_children: dict[int, bool] = {}  # by local rank, at the last check
+        self._released: dict[tuple[int, float], float] = {}  # by local rank and the start of its idle time
+        self._child_counted: set[tuple[int, float]] = set()  # the same, if a child process has ended since then
         self._reported: dict[int, list[IdleRank]] = {}  # by agent
 
     def update(self, message: Mapping[str, Any]) -> None:
@@ -143,13 +146,29 @@ class LingeringRanks:
         return {rank: pid for rank, pid in pids.items() if not pid or process_tree.is_alive(pid)}
 
     def _idle_ranks(self, pids: Mapping[int, int], now: float) -> list[IdleRank]:
+        activities = self._activity.check(pids, now)
+        self._note_released(activities, now)
         return [
             IdleRank(
                 self._rank_of[local_rank], self._placement.host, self._heartbeats.read(local_rank).state,
-                round(now - activity.since, 3), self._heartbeats.has_script_ended(local_rank), activity.has_children,
+                round(now - self._released.get((local_rank, activity.since), activity.since), 3),
+                self._heartbeats.has_script_ended(local_rank), activity.has_children,
             )
-            for local_rank, activity in self._activity.check(pids, now).items()
+            for local_rank, activity in activities.items()
         ]  # fmt: skip
+
+    def _note_released(self, activities: Mapping[int, Activity], now: float) -> None:
+        """Note which ranks may have waited until now, for another rank or a child process: they need time to go on."""
+        has_rank_ended = not self._had_children.keys() <= activities.keys()
+        for local_rank, activity in activities.items():
+            idle = local_rank, activity.since
+            has_child_ended = self._had_children.get(local_rank, False) and not activity.has_children
+            # Only one child: a thread that starts a short process now and then is no progress.
+            if has_rank_ended or (has_child_ended and idle not in self._child_counted):
+                self._released[idle] = now
+            if has_child_ended:
+                self._child_counted.add(idle)
+        self._had_children = {local_rank: activity.has_children for local_rank, activity in activities.items()}
 
 
 def _names(ranks: Iterable[IdleRank]) -> str:
