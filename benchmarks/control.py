@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.contract.hostlist import expand
-from paceline.plan.run_path import RunPath
-from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
-from paceline.sandbox import PLAIN, Sandbox, Settings, missing_packages
+from paceline.launch.plan.run_path import RunPath
+from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
 from paceline.spec import Flag, Program, load_job
+from paceline.tools.sandbox import PLAIN, Sandbox, Settings, missing_packages
 
 from machine import describe, show
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing_packages
+from paceline.tools.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing_packages
 
 from machine import describe, show
 

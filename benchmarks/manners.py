@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from paceline.contract.run_folder import RunFolder
-from paceline.sandbox import PLAIN, Sandbox, Settings, missing_packages
+from paceline.tools.sandbox import PLAIN, Sandbox, Settings, missing_packages
 
 from machine import describe, show
 

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from paceline.sandbox import PLAIN, Sandbox, Settings, missing_packages
+from paceline.tools.sandbox import PLAIN, Sandbox, Settings, missing_packages
 from watch_parts.runs import make_runs
 
 from machine import describe, show

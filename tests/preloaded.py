@@ -14,7 +14,8 @@ for name in (
     "paceline.runtime.proof.start",
     "paceline.runtime.training.ddp", "paceline.runtime.training.fsdp", "paceline.runtime.training.wrap",
     # what the modules of tests import: a rank imports one before it can call its function
-    "numpy", "paceline.agent.health.heartbeat", "paceline.cluster.runs.run_half_zip", "paceline.proof.local_runner",
+    "numpy", "paceline.agent.health.heartbeat", "paceline.launch.runs.run_half_zip",
+    "paceline.tools.prove.local_runner",
     "paceline.runtime.data.evaluation", "paceline.runtime.data.streams.stream_loader",
     "tests.forked_ranks", "tests.runtime.models", "tests.runtime.training.test_wrap",
 ):  # fmt: skip

@@ -16,8 +16,8 @@ from playwright.sync_api import Page, sync_playwright
 from sample_runs import SampleRuns
 from top import make_runs
 
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.sweep.folder import Point, Search, SweepFolder
+from paceline.slurm.job_states.meanings import JobState
 from paceline.ui.web.api import Answers
 from paceline.ui.web.request_handler import make_app
 from paceline.ui.web.security import Access

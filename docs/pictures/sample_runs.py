@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import Point, Search, SweepFolder
+from paceline.slurm.job_states.meanings import JobState
 
 HOUR = 3600.0
 

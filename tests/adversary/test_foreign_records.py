@@ -14,15 +14,15 @@ import pytest
 
 from paceline.agent.sweep_trial import main as trial_main
 from paceline.cli.commands import ps, show, sweep_show
-from paceline.cluster.runs.prepare import read_launch_spec
-from paceline.cluster.slurm.commands import read_job_id
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.files.foreign_records import keep_valid, make, parse, read_bounded, read_objects
 from paceline.contract.fitness.measurement import Measurement
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import PacelineError
+from paceline.launch.runs.prepare import read_launch_spec
+from paceline.slurm.commands import read_job_id
+from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.details import read_details
 from paceline.watch.details.nodes import make_nodes
 from paceline.watch.diagnosis import disk
@@ -209,7 +209,7 @@ SWEEP_FILES: dict[str, dict[str, object]] = {
 def test_hostile_files_of_a_sweep_cost_one_error(
     run: RunFolder, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cluster.slurm.job_states.squeue_and_sacct.states", lambda jobs: {})
+    monkeypatch.setattr("paceline.slurm.job_states.squeue_and_sacct.states", lambda jobs: {})
     sweep = SweepFolder(run.path.parent / "sweep")
     sweep.trial(0).path.mkdir(parents=True)
     for each, good in SWEEP_FILES.items():

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.sweep_trial import open_trial
-from paceline.cluster.actions import cancel_run
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import Search, SweepFolder
-from paceline.plan.environment.variables import environment_file, secret_names, without_secrets
-from paceline.plan.run_path import RunPath
-from paceline.plan.secrets import Secrets
+from paceline.launch.actions import cancel_run
+from paceline.launch.environment.variables import environment_file, secret_names, without_secrets
+from paceline.launch.plan.run_path import RunPath
+from paceline.launch.secrets.declared import Secrets
+from paceline.slurm.job_states.meanings import JobState
 from paceline.spec import Program, load_job
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import new_trials, read_list
 from paceline.watch.ended_secrets import find_ended_secrets
-from tests.plan.slurm.test_stop_and_requeue import DONE, FAILED, STOPPED, TASK, TASK_3, Bench
+from tests.launch.plan.slurm.test_stop_and_requeue import DONE, FAILED, STOPPED, TASK, TASK_3, Bench
 
 HUSH = "hush-5d41402abc4b"
 ENVIRONMENT = f"export PLAIN=1\n# Secrets until the run is over: A_KEY B\nexport A_KEY={HUSH}\nexport B=$'{HUSH}\\n'\n"
@@ -227,6 +227,6 @@ def test_clean_finds_the_secrets_of_runs_that_are_over(tmp_path: Path) -> None:
 
 def test_cancelling_a_queued_run_removes_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_run(tmp_path, "queued", job="1")
-    monkeypatch.setattr("paceline.cluster.slurm.commands.cancel_jobs", lambda jobs: None)
+    monkeypatch.setattr("paceline.slurm.commands.cancel_jobs", lambda jobs: None)
     cancel_run(RunFolder(path.parent), running=False)
     assert path.read_text() == REDUCED

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from paceline.errors import EnvironmentProblem
-from paceline.sandbox import PLAIN, Sandbox, Settings, missing_packages
-from paceline.sandbox.settings import SandboxPaths
+from paceline.tools.sandbox import PLAIN, Sandbox, Settings, missing_packages
+from paceline.tools.sandbox.settings import SandboxPaths
 from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, run_as, shared_folder
 
 pytestmark = [needs_two_users, pytest.mark.slurm]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.runs.code_snapshot import Snapshot, list_code
-from paceline.cluster.runs.prepare import prepare
-from paceline.cluster.secrets.file_names import is_secret
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.plan.rank_counts import RankCounts
-from paceline.plan.run_path import RunPath
+from paceline.launch.plan.rank_counts import RankCounts
+from paceline.launch.plan.run_path import RunPath
+from paceline.launch.runs.code_snapshot import Snapshot, list_code
+from paceline.launch.runs.prepare import prepare
+from paceline.launch.secrets.file_names import is_secret
 from paceline.spec import Program, load_job
 from paceline.staging.working_directory import WorkingDirectory
 from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, run_as, shared_folder

@@ -17,7 +17,7 @@ import pytest
 import tomllib
 
 from paceline.cli.reference.commands import walk
-from paceline.cluster.secrets.dotenv import parse_dotenv
+from paceline.launch.secrets.dotenv import parse_dotenv
 from paceline.spec.load import read_file
 from paceline.spec.sweep import load_sweep
 from paceline.spec.types_and_defaults import Tables

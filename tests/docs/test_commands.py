@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.verdict import STOPPED
-from paceline.sandbox import packages
-from paceline.sandbox.settings import Settings
+from paceline.tools.sandbox import packages
+from paceline.tools.sandbox.settings import Settings
 from tests.docs.commands import OWN_TESTS, SKIPPED_PAGES, as_typed, is_executed
 from tests.docs.pages import ROOT, blocks, pages
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.sandbox import packages
-from paceline.sandbox.settings import Settings
+from paceline.tools.sandbox import packages
+from paceline.tools.sandbox.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 MADE = ("make demo", "make test")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.sandbox import packages
-from paceline.sandbox.settings import Settings
+from paceline.tools.sandbox import packages
+from paceline.tools.sandbox.settings import Settings
 from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.terminal import Terminal, first_missing
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.plan.run_path import RunPath
-from paceline.plan.slurm.array_script import Trials
-from paceline.plan.slurm.plan import SlurmPlan, plan_slurm
+from paceline.launch.plan.run_path import RunPath
+from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
+from paceline.slurm.array_script import Trials
 from paceline.spec import Flag, Program, load_job
 
 HERE = Path(__file__).parent

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.ssh.clusters import Cluster as RemoteCluster
-from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.control_socket import read_logins
-from paceline.sandbox import NAMESPACES, Settings, missing_packages
+from paceline.spec.clusters import Cluster as RemoteCluster
+from paceline.ssh.connection import Connection
+from paceline.ssh.control_socket import read_logins
+from paceline.tools.sandbox import NAMESPACES, Settings, missing_packages
 from tests.forked_cli import Commands
 from tests.remote import lab as labs
 from tests.remote.lab import Lab

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.ssh.remote import cache_cleanup
-from paceline.cluster.ssh.remote.cache_cleanup import UNUSED, clean_cache, note_use
-from paceline.cluster.ssh.remote.code_store import CodeStore, key_of
-from paceline.cluster.ssh.remote.unpack import COMPLETE
 from paceline.contract.env import ON_CLUSTER
 from paceline.contract.files.sent_code import SentCode, keep_sent
+from paceline.ssh.remote import cache_cleanup
+from paceline.ssh.remote.cache_cleanup import UNUSED, clean_cache, note_use
+from paceline.ssh.remote.code_store import CodeStore, key_of
+from paceline.ssh.remote.unpack import COMPLETE
 
 LONG_AGO = time.time() - UNUSED - 86_400
 

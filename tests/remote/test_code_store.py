@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.ssh.code_push.project_code import Parcel, describe_files, write_contents
-from paceline.cluster.ssh.remote import entry
-from paceline.cluster.ssh.remote.code_store import CodeStore
 from paceline.contract.env import ON_CLUSTER
 from paceline.contract.files.sent_code import FILE, KEPT, SentCode, keep_sent
+from paceline.ssh.code_push.project_code import Parcel, describe_files, write_contents
+from paceline.ssh.remote import entry
+from paceline.ssh.remote.code_store import CodeStore
 
 
 @pytest.fixture

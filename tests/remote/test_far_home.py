@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.ssh.remote import start, unpack
+from paceline.ssh.remote import start, unpack
 from tests.remote.lab import Lab
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
@@ -77,10 +77,10 @@ def test_modules_are_imported_from_one_file(tmp_path: Path) -> None:
         )
         out.writestr("thing/a.txt", "text")
         out.writestr("broken.py", "this is no python\n")
-        for package in ("paceline", "paceline/cluster", "paceline/cluster/ssh", "paceline/cluster/ssh/remote"):
+        for package in ("paceline", "paceline/cluster", "paceline/ssh", "paceline/ssh/remote"):
             out.writestr(f"{package}/__init__.py", "")
         out.writestr(
-            "paceline/cluster/ssh/remote/entry.py",
+            "paceline/ssh/remote/entry.py",
             "import thing\ndef main():\n    print(thing.VALUE, thing.__file__)\n    return 7\nnote_end = print\n",
         )
     with zipfile.ZipFile(archive) as packed:

@@ -13,16 +13,16 @@ import pytest
 
 from paceline.cli import dispatch
 from paceline.cli.commands import fetch as cli_fetch
-from paceline.cluster.ssh.conversation import Conversation
-from paceline.cluster.ssh.fetch.contents import RECORDS, Contents, RemoteFile
-from paceline.cluster.ssh.fetch.download import Download, Fetched
-from paceline.cluster.ssh.fetch.frames import write_frame, write_line
-from paceline.cluster.ssh.fetch.local_copy import LocalCopy
-from paceline.cluster.ssh.fetch.remote_files import Listing, RemoteFiles
-from paceline.cluster.ssh.fetch.safe_path import is_contained
-from paceline.cluster.ssh.fetch.server import FileServer
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.ssh.conversation import Conversation
+from paceline.ssh.fetch.contents import RECORDS, Contents, RemoteFile
+from paceline.ssh.fetch.download import Download, Fetched
+from paceline.ssh.fetch.frames import write_frame, write_line
+from paceline.ssh.fetch.local_copy import LocalCopy
+from paceline.ssh.fetch.remote_files import Listing, RemoteFiles
+from paceline.ssh.fetch.safe_path import is_contained
+from paceline.ssh.fetch.server import FileServer
 from tests.remote.test_fetch_transfer import Link, Quiet, fetch, write
 
 FILE = {"name": "evil/keys", "size": 5, "mtime_ns": 5, "executable": False, "link": None}

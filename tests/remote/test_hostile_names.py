@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cluster.ssh import control_socket
-from paceline.cluster.ssh.clusters import Cluster, ProjectFile
-from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.request import Request
-from paceline.cluster.ssh.shell_text import shell_command, word, words
 from paceline.contract.files.sent_code import SentCode
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.spec.clusters import Cluster, ProjectFile
+from paceline.ssh import control_socket
+from paceline.ssh.connection import Connection
+from paceline.ssh.request import Request
+from paceline.ssh.shell_text import shell_command, word, words
 from tests.remote.lab import Lab
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]

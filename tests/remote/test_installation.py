@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.ssh import paceline_bundle
-from paceline.cluster.ssh.paceline_bundle import Target
-from paceline.cluster.ssh.remote import entry, unpack
-from paceline.cluster.ssh.remote.cache_cleanup import INTERVAL, is_damaged
-from paceline.cluster.ssh.request import Request
 from paceline.contract.files.sent_code import SentCode
+from paceline.ssh import paceline_bundle
+from paceline.ssh.paceline_bundle import Target
+from paceline.ssh.remote import entry, unpack
+from paceline.ssh.remote.cache_cleanup import INTERVAL, is_damaged
+from paceline.ssh.request import Request
 from tests.remote.lab import Lab
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
@@ -160,9 +160,7 @@ def test_a_request_is_removed_before_it_is_read(tmp_path: Path, text: str) -> No
 
 def test_a_request_whose_sender_is_gone_is_removed(tmp_path: Path) -> None:
     request = Request(["ps"], ".", SentCode("project", {}), secrets={"TOKEN": "hush"})
-    program = (
-        "import sys, pathlib; from paceline.cluster.ssh.remote import entry; entry.receive(pathlib.Path(sys.argv[1]))"
-    )
+    program = "import sys, pathlib; from paceline.ssh.remote import entry; entry.receive(pathlib.Path(sys.argv[1]))"
     for is_gone in (False, True):
         with subprocess.Popen(
             [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

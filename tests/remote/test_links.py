@@ -10,12 +10,12 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from paceline.cluster.ssh import connection as connections
-from paceline.cluster.ssh.clusters import Cluster
-from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.conversation import Conversation
-from paceline.cluster.ssh.remote import unpack
 from paceline.errors import ConnectionProblem
+from paceline.spec.clusters import Cluster
+from paceline.ssh import connection as connections
+from paceline.ssh.connection import Connection
+from paceline.ssh.conversation import Conversation
+from paceline.ssh.remote import unpack
 from tests.remote.lab import Lab
 from tests.remote.relay import Relay
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.ssh import connection as connections
-from paceline.cluster.ssh.clusters import Cluster
-from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.control_socket import ControlSocket
 from paceline.errors import ConnectionProblem
+from paceline.spec.clusters import Cluster
+from paceline.ssh import connection as connections
+from paceline.ssh.connection import Connection
+from paceline.ssh.control_socket import ControlSocket
 from tests.remote.lab import Lab
 
 Completed = subprocess.CompletedProcess[str]
@@ -151,7 +151,7 @@ ARGUMENTS = [
 def test_arguments_arrive_byte_for_byte_in_any_login_shell(
     lab: Lab, laptop: Callable[..., Completed], here: Callable[[str], Connection], shell: str
 ) -> None:
-    from paceline.cluster.ssh.shell_text import words
+    from paceline.ssh.shell_text import words
 
     path = next((f"{folder}/{shell}" for folder in ("/bin", "/usr/bin") if Path(folder, shell).exists()), None)
     if path is None:

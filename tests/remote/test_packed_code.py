@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.on_cluster import cluster_request
-from paceline.cluster.runs import code_snapshot
-from paceline.cluster.ssh.code_push.project_code import pack_code
 from paceline.errors import EnvironmentProblem
+from paceline.launch.runs import code_snapshot
 from paceline.spec import Program
 from paceline.spec.load import load_job
+from paceline.ssh.code_push.project_code import pack_code
 
 
 def test_fetched_runs_stay_here_whatever_folder_the_cluster_uses(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_what_takes_the_output_of_the_command_is_no_code(tmp_path: Path) -> None
     """As in `paceline submit --on alps train.py > out.txt`: the file would change on the way."""
     (tmp_path / "train.py").write_text("print(1)\n")
     program = (
-        "import sys; from pathlib import Path; from paceline.cluster.ssh.code_push.project_code import pack_code;"
+        "import sys; from pathlib import Path; from paceline.ssh.code_push.project_code import pack_code;"
         "from paceline.spec import Program; from paceline.spec.load import load_job; here = Path.cwd();"
         "job = load_job(Program('train.py'), cwd=here, default_folder=here);"
         "print(*pack_code(job, {}, runs=[here / 'runs'], cluster='alps').code.files)"

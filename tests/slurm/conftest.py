@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing_packages
+from paceline.tools.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, missing_packages
 from tests.slurm.harness import Cluster, is_orphaned
 
 Completed = subprocess.CompletedProcess[str]

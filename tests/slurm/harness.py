@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from paceline.sandbox import Sandbox, daemons
-from paceline.sandbox.settings import SandboxPaths, SandboxRecord
+from paceline.tools.sandbox import Sandbox, daemons
+from paceline.tools.sandbox.settings import SandboxPaths, SandboxRecord
 
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.sweep.folder import SweepFolder
-from paceline.sandbox import PLAIN
+from paceline.tools.sandbox import PLAIN
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Completed
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from paceline.sandbox import NAMESPACES
+from paceline.tools.sandbox import NAMESPACES
 from tests.fault_tolerance.runs import until
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.environment.jobs import bare, lmod, write_modules
-from tests.cluster.environment.wheels import write_wheel
+from tests.launch.environment.jobs import bare, lmod, write_modules
+from tests.launch.environment.wheels import write_wheel
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Completed, Paceline, diagnostics, project, run_of
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from paceline.plan.run_path import RunPath
-from paceline.plan.slurm.batch_script import shell_library
+from paceline.launch.plan.run_path import RunPath
+from paceline.slurm.batch_script import shell_library
 from tests.golden.cases import plan
 from tests.slurm.harness import ENDED, Cluster
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.sweep.folder import SweepFolder
-from paceline.sandbox import Settings, missing_packages
+from paceline.tools.sandbox import Settings, missing_packages
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, project
 from tests.slurm.sweeps import GRID, QUICK, SCRIPT, another, explain, results, states, sweep_of, tasks_of, until, wait

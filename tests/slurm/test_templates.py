@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.templates.catalogue import TEMPLATES
-from paceline.templates.project import create_project
+from paceline.tools.new.catalogue import TEMPLATES
+from paceline.tools.new.project import create_project
 from tests.slurm.runs import Paceline, diagnostics, run_of
-from tests.templates.test_project import RESULTS
+from tests.tools.new.test_project import RESULTS
 
 
 @pytest.mark.slow

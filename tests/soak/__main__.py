@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.contract.files.shared_folders import own_folder_name
-from paceline.sandbox import NAMESPACES, PLAIN
+from paceline.tools.sandbox import NAMESPACES, PLAIN
 from paceline.watch.records import read_records
 from tests.fault_tolerance.runs import Training
 from tests.slurm.harness import Cluster

@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from paceline.cluster.slurm.job_states.meanings import WAITING
 from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.files.shared_folders import own_folder_name
 from paceline.contract.hostlist import expand
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED
+from paceline.slurm.job_states.meanings import WAITING
 from paceline.watch.records import LOST, Record
 from tests.fault_tolerance.runs import STEPS, Training
 from tests.slurm.runs import run_of

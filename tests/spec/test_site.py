@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.checks.machine import inspect_site
 from paceline.errors import SpecError
-from paceline.plan.launch_spec import data_settings
+from paceline.launch.checks.machine import inspect_site
+from paceline.launch.plan.launch_spec import data_settings
 from paceline.spec import Flag, Job, Program, load_job, site
 from paceline.spec.load import reload_job
 from paceline.watch.scheduler.poll_interval import poll_interval

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm.job_states import squeue_and_sacct
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import SpecError, UsageError
-from paceline.plan.run_path import RunPath
+from paceline.launch.plan.run_path import RunPath
+from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm.job_states.meanings import JobState
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.slurm_sweep import Submission, plan_chunks
 from tests.sweep.folders import grid, make_sweep

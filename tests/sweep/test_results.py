@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.runs.claims import claim_run, describe_processes, local_job_start_name
-from paceline.cluster.slurm.job_states import squeue_and_sacct
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.sweep.folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.run_path import RunPath
+from paceline.launch.plan.run_path import RunPath
+from paceline.launch.runs.claims import claim_run, describe_processes, local_job_start_name
+from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm.job_states.meanings import JobState
 from paceline.sweep.folder import STARTER, SweepWriter, mark_starter
 from paceline.sweep.report.rows import rows, sort_by
 from paceline.sweep.results import Sweep, find_sweep, read_sweep

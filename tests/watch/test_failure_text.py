@@ -10,9 +10,9 @@ import pytest
 
 from paceline.cli import runs
 from paceline.cli.views import show_facts
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError
+from paceline.slurm.job_states.meanings import JobState
 from paceline.sweep.results import _find_error
 from paceline.ui.terminal.time_view import describe_attempt
 from paceline.watch.details.attempts import read_attempts

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.views.ps_columns import make_columns
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
+from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.metrics.curves import Curves
 from paceline.watch.metrics.latest import read_latest
 from paceline.watch.metrics.progress import read_total_steps

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.probes.live_probe import NodeAnswer
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
+from paceline.launch.probes.live_probe import NodeAnswer
+from paceline.slurm.job_states.meanings import JobState
 from paceline.watch import silence
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence

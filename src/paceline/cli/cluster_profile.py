@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.cluster.checks.machine import describe, interfaces
-from paceline.cluster.slurm.partitions import Partition
 from paceline.contract.files.foreign_records import make, parse_object
+from paceline.launch.checks.machine import describe, interfaces
+from paceline.slurm.partitions import Partition
 from paceline.spec.quantities import parse_seconds, slurm_time
 
 LARGEST = 1_000_000  # of a number of GPUs or cores

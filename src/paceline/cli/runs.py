@@ -13,12 +13,12 @@ import typer
 
 from paceline.cli import typer_options
 from paceline.cli.output import console
-from paceline.cluster.runs import folder as folders
+from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.typed_command import to_type
 from paceline.errors import UsageError
-from paceline.plan.quote import quote
-from paceline.plan.typed_command import to_type
+from paceline.launch.runs import folder as folders
 from paceline.spec import Program, load_job
 from paceline.watch import viewpoint
 

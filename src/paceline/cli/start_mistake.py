@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.plan.quote import quote
+from paceline.contract.quote import quote
 from paceline.spec import Job
 from paceline.spec.option_table import options_of
 from paceline.watch.failure_text import is_usage_error

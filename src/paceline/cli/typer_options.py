@@ -102,7 +102,7 @@ def this_cluster(*, here: bool = False) -> ClusterProfileChoice:
     from paceline.spec.load import ClusterProfile
 
     def find_name() -> str | None:
-        from paceline.cluster.slurm.commands import cluster_name
+        from paceline.slurm.commands import cluster_name
 
         return cluster_name()
 

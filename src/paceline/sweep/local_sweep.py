@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.sweep_trial import close_trial, open_trial
-from paceline.cluster.checks.start_source import resolve_start
-from paceline.cluster.local.machine import detect_machine, interpreter
-from paceline.cluster.local.parallel_runs import ParallelRuns
-from paceline.cluster.runs.claims import claim_run
-from paceline.cluster.secrets.secrets import read_secrets
 from paceline.contract.gpus import VISIBLE_DEVICES
+from paceline.contract.quote import quote
 from paceline.contract.sweep.folder import DONE, NoPoint, Point
 from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
 from paceline.errors import ClusterError, PacelineError, UsageError
-from paceline.plan.local import LocalPlan, plan_local
-from paceline.plan.quote import quote
-from paceline.plan.rank_counts import Machine
+from paceline.launch.checks.start_source import resolve_start
+from paceline.launch.local.machine import detect_machine, interpreter
+from paceline.launch.local.parallel_runs import ParallelRuns
+from paceline.launch.plan.local import LocalPlan, plan_local
+from paceline.launch.plan.rank_counts import Machine
+from paceline.launch.runs.claims import claim_run
+from paceline.launch.secrets.secrets import read_secrets
 from paceline.spec import Job
 from paceline.sweep.folder import mark_starter
 from paceline.sweep.points import describe_point

@@ -15,15 +15,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.runs.folder import require_not_fetched
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states.meanings import ENDED, WAITING, JobState
 from paceline.contract.files.file_owner import is_own_folder, require_own_folder
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import DONE, FAILED, NO_POINT, PRUNED, SweepFolder, TrialFolder, read_lines
 from paceline.errors import ClusterError, UsageError
-from paceline.plan.run_path import STORE
+from paceline.launch.plan.run_path import STORE
+from paceline.launch.runs.folder import require_not_fetched
+from paceline.slurm import commands as slurm
+from paceline.slurm.job_states.meanings import ENDED, WAITING, JobState
 from paceline.sweep.folder import is_starting
 from paceline.watch.failure_text import failure_text, read_failure
 from paceline.watch.records import QueryStates, read_json, read_records
@@ -121,7 +121,7 @@ def find_sweep(name: str, scratch: Path) -> SweepFolder:
             f"{name!r} matches {len(meant)} sweeps: {', '.join(str(path) for path in meant[:5])}",
             hint="Write more of the name, or give the sweep's folder.",
         )
-    from paceline.cluster.ssh.clusters import suggest_clusters
+    from paceline.spec.clusters import suggest_clusters
 
     names = ", ".join(path.name for path in known[:8])
     hint = f"The sweeps are: {names}." if names else "Start one with `paceline sweep sweep.toml`."

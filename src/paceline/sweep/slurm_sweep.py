@@ -9,17 +9,17 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm import sbatch
-from paceline.cluster.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
-from paceline.cluster.slurm.job_submission import JobSubmission
+from paceline.contract.quote import command_line, quote
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import SUBMITTED, Point
+from paceline.contract.typed_command import to_type
 from paceline.errors import ClusterError, JobRejected
-from paceline.plan.quote import command_line, quote
-from paceline.plan.slurm.array_script import Trials
-from paceline.plan.slurm.plan import SlurmPlan
-from paceline.plan.typed_command import to_type
+from paceline.launch.job_submission import JobSubmission
+from paceline.launch.plan.slurm import SlurmPlan
+from paceline.slurm import commands as slurm
+from paceline.slurm import sbatch
+from paceline.slurm.array_script import Trials
+from paceline.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
 from paceline.sweep.array_tasks import Chunk, cut, group
 from paceline.sweep.folder import SweepWriter, mark_starter
 from paceline.sweep.start import SweepStart, count_trials

@@ -12,18 +12,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
-from paceline.cluster.runs import folder as folders
-from paceline.cluster.runs.prepare import path_in_run, prepare
-from paceline.cluster.secrets.secrets import read_secrets
-from paceline.cluster.slurm.confirmation.submission import abandoned_trials, note_trials
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.quote import quote
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import Point, Search
+from paceline.contract.typed_command import to_type
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.plan.quote import quote
-from paceline.plan.rank_counts import RankCounts
-from paceline.plan.run_path import RunPath
-from paceline.plan.typed_command import to_type
+from paceline.launch.confirmation.submission import abandoned_trials, note_trials
+from paceline.launch.plan.rank_counts import RankCounts
+from paceline.launch.plan.run_path import RunPath
+from paceline.launch.runs import folder as folders
+from paceline.launch.runs.prepare import path_in_run, prepare
+from paceline.launch.secrets.secrets import read_secrets
 from paceline.spec import Job
 from paceline.sweep.folder import MISSING, SweepWriter
 from paceline.sweep.points import describe_point, new_trials

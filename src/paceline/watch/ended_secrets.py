@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cluster.runs.claims import find_holder
-from paceline.cluster.runs.environment_file import forget_secrets, read_secret_names
-from paceline.cluster.slurm.job_states import squeue_and_sacct
-from paceline.cluster.slurm.job_states.meanings import LIVE, UNKNOWN, WAITING
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import ClusterError
+from paceline.launch.runs.claims import find_holder
+from paceline.launch.runs.environment_file import forget_secrets, read_secret_names
+from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm.job_states.meanings import LIVE, UNKNOWN, WAITING
 from paceline.watch.records import QueryStates, Record, find_runs, newest_verdict, read_records
 
 REQUEUE_AGE = 7 * 86400.0  # seconds after which nobody requeues a job that stopped or lost its node

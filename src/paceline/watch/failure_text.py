@@ -10,9 +10,9 @@ from paceline.contract import hostlist
 from paceline.contract.files.foreign_records import Fields, keep_valid, read_object, read_tail
 from paceline.contract.processes.process import describe_exit
 from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import USAGE_EXIT
 from paceline.errors import UsageError
-from paceline.plan.typed_command import to_type
 from paceline.watch.goodput import read_events
 
 FAILURE_FIELDS: Fields = {

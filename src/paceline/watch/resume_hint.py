@@ -5,10 +5,10 @@ from __future__ import annotations
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.grant_file import needs_grant
+from paceline.contract.quote import quote
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.sweep.folder import TrialFolder
-from paceline.plan.quote import quote
-from paceline.plan.typed_command import cluster, to_type
+from paceline.contract.typed_command import cluster, to_type
 from paceline.watch.failure_text import is_usage_error, read_failure
 
 

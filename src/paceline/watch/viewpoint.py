@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.cluster.slurm.job_states.meanings import JobState
+from paceline.contract.quote import quote
+from paceline.contract.typed_command import meant_for, to_type
 from paceline.errors import ClusterError, EnvironmentProblem, PacelineError
-from paceline.plan.quote import quote
-from paceline.plan.typed_command import meant_for, to_type
-from paceline.watch.mirror.job_states import read_states
-from paceline.watch.mirror.mirror_folder import Mirror
+from paceline.slurm.job_states.meanings import JobState
+from paceline.ssh.mirror.job_states import read_states
+from paceline.ssh.mirror.mirror_folder import Mirror
 
 FRESH = 45.0  # seconds after a word from the cluster during which its clock is known
 

@@ -12,13 +12,13 @@ import pytest
 from paceline.agent.rendezvous import grant as waits
 from paceline.agent.rendezvous.grant import GrantWait
 from paceline.agent.stop.received_signals import Requests
-from paceline.cluster.runs.claims import require_permission
 from paceline.contract.files import grant_file
 from paceline.contract.files.grant_file import EXPIRED, GRANTED, REFUSED, decide_grant, read_grant, read_winner
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import UsageError
+from paceline.launch.runs.claims import require_permission
 from paceline.watch.resume_hint import resume_command
 
 

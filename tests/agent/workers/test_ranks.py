@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.runs.run_half_zip import write_run_half
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.launch.runs.run_half_zip import write_run_half
 from tests.agent.conftest import Launch, Launched
 
 ARGUMENTS = ["", "a b", "'\"", "$(touch x)", "line\nbreak", "é;,*", "--nproc=9", "\udcff"]

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from paceline.adoption.script_changes import Advice, advise
-from paceline.adoption.source_edits import Source, read_source
 from paceline.cli.commands.adopt import _list
-from paceline.cluster.local.machine import usable_gpus
 from paceline.errors import UsageError
+from paceline.launch.local.machine import usable_gpus
+from paceline.tools.adopt.script_changes import Advice, advise
+from paceline.tools.adopt.source_edits import Source, read_source
 
 CORPUS = Path(__file__).parents[2] / "adoption" / "corpus"
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]

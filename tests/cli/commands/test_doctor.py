@@ -14,12 +14,12 @@ from typer.main import get_command
 
 from paceline.cli import dispatch, single_command
 from paceline.cli.commands.doctor import command, measure_nodes, names_a_run, report
-from paceline.cluster.checks import machine
-from paceline.cluster.checks.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
+from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.contract.fitness.judgement import Judgement
 from paceline.contract.fitness.measurement import Measurement
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, NotConfigured
+from paceline.launch.checks import machine
 from paceline.watch.diagnosis.speed import describe
 
 FINDINGS = [

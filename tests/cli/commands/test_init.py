@@ -14,11 +14,11 @@ import pytest
 from paceline.cli import dispatch
 from paceline.cli.cluster_profile import ClusterFacts
 from paceline.cli.on_cluster import on_cluster
-from paceline.cluster.slurm.partitions import NodeKind, Partition
-from paceline.cluster.ssh.clusters import Cluster
-from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.conversation import Conversation
 from paceline.errors import ConnectionProblem
+from paceline.slurm.partitions import NodeKind, Partition
+from paceline.spec.clusters import Cluster
+from paceline.ssh.connection import Connection
+from paceline.ssh.conversation import Conversation
 
 if sys.version_info >= (3, 11):
     import tomllib

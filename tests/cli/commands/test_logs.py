@@ -14,10 +14,10 @@ import pytest
 from paceline import cli
 from paceline.cli.views import log_printer
 from paceline.cli.views.log_printer import LogPrinter, WaitNotes
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.files.log_times import format_mark, times_path
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
+from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.logs.merged_log import LogLine, RunLog
 from paceline.watch.logs.run_follower import RunMonitor, follow
 from paceline.watch.records import read_record

@@ -285,7 +285,7 @@ KILLED_BEFORE_THE_COPY = """
 import os, signal, sys, time
 from paceline.agent.workers.zygote import prestart
 from paceline.cli import main
-from paceline.cluster.runs import prepare
+from paceline.launch.runs import prepare
 def kill(*args):
     while not os.path.exists("started"):
         time.sleep(0.02)

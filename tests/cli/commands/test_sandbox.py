@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.sandbox import NAMESPACES, PLAIN, Settings, missing_packages
+from paceline.tools.sandbox import NAMESPACES, PLAIN, Settings, missing_packages
 
 pytestmark = pytest.mark.slurm
 Completed = subprocess.CompletedProcess[str]

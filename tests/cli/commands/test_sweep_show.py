@@ -17,7 +17,7 @@ import pytest
 
 from paceline.cli.commands import sweep_show
 from paceline.contract.sweep.folder import SweepFolder
-from paceline.plan.typed_command import meant_for
+from paceline.contract.typed_command import meant_for
 from paceline.sweep import results
 from paceline.sweep.report.figures import make_figures
 from paceline.sweep.report.importance import importances

@@ -11,10 +11,10 @@ import pytest
 
 from paceline.cli import dispatch
 from paceline.cli.on_cluster import send_question
-from paceline.cluster.ssh import forwarded_command
-from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.request import Request
 from paceline.errors import UsageError
+from paceline.ssh import forwarded_command
+from paceline.ssh.connection import Connection
+from paceline.ssh.request import Request
 
 PROFILE = '[profiles.alps]\nhost = "alps"\n'
 SWEEP = '[sweep]\nscript = "train.py"\n[space]\nx = [1, 2]\n'

@@ -17,12 +17,12 @@ from paceline.cli import run_command
 from paceline.cli.on_cluster import mirrored
 from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.cli.output import console
-from paceline.cluster.ssh.clusters import Cluster
+from paceline.contract.typed_command import meant_for, type_again
 from paceline.errors import ConnectionProblem, EnvironmentProblem
-from paceline.plan.typed_command import meant_for, type_again
+from paceline.spec.clusters import Cluster
+from paceline.ssh.mirror.frames import CLAIM, FOUND, JOBS, PASS, RECORD, Frame
+from paceline.ssh.mirror.mirror_folder import Mirror
 from paceline.ui.web.api import Answers
-from paceline.watch.mirror.frames import CLAIM, FOUND, JOBS, PASS, RECORD, Frame
-from paceline.watch.mirror.mirror_folder import Mirror
 from paceline.watch.viewpoint import Viewpoint, look_at
 
 RUN = "project/default/20260101-120000-aaaa"
@@ -214,7 +214,7 @@ def test_nothing_is_said_about_a_quick_answer_nor_in_a_pipe(
 
 def old(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, *line: str, is_open: bool = False, **typed: Any) -> int:
     """Show what a mirror has, without an answer of the cluster."""
-    monkeypatch.setattr("paceline.cluster.ssh.connection.Connection.is_open", lambda self: is_open)
+    monkeypatch.setattr("paceline.ssh.connection.Connection.is_open", lambda self: is_open)
     asked = Forwarded(["alps"], line[0], list(line), typed)
     problem = ConnectionProblem("alps does not answer." if is_open else "You are not logged in to alps.")
     return mirrored._Show(asked, Cluster("alps", "login.alps"), mirror).show_old(problem)

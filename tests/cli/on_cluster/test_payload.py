@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paceline.cli import dispatch
-from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.request import Request
 from paceline.errors import UsageError
+from paceline.ssh.connection import Connection
+from paceline.ssh.request import Request
 
 SETTINGS = '[profiles.alps]\nhost = "alps"\n'
 
@@ -46,7 +46,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
     monkeypatch.setattr(Connection, "require", lambda self: None)
     monkeypatch.setattr(Connection, "is_open", lambda self: True)
-    monkeypatch.setattr("paceline.cluster.ssh.forwarded_command.forward", forward)
+    monkeypatch.setattr("paceline.ssh.forwarded_command.forward", forward)
     return requests
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.on_cluster.send_question import ask_first, confirm
-from paceline.cluster.ssh.clusters import Cluster
-from paceline.cluster.ssh.code_push.project_code import Parcel
 from paceline.contract.files.sent_code import SentCode
-from paceline.plan.secrets import NO_SECRETS
+from paceline.launch.secrets.declared import NO_SECRETS
+from paceline.spec.clusters import Cluster
+from paceline.ssh.code_push.project_code import Parcel
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ import pytest
 from paceline.cli.on_cluster import cluster_request, submit_first
 from paceline.cli.on_cluster.cluster_race import Contender
 from paceline.cli.on_cluster.on_cluster import Forwarded
-from paceline.cluster.slurm.confirmation.submission import begin_submission, settle_submission
-from paceline.cluster.ssh import installation
-from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
-from paceline.cluster.ssh.connection import Answer
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import ClusterError, UsageError
+from paceline.launch.confirmation.submission import begin_submission, settle_submission
+from paceline.ssh import installation
+from paceline.ssh.cluster_race_record import ClusterRaceRecord
+from paceline.ssh.connection import Answer
 
 
 def test_a_submission_that_was_withdrawn_never_begins(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from paceline.cli.output.json_output import print_json
 from paceline.contract.files.shared_folders import own_folder_name
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.plan.environment.build_script import MARKER
+from paceline.launch.environment.build_script import MARKER
 from tests.sweep.folders import begin, end, grid, make_sweep
 
 

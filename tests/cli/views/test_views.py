@@ -17,11 +17,11 @@ from paceline.cli import runs
 from paceline.cli.commands import cancel, logs, show, submit
 from paceline.cli.output.wrapped_text import wrap_command, wrap_text
 from paceline.cli.views import log_printer
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states.meanings import JobState
+from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.plan.quote import command_line
+from paceline.slurm import commands as slurm
+from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.logs import run_follower
 from paceline.watch.logs.escapes import keep_colours
 from paceline.watch.logs.merged_log import LogLine

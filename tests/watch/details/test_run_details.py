@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
+from paceline.slurm.job_states.meanings import JobState
 from paceline.ui.terminal.time_view import describe_attempt
 from paceline.watch.details import read_details
 from paceline.watch.openmetrics import write_openmetrics

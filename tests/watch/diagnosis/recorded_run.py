@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.checks.findings import GOOD, Finding
-from paceline.cluster.probes.live_probe import NodeAnswer
-from paceline.cluster.slurm.job_states.meanings import JobState
+from paceline.contract.findings import GOOD, Finding
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
+from paceline.launch.probes.live_probe import NodeAnswer
+from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence
 from paceline.watch.records import read_record

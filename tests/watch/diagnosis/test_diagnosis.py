@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.checks import quota
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING
+from paceline.contract.findings import GOOD, PROBLEM, WARNING
 from paceline.contract.heartbeat_file import FINISHED, READY, RUNNING
+from paceline.launch.checks import quota
 from paceline.watch.diagnosis import disk
 from paceline.watch.resume_hint import describe_start
 from tests.watch.diagnosis.recorded_run import RecordedRun

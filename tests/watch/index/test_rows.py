@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.runs.claims import describe_processes
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
+from paceline.launch.runs.claims import describe_processes
+from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.index import index_file, rows
 from paceline.watch.index.index_file import load_index, save_index
 from paceline.watch.index.rows import read_rows

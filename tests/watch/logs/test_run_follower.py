@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
+from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.logs.merged_log import RunLog
 from paceline.watch.logs.run_follower import RunMonitor, follow
 from paceline.watch.records import Record, read_record

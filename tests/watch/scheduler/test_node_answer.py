@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm.answer_cache import AnswerCache
 from paceline.errors import ClusterError
+from paceline.slurm.answer_cache import AnswerCache
 from paceline.watch.scheduler import node_answer
 from paceline.watch.scheduler.node_answer import query_node_use
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.records import read_record
 from paceline.watch.scheduler.pending_reasons import REASONS, explain_reason, show_start
 from tests.watch.records.test_records import make_run

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.slurm import answer_cache
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.answer_cache import Answer, AnswerCache
-from paceline.cluster.slurm.job_states import squeue_and_sacct
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, NoAnswer, UsageError
+from paceline.slurm import answer_cache
+from paceline.slurm import commands as slurm
+from paceline.slurm.answer_cache import Answer, AnswerCache
+from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.records import read_record, read_records
 from paceline.watch.scheduler.poll_interval import poll_interval
 from paceline.watch.scheduler.shared_answer import query_states
-from tests.cluster.slurm.test_commands import put_command
+from tests.launch.slurm.test_commands import put_command
 from tests.watch.records.test_records import make_run
 
 

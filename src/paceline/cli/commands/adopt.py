@@ -19,8 +19,8 @@ from paceline.cli.output import console
 from paceline.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from paceline.adoption.script_changes import Advice
-    from paceline.adoption.source_edits import Edit, Source
+    from paceline.tools.adopt.script_changes import Advice
+    from paceline.tools.adopt.source_edits import Edit, Source
 
 _LINE_NUMBERS = re.compile(r"(?<=\bline )\d+(?:, \d+)*")  # that the text of a remark names
 
@@ -45,8 +45,8 @@ def command(
       paceline inspect data train.py     then: see which samples each rank gets
       paceline prove train.py            then: check that two ranks train like one
     """
-    from paceline.adoption.script_changes import advise
-    from paceline.adoption.source_edits import read_source
+    from paceline.tools.adopt.script_changes import advise
+    from paceline.tools.adopt.source_edits import read_source
 
     if script.is_dir():
         raise UsageError(f"{script} is a folder, not a script.", hint=f"Name a file in it, e.g. {script / 'train.py'}.")
@@ -69,7 +69,7 @@ def command(
 
 def _fitting(steps: list[str]) -> list[str]:
     """Let a script with the runtime try two ranks on the CPU, if they would share a GPU."""
-    from paceline.cluster.local.machine import usable_gpus
+    from paceline.launch.local.machine import usable_gpus
 
     if not any(step.startswith("paceline prove") for step in steps) or usable_gpus(os.environ) > 1:
         return steps

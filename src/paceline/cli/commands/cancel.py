@@ -8,10 +8,10 @@ import typer
 
 from paceline.cli import runs
 from paceline.cli.on_cluster import mirrored, on_cluster
-from paceline.cluster.actions import cancel_run
-from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, STOPPED
+from paceline.launch.actions import cancel_run
+from paceline.slurm.job_states import squeue_and_sacct
 from paceline.watch.records import Record, newest_verdict, read_record
 from paceline.watch.resume_hint import describe_start, resume_command
 

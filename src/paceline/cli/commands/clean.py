@@ -12,10 +12,10 @@ import typer
 from paceline.cli import typer_options
 from paceline.cli.output import console
 from paceline.cli.output.json_output import print_json
-from paceline.cluster.local.staging import Leftover, data_folders, find_leftovers, staging_request
-from paceline.cluster.runs.folder import resolve_scratch
-from paceline.cluster.slurm.node_command import run_on_node
 from paceline.errors import UsageError
+from paceline.launch.local.staging import Leftover, data_folders, find_leftovers, staging_request
+from paceline.launch.runs.folder import resolve_scratch
+from paceline.slurm.node_command import run_on_node
 from paceline.spec import Program, load_job
 from paceline.watch.ended_secrets import EndedSecrets, find_ended_secrets
 

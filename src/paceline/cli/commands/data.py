@@ -12,9 +12,9 @@ from paceline.cli import typer_options
 from paceline.cli.commands import data_push
 from paceline.cli.help import GroupedCommand
 from paceline.cli.output import console
-from paceline.cluster.local.staging import scan_data, staging_request
-from paceline.cluster.runs.folder import resolve_scratch
 from paceline.errors import UsageError
+from paceline.launch.local.staging import scan_data, staging_request
+from paceline.launch.runs.folder import resolve_scratch
 from paceline.spec import Flag, Program, load_job
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from paceline.cli.output import console
 from paceline.contract.files.foreign_records import make, parse_object
 from paceline.contract.files.size import show_size
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
-from paceline.plan.home_path import expand_home
+from paceline.spec.home_path import expand_home
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
-    from paceline.cluster.ssh.connection import Connection
-    from paceline.cluster.ssh.data_push.sent_data import SentData
-    from paceline.cluster.ssh.data_push.survey import Survey
+    from paceline.ssh.connection import Connection
+    from paceline.ssh.data_push.sent_data import SentData
+    from paceline.ssh.data_push.survey import Survey
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def _serve(name: str, to: str) -> int:
 
 def forwarded(asked: Forwarded) -> int:
     """Send data to the cluster that `--on` names."""
-    from paceline.cluster.ssh.data_push.rsync import push, require_rsync
-    from paceline.cluster.ssh.data_push.sent_data import find_data
-    from paceline.cluster.ssh.data_push.survey import survey
+    from paceline.ssh.data_push.rsync import push, require_rsync
+    from paceline.ssh.data_push.sent_data import find_data
+    from paceline.ssh.data_push.survey import survey
 
     require_rsync()
     data = find_data(expand_home(asked.values["path"]))
@@ -146,7 +146,7 @@ def _ask(asked: Forwarded, data: SentData) -> tuple[Connection, _Place]:
 
 
 def _state(data: SentData, place: str, found: Survey | None) -> None:
-    from paceline.cluster.ssh.data_push.rsync import describe_left
+    from paceline.ssh.data_push.rsync import describe_left
 
     for names, what in (
         (data.secrets, "secrets, not sent"),

@@ -13,16 +13,16 @@ import typer
 from paceline.cli import typer_options
 from paceline.cli.output import console
 from paceline.cli.output.json_output import print_json
-from paceline.cluster.checks.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
-from paceline.cluster.runs.folder import find_run, resolve_scratch
+from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.errors import PacelineError
+from paceline.launch.runs.folder import find_run, resolve_scratch
 from paceline.spec import Program
 from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES
 
 if TYPE_CHECKING:
-    from paceline.cluster.probes.allocation_probe import Answers
-    from paceline.cluster.probes.live_probe import NodeAnswer
     from paceline.contract.run_folder import RunFolder
+    from paceline.launch.probes.allocation_probe import Answers
+    from paceline.launch.probes.live_probe import NodeAnswer
     from paceline.watch.records import Record
 
 MARKS = {GOOD: ("✓", "good"), NOTE: ("·", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
@@ -70,13 +70,13 @@ def command(
         folder = find_run(args[0], resolve_scratch(job, os.environ))
         return report(diagnose_run(folder, fitness=job.launch.fitness), as_json=as_json)
     if is_job or args:
-        from paceline.cluster.slurm.job_submission import JobSubmission
+        from paceline.launch.job_submission import JobSubmission
 
         cwd = Path.cwd()
         job = settings.load(settings.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
         return report(JobSubmission(job).findings(), as_json=as_json)
-    from paceline.cluster.checks.machine import inspect_machine, inspect_site, inspect_slurm
-    from paceline.cluster.secrets.secrets import inspect_secrets
+    from paceline.launch.checks.machine import inspect_machine, inspect_site, inspect_slurm
+    from paceline.launch.secrets.secrets import inspect_secrets
 
     job = settings.load(Program(""))
     machine = inspect_machine(os.environ, resolve_scratch(job, os.environ))
@@ -112,10 +112,10 @@ def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
 
 def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
     """Ask the nodes of a live run of this user's where its ranks are. If that fails, the run folder has to do."""
-    from paceline.cluster.probes.live_probe import NodeAnswer, probe_here, probe_job
     from paceline.contract.files.file_owner import is_own_folder
     from paceline.contract.hostlist import expand
     from paceline.contract.launch_spec import LaunchSpec
+    from paceline.launch.probes.live_probe import NodeAnswer, probe_here, probe_job
 
     if record.status != "running" or not is_own_folder(record.folder.path):
         return []
@@ -131,9 +131,9 @@ def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
 
 def measure_nodes(record: Record) -> list[Finding]:
     """Measure the GPUs, cores and links of a live run's nodes."""
-    from paceline.cluster.probes.allocation_probe import measure_run
     from paceline.contract.files.file_owner import is_own_folder
     from paceline.contract.launch_spec import LaunchSpec
+    from paceline.launch.probes.allocation_probe import measure_run
 
     if record.status == "running" and record.job is None:
         text = "This run was not started by Slurm. Its machine can be measured only before it starts."
@@ -148,7 +148,7 @@ def measure_nodes(record: Record) -> list[Finding]:
 
 def inspect_allocation() -> list[Finding]:
     """Compare and measure the nodes of the allocation around this command."""
-    from paceline.cluster.probes.allocation_probe import ask_allocation, measure_allocation
+    from paceline.launch.probes.allocation_probe import ask_allocation, measure_allocation
     from paceline.watch.diagnosis.resources import compare_versions
 
     answers = ask_allocation(os.environ)

@@ -18,15 +18,15 @@ from paceline.cli import typer_options
 from paceline.cli.help import GroupedCommand
 from paceline.cli.output import console
 from paceline.cli.output.json_output import print_json
-from paceline.cluster.environment import build as builds
-from paceline.cluster.environment import store as stored
-from paceline.cluster.environment.build_progress import BuildProgress
-from paceline.cluster.environment.store import EnvironmentInputs, StoredEnvironment
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.partitions import find_partitions, select_partitions
+from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import NoSlurm, UsageError
-from paceline.plan.environment.build_script import DEFAULT_CPUS, BuildResources
-from paceline.plan.typed_command import cluster, to_type
+from paceline.launch.environment import build as builds
+from paceline.launch.environment import store as stored
+from paceline.launch.environment.build_progress import BuildProgress
+from paceline.launch.environment.build_script import DEFAULT_CPUS, BuildResources
+from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironment
+from paceline.slurm import commands as slurm
+from paceline.slurm.partitions import find_partitions, select_partitions
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import FILE, validate_flag
 from paceline.spec.option_table import PATH

@@ -15,7 +15,6 @@ import paceline
 from paceline.cli import runs
 from paceline.cli.on_cluster import remote_output
 from paceline.cli.output import console
-from paceline.cluster.runs import weights
 from paceline.contract.checkpoint.marker import Marker, find_checkpoints, find_damage, is_complete, read_marker
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.checkpoint.score import find_best
@@ -24,6 +23,7 @@ from paceline.contract.files.size import show_size
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
+from paceline.launch.runs import weights
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", help="File to write: .safetensors, or .pt, .pth or .bin for torch.load.")

@@ -14,12 +14,12 @@ from paceline.cli.output.transfer_progress import TransferProgress
 from paceline.contract.checkpoint.names import is_weights_file
 from paceline.contract.files.size import show_size
 from paceline.errors import PacelineError, UsageError
-from paceline.plan.home_path import expand_home
+from paceline.spec.home_path import expand_home
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
-    from paceline.cluster.ssh.fetch.download import Fetched
-    from paceline.cluster.ssh.fetch.remote_files import Listing
+    from paceline.ssh.fetch.download import Fetched
+    from paceline.ssh.fetch.remote_files import Listing
 
 SHOWN_NOTES = 8
 
@@ -62,8 +62,8 @@ def command(
 
 def _serve(run: str) -> int:
     """The side of the cluster: answer what the laptop asks."""
-    from paceline.cluster.ssh.fetch.frames import write_line
-    from paceline.cluster.ssh.fetch.server import FileServer
+    from paceline.ssh.fetch.frames import write_line
+    from paceline.ssh.fetch.server import FileServer
     from paceline.watch.records import read_record
 
     sink = sys.stdout.buffer
@@ -82,8 +82,8 @@ def _serve(run: str) -> int:
 def forwarded(asked: Forwarded) -> int:
     """Fetch a run from the cluster that `--on` names."""
     from paceline.cli.on_cluster.on_cluster import Forwarded, converse
-    from paceline.cluster.ssh.fetch.download import Download
-    from paceline.cluster.ssh.fetch.remote_files import RemoteFiles
+    from paceline.ssh.fetch.download import Download
+    from paceline.ssh.fetch.remote_files import RemoteFiles
 
     values, what = asked.values, _what(asked.values)
     run, to = values.get("run"), values.get("to")
@@ -99,7 +99,7 @@ def forwarded(asked: Forwarded) -> int:
 
 
 def _what(values: Any) -> str:
-    from paceline.cluster.ssh.fetch.contents import ALL, LOGS, RECORDS, WEIGHTS
+    from paceline.ssh.fetch.contents import ALL, LOGS, RECORDS, WEIGHTS
 
     flags = {"weights": WEIGHTS, "logs": LOGS, "everything": ALL}
     chosen = [what for name, what in flags.items() if values.get(name)]
@@ -109,8 +109,8 @@ def _what(values: Any) -> str:
 
 
 def _target(listing: Listing, to: Path | None) -> Path:
-    from paceline.cluster.runs.folder import create_scratch
     from paceline.contract.sweep.folder import SweepFolder
+    from paceline.launch.runs.folder import create_scratch
 
     if to is not None:
         return to.absolute() / listing.key
@@ -125,7 +125,7 @@ def _target(listing: Listing, to: Path | None) -> Path:
 
 
 def _describe(fetched: Fetched, what: str, cluster: str) -> int:
-    from paceline.cluster.ssh.fetch.contents import ALL, WEIGHTS
+    from paceline.ssh.fetch.contents import ALL, WEIGHTS
 
     listing, contents = fetched.listing, fetched.listing.contents
     for note in fetched.notes[:SHOWN_NOTES]:

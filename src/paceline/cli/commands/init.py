@@ -15,13 +15,13 @@ import typer
 
 from paceline.cli.cluster_profile import ClusterFacts, toml
 from paceline.cli.output import console
-from paceline.cluster.checks.machine import SCRATCH_VARIABLES, settings
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.partitions import find_partitions, query_partitions
+from paceline.contract.quote import quote
 from paceline.contract.run_folder import write_atomically
+from paceline.contract.typed_command import cluster as shown_cluster
 from paceline.errors import ClusterError, NoSlurm, UsageError
-from paceline.plan.quote import quote
-from paceline.plan.typed_command import cluster as shown_cluster
+from paceline.launch.checks.machine import SCRATCH_VARIABLES, settings
+from paceline.slurm import commands as slurm
+from paceline.slurm.partitions import find_partitions, query_partitions
 from paceline.spec.load import FILE, profile_name, read_file
 
 if TYPE_CHECKING:

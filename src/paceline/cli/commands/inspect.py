@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from paceline.contract.files.sample_records import LoaderFacts
-    from paceline.inspection.samples import Samples
+    from paceline.tools.inspect.samples import Samples
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
@@ -72,10 +72,10 @@ def data(
       paceline inspect data --nproc 4 train.py       four ranks; arguments of the script follow it
       paceline inspect data --limit 100 stream.py    the first 100 steps of each epoch
     """
-    from paceline.cluster.local.machine import current_folder
-    from paceline.inspection.recorded_run import Request, overrides, record
-    from paceline.inspection.sample_checks import check_samples
-    from paceline.inspection.sample_picture import draw_samples
+    from paceline.launch.local.machine import current_folder
+    from paceline.tools.inspect.recorded_run import Request, overrides, record
+    from paceline.tools.inspect.sample_checks import check_samples
+    from paceline.tools.inspect.sample_picture import draw_samples
 
     cwd = current_folder()
     program = settings.find_program(args, is_module=module, cwd=cwd, command="inspect data")

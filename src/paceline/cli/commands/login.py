@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from paceline.cli.output import console
-from paceline.cluster.ssh.clusters import ProjectFile, explain_table, find_cluster, user_file
-from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.control_socket import read_logins
 from paceline.contract import env
 from paceline.errors import UsageError
+from paceline.spec.clusters import ProjectFile, explain_table, find_cluster, user_file
+from paceline.ssh.connection import Connection
+from paceline.ssh.control_socket import read_logins
 
 
 def command(

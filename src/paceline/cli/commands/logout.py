@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from paceline.cli.output import console
-from paceline.cluster.ssh.clusters import Cluster, ProjectFile, find_cluster
-from paceline.cluster.ssh.connection import Connection
-from paceline.cluster.ssh.control_socket import read_logins
+from paceline.spec.clusters import Cluster, ProjectFile, find_cluster
+from paceline.ssh.connection import Connection
+from paceline.ssh.control_socket import read_logins
 
 
 def command(

@@ -13,9 +13,9 @@ from paceline.cli import runs
 from paceline.cli.on_cluster import mirrored
 from paceline.cli.views.log_printer import LogPrinter, follow_until_over, has_several_logs
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
-from paceline.plan.typed_command import to_type
 from paceline.spec.quantities import parse_seconds
 from paceline.watch import viewpoint
 from paceline.watch.logs.log_file import LineSplitter, LogFile, Lookup

@@ -17,10 +17,10 @@ from paceline.errors import UsageError
 from paceline.spec.option_table import OUTPUT
 
 if TYPE_CHECKING:
-    from paceline.proof.local_runner import Script
-    from paceline.proof.proof import Request
     from paceline.spec import Job, Program
     from paceline.spec.typed_flags import Flag
+    from paceline.tools.prove.local_runner import Script
+    from paceline.tools.prove.proof import Request
 
 PROOF = "Proof"
 DEFAULT_STEPS = 30
@@ -123,9 +123,9 @@ def command(
       paceline prove --batch-arg --bs ddp.py --bs 64   a plain DDP script: --bs 64, --bs 32, --bs 16
       paceline prove --global-batch 64 ddp.py -b {batch_per_rank}      the same, by a placeholder
     """
-    from paceline.cluster.local.machine import current_folder
-    from paceline.proof.local_runner import Script
+    from paceline.launch.local.machine import current_folder
     from paceline.spec.typed_flags import Flag
+    from paceline.tools.prove.local_runner import Script
 
     cwd = current_folder()
     program = settings.find_program(args, is_module=module, cwd=cwd, command="prove")
@@ -135,7 +135,7 @@ def command(
     def load(program: Program, flags: Sequence[Flag] = ()) -> Job:
         return settings.load(program, cwd=cwd, flags=[*base, *flags], here=True)
 
-    from paceline.proof.proof import Request
+    from paceline.tools.prove.proof import Request
 
     job = load(program)
     gpus = _count_gpus(job)
@@ -151,10 +151,10 @@ def command(
 
 
 def _prove(request: Request, script: Script, load: Any, output: Path | None) -> int:
-    from paceline.cluster.runs.folder import create_scratch, resolve_scratch
-    from paceline.proof.local_runner import LocalRunner, choose_folder, full_disk
-    from paceline.proof.proof import Prover
-    from paceline.proof.report import write_report
+    from paceline.launch.runs.folder import create_scratch, resolve_scratch
+    from paceline.tools.prove.local_runner import LocalRunner, choose_folder, full_disk
+    from paceline.tools.prove.proof import Prover
+    from paceline.tools.prove.report import write_report
 
     job, program = load(script.program), script.program
     scratch = resolve_scratch(job, os.environ)
@@ -179,14 +179,14 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
 
 
 def _count_gpus(job: Job) -> int:
-    from paceline.cluster.local.machine import detect_machine
+    from paceline.launch.local.machine import detect_machine
 
     return 0 if job.runtime.cpu else detect_machine(os.environ).gpus
 
 
 def _cases(gpus: int, ranks: str | None, styles: str, *, steps: int, interrupt: bool) -> Any:
-    from paceline.plan.local import LOCAL_STYLES
-    from paceline.proof.cases import plan_cases
+    from paceline.launch.plan.local import LOCAL_STYLES
+    from paceline.tools.prove.cases import plan_cases
 
     counts = _numbers(ranks) if ranks else [count for count in (1, 2, 4) if not gpus or count <= gpus]
     names = [each.strip() for each in styles.split(",") if each.strip()]
@@ -197,7 +197,7 @@ def _cases(gpus: int, ranks: str | None, styles: str, *, steps: int, interrupt: 
 
 
 def _scaled(cases: Any, rule: str | None, *, steps: int) -> Any:
-    from paceline.proof.cases import plan_scaled
+    from paceline.tools.prove.cases import plan_scaled
 
     if rule not in (None, "linear", "sqrt"):
         raise UsageError(f'Invalid --scale-lr "{rule}": use linear or sqrt.')

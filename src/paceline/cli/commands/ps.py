@@ -16,8 +16,8 @@ from paceline.cli.output.fitted_table import fit, print_columns
 from paceline.cli.output.json_output import print_json
 from paceline.cli.views.newest_rows import Row, read_newest
 from paceline.cli.views.ps_columns import COLOURS, Points, make_columns
+from paceline.contract.typed_command import to_type
 from paceline.errors import UsageError
-from paceline.plan.typed_command import to_type
 from paceline.sweep.overview import SweepOverview, started_trials
 from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
 from paceline.watch import viewpoint
@@ -82,7 +82,7 @@ def command(
 
 
 def _say_none(text: str) -> None:
-    from paceline.cluster.ssh.clusters import suggest_clusters
+    from paceline.spec.clusters import suggest_clusters
 
     elsewhere = suggest_clusters()
     console.say_note(f"{text}. {elsewhere}" if elsewhere else text)

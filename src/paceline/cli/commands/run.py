@@ -19,8 +19,8 @@ from paceline.spec.option_table import UNTIL_DONE
 from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
-    from paceline.cluster.local.launch import NewRun, ResumedRun
     from paceline.contract.run_folder import RunFolder
+    from paceline.launch.local.launch import NewRun, ResumedRun
     from paceline.spec import Job, Program
 
 # What was typed for these has an effect only in a session.
@@ -67,8 +67,8 @@ def command(
         raise UsageError("--here needs --resume.", hint="A new run trains here anyway: omit --here.")
     run = _find_run(args, settings, is_module=module, resume=resume)
     if dry_run:
-        from paceline.cluster.checks.stop_contract import describe_stop
-        from paceline.cluster.local.warm_start import describe_cold
+        from paceline.launch.checks.stop_contract import describe_stop
+        from paceline.launch.local.warm_start import describe_cold
 
         copies = f"a copy of {run.job.folder}" if run.job.project.snapshot else "no copy is kept"
         print(run.plan.show(code=copies, stop=describe_stop(run.job)))
@@ -86,8 +86,8 @@ def command(
 def _find_run(
     args: list[str] | None, settings: typer_options.Settings, *, is_module: bool, resume: str | None
 ) -> NewRun | ResumedRun:
-    from paceline.cluster.local.launch import NewRun, find_resumed_run
-    from paceline.cluster.local.machine import current_folder
+    from paceline.launch.local.launch import NewRun, find_resumed_run
+    from paceline.launch.local.machine import current_folder
 
     cwd = current_folder()
 
@@ -102,7 +102,7 @@ def _find_run(
 
 def _has_consent(folder: RunFolder) -> bool:
     """Ask on a login node whether to train a run of Slurm there; raise an error if nobody can answer."""
-    from paceline.cluster.slurm import commands as slurm
+    from paceline.slurm import commands as slurm
     from paceline.watch.resume_hint import submit_again
 
     job = slurm.read_job_id(folder)
@@ -117,9 +117,9 @@ def _has_consent(folder: RunFolder) -> bool:
 
 def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
     """Run the agents until they are done; print the verdict and the run folder."""
-    from paceline.cluster.local.agents import run_agents
-    from paceline.cluster.local.warm_start import find_zygote
-    from paceline.cluster.runs.claims import local_job_start_name
+    from paceline.launch.local.agents import run_agents
+    from paceline.launch.local.warm_start import find_zygote
+    from paceline.launch.runs.claims import local_job_start_name
     from paceline.spec.quantities import show_seconds
 
     def after_start() -> None:

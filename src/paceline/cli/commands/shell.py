@@ -10,17 +10,17 @@ import typer
 
 from paceline.cli import runs, typer_options
 from paceline.cli.output import console
-from paceline.cluster.runs.run_half_zip import stored_run_half
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states import squeue_and_sacct
-from paceline.cluster.slurm.job_submission import JobSubmission
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.quote import command_line
+from paceline.contract.typed_command import cluster
 from paceline.errors import UsageError
-from paceline.plan.environment.variables import submission_environment
-from paceline.plan.quote import command_line
-from paceline.plan.slurm.interactive_shell import allocate_argv, join_argv, setup_from_plan, setup_from_run
-from paceline.plan.typed_command import cluster
+from paceline.launch.environment.variables import submission_environment
+from paceline.launch.job_submission import JobSubmission
+from paceline.launch.plan.interactive_shell import allocate_argv, join_argv, setup_from_plan, setup_from_run
+from paceline.launch.runs.run_half_zip import stored_run_half
+from paceline.slurm import commands as slurm
+from paceline.slurm.job_states import squeue_and_sacct
 from paceline.spec import Flag, Program
 from paceline.spec.option_table import PROJECT, RESOURCES
 from paceline.watch.records import read_record

@@ -12,17 +12,17 @@ import typer
 from paceline.cli import runs, typer_options
 from paceline.cli.on_cluster import submit_first
 from paceline.cli.output import console
+from paceline.contract.typed_command import cluster, to_type
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
-from paceline.plan.typed_command import cluster, to_type
 from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
 from paceline.watch.resume_hint import describe_start, submit_again
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
-    from paceline.cluster.checks.findings import Finding
-    from paceline.cluster.slurm.job_submission import JobSubmission, Submitted
+    from paceline.contract.findings import Finding
     from paceline.contract.run_folder import RunFolder
+    from paceline.launch.job_submission import JobSubmission, Submitted
 
 
 Resume = Annotated[
@@ -96,7 +96,7 @@ def command(
         raise UsageError(
             "--first-timeout needs --first.", hint="Add it, as in `--on alps,cedar --first`, or omit both."
         )
-    from paceline.cluster.slurm.confirmation.submission import is_carried_out_here
+    from paceline.launch.confirmation.submission import is_carried_out_here
 
     patience = submit_first.read_patience(first_timeout) if first else 0.0
     submission = _submission(args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience)
@@ -126,7 +126,7 @@ def _check_script_only(file: Path, *, resume: str | None, wait: bool, follow: bo
 
 def _show(submission: JobSubmission, *, is_new: bool) -> int:
     """Print what a dry run shows."""
-    from paceline.cluster.checks.stop_contract import describe_stop
+    from paceline.launch.checks.stop_contract import describe_stop
 
     by_hand = "For one that you can submit by hand, type: paceline submit --script-only job.sbatch ..."
     advice = [
@@ -155,8 +155,8 @@ def _submission(
     after: Sequence[str], grant_timeout: float,
 ) -> JobSubmission:  # fmt: skip
     """Return the new run to submit, or the one to go on with."""
-    from paceline.cluster.slurm.job_submission import JobSubmission
-    from paceline.cluster.slurm.user_resubmission import Typed, find_resubmission
+    from paceline.launch.job_submission import JobSubmission
+    from paceline.launch.user_resubmission import Typed, find_resubmission
 
     cwd = Path.cwd()
     if resume is None:

@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli import runs
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states import squeue_and_sacct
-from paceline.cluster.slurm.job_states.meanings import ENDED
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import ClusterError
+from paceline.slurm import commands as slurm
+from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm.job_states.meanings import ENDED
 from paceline.sweep.folder import find_pids
 from paceline.sweep.results import MISSING, PENDING, RUNNING, find_own_sweep, read_sweep
 

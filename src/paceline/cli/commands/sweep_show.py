@@ -17,11 +17,11 @@ from paceline.cli.output.fitted_table import Column, fit, make_table
 from paceline.cli.output.json_output import print_json
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.output_file import is_standard_output, write_output
+from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import DONE, FAILED
+from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import UsageError
-from paceline.plan.quote import quote
-from paceline.plan.typed_command import cluster, to_type
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.overview import make_sweep_overview
 from paceline.sweep.report.numbers import to_label

@@ -10,12 +10,12 @@ import typer
 
 from paceline.cli import runs, typer_options
 from paceline.cli.output import console
-from paceline.cluster.runs import claims
-from paceline.cluster.runs.wandb_sync import complete, find_python, is_empty, is_sent, offline_runs, send
 from paceline.contract import wandb_server
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
+from paceline.launch.runs import claims
+from paceline.launch.runs.wandb_sync import complete, find_python, is_empty, is_sent, offline_runs, send
 from paceline.watch.records import find_runs
 
 

@@ -13,10 +13,10 @@ from paceline.cli.on_cluster import mirrored
 from paceline.cli.output import console
 from paceline.cli.views.wait_progress import ProgressBars, ProgressLines
 from paceline.cli.views.wait_targets import RunTarget, SweepTarget, Target
+from paceline.contract.quote import quote
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.verdict import STOPPED_EXIT
 from paceline.errors import UsageError
-from paceline.plan.quote import quote
 from paceline.spec.quantities import parse_wait, show_seconds
 from paceline.sweep.results import find_sweep
 from paceline.watch import viewpoint

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from paceline.cli.help import GroupedCommand
-from paceline.cluster.local.warm_start import read_status
-from paceline.cluster.local.warm_start import stop as stop_processes
 from paceline.contract.files.size import show_size
 from paceline.errors import UsageError
+from paceline.launch.local.warm_start import read_status
+from paceline.launch.local.warm_start import stop as stop_processes
 from paceline.spec.quantities import show_seconds
 
 ABOUT = (

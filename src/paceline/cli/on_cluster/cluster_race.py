@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.on_cluster.on_cluster import Forwarded, converse
 from paceline.cli.output import console
-from paceline.cluster.ssh.request import OUTCOME
 from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.files.grant_file import GRANTED, REFUSED
+from paceline.contract.quote import quote
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError
-from paceline.plan.quote import quote
-from paceline.plan.run_path import is_run_id
+from paceline.launch.plan.run_path import is_run_id
+from paceline.ssh.request import OUTCOME
 from paceline.watch.records import LOST
 
 if TYPE_CHECKING:
-    from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
-    from paceline.cluster.ssh.conversation import Conversation
+    from paceline.ssh.cluster_race_record import ClusterRaceRecord
+    from paceline.ssh.conversation import Conversation
 
 PAUSE = 2.0  # seconds between questions to a cluster
 RETRY = 5.0  # seconds after which a cluster that could not be reached is asked again

@@ -13,18 +13,18 @@ from paceline.cli import runs
 from paceline.cli.on_cluster.payload import payload_of
 from paceline.cli.output import console
 from paceline.contract import env
+from paceline.contract.quote import quote
 from paceline.errors import SpecError, UsageError
-from paceline.plan.quote import quote
-from paceline.plan.secrets import NO_SECRETS
+from paceline.launch.secrets.declared import NO_SECRETS
 from paceline.spec.option_table import SWEEP, TABLE, options_of
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
-    from paceline.cluster.ssh.clusters import Cluster, ProjectFile
-    from paceline.cluster.ssh.code_push.project_code import Parcel
-    from paceline.cluster.ssh.connection import Connection
-    from paceline.cluster.ssh.request import Request
     from paceline.spec import Job
+    from paceline.spec.clusters import Cluster, ProjectFile
+    from paceline.ssh.code_push.project_code import Parcel
+    from paceline.ssh.connection import Connection
+    from paceline.ssh.request import Request
 
 OPTIONS = {"env_build": "env"}  # the name in the table of options, if it is not the key
 EXTRAS = re.compile(r"(.*?)(\[[\w., -]*\])")  # of a file, as in pyproject.toml[gpu]
@@ -48,9 +48,9 @@ def _without_extras(word: str) -> str:
 def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Request, Parcel]:
     """Return what to send to a cluster to carry out a command there. The connection is open."""
     from paceline.cli.on_cluster.send_question import ask_first
-    from paceline.cluster.ssh.clusters import find_cluster
-    from paceline.cluster.ssh.connection import Connection
-    from paceline.cluster.ssh.request import Request
+    from paceline.spec.clusters import find_cluster
+    from paceline.ssh.connection import Connection
+    from paceline.ssh.request import Request
 
     cluster = find_cluster(asked.names[0], project)
     connection = Connection(cluster)
@@ -82,7 +82,7 @@ def _submits(asked: Forwarded) -> bool:
 
 def _awaits(asked: Forwarded) -> str:
     """Return what the laptop does once the job is submitted: the other side only submits it."""
-    from paceline.cluster.ssh.request import FOLLOW, WAIT
+    from paceline.ssh.request import FOLLOW, WAIT
 
     if asked.key != "submit" or not _submits(asked):
         return ""
@@ -126,8 +126,8 @@ def _load(asked: Forwarded, cluster: Cluster) -> Job:
 
 def _pack(asked: Forwarded, job: Job, project: ProjectFile, *, code: bool, secret_files: Set[str]) -> Parcel:
     """Return the project's code, or its settings alone. `secret_files` are those whose variables go another way."""
-    from paceline.cluster.ssh.code_push.project_code import pack_code, pack_settings
     from paceline.spec.load import repository_root
+    from paceline.ssh.code_push.project_code import pack_code, pack_settings
 
     is_project = project.file is not None or repository_root(Path.cwd()) is not None
     names_code = asked.key in ("submit", "sweep") or asked.values.get("args") or asked.values.get("files")
@@ -190,8 +190,8 @@ def _stays_here(name: str, job: Job, parcel: Parcel) -> bool:
 
 
 def _secrets(job: Job) -> Any:
-    from paceline.cluster.secrets.secrets import read_secrets
-    from paceline.plan.secrets import choose_secrets
+    from paceline.launch.secrets.declared import choose_secrets
+    from paceline.launch.secrets.secrets import read_secrets
 
     return choose_secrets(job, environ=os.environ, file_secrets=read_secrets(job, os.environ), in_a_job=False)
 

@@ -17,7 +17,7 @@ SWEEP = "sweep\n"  # before a name that is a sweep's, also if a run has the same
 def serve(args: Sequence[str]) -> int:
     """Send what changes in runs, or do something to one: `stream`, or `act VERB RUN`."""
     if args and args[0] == STREAM:
-        from paceline.watch.mirror.reader import serve as serve_changes
+        from paceline.ssh.mirror.reader import serve as serve_changes
 
         return serve_changes(runs.scratch_here(), _find)
     if len(args) == 3 and args[0] == ACT:

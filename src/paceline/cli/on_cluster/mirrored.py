@@ -23,10 +23,10 @@ from paceline.contract.files.foreign_records import parse_object
 from paceline.errors import ConnectionProblem, PacelineError, UsageError
 
 if TYPE_CHECKING:
-    from paceline.cluster.ssh.clusters import Cluster, ProjectFile
-    from paceline.cluster.ssh.conversation import Conversation
-    from paceline.watch.mirror.mirror_folder import Mirror
-    from paceline.watch.mirror.reader import Scope
+    from paceline.spec.clusters import Cluster, ProjectFile
+    from paceline.ssh.conversation import Conversation
+    from paceline.ssh.mirror.mirror_folder import Mirror
+    from paceline.ssh.mirror.reader import Scope
     from paceline.watch.viewpoint import Viewpoint
 
 NEWEST = 100  # runs that a list mirrors
@@ -39,10 +39,10 @@ def forwarded(asked: Forwarded) -> int:
     """Show runs of the cluster that `--on` names."""
     if len(asked.names) > 1 or asked.names[0] == on_cluster.ALL:
         return on_cluster.forward_to_each(asked, forwarded)
-    from paceline.cluster.ssh.clusters import find_cluster
-    from paceline.cluster.ssh.connection import Connection
-    from paceline.watch.mirror.cleanup import clean_mirrors
-    from paceline.watch.mirror.mirror_folder import Mirror
+    from paceline.spec.clusters import find_cluster
+    from paceline.ssh.connection import Connection
+    from paceline.ssh.mirror.cleanup import clean_mirrors
+    from paceline.ssh.mirror.mirror_folder import Mirror
 
     project = on_cluster.find_project(asked)
     cluster = find_cluster(asked.names[0], project)
@@ -61,9 +61,9 @@ def forwarded(asked: Forwarded) -> int:
 
 def report_sweep(asked: Forwarded, output: Path) -> int:
     """Write the report of a sweep of the cluster that `--on` names, on this machine."""
-    from paceline.cluster.ssh.clusters import find_cluster
-    from paceline.cluster.ssh.connection import Connection
-    from paceline.watch.mirror.mirror_folder import Mirror
+    from paceline.spec.clusters import find_cluster
+    from paceline.ssh.connection import Connection
+    from paceline.ssh.mirror.mirror_folder import Mirror
 
     project = on_cluster.find_project(asked)
     cluster = find_cluster(asked.names[0], project)
@@ -78,9 +78,9 @@ def renew(asked: Forwarded) -> None:
 
     What it shows later, without a connection, does not contradict what the user has just seen or done.
     """
-    from paceline.cluster.ssh.clusters import find_cluster
-    from paceline.cluster.ssh.connection import Connection
-    from paceline.watch.mirror.mirror_folder import Mirror
+    from paceline.spec.clusters import find_cluster
+    from paceline.ssh.connection import Connection
+    from paceline.ssh.mirror.mirror_folder import Mirror
 
     project = on_cluster.find_project(asked)
     cluster = find_cluster(asked.names[0], project)
@@ -109,7 +109,7 @@ def sign_of_life(cluster: str) -> Iterator[None]:
 
 def mirror_folder(cluster: Cluster, project: ProjectFile) -> Path:
     """Return where the mirror of a cluster is. Projects with scratch folders of their own have their own mirrors."""
-    from paceline.cluster.ssh.paceline_bundle import cache_folder
+    from paceline.ssh.paceline_bundle import cache_folder
 
     tables = [project.values.get("profiles", {}).get(cluster.name, {}), project.values]
     settings = [table.get("project") for table in tables if isinstance(table, dict)]
@@ -121,7 +121,7 @@ def mirror_folder(cluster: Cluster, project: ProjectFile) -> Path:
 
 def _scope(asked: Forwarded) -> Scope | None:
     """Return what a command shows; None if it runs on the cluster."""
-    from paceline.watch.mirror.reader import Scope
+    from paceline.ssh.mirror.reader import Scope
 
     values, key = asked.values, asked.key
     if key in ("top", "ui") or (key == "metrics" and values.get("active")):
@@ -151,8 +151,8 @@ class _Show:
         self._asked, self._cluster, self._mirror = asked, cluster, mirror
 
     def show(self, scope: Scope) -> int:
-        from paceline.watch.mirror.follower import Follower
-        from paceline.watch.mirror.session import update
+        from paceline.ssh.mirror.follower import Follower
+        from paceline.ssh.mirror.session import update
 
         if re.fullmatch(r"[1-9]\d{0,4}", seconds := os.environ.get(env.SILENCE, "")):
             scope = replace(scope, silence=float(seconds))
@@ -180,8 +180,8 @@ class _Show:
 
     def show_old(self, problem: ConnectionProblem) -> int:
         """Show what the mirror has, without a connection. Raises the problem if it has nothing, or nothing can come."""
-        from paceline.cluster.ssh.connection import Connection
-        from paceline.watch.mirror.follower import show_moment
+        from paceline.ssh.connection import Connection
+        from paceline.ssh.mirror.follower import show_moment
 
         heard = self._mirror.heard()
         if not heard.here or self._asked.key == "wait" or self._asked.values.get("follow"):
@@ -197,8 +197,8 @@ class _Show:
 
     def report_sweep(self, output: Path) -> int:
         """Write the report of a sweep, which needs packages that this machine has rather than the login node."""
-        from paceline.watch.mirror.reader import Scope
-        from paceline.watch.mirror.session import update
+        from paceline.ssh.mirror.reader import Scope
+        from paceline.ssh.mirror.session import update
         from paceline.watch.viewpoint import look_at
 
         name = f"{mirror_server.SWEEP}{self._asked.values.get('name') or 'last'}"
@@ -211,8 +211,8 @@ class _Show:
     def renew(self) -> None:
         """Bring runs up to date that the mirror has as live, without their logs."""
         from paceline.cli.views.newest_rows import read_newest
-        from paceline.watch.mirror.reader import Scope
-        from paceline.watch.mirror.session import update
+        from paceline.ssh.mirror.reader import Scope
+        from paceline.ssh.mirror.session import update
         from paceline.watch.viewpoint import look_at
 
         folder = self._mirror.folder
@@ -225,7 +225,7 @@ class _Show:
     def _require_known(self, problem: PacelineError | None) -> None:
         """Raise an error if the mirror lacks what is named: the problem, or that there is no connection."""
         from paceline.cli import runs
-        from paceline.cluster.runs.folder import RunNotFound
+        from paceline.launch.runs.folder import RunNotFound
         from paceline.watch.viewpoint import look_at
 
         with look_at(self._view({})):
@@ -244,7 +244,7 @@ class _Show:
 
     def _last_news(self) -> float:
         """Return when what is shown has come: the run that is named, if one is."""
-        from paceline.cluster.runs.folder import find_run
+        from paceline.launch.runs.folder import find_run
 
         heard = self._mirror.heard().here
         with suppress(PacelineError, OSError):

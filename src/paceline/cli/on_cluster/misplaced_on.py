@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typer.main import get_command
 
 from paceline.cli.on_cluster.on_cluster import FORWARDED
+from paceline.contract.quote import command_line
 from paceline.contract.redaction import redact_args
 from paceline.errors import UsageError
-from paceline.plan.quote import command_line
 
 ON = "--on"
 PLACEHOLDER = "CLUSTER"

@@ -12,13 +12,13 @@ from paceline.cli.on_cluster.cluster_request import FileName, make_request, mark
 from paceline.cli.on_cluster.payload import PAYLOADS
 from paceline.cli.output import console
 from paceline.contract import env
+from paceline.contract.quote import quote
 from paceline.errors import PacelineError, UsageError
-from paceline.plan.quote import quote
 from paceline.spec.option_table import PROJECT, TABLE, VARIABLES
 
 if TYPE_CHECKING:
-    from paceline.cluster.ssh.clusters import ProjectFile
-    from paceline.cluster.ssh.conversation import Conversation
+    from paceline.spec.clusters import ProjectFile
+    from paceline.ssh.conversation import Conversation
 
 HERE = "here"  # as --on: this machine, whatever paceline.toml says
 ALL = "all"
@@ -98,7 +98,7 @@ def note_misplaced(ctx: Any, script: Sequence[str], values: Mapping[str, Any]) -
     found = [each.partition("=")[2] or words[each] for each in words if each.partition("=")[0] == "--on"]
     if not found or os.environ.get(env.ON_CLUSTER):
         return
-    from paceline.cluster.ssh.clusters import ProjectFile
+    from paceline.spec.clusters import ProjectFile
 
     config = values.get("config")
     known = {HERE, ALL, *ProjectFile.find(Path.cwd(), Path(config) if config else None).clusters()}
@@ -115,7 +115,7 @@ def note_misplaced(ctx: Any, script: Sequence[str], values: Mapping[str, Any]) -
 def _chosen(on: str | None, config: str | None) -> list[str]:
     if os.environ.get(env.ON_CLUSTER) or on == HERE:
         return []
-    from paceline.cluster.ssh.clusters import ProjectFile
+    from paceline.spec.clusters import ProjectFile
     from paceline.watch import viewpoint
 
     if viewpoint.current() is not None:  # what shows a mirror runs here
@@ -126,7 +126,7 @@ def _chosen(on: str | None, config: str | None) -> list[str]:
 
 
 def _is_slurm_machine() -> bool:
-    from paceline.cluster.slurm.commands import configured
+    from paceline.slurm.commands import configured
 
     return configured()
 
@@ -164,7 +164,7 @@ def without_option(typed: Sequence[str], params: Sequence[Any], *, takes_files: 
 
 def forward(asked: Forwarded) -> int:
     """Carry out a command on a cluster and return its exit code."""
-    from paceline.cluster.ssh.forwarded_command import forward as forward_request
+    from paceline.ssh.forwarded_command import forward as forward_request
 
     if len(asked.names) > 1 or asked.names[0] == ALL:
         return forward_to_each(asked, forward)
@@ -175,7 +175,7 @@ def forward(asked: Forwarded) -> int:
 
 def converse(asked: Forwarded, submission: str = "") -> Conversation:
     """Start a command on a cluster that this one talks to. `submission` is the id of the job that it submits."""
-    from paceline.cluster.ssh.forwarded_command import converse as converse_about
+    from paceline.ssh.forwarded_command import converse as converse_about
 
     if len(asked.names) > 1 or asked.names[0] == ALL:
         raise _one_cluster(asked.names, asked.key)
@@ -186,7 +186,7 @@ def converse(asked: Forwarded, submission: str = "") -> Conversation:
 def cluster_names(asked: Forwarded) -> Sequence[str]:
     if asked.names[0] != ALL:
         return asked.names
-    from paceline.cluster.ssh.clusters import explain_table
+    from paceline.spec.clusters import explain_table
 
     project = find_project(asked)
     if not (names := sorted(project.clusters())):
@@ -195,7 +195,7 @@ def cluster_names(asked: Forwarded) -> Sequence[str]:
 
 
 def find_project(asked: Forwarded) -> ProjectFile:
-    from paceline.cluster.ssh.clusters import ProjectFile
+    from paceline.spec.clusters import ProjectFile
 
     config = asked.values.get("config")
     return ProjectFile.find(Path.cwd(), Path(config) if config else None)

@@ -19,7 +19,7 @@ from paceline.contract.output_file import open_output
 from paceline.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from paceline.cluster.ssh.connection import Connection
+    from paceline.ssh.connection import Connection
 
 CHUNK = 1 << 20
 MAX_DIGITS = 18  # of the size of a file
@@ -54,7 +54,7 @@ def forwarded(asked: Forwarded) -> int:
 
 def about_file(path: Path) -> Path | None:
     """Return the file that describes what a command writes for the laptop; None if it writes for this machine."""
-    from paceline.cluster.ssh.remote.entry import OUTPUT
+    from paceline.ssh.remote.entry import OUTPUT
 
     is_for_laptop = os.environ.get(ON_CLUSTER) and path.parent.name.startswith(OUTPUT)
     return path.with_name(f"{path.name}.about") if is_for_laptop else None
@@ -69,11 +69,11 @@ def describe(path: Path, text: str, say: Callable[[str], object]) -> None:
 
 
 def _carry_out(asked: Forwarded, files: Mapping[str, Path]) -> int:
-    from paceline.cluster.ssh.clusters import find_cluster
-    from paceline.cluster.ssh.connection import Connection
-    from paceline.cluster.ssh.installation import install, recorded_installation
-    from paceline.cluster.ssh.remote.entry import OUTPUT
-    from paceline.cluster.ssh.shell_text import word
+    from paceline.spec.clusters import find_cluster
+    from paceline.ssh.connection import Connection
+    from paceline.ssh.installation import install, recorded_installation
+    from paceline.ssh.remote.entry import OUTPUT
+    from paceline.ssh.shell_text import word
 
     connection = Connection(find_cluster(asked.names[0], on_cluster.find_project(asked)))
     connection.require()
@@ -116,8 +116,8 @@ def _without(line: Sequence[str], flags: Sequence[str]) -> list[str]:
 
 def _bring(connection: Connection, remote: str, path: Path) -> str:
     """Copy a file from the cluster, and put it in place once it is complete; return what describes it."""
-    from paceline.cluster.ssh.conversation import Conversation
-    from paceline.cluster.ssh.shell_text import word
+    from paceline.ssh.conversation import Conversation
+    from paceline.ssh.shell_text import word
 
     file = word(remote)
     script = f"cat {word(f'{remote}.about')}; echo; wc -c <{file} && sha256sum <{file} && exec cat {file}\n"

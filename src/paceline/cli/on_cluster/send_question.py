@@ -19,11 +19,11 @@ from paceline.contract.files.size import show_size
 from paceline.contract.files.state_folder import state_folder
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import UsageError
-from paceline.plan.secrets import Secrets
+from paceline.launch.secrets.declared import Secrets
 
 if TYPE_CHECKING:
-    from paceline.cluster.ssh.clusters import Cluster
-    from paceline.cluster.ssh.code_push.project_code import Parcel
+    from paceline.spec.clusters import Cluster
+    from paceline.ssh.code_push.project_code import Parcel
 
 LARGE = 50_000_000  # bytes of code: so much is asked about again, unless as much was sent before
 NO_CODE = -1  # as the size of what was sent: secrets alone

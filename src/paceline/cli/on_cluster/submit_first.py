@@ -26,11 +26,11 @@ from paceline.spec.option_table import RESOURCES
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
-    from paceline.cluster.slurm.job_submission import Submitted
-    from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
-    from paceline.cluster.ssh.code_push.project_code import Parcel
-    from paceline.cluster.ssh.connection import Connection
-    from paceline.cluster.ssh.request import Request
+    from paceline.launch.job_submission import Submitted
+    from paceline.ssh.cluster_race_record import ClusterRaceRecord
+    from paceline.ssh.code_push.project_code import Parcel
+    from paceline.ssh.connection import Connection
+    from paceline.ssh.request import Request
 
 PATIENCE = "10m"
 ALIVE = 60.0  # seconds after its last sign until an agent that waits counts as gone
@@ -85,10 +85,10 @@ def answer(submitted: Submitted) -> int:
 
 def serve(run: str) -> int:
     """Answer the laptop's questions about a run, and do what it decides."""
-    from paceline.cluster.actions import cancel_run
-    from paceline.cluster.slurm.job_states import squeue_and_sacct
-    from paceline.cluster.slurm.job_states.meanings import WAITING
     from paceline.contract.files.grant_file import GRANTED, REFUSED, decide_grant, read_grant
+    from paceline.launch.actions import cancel_run
+    from paceline.slurm.job_states import squeue_and_sacct
+    from paceline.slurm.job_states.meanings import WAITING
     from paceline.watch.records import read_record
 
     folder = runs.own(run)
@@ -132,7 +132,7 @@ def _age(path: Path) -> float:
 def start(asked: Forwarded) -> int:
     """Submit to several clusters, and keep the first that starts."""
     from paceline.cli.on_cluster.on_cluster import cluster_names
-    from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
+    from paceline.ssh.cluster_race_record import ClusterRaceRecord
 
     names = list(dict.fromkeys(cluster_names(asked)))
     if len(names) < 2:
@@ -161,7 +161,7 @@ def start(asked: Forwarded) -> int:
 
 def _require_no_interrupted(line: Sequence[str], names: Sequence[str]) -> None:
     """Raise an error if the same command was interrupted, so that its jobs may still train; in a terminal, ask."""
-    from paceline.cluster.ssh.cluster_race_record import find_interrupted
+    from paceline.ssh.cluster_race_record import find_interrupted
 
     record = find_interrupted(line, names)
     if record is None:
@@ -180,7 +180,7 @@ def _require_no_interrupted(line: Sequence[str], names: Sequence[str]) -> None:
 
 def finish(name: str) -> int:
     """Go on with a submission to several clusters whose command was interrupted."""
-    from paceline.cluster.ssh.cluster_race_record import ClusterRaceRecord
+    from paceline.ssh.cluster_race_record import ClusterRaceRecord
 
     record = ClusterRaceRecord.load(name)
     with record.locked():
@@ -197,7 +197,7 @@ def _prepare(asked: Forwarded, names: list[str]) -> dict[str, tuple[Connection, 
     """Return what to send to each cluster. All questions are answered then, and Paceline is on all of them."""
     from paceline.cli.on_cluster.cluster_request import make_request
     from paceline.cli.on_cluster.on_cluster import Forwarded, find_project
-    from paceline.cluster.ssh.installation import require_installed
+    from paceline.ssh.installation import require_installed
 
     project = find_project(asked)
     made = {name: make_request(Forwarded([name], asked.key, asked.line, asked.values), project) for name in names}
@@ -214,7 +214,7 @@ def _submit(
     `record` then has its submission still if there may be a job all the same.
     """
     from paceline.cli.on_cluster.cluster_race import read_run
-    from paceline.cluster.ssh.forwarded_command import converse
+    from paceline.ssh.forwarded_command import converse
 
     name = connection.cluster.name
     request = replace(request, submission=record.send(name))

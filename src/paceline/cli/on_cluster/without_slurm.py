@@ -9,8 +9,8 @@ from pathlib import Path
 
 from paceline.cli.on_cluster.misplaced_on import insert_on, takes_on
 from paceline.contract.env import ON_CLUSTER
+from paceline.contract.quote import quote
 from paceline.errors import NoSlurm, PacelineError
-from paceline.plan.quote import quote
 
 
 def point_to_cluster(problem: NoSlurm, words: Sequence[str], module: str) -> NoSlurm:
@@ -25,7 +25,7 @@ def point_to_cluster(problem: NoSlurm, words: Sequence[str], module: str) -> NoS
         return problem
     names: list[str] = []
     with suppress(PacelineError, OSError):  # what is wrong there is no part of this error
-        from paceline.cluster.ssh.clusters import ProjectFile
+        from paceline.spec.clusters import ProjectFile
 
         names = sorted(ProjectFile.find(Path.cwd()).clusters())
     if names:

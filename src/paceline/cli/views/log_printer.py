@@ -9,10 +9,10 @@ from shutil import get_terminal_size
 from typing import IO
 
 from paceline.cli.output import console
-from paceline.cluster.slurm.job_states.meanings import WAITING
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError
+from paceline.slurm.job_states.meanings import WAITING
 from paceline.watch.logs.escapes import keep_colours
 from paceline.watch.logs.merged_log import LogLine, RunLog
 from paceline.watch.logs.run_follower import RunMonitor, follow

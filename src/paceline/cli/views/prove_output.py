@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.output import console
 
 if TYPE_CHECKING:
-    from paceline.proof.cases import Case
-    from paceline.proof.comparison import Comparison
-    from paceline.proof.proof import Proof, Request
+    from paceline.tools.prove.cases import Case
+    from paceline.tools.prove.comparison import Comparison
+    from paceline.tools.prove.proof import Proof, Request
 
 
 class ProofProgress:
@@ -63,7 +63,7 @@ def print_proof(proof: Proof) -> None:
     """Print the table of comparisons, what could not be run, and what broke it."""
     from rich.table import Table
 
-    from paceline.proof.proof import last_loss
+    from paceline.tools.prove.proof import last_loss
 
     out = console.console()
     table = Table(box=None, pad_edge=False)

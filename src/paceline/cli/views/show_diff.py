@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from paceline.cli.output import console
-from paceline.cluster.runs.diff import ADDED, CHANGED, REMOVED, Difference, compare_run
 from paceline.contract.run_folder import RunFolder
+from paceline.launch.runs.diff import ADDED, CHANGED, REMOVED, Difference, compare_run
 from paceline.watch import viewpoint
 
 CYAN = "\033[36m"

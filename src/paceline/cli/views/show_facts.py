@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.slurm.sbatch import known_jobs
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.score import find_best
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.quote import command_line
 from paceline.contract.stop.framework_presets import PRESETS, describe_contract
+from paceline.contract.typed_command import type_again
 from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
-from paceline.plan.quote import command_line
-from paceline.plan.typed_command import type_again
+from paceline.slurm.sbatch import known_jobs
 from paceline.spec.quantities import brief_seconds, show_seconds
 from paceline.watch import viewpoint
 from paceline.watch.config import flatten, read_config

@@ -10,8 +10,8 @@ from paceline.cli import runs
 from paceline.cli.output import console
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import DONE, PRUNED, SweepFolder
+from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE_UNSAVED, STOPPED, STOPPED_EXIT
-from paceline.plan.typed_command import to_type
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.results import PENDING, RUNNING, Sweep, read_sweep
 from paceline.watch.logs.run_follower import RunMonitor

@@ -19,9 +19,9 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
-from paceline.cluster.runs.diff import compare_run
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.launch.runs.diff import compare_run
 from paceline.sweep.report.summary import describe_sweep, describe_trials
 from paceline.sweep.results import Sweep, read_sweep
 from paceline.ui.web.cluster_answer import read_cluster

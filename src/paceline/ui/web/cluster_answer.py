@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from paceline.cluster.slurm.job_states.meanings import WAITING, JobState
-from paceline.cluster.slurm.node_use import PartitionUse
+from paceline.contract.typed_command import to_type
 from paceline.errors import ClusterError
-from paceline.plan.typed_command import to_type
+from paceline.slurm.job_states.meanings import WAITING, JobState
+from paceline.slurm.node_use import PartitionUse
 from paceline.watch import viewpoint
 from paceline.watch.overview import Overview
 from paceline.watch.scheduler.node_answer import query_node_use

@@ -11,7 +11,7 @@ from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
-from paceline.plan.run_path import STORE
+from paceline.launch.plan.run_path import STORE
 from paceline.watch.records import find_runs
 
 MAX_KEY = 300  # characters

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.cluster.actions import CANCEL, REQUEUE, STOP, cancel_run, requeue_run
-from paceline.cluster.slurm.job_states import squeue_and_sacct
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
+from paceline.launch.actions import CANCEL, REQUEUE, STOP, cancel_run, requeue_run
+from paceline.slurm.job_states import squeue_and_sacct
 from paceline.watch import viewpoint
 from paceline.watch.records import read_record
 

@@ -8,10 +8,10 @@ from typing import Any
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.checkpoint.score import find_best
+from paceline.contract.quote import quote
 from paceline.contract.run_folder import TRIALS
+from paceline.contract.typed_command import cluster, to_type, type_again
 from paceline.contract.verdict import DONE
-from paceline.plan.quote import quote
-from paceline.plan.typed_command import cluster, to_type, type_again
 from paceline.watch import viewpoint
 from paceline.watch.config import flatten, read_config
 from paceline.watch.details.attempts import AttemptDetails, Failure, JobStartDetails, read_attempts, read_job_starts

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
-from paceline.cluster.probes.live_probe import NodeAnswer
+from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, FAILED
-from paceline.plan.typed_command import to_type
+from paceline.launch.probes.live_probe import NodeAnswer
 from paceline.spec.quantities import show_seconds
 from paceline.watch.diagnosis.evidence import AgentEvidence, Evidence
 from paceline.watch.records import newest_verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
+from paceline.contract.findings import GOOD, PROBLEM, Finding
 from paceline.watch.diagnosis.arrival import check_answers, check_arrival, check_lost, check_silence
 from paceline.watch.diagnosis.disk import check_disk
 from paceline.watch.diagnosis.evidence import Evidence

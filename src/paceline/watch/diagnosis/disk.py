@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
-from paceline.cluster.checks.quota import check_quota
+from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.verdict import DONE
+from paceline.launch.checks.quota import check_quota
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.failure_text import failure_text, name_failure
 

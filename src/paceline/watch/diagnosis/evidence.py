@@ -8,9 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.cluster.probes.live_probe import NodeAnswer
-from paceline.cluster.probes.rank_motion import Motion, read_motion
-from paceline.cluster.runs.claims import find_holder
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_objects
 from paceline.contract.files.foreign_records import read_tail as read_end
 from paceline.contract.hostlist import expand
@@ -19,6 +16,9 @@ from paceline.contract.processes.stacks import Stack, read_stack
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
+from paceline.launch.probes.live_probe import NodeAnswer
+from paceline.launch.probes.rank_motion import Motion, read_motion
+from paceline.launch.runs.claims import find_holder
 from paceline.watch.failure_text import read_failure
 from paceline.watch.node_usage import NodeUsage, read_node_usage
 from paceline.watch.rank_samples import RankSample, clean_sample, newest_samples, read_ranks

@@ -7,8 +7,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.checks.findings import PROBLEM, Finding
 from paceline.contract.files.foreign_records import read_bounded
+from paceline.contract.findings import PROBLEM, Finding
 from paceline.contract.run_folder import FLIGHT_RECORDER
 from paceline.watch.diagnosis.evidence import Evidence
 

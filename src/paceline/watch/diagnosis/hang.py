@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.heartbeat_file import READY, RUNNING
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.rank_samples import RankSample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, Finding
+from paceline.contract.findings import GOOD, PROBLEM, Finding
 from paceline.watch.diagnosis.evidence import AgentEvidence, Evidence
 
 DOCS = "docs/troubleshooting.md#the-wrong-interface-or-address"

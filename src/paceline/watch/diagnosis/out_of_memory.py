@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.failure_text import failure_text, name_failure
 

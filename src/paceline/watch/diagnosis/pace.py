@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from paceline.cluster.checks.findings import GOOD, WARNING, Finding
+from paceline.contract.findings import GOOD, WARNING, Finding
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.resources import saturated

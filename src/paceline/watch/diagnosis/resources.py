@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
 
 DOCS = "docs/troubleshooting.md"

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from paceline import errors
-from paceline.cluster.checks.findings import PROBLEM, Finding
+from paceline.contract.findings import PROBLEM, Finding
+from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, STOPPED
-from paceline.plan.typed_command import to_type
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.failure_text import describe_failure, failure_text, is_usage_error, name_failure
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.cluster.checks.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.contract.files.foreign_records import make, read_object
+from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.contract.fitness.judgement import Judgement, expected_between, expected_within, judge
 from paceline.contract.fitness.measurement import Measurement
 from paceline.watch.diagnosis.evidence import Evidence

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.cluster.runs.folder import is_fetched
 from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
+from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.typed_command import cluster, meant_for
 from paceline.errors import ClusterError
-from paceline.plan.quote import quote
-from paceline.plan.typed_command import cluster, meant_for
+from paceline.launch.runs.folder import is_fetched
 
 
 @contextmanager

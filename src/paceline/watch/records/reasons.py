@@ -7,9 +7,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from paceline.cluster.slurm import commands as slurm
-from paceline.cluster.slurm.job_states.meanings import WAITING, JobState
-from paceline.cluster.slurm.sbatch import awaited_jobs
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.file_owner import is_own_folder
@@ -18,6 +15,9 @@ from paceline.contract.files.grant_file import explain_refusal
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED
 from paceline.errors import in_one_line
+from paceline.slurm import commands as slurm
+from paceline.slurm.job_states.meanings import WAITING, JobState
+from paceline.slurm.sbatch import awaited_jobs
 from paceline.watch import viewpoint
 from paceline.watch.failure_text import describe_failure
 from paceline.watch.goodput import had_nothing_left

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.slurm.answer_cache import AnswerCache
-from paceline.cluster.slurm.node_use import PartitionUse, ask_node_use, parse_node_use
 from paceline.contract.files.shared_folders import open_own_file
 from paceline.errors import ClusterError, NoSlurm
+from paceline.slurm.answer_cache import AnswerCache
+from paceline.slurm.node_use import PartitionUse, ask_node_use, parse_node_use
 from paceline.watch import viewpoint
 from paceline.watch.scheduler.poll_interval import DEFAULT, poll_interval
 

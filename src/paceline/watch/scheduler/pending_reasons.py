@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from paceline.cluster.slurm.job_states.meanings import JobState
+from paceline.slurm.job_states.meanings import JobState
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 

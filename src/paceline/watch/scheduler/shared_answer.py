@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from paceline.cluster.slurm.answer_cache import Answer, AnswerCache
-from paceline.cluster.slurm.job_states import squeue_and_sacct
-from paceline.cluster.slurm.job_states.meanings import ENDED, LIVE, JobState
 from paceline.errors import ClusterError, NoSlurm
+from paceline.slurm.answer_cache import Answer, AnswerCache
+from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm.job_states.meanings import ENDED, LIVE, JobState
 from paceline.watch import viewpoint
 from paceline.watch.scheduler.evidence import Evidence, gather_evidence
 from paceline.watch.scheduler.poll_interval import poll_interval

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import paceline
-from paceline.cluster.checks.findings import GOOD, PROBLEM, WARNING
-from paceline.inspection.sample_checks import check_samples
-from paceline.inspection.samples import Samples, read_samples
+from paceline.contract.findings import GOOD, PROBLEM, WARNING
 from paceline.runtime import loop
 from paceline.runtime.data.inspection.loader_walk import LoaderWalk
 from paceline.runtime.data.inspection.plain_loaders import PlainLoaders, split_batch
 from paceline.runtime.data.inspection.recorder import Recorder, digest
+from paceline.tools.inspect.sample_checks import check_samples
+from paceline.tools.inspect.samples import Samples, read_samples
 from tests.forked_ranks import Ranks
 
 

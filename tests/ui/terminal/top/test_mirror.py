@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 from paceline.errors import ConnectionProblem
+from paceline.ssh.mirror import frames
+from paceline.ssh.mirror.frames import Frame
+from paceline.ssh.mirror.mirror_folder import Mirror
 from paceline.sweep.overview import SweepOverview
 from paceline.ui.terminal.top.actions import find_action
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.panes.run_panes import sweep_facts
-from paceline.watch.mirror import frames
-from paceline.watch.mirror.frames import Frame
-from paceline.watch.mirror.mirror_folder import Mirror
 from paceline.watch.viewpoint import Viewpoint, look_at
 from tests.ui.terminal.top.screen import Screen, drive
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from paceline import cli
-from paceline.cluster import actions
-from paceline.cluster.slurm.job_states.meanings import JobState
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.launch import actions
+from paceline.slurm.job_states.meanings import JobState
 from paceline.ui.terminal.top import app as top
 from paceline.ui.terminal.top.data import reader
 from paceline.watch.overview import Overview

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cluster.actions import REQUEUE, STOP, cancel_run, requeue_run
-from paceline.cluster.slurm.job_states import squeue_and_sacct
+from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
-from paceline.plan.quote import quote
-from paceline.plan.typed_command import to_type
+from paceline.contract.typed_command import to_type
+from paceline.launch.actions import REQUEUE, STOP, cancel_run, requeue_run
+from paceline.slurm.job_states import squeue_and_sacct
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.text.words import plain
 from paceline.watch import viewpoint

@@ -13,8 +13,8 @@ from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Static
 
-from paceline.plan.quote import quote
-from paceline.plan.typed_command import to_type
+from paceline.contract.quote import quote
+from paceline.contract.typed_command import to_type
 from paceline.ui.terminal.plots import short_number
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.data.selected_run import Choice

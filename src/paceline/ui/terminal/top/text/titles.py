@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from paceline.plan.quote import quote
+from paceline.contract.quote import quote
 from paceline.ui.terminal.top.data.rows import summary
 from paceline.ui.terminal.top.text.words import plain
 from paceline.watch import viewpoint

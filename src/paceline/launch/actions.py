@@ -1,0 +1,80 @@
+"""What you can do to your own runs: cancel them, let them save and stop, requeue them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from paceline.contract.files.file_owner import require_own_folder
+from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.typed_command import to_type
+from paceline.errors import UsageError
+from paceline.launch.runs.claims import ELSEWHERE, find_holder
+from paceline.launch.runs.environment_file import forget_secrets
+from paceline.launch.runs.folder import requeues_itself
+from paceline.slurm import commands as slurm
+
+CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"  # as the views of runs name them
+
+
+def cancel_run(folder: RunFolder, *, running: bool, save: bool = False) -> None:
+    """Cancel a run for good: it is not requeued. A local run always saves first, a job only if it is running.
+
+    Raises UsageError if the run is another user's, or runs on a host that this one cannot signal.
+    """
+    require_own_folder(folder.path, "Run")
+    job = slurm.read_job_id(folder)
+    if job is None:
+        _stop_here(folder)
+    elif save and running:
+        slurm.request_stop(folder, job)
+    else:
+        slurm.cancel(folder, job)
+        forget_secrets(folder.environment)  # a job that was still queued does not do so itself
+
+
+def requeue_run(folder: RunFolder, *, running: bool, over: bool) -> str:
+    """Put a run of Slurm back into the queue, and return its job.
+
+    A running job saves a checkpoint and requeues itself, as before its time limit. A run that is over is submitted
+    again, with the code and the settings that it had. Raises UsageError for all others.
+    """
+    require_own_folder(folder.path, "Run")
+    run, job = folder.path.name, slurm.read_job_id(folder)
+    if job is None:
+        raise UsageError(f"Run {run} is not a Slurm job.", hint=f"Continue it with `paceline run --resume {run}`.")
+    if over:
+        return _submit_again(folder)
+    if not running:
+        raise UsageError(f"Run {run} is already in the queue as job {job}.")
+    if not requeues_itself(folder):
+        raise UsageError(
+            f"Run {run} does not requeue itself (requeue = false in [resume]).",
+            hint=f"Let it save and stop, then use `{to_type(f'submit --resume {run}')}`.",
+        )
+    slurm.request_requeue(job)
+    return job
+
+
+def _stop_here(folder: RunFolder) -> None:
+    """Signal the command that started a local run; it asks its agents to stop."""
+    holder = find_holder(folder)
+    if holder is not None and holder.job is None and holder.whereabouts() == ELSEWHERE:
+        raise UsageError(
+            f"Run {folder.path.name} was started on {holder.host}, which this host cannot signal.",
+            hint="Run this command there.",
+        )
+    write_atomically(folder.cancelled, f"{time.time():.0f}\n")
+    if holder is not None and (pids := holder.pids()):
+        os.kill(pids[0], signal.SIGTERM)
+
+
+def _submit_again(folder: RunFolder) -> str:
+    from paceline.launch.user_resubmission import Typed, find_resubmission
+
+    resubmission = find_resubmission(str(folder.path), None, typed=Typed(), cwd=Path.cwd())
+    resubmission.check()
+    submitted = resubmission.submit(["paceline", "submit", "--resume", folder.path.name])
+    return str(submitted.job_id)

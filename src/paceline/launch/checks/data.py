@@ -1,0 +1,30 @@
+"""Check that the data a job stages exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.contract.findings import GOOD, PROBLEM, Finding
+from paceline.errors import PacelineError
+from paceline.launch.local.staging import staging_request
+from paceline.launch.plan.launch_spec import data_settings
+from paceline.launch.plan.run_path import RunPath
+from paceline.spec import Job
+from paceline.staging.request import check_sources
+
+
+def check_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> list[Finding]:
+    """Check that every path to stage exists. Jobs that stage nothing get no finding."""
+    if not data_settings(job):
+        return []
+    try:
+        request = staging_request(job, scratch=run_path.scratch, environ=environ)
+        check_sources(request)
+    except PacelineError as error:
+        return [Finding("data", PROBLEM, error.message, error.hint)]
+    return [Finding("data", GOOD, f"{len(request.items)} paths to stage, {len(request.collect)} to collect")]
+
+
+def require_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> None:
+    """Raise an error if a path to stage does not exist."""
+    check_sources(staging_request(job, scratch=run_path.scratch, environ=environ))

@@ -1,0 +1,112 @@
+"""Check a job before it is queued, so that mistakes don't cost a night in the queue."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.run_folder import NO_SCONTROL, USED_BY_JOBS
+from paceline.launch.checks.access import describe_closed, find_closed, hint_for, nearest_existing
+from paceline.launch.checks.data import check_data
+from paceline.launch.checks.program import check_program
+from paceline.launch.checks.quota import MOUNTS, check_quota, mount_of
+from paceline.launch.environment.store import check_built
+from paceline.launch.plan.slurm import SlurmPlan
+from paceline.slurm.limits import check_limits, check_with_slurm
+from paceline.slurm.partitions import Partition
+from paceline.spec import Job
+
+LITTLE_SPACE, NO_SPACE = 2 * 2**30, 64 * 2**20
+
+
+def check_job(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
+    """Run every check, the quick and certain ones first. Slurm checks the real script last."""
+    built = check_built(job)
+    if any(each.level == PROBLEM for each in built):
+        return built
+    found = [
+        *built,
+        *check_program(job, plan), *check_python_path(job, plan), *check_folder(plan, partitions),
+        *check_requeue(job, plan), *check_data(job, plan.run_path, os.environ), *check_limits(job, plan, partitions),
+    ]  # fmt: skip
+    if any(each.level == PROBLEM for each in found):
+        return found
+    return [*found, check_with_slurm(job, plan, partitions)]
+
+
+_LOCAL = ("tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs")
+
+
+def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
+    """Check that all nodes are likely to see the run folder, and that it has free space.
+
+    A scratch folder that a job has written to needs no warning, whatever disk it is on.
+    """
+    scratch = plan.run_path.scratch
+    if (closed := find_closed(scratch)) is not None:
+        text = describe_closed(closed, scratch, "the scratch folder")
+        return [Finding("run folder", PROBLEM, text, hint_for("scratch", "project"))]
+    existing = nearest_existing(scratch)
+    found = []
+    kind = file_system(existing)
+    host = socket.gethostname().split(".")[0]
+    if kind in _LOCAL and partitions and not os.path.exists(scratch / USED_BY_JOBS) and not _is_sandbox(os.environ):
+        found.append(
+            Finding(
+                "run folder", WARNING, f"{scratch} is on a local disk of {host} ({kind}), which the nodes may not see.",
+                "Choose a shared folder with [project] scratch or PACELINE_SCRATCH.",
+            )
+        )  # fmt: skip
+    else:
+        found.append(Finding("run folder", GOOD, f"{scratch} ({kind or 'file system unknown'})"))
+    free = shutil.disk_usage(existing).free
+    level = PROBLEM if free < NO_SPACE else WARNING if free < LITTLE_SPACE else GOOD
+    text = f"{free / 2**30:.1f} GB free"
+    text = text if level == GOOD else f"The scratch folder {scratch} has little space left: {text}."
+    hint = "" if level == GOOD else "Remove old runs, or choose another scratch folder."
+    return [*found, Finding("free space", level, text, hint), *check_quota(existing)]
+
+
+def _is_sandbox(environ: Mapping[str, str]) -> bool:
+    """Return whether the cluster is the sandbox, whose nodes are on this machine."""
+    try:
+        settings = Path(environ["SLURM_CONF"]).read_text(encoding="utf-8").splitlines()
+    except (KeyError, OSError, ValueError):
+        return False
+    return "ClusterName=sandbox" in settings and any(line.startswith("SlurmctldHost=localhost") for line in settings)
+
+
+def check_requeue(job: Job, plan: SlurmPlan) -> list[Finding]:
+    """Say how a run continues if nodes have no scontrol, as an earlier job has found."""
+    if not job.resume.requeue or not os.path.exists(plan.run_path.scratch / NO_SCONTROL):
+        return []
+    text = (
+        "The nodes have no scontrol, so jobs cannot requeue themselves: at the time limit, a new job continues the run."
+    )
+    return [Finding("requeue", WARNING, text, "The new job has a different id and starts at the end of the queue.")]
+
+
+def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[Finding]:
+    """Warn about a Python on a local disk of this host when the scratch folder is shared: nodes may not find it.
+
+    The system's own Python is on every node. If the scratch folder is local too, `check_folder` warns about that.
+    """
+    python = Path(plan.launch_spec.python)
+    system = ("/usr/", "/bin/", "/opt/")
+    if job.environment.kind == "container" or not python.is_absolute() or str(python).startswith(system):
+        return []
+    kinds = [file_system(nearest_existing(path), mounts) for path in (python, plan.run_path.scratch)]
+    if kinds[0] not in _LOCAL or kinds[1] in _LOCAL:
+        return []
+    host = socket.gethostname().split(".")[0]
+    text = f"{python} is on a local disk of {host} ({kinds[0]}), which the nodes may not see."
+    return [Finding("python", WARNING, text, "Build one on a shared disk: paceline env build")]
+
+
+def file_system(path: Path, mounts: Path = MOUNTS) -> str:
+    """Return the type of the file system that a path is on; empty if unknown."""
+    return mount_of(path, mounts).kind

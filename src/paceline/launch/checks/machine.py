@@ -1,0 +1,167 @@
+"""Check what this machine has for a run: Python, torch, scratch, network, Slurm."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.contract.env import POLL_INTERVAL
+from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.errors import ClusterError, NotConfigured
+from paceline.launch.checks.access import nearest_existing
+from paceline.launch.checks.job import file_system
+from paceline.launch.local.machine import detect_machine
+from paceline.slurm import commands as slurm
+from paceline.slurm.partitions import Partition, query_partitions
+from paceline.spec.site import SITE_FILE, find_site
+
+FABRIC = " (InfiniBand)"  # after the name of a device
+# Variables in which clusters name their large, fast, shared folders.
+SCRATCH_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "SCRATCH_DIR", "GSCRATCH", "CSCRATCH", "WRKDIR", "SCRATCHDIR")
+
+
+def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
+    """Check everything but the scheduler."""
+    machine = detect_machine(environ)
+    found = [
+        Finding("python", GOOD, f"{platform.python_version()} ({sys.executable})"),
+        _torch(),
+        Finding("machine", GOOD, f"{machine.cores} cores, {machine.gpus} GPUs, {machine.system}"),
+        _scratch(scratch),
+        Finding("network", GOOD, describe_interfaces(interfaces(), default_interface())),
+    ]
+    if "SLURM_JOB_ID" in environ:
+        nodes = environ.get("SLURM_JOB_NODELIST", "?")
+        found.append(Finding("allocation", GOOD, f"inside job {environ['SLURM_JOB_ID']} on {nodes}"))
+    return found
+
+
+def _torch() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding(
+            "torch", WARNING, "This Python has no torch.",
+            "Fine on a login node if jobs use another environment. Otherwise: pip install torch",
+        )  # fmt: skip
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return Finding("torch", GOOD, version("torch"))
+    except PackageNotFoundError:
+        return Finding("torch", GOOD, "found, version unknown")
+
+
+def _scratch(scratch: Path) -> Finding:
+    existing = nearest_existing(scratch)
+    if not os.access(existing, os.W_OK):
+        return Finding("scratch", PROBLEM, f"Cannot write to {existing}.", "Set PACELINE_SCRATCH.")
+    free = shutil.disk_usage(existing).free / 2**30
+    return Finding("scratch", GOOD, f"{scratch} ({file_system(existing) or '?'}, {free:.1f} GB free)")
+
+
+def inspect_site(environ: Mapping[str, str]) -> list[Finding]:
+    """Say what the site sets; nothing if it has no file."""
+    site = find_site()
+    if not (text := site.describe()):
+        return []
+    interval, chosen = site.limits.poll_interval, environ.get(POLL_INTERVAL, "")
+    found = [Finding("site", GOOD, f"{text} ({SITE_FILE})")]
+    with suppress(ValueError):
+        if interval and chosen and float(chosen) < interval:
+            why = f"{POLL_INTERVAL} is {chosen}, but this site asks Slurm every {interval} s at most."
+            found.append(Finding("site", WARNING, why, f"The limit is poll_interval in [limits] of {SITE_FILE}."))
+    return found
+
+
+def describe_interfaces(found: Sequence[str], default: str) -> str:
+    """Name the fabric and the interface of the default route, and count the others: a node may have many."""
+    if not found:
+        return "loopback only"
+    fabric = [each for each in found if each.endswith(FABRIC)][:1]
+    shown = [*fabric, *(each for each in found if each == default)] or [found[0]]
+    more = len(found) - len(shown)
+    return ", ".join(shown) + (f" + {more} more" if more else "")
+
+
+def default_interface(table: Path = Path("/proc/net/route")) -> str:
+    """Return the interface of the default route; empty if there is none."""
+    try:
+        rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError):
+        return ""
+    return next((row[0] for row in rows if row[1:2] == ["00000000"]), "")
+
+
+def interfaces(system: Path = Path("/sys")) -> list[str]:
+    """Return the network interfaces that are up, InfiniBand first, without loopback.
+
+    Those of containers and virtual machines, such as bridges, are left out if there are others.
+    """
+    found: list[str] = []
+    virtual: list[str] = []
+    for path in sorted((system / "class/net").glob("*")):
+        try:
+            state = (path / "operstate").read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if path.name != "lo" and state in ("up", "unknown"):
+            (found if _carries_traffic(path) else virtual).append(path.name)
+    fabric = [path.name for path in sorted((system / "class/infiniband").glob("*"))]
+    return [*(f"{name}{FABRIC}" for name in fabric), *(found or virtual)]
+
+
+def _carries_traffic(path: Path) -> bool:
+    """Whether an interface is a device, or a bond or VLAN of some."""
+    return (path / "device").exists() or (any(path.glob("lower_*")) and not (path / "bridge").exists())
+
+
+def inspect_slurm() -> list[Finding]:
+    """Check the scheduler, as far as it responds."""
+    if not slurm.available():
+        return [
+            Finding(
+                "slurm",
+                WARNING,
+                "There is no sbatch here.",
+                "Use `paceline run`, or start a cluster here: paceline sandbox up",
+            )
+        ]
+    version = slurm.version()
+    text = f"{version[0]}.{version[1]:02d}" if version else "version unknown"
+    if version and version < (22, 5):
+        return [Finding("slurm", WARNING, f"Slurm {text} is older than 22.05, the oldest tested version.")]
+    try:
+        partitions = query_partitions()
+    except NotConfigured as error:  # its packages are here, as on a laptop that only has the commands
+        return [Finding("slurm", WARNING, error.message, error.hint)]
+    except ClusterError as error:
+        return [Finding("slurm", PROBLEM, f"Slurm ({text}) does not respond: {error.message}", error.hint)]
+    found = [Finding("slurm", GOOD, f"{text}, {len(partitions)} partitions")]
+    return found + [Finding(f"  {each.name}", GOOD if each.is_up else WARNING, describe(each)) for each in partitions]
+
+
+def describe(partition: Partition) -> str:
+    """Describe a partition in one line."""
+    from paceline.spec.quantities import show_seconds
+
+    gpus = ", ".join(f"{count} x {name or 'gpu'}" for name, count in partition.gpu_types.items())
+    limit = show_seconds(partition.max_time) if partition.max_time else "no limit"
+    cpus = max((kind.cpus for kind in partition.kinds), default=0)
+    usable = sum(kind.count for kind in partition.kinds if kind.usable)
+    parts = [f"{usable} of {partition.nodes} nodes usable", f"{cpus} cores", gpus or "no GPUs", limit]
+    return ", ".join([*parts, *(["the default"] if partition.is_default else [])])
+
+
+def settings() -> dict[str, str]:
+    """Return `scontrol show config` by key; empty if Slurm does not respond."""
+    try:
+        done = slurm.call(["scontrol", "show", "config"], check=False)
+    except ClusterError:
+        return {}
+    pairs = (line.partition("=") for line in done.stdout.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs}

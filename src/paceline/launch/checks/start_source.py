@@ -1,0 +1,117 @@
+"""What `--start-from` names: find it, and check it before anything is queued."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.contract.checkpoint.marker import find_checkpoints, is_complete, read_marker
+from paceline.contract.checkpoint.names import WEIGHTS_SUFFIXES, is_weights_file
+from paceline.contract.checkpoint.safetensors import read_header
+from paceline.contract.checkpoint.weights_folder import find_weight_files
+from paceline.errors import CheckpointError, UsageError
+from paceline.launch.runs import folder as folders
+from paceline.spec import Job
+from paceline.spec.home_path import expand_home
+
+PICKLE = b"\x80\x02"  # how files of torch.save begin that are not zip files
+
+
+def resolve_start(job: Job, environ: Mapping[str, str], *, after: Sequence[str] = ()) -> Job:
+    """Return the job with the absolute path of what it starts from.
+
+    A run is named as everywhere, by its id, its name or `last`. `after` are runs that the job waits for, which may
+    not have a checkpoint yet. Raises UsageError if there is nothing to start from.
+    """
+    text = job.runtime.start_from
+    if text is None:
+        if job.runtime.start_continue:
+            raise UsageError(
+                f"{job.source('runtime.start_continue')} needs --start-from.",
+                hint="Add --start-from with the run to continue. To continue the same run, use --resume RUN.",
+            )
+        return job
+    scratch = folders.resolve_scratch(job, environ)
+    path = _find(job, text, scratch)
+    awaited = []
+    for name in after:
+        with suppress(UsageError):
+            awaited.append(folders.find_run(name, scratch).path)
+    problem = _problem(path, continues=job.runtime.start_continue)
+    if problem is not None and path not in awaited:
+        raise UsageError(f"Cannot start from {text}: {problem}.", hint=_hint(path))
+    runtime = job.runtime.model_copy(update={"start_from": str(path)})
+    return replace(job, tables=job.tables.model_copy(update={"runtime": runtime}))
+
+
+def _find(job: Job, text: str, scratch: Path) -> Path:
+    base = job.cwd if job.is_typed("runtime.start_from") else job.folder
+    path = Path(os.path.abspath(base / expand_home(text)))
+    if path.exists():
+        return path
+    try:
+        return folders.find_run(text, scratch).path.absolute()
+    except UsageError as problem:
+        if "/" not in text and not is_weights_file(text):
+            raise
+        raise UsageError(
+            f"Cannot start from {text}: there is no such file or folder.", hint=problem.hint
+        ) from None  # fmt: skip
+
+
+def _problem(path: Path, *, continues: bool) -> str | None:
+    """Return why a run cannot start from a path; None if it can."""
+    try:
+        files = find_weight_files(path) or ([path] if path.is_file() else [])
+    except CheckpointError as error:
+        return error.message.rstrip(".")
+    if files and continues:
+        return "a file has only weights, so there is nothing to continue"
+    if files:
+        return next((problem for file in files if (problem := _file_problem(file))), None)
+    found = find_checkpoints(path)
+    complete = [folder for folder in found if is_complete(folder)]
+    if not complete:
+        return "it has no complete checkpoint"
+    problems = [_checkpoint_problem(folder) for folder in complete]
+    return None if None in problems else problems[0]
+
+
+def _checkpoint_problem(folder: Path) -> str | None:
+    try:
+        for name, expected in read_marker(folder).files.items():
+            size = os.stat(folder / name).st_size
+            if size != expected.size or not os.access(folder / name, os.R_OK):
+                return f"{folder / name} is damaged or cannot be read"
+    except (CheckpointError, OSError) as problem:
+        return str(getattr(problem, "message", problem)).rstrip(".")
+    return None
+
+
+def _file_problem(path: Path) -> str | None:
+    if not is_weights_file(path.name):
+        return f"{path.name} is not a weights file ({', '.join(WEIGHTS_SUFFIXES)})"
+    try:
+        with open(path, "rb") as file:
+            if path.suffix == ".safetensors":
+                read_header(file, name=path.name, size=os.fstat(file.fileno()).st_size)
+            elif not zipfile.is_zipfile(file):
+                file.seek(0)
+                if file.read(2) != PICKLE:
+                    return "it was not written by torch.save"
+    except (CheckpointError, OSError) as problem:
+        return str(getattr(problem, "message", None) or getattr(problem, "strerror", problem)).rstrip(".")
+    return None
+
+
+def _hint(path: Path) -> str:
+    if path.is_file():
+        return f"Use a {', '.join(WEIGHTS_SUFFIXES)} file, a Hugging Face model folder, or a run."
+    return (
+        "Use a run that has saved one, its folder, or one checkpoint (step-...). To wait for a run to finish, add"
+        " --after RUN."
+    )

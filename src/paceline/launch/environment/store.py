@@ -1,0 +1,244 @@
+"""The store of built environments: where they are, how they are identified, and which one a job uses.
+
+`<scratch>/<project>/.environments/<key>`: the key is a hash of the build's inputs. Equal inputs share an environment,
+changed ones get another, and a job in the queue keeps the one that it was submitted with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.files.foreign_records import read_object
+from paceline.contract.findings import PROBLEM, WARNING, Finding
+from paceline.contract.quote import quote
+from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.launch.environment.build_script import IMAGE, LOCK, MARKER
+from paceline.launch.environment.container_image import is_remote
+from paceline.launch.environment.modules import module_section, module_variables
+from paceline.launch.environment.probe import module_lines, probe
+from paceline.launch.environment.requirements import Requirements, read_requirements
+from paceline.launch.environment.variables import submission_environment
+from paceline.launch.runs.folder import resolve_scratch
+from paceline.spec import Job
+from paceline.spec.home_path import expand_home
+
+STORE = ".environments"
+_FORMAT = 1  # another way to build is another environment
+_SOURCE = "environment.requirements"
+
+_DESCRIBE = (
+    "import json, platform, sys; print(json.dumps([sys.executable, '%d.%d' % sys.version_info[:2], "
+    "sys.base_prefix, platform.machine(), sys.implementation.name]))"
+)
+
+
+@dataclass(frozen=True)
+class Python:
+    """The Python that creates a venv, as found here."""
+
+    command: str
+    version: str
+    prefix: str
+    machine: str
+    implementation: str
+
+
+@dataclass(frozen=True)
+class EnvironmentInputs:
+    """Everything that determines the content of an environment."""
+
+    kind: str  # venv or container
+    requirements: Requirements
+    python: Python | None = None
+    base: str | None = None
+    base_state: str = ""  # size and time of a base that is a file or a folder here
+    modules: tuple[str, ...] = ()
+    module_paths: tuple[str, ...] = ()
+    system_packages: bool = False
+    horovod: bool = False
+
+    @property
+    def key(self) -> str:
+        """A hash of the inputs, without the project's path and the names of files."""
+        inputs = asdict(self)
+        inputs["requirements"] = {name: inputs["requirements"][name] for name in ("lines", "constraints", "local")}
+        if self.python is not None:
+            inputs["python"].pop("command")
+        text = json.dumps([_FORMAT, inputs], sort_keys=True)
+        return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+
+    @property
+    def origin(self) -> str:
+        return ", ".join(self.requirements.files)
+
+
+@dataclass(frozen=True)
+class StoredEnvironment:
+    """One environment of the store."""
+
+    path: Path
+
+    @property
+    def key(self) -> str:
+        return self.path.name
+
+    @property
+    def is_complete(self) -> bool:
+        return os.path.isfile(self.path / MARKER)
+
+    @property
+    def builder(self) -> str | None:
+        """The holder of the lock: "job-12", "process-host-77"."""
+        try:
+            return next(iter(os.listdir(f"{self.path}{LOCK}")), None)
+        except OSError:
+            return None
+
+    @property
+    def image(self) -> Path:
+        return self.path / IMAGE
+
+    def record(self) -> dict[str, Any]:
+        """Read the marker; empty if the environment is not complete."""
+        try:
+            return read_object(self.path / MARKER)
+        except (OSError, ValueError):
+            return {}
+
+
+def store_path(job: Job, environ: Mapping[str, str]) -> Path:
+    return resolve_scratch(job, environ) / job.project_name / STORE
+
+
+def list_environments(store: Path) -> list[StoredEnvironment]:
+    """Return all environments of a store, oldest first, including those being built."""
+    try:
+        names = [entry.name for entry in os.scandir(store) if entry.is_dir() and "." not in entry.name]
+    except OSError:
+        return []
+    found = [StoredEnvironment(store / name) for name in names if name != "cache"]
+    return sorted(found, key=lambda each: each.record().get("built", float("inf")))
+
+
+def environment_inputs(job: Job, environ: Mapping[str, str]) -> EnvironmentInputs:
+    """Return the inputs of the environment that this job uses."""
+    environment = job.environment
+    if environment.kind == "container":
+        base = environment.base or environment.image
+        assert base is not None
+        requirements = read_requirements(job) if environment.requirements else Requirements()
+        if environment.horovod:
+            raise UsageError(
+                f"{job.source('environment.horovod')} is set, but Horovod is built into venvs, not into containers.",
+                hint="Choose a base image that has Horovod.",
+            )
+        return EnvironmentInputs("container", requirements, base=base, base_state=_state_of(job, base))
+    return EnvironmentInputs(
+        "venv",
+        read_requirements(job),
+        python=find_python(job, environ),
+        modules=environment.modules,
+        module_paths=environment.module_paths,
+        system_packages=environment.system_packages,
+        horovod=environment.horovod,
+    )
+
+
+def _state_of(job: Job, base: str) -> str:
+    """Return what changes when the base image is replaced."""
+    if is_remote(base):
+        return ""
+    path = job.folder / expand_home(base)
+    try:
+        status = path.stat()
+    except OSError:
+        raise SpecError(
+            f"{job.source('environment.base')} names {path}, which does not exist.",
+            hint="Name a file, a folder, or an address such as docker://python:3.12.",
+        ) from None
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def find_python(job: Job, environ: Mapping[str, str]) -> Python:
+    """Return the Python that builds: the named one, that of the modules, or the one that runs this."""
+    environment = job.environment
+    name = environment.base_python or ("python3" if environment.modules else None)
+    if name is None:
+        version = "{}.{}".format(*sys.version_info[:2])
+        return Python(sys.executable, version, sys.base_prefix, platform.machine(), sys.implementation.name)
+    command = str(job.folder / expand_home(name)) if os.sep in name else name
+    variables = {**module_variables(environment, environ), **environment.variables}
+    lines = [f"export {key}={quote(value)}" for key, value in variables.items()]
+    lines += [*module_lines(module_section(environment)), *environment.setup]
+    result = probe(
+        lines, f"exec {quote(command)} -c {quote(_DESCRIBE)}", environ=submission_environment(environ, ()).variables
+    )
+    try:
+        details = json.loads(result.out.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        raise EnvironmentProblem(
+            f"Cannot run {command}, the Python that builds the environment: {result.failure or result.last_line}",
+            hint="Name another with base_python in [environment], or correct modules and setup.",
+        ) from None
+    return Python(command, *details[1:])
+
+
+def resolve_environment(job: Job, environ: Mapping[str, str]) -> Job:
+    """Return the job with the path of its environment, if that is built from requirements."""
+    environment = job.environment
+    if environment.kind == "venv" and environment.path is None and environment.requirements:
+        key = "path"
+    elif environment.kind == "container" and environment.image is None and environment.base is not None:
+        key = "image"
+    else:
+        return job
+    stored = StoredEnvironment(store_path(job, environ) / environment_inputs(job, environ).key)
+    value = str(stored.path if key == "path" else stored.image)
+    tables = job.tables.model_copy(update={"environment": environment.model_copy(update={key: value})})
+    source = _SOURCE if key == "path" else "environment.base"
+    return replace(job, tables=tables, sources={**job.sources, f"environment.{key}": job.source(source)})
+
+
+def check_built(job: Job) -> list[Finding]:
+    """Check that the job's environment is built, if it has to be."""
+    environment = job.environment
+    if environment.kind == "current":
+        for key, kind in (("requirements", "venv"), ("path", "venv"), ("image", "container"), ("base", "container")):
+            if getattr(environment, key):
+                text = f"{job.source(f'environment.{key}')} is set, but the run uses this Python."
+                return [Finding("environment", WARNING, text, f'Set kind = "{kind}" in [environment].')]
+    path = environment.path if environment.kind == "venv" else environment.image
+    if path is None or "://" in path:
+        return []
+    folder = Path(path) if environment.kind == "venv" else Path(path).parent
+    built = StoredEnvironment(folder)
+    if folder.parent.name != STORE or built.is_complete:
+        return []
+    origin = ", ".join(environment.requirements) or environment.base
+    if (builder := built.builder) is not None:
+        text = f"The environment from {origin} is not built yet: {builder} is building it."
+        return [Finding("environment", PROBLEM, text, "Follow the build: paceline env build")]
+    text = f"The environment from {origin} is not built, or its inputs have changed since."
+    return [Finding("environment", PROBLEM, text, "Build it: paceline env build")]
+
+
+def require_built(job: Job) -> None:
+    """Raise if the environment of a run on this machine is not built."""
+    for finding in check_built(job):
+        raise EnvironmentProblem(finding.text, hint=f"{finding.hint} --local")
+
+
+def remove(built: StoredEnvironment) -> None:
+    """Rename the environment out of the way, then delete it: nobody finds half of it."""
+    trash = built.path.with_name(f"{built.key}.removed-{os.getpid()}")
+    os.replace(built.path, trash)
+    shutil.rmtree(trash, ignore_errors=True)

@@ -1,0 +1,97 @@
+"""Detect this machine's resources without importing torch or using a GPU driver."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.contract.gpus import visible_devices
+from paceline.errors import EnvironmentProblem, PacelineError, SpecError, UsageError
+from paceline.launch.plan.rank_counts import Machine
+from paceline.spec import Job
+from paceline.spec.home_path import expand_home
+
+
+def detect_machine(environ: Mapping[str, str]) -> Machine:
+    """Return the cores and GPUs that a run on this machine may use."""
+    gpus = usable_gpus(environ)
+    devices = tuple(visible_devices(environ) or ())[:gpus]
+    return Machine(cores=usable_cores(), gpus=gpus, system=platform.system(), devices=devices)
+
+
+def current_folder() -> Path:
+    """Return the current folder."""
+    try:
+        return Path.cwd()
+    except OSError:
+        raise EnvironmentProblem(
+            "The current folder no longer exists.", hint="Change to a folder that exists."
+        ) from None
+
+
+def interpreter(job: Job) -> str:
+    """Return the Python that runs the ranks on this machine: the configured one, the venv's, or this one."""
+    if job.environment.kind in ("conda", "container") and job.is_typed("environment.kind"):
+        raise SpecError(
+            f"{job.source('environment.kind')} sets kind = {job.environment.kind}, which applies to `paceline submit`.",
+            hint="Use --venv or --python on this machine.",
+        )
+    if job.environment.kind == "venv" and job.environment.path is None:
+        from paceline.launch.environment.store import require_built, resolve_environment
+
+        job = resolve_environment(job, os.environ)
+        require_built(job)
+    requested = job.environment.python
+    if requested is None and job.environment.kind == "venv" and job.environment.path is not None:
+        requested = str(expand_home(job.environment.path) / "bin" / "python")
+    if requested is None:
+        return sys.executable
+    found = shutil.which(job.folder / requested if os.sep in requested else requested)
+    if found is None:
+        key = "environment.python" if job.environment.python else "environment.path"
+        kind: type[PacelineError] = UsageError if job.is_typed(key) else EnvironmentProblem
+        raise kind(f"{job.source(key)} requires {requested}, which is not an executable here.", hint="Fix the path.")
+    return os.path.abspath(found)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use; an allocation may restrict them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def usable_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """Return the number of GPUs that a rank could use, by device files: that is what a container sees."""
+    present = len(list(devices.glob("nvidia[0-9]*"))) or _amd_gpus(devices)
+    visible = visible_devices(environ)
+    return present if visible is None else min(present, len(visible))
+
+
+def _amd_gpus(devices: Path) -> int:
+    if not (devices / "kfd").exists():
+        return 0
+    return len(list((devices / "dri").glob("renderD*")))
+
+
+def host_details() -> dict[str, Any]:
+    """Return the host, user and versions that run.json records."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no account
+        user = str(os.getuid()) if hasattr(os, "getuid") else ""
+    return {
+        "host": socket.gethostname(),
+        "user": user,
+        "python": sys.executable,
+        "python_version": platform.python_version(),
+        "paceline_version": paceline.__version__,
+    }

@@ -1,0 +1,181 @@
+"""A Job on this machine: the launch spec, and the agents that carry it out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+from paceline.contract import env
+from paceline.contract.gpus import VISIBLE_DEVICES
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.quote import command_line
+from paceline.contract.redaction import redact, redact_args, redact_values
+from paceline.errors import SpecError
+from paceline.launch.plan.launch_spec import carry_over, make_launch_spec
+from paceline.launch.plan.rank_counts import Machine, RankCounts, local_rank_counts
+from paceline.launch.plan.run_path import RunPath
+from paceline.launch.secrets.declared import (
+    NO_SECRETS,
+    Secrets,
+    choose_secrets,
+    hidden_variables,
+    note_missing,
+    plain_variables,
+)
+from paceline.spec import Job
+from paceline.spec.types_and_defaults import Tables
+
+LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
+# Not `-m`: that would put the current folder, and whatever is in it, ahead of the standard library.
+START_AGENT = (
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); from paceline.agent.main import main; sys.exit(main())"
+)
+FORKING_SYSTEMS = ("Linux",)  # macOS can fork, but its own libraries crash afterwards
+
+
+@dataclass(frozen=True)
+class AgentCommand:
+    """The command that starts one agent, and the variables to add for it."""
+
+    argv: tuple[str, ...]
+    variables: dict[str, str]
+
+    @property
+    def is_head(self) -> bool:
+        return self.variables[env.AGENT].startswith("0/")
+
+
+# Fields of the launch spec that a dry run shows in other words, or that say only how Paceline works.
+DESCRIBED = frozenset({
+    "run_id", "program", "args", "is_module", "import_path", "cwd", "python", "style", "nodes", "nproc", "gpus",
+    "threads", "project", "experiment", "scratch", "source", "work", "kill_after",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """Everything that a run on this machine needs."""
+
+    run_path: RunPath
+    rank_counts: RankCounts
+    launch_spec: LaunchSpec
+    agents: tuple[AgentCommand, ...]
+    notes: tuple[str, ...] = ()  # what was chosen instead of what was requested, and why
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # for the agents' environment
+    secrets_summary: str = ""  # their names, and where each comes from
+
+    def show(self, *, code: str, stop: str = "") -> str:
+        """Return what a dry run prints. `code` says which code the ranks run, `stop` how they are asked to stop."""
+        lines = [
+            f"run folder  {self.run_path.folder.path}",
+            f"code        {code}",
+            f"ranks       {self.rank_counts} ({self.launch_spec.style} style)",
+            *([f"stop        {stop}"] if stop else []),
+            *(f"note        {note}" for note in self.notes),
+            *([f"secrets     {self.secrets_summary}"] if self.secrets_summary else []),
+        ]
+        spec = self.launch_spec
+        program = [*(["-m"] if spec.is_module else []), spec.program, *redact_args(spec.args)]
+        lines.append(f"command     {command_line([spec.python, *program])}")
+        if settings := self._settings():
+            lines += ["settings    that are not the defaults:", *settings]
+        return "\n".join(lines)
+
+    def _settings(self) -> list[str]:
+        """Return the settings of the ranks that are not the defaults, except for what the other lines say."""
+        spec = self.launch_spec
+        shown = asdict(spec)
+        shown["variables"] = {name: redact(name, value) for name, value in spec.variables.items()}
+        shown["params"] = redact_values(spec.params)
+        default = asdict(LaunchSpec(run_id="", program="", args=[], system_metrics=Tables().runtime.system_metrics))
+        changed = {key: value for key, value in shown.items() if key not in DESCRIBED and value != default[key]}
+        return [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()]
+
+
+def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
+    """Return the style that works here, and a note if it is not the requested one."""
+    style = job.launch.style
+    typed = job.is_typed("launch.style")
+    if style not in LOCAL_STYLES:
+        if typed:
+            raise SpecError(
+                f"The {style} style needs a Slurm allocation.",
+                hint=f"Use `paceline submit`, or one of these styles: {', '.join(LOCAL_STYLES)}.",
+            )
+        return "fork", [f"the {style} style ({job.source('launch.style')}) needs Slurm, so this run uses fork"]
+    if style in ("fork", "lightning", "accelerate") and machine.system not in FORKING_SYSTEMS:
+        return "spawn", [f"the {style} style needs Linux, so this run uses spawn on {machine.system}"]
+    return style, []
+
+
+def local_restarts(job: Job) -> int:
+    """Return the restarts after a failure: none here, unless requested."""
+    return (job.resume.max_attempts or 1) - 1
+
+
+def plan_local(
+    job: Job,
+    *,
+    run_path: RunPath,
+    machine: Machine,
+    python: str,
+    old: LaunchSpec | None = None,
+    environ: Mapping[str, str] | None = None,
+    file_secrets: Secrets = NO_SECRETS,
+) -> LocalPlan:
+    """Return the plan. `old` is the launch spec of a resumed run.
+
+    `file_secrets` are the secrets that files hold; those that are only named are looked up in `environ`.
+    """
+    rank_counts = local_rank_counts(job, machine)
+    style, notes = choose_style(job, machine)
+    # Secrets go to the agents' environment: the launch spec is a file.
+    secrets = choose_secrets(job, environ=environ or {}, file_secrets=file_secrets, in_a_job=False)
+    notes += note_missing(job, secrets)
+    variables = plain_variables(job)
+    if job.runtime.cpu and machine.gpus:
+        variables.setdefault(VISIBLE_DEVICES, "")  # for scripts that choose their device without the runtime
+    launch_spec = make_launch_spec(
+        job, run_path=run_path, rank_counts=rank_counts, python=python, style=style, variables=variables,
+        max_restarts=local_restarts(job),
+    )  # fmt: skip
+    if old is not None:
+        launch_spec = replace(carry_over(old, launch_spec, job), python=python)
+        rank_counts = RankCounts(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads)
+    agents = _agent_commands(run_path, launch_spec, machine=machine, python=python)
+    return LocalPlan(
+        run_path, rank_counts, launch_spec, agents, tuple(notes),
+        secrets={**secrets.values, **hidden_variables(job)}, secrets_summary=secrets.describe(),
+    )  # fmt: skip
+
+
+def _agent_commands(
+    run_path: RunPath, launch_spec: LaunchSpec, *, machine: Machine, python: str
+) -> tuple[AgentCommand, ...]:
+    argv: tuple[str, ...] = (python, "-c", START_AGENT)
+    # Even a single agent gets its index: the variables of an allocation may be set here.
+    common = {env.RUN: str(run_path.folder.path)}
+    if python != sys.executable:
+        # Another interpreter finds the run half in the run folder.
+        argv = (python, str(run_path.folder.run_half))
+        common["PYTHONPATH"] = str(run_path.folder.run_half)
+    commands = []
+    for number in range(launch_spec.nodes):
+        variables = {**common, env.AGENT: f"{number}/{launch_spec.nodes}"}
+        if launch_spec.nodes > 1 and launch_spec.gpus:  # each node has GPUs of its own, as real nodes do
+            first = number * launch_spec.gpus
+            variables[VISIBLE_DEVICES] = ",".join(machine.device_names()[first : first + launch_spec.gpus])
+        commands.append(AgentCommand(argv, variables))
+    return tuple(commands)
+
+
+def launch_spec_text(launch_spec: LaunchSpec) -> str:
+    """Return the text of launch.json; arguments outside UTF-8 are kept as escapes."""
+    text = launch_spec.to_json()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(asdict(launch_spec), indent=1) + "\n"
+    return text

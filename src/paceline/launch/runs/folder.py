@@ -1,0 +1,390 @@
+"""Run folders: choose their path, create and find them."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+from paceline.contract import env
+from paceline.contract.files.file_owner import is_own_folder, require_own_folder
+from paceline.contract.files.foreign_records import parse_object, read_bounded, read_object
+from paceline.contract.files.shared_folders import open_regular
+from paceline.contract.quote import quote
+from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
+from paceline.contract.typed_command import cluster, to_type
+from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.launch.plan.run_path import STORE, RunPath, is_run_id, new_run_id
+from paceline.spec import Job
+from paceline.spec.home_path import expand_home
+
+DEFAULT_SCRATCH = "runs"
+PROJECT_MARKS = (".git", "paceline.toml", "pyproject.toml")
+# In a scratch folder of a project: git must not add logs and checkpoints, nor pytest collect copies of the tests.
+_WRITTEN_BY = "# Written by Paceline:"
+SHIELDS = {
+    ".gitignore": f"{_WRITTEN_BY} git ignores the runs in this folder.\n*\n",
+    "conftest.py": f"{_WRITTEN_BY} pytest skips the runs in this folder, which have copies of your tests.\n"
+    'collect_ignore_glob = ["*"]\n',
+}
+JOB_ID = re.compile(r"\d+(_\d+)?")  # of a job, or of a task of an array
+
+
+def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
+    """Return the scratch folder: `$PACELINE_SCRATCH`, `[project] scratch`, or `runs` in the project folder.
+
+    For a project that was sent to a cluster, that is `paceline` in `$SCRATCH` or in the home folder.
+    """
+    if environ.get(env.SCRATCH) and not job.is_typed("project.scratch"):
+        return Path(os.path.abspath(expand_home(environ[env.SCRATCH])))
+    on_cluster = bool(environ.get(env.ON_CLUSTER))
+    if job.project.scratch is None and not on_cluster:
+        return job.folder.absolute() / DEFAULT_SCRATCH
+    # Each version of a sent project has a folder of its own, but their runs belong together.
+    base = expand_home(environ.get("SCRATCH") or "~") / "paceline" if on_cluster else job.folder
+    if job.project.scratch is None:
+        return base
+    text = re.sub(
+        r"\$(?:\{(\w+)\}|(\w+))", lambda match: _variable(match[1] or match[2], job, environ), job.project.scratch
+    )
+    return Path(os.path.abspath(base / expand_home(text)))
+
+
+def _variable(name: str, job: Job, environ: Mapping[str, str]) -> str:
+    if not environ.get(name):
+        raise SpecError(
+            f"{job.source('project.scratch')} is {job.project.scratch!r}, but ${name} is not set.",
+            hint=f"Set {name} or {env.SCRATCH}, or use another folder.",
+        )
+    return environ[name]
+
+
+def new_run_path(job: Job, environ: Mapping[str, str]) -> RunPath:
+    """Return the path of the next run, without creating it."""
+    scratch = resolve_scratch(job, environ)
+    return RunPath(scratch, job.project_name, job.project.experiment, new_run_id())
+
+
+def run_path_of(folder: RunFolder) -> RunPath:
+    """Return the run path of an existing run. A sweep's trials lie in the sweep's folder."""
+    path = folder.path.absolute()
+    if path.parent.name == TRIALS and path.name.isdigit():
+        sweep = run_path_of(RunFolder(path.parent.parent))
+        return RunPath(sweep.scratch, sweep.project, f"{sweep.experiment}/{sweep.run_id}/{TRIALS}", path.name)
+    return RunPath(path.parent.parent.parent, path.parent.parent.name, path.parent.name, path.name)
+
+
+def list_folders(scratch: Path, record: str) -> Iterator[str]:
+    """Yield the folders of runs (`run.json`) or sweeps (`sweep.json`), by name and from the last one.
+
+    Nothing but names is read of those that the caller does not come to.
+    """
+    return (path for path in _all_folders(scratch) if os.path.lexists(f"{path}/{record}"))
+
+
+def list_runs_and_sweeps(scratch: Path) -> tuple[list[str], list[str]]:
+    """Return the folders of runs and those of sweeps, each from the last one, and look at each folder once."""
+    runs, sweeps = [], []
+    for path in _all_folders(scratch):
+        if os.path.lexists(f"{path}/run.json"):
+            runs.append(path)
+        elif os.path.lexists(f"{path}/sweep.json"):
+            sweeps.append(path)
+    return runs, sweeps
+
+
+def _all_folders(scratch: Path) -> list[str]:
+    # Snapshots lie beside the runs, and may contain a file called run.json.
+    experiments = [
+        path for project in _subfolders(str(scratch)) for path in _subfolders(project) if not path.endswith(f"/{STORE}")
+    ]
+    folders = [path for experiment in experiments for path in _subfolders(experiment)]
+    folders.sort(key=lambda path: path.rpartition("/")[2], reverse=True)
+    return folders
+
+
+def _subfolders(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted((entry.path for entry in entries if entry.is_dir()), reverse=True)
+    except OSError:
+        return []
+
+
+class RunNotFound(UsageError):
+    """No run has this name."""
+
+
+def find_run(name: str, scratch: Path) -> RunFolder:
+    """Find a run by its folder, its id, its name, its job id, one end of its id or the start of its name.
+
+    `last` is the newest run, SWEEP-3 a trial of a sweep. Only the folder and the whole id find another user's run,
+    which is to be read and nothing else (`find_own_run`). Raises UsageError if there is none, or more than one.
+    """
+    if not name.strip():
+        raise UsageError("The run's name is empty.", hint="Give a run's id, its name, its folder, or `last`.")
+    if RunFolder(Path(name)).run_json.is_file():
+        return RunFolder(Path(name).resolve())
+    known = [Path(path) for path in list_folders(scratch, "run.json")][::-1]
+    exact = [path for path in known if path.name == name]
+    matches = list(islice(filter(is_own_folder, reversed(known)), 1)) if name == "last" else _own(exact)
+    # Whole names come before parts of them: `cancel a` must not cancel the run whose id happens to end with an a.
+    names = {} if matches else {path: _other_names(RunFolder(path), name) for path in known}
+    matches = matches or _own(path for path in names if name in names[path])
+    if not matches and (match := re.fullmatch(r"(.+)-(\d+)", name)):
+        trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
+        matches = _own(path.parent for path in trials)
+    matches = matches or _own(path for path in names if _is_part(name, path.name, names[path][0]))
+    matches = matches or (exact if is_run_id(name) else [])
+    if len(matches) == 1:
+        return RunFolder(matches[0])
+    if matches:
+        newest = ", ".join(_with_name(path, _read_name(path) if names else "") for path in matches[:-6:-1])
+        more = f" and {len(matches) - 5} older ones" if len(matches) > 5 else ""
+        raise UsageError(
+            f"{name!r} matches {len(matches)} runs: {newest}{more}.", hint="Give the run's id, or more of it."
+        )
+    if name == "last":
+        raise RunNotFound(f"You have no runs in {scratch}.", hint=_where_runs_are())
+    raise RunNotFound(
+        f"There is no run {name!r} in {scratch}.",
+        hint=f"{_suggestion(name, known)}{_elsewhere()}Give a run's id, the start or end of it, its name or the start"
+        " of that, its job id, or its folder. For another user's run, give the whole id or the folder. "
+        f"`{to_type('ps')}` lists runs.",
+    )
+
+
+def _where_runs_are() -> str:
+    """Return what to do if there are none: a variable that is set on a laptop says nothing about a cluster."""
+    if not (name := cluster()):
+        return f"{_elsewhere()}Give a run's folder, or set PACELINE_SCRATCH."
+    first = f"Submit one with `paceline submit --on {quote(name)} SCRIPT`."
+    return f"{first} If you have runs in another folder there, set scratch in [profiles.{name}.project]."
+
+
+def _elsewhere() -> str:
+    from paceline.spec.clusters import suggest_clusters
+
+    return f"{found} " if (found := suggest_clusters()) else ""
+
+
+def _suggestion(wanted: str, paths: Iterable[Path]) -> str:
+    """Return the id or the name of an own run that is much like the wanted one, as a question; empty if none is."""
+    known = {word: path for path in paths for word in (path.name, _read_name(path)) if word}
+    close = (word for word in difflib.get_close_matches(wanted, known, n=3) if is_own_folder(known[word]))
+    return next((f"Did you mean {word!r}? " for word in close), "")
+
+
+def find_own_run(name: str, scratch: Path, *, also_fetched: bool = False) -> RunFolder:
+    """Find a run as `find_run` does, to execute, signal or change it.
+
+    Raises UsageError if it is another user's, if it was fetched from a cluster, or if it was found by a number that is
+    only a part of its id or name: that may be a mistyped job id.
+    """
+    folder = find_run(name, scratch)
+    require_own_folder(folder.path, "Run")
+    if not also_fetched:
+        require_not_fetched(folder)
+    if JOB_ID.fullmatch(name) and name not in (folder.path.name, *_other_names(folder, name)):
+        run_id = folder.path.name
+        raise UsageError(
+            f"No run has the job id {name}. It is a part of the id or the name of run {run_id}.",
+            hint=f"If you mean that run, give its whole id: {run_id}",
+        )
+    return folder
+
+
+def is_fetched(folder: RunFolder) -> bool:
+    """Return whether a run was fetched from another cluster. A script may have written a file of that name, too."""
+    if folder.arrivals.is_dir():
+        return True
+    try:
+        descriptor, _ = open_regular(folder.fetched)
+    except OSError:
+        return False
+    with open(descriptor, "rb") as file:
+        return b'"cluster"' in file.read(100)
+
+
+def requeues_itself(folder: RunFolder) -> bool:
+    """Whether the agents of a run may send it back into the queue, as its launch spec says."""
+    try:
+        return bool(read_object(folder.launch_spec).get("requeue", True))
+    except (OSError, ValueError):
+        return True
+
+
+def require_not_fetched(folder: RunFolder) -> None:
+    """Raise an error for a run that was fetched: its records are the cluster's, down to the command line."""
+    if not is_fetched(folder):
+        return
+    try:
+        name = str(read_object(folder.fetched)["cluster"])
+    except (OSError, ValueError, KeyError):  # it has not arrived whole
+        name = "CLUSTER"
+    raise UsageError(
+        f"Run {folder.key} was fetched from a cluster, so you can only look at it here.",
+        hint=f"Add --on {quote(name)} to change the run itself. To train from its weights here, start a new run:"
+        f" paceline run --start-from {quote(folder.key)} SCRIPT",
+    )
+
+
+def _own(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if is_own_folder(path)]
+
+
+def _other_names(folder: RunFolder, wanted: str) -> tuple[str, ...]:
+    """Return what else a run is known by: the name that `--name` gave it, its program if it has none, and its jobs if
+    a job may be wanted.
+
+    The name may be missing if the wanted one is no part of it.
+    """
+    from paceline.slurm.sbatch import known_jobs
+
+    name, program = _read_names(folder.path, wanted)
+    return name, "" if name else program, *(known_jobs(folder) if JOB_ID.fullmatch(wanted) else ())
+
+
+def _read_name(path: Path) -> str:
+    return _read_names(path)[0]
+
+
+def _read_names(path: Path, part: str = "") -> tuple[str, str]:
+    """Return a run's name and its program. Those without `part` may be left out: only files with it are parsed."""
+    try:
+        text = read_bounded(f"{path}/run.json")
+        if any(json.dumps(part, ensure_ascii=ascii)[1:-1].encode() in text for ascii in (True, False)):
+            details = parse_object(text)
+            return str(details.get("name") or ""), str(details.get("program") or "")
+    except (OSError, ValueError):
+        pass
+    return "", ""
+
+
+def _is_part(part: str, run_id: str, name: str) -> bool:
+    return run_id.startswith(part) or run_id.endswith(part) or name.startswith(part)
+
+
+def _with_name(path: Path, name: str) -> str:
+    return f"{path.name} ({name})" if name else path.name
+
+
+class RunFolderProblem(EnvironmentProblem):
+    """A run folder cannot be created or written."""
+
+
+def path_error(action: str, path: Path, error: OSError) -> RunFolderProblem:
+    """Return the error for a run folder that cannot be used."""
+    reason = error.strerror or str(error)
+    return RunFolderProblem(
+        f"Cannot {action} {path}: {reason}.",
+        hint=f"Choose another folder with {env.SCRATCH}, or with scratch in [project] of paceline.toml.",
+    )
+
+
+@contextmanager
+def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
+    """Create a new run folder, and remove everything again if the body fails, unless a job may need it."""
+    created: list[Path] = []
+    try:
+        create_scratch(run_path.scratch, created)
+        _create_all(run_path.folder.path.parent, created)
+        while True:
+            try:
+                run_path.folder.path.mkdir()
+            except FileExistsError:
+                run_path = run_path.with_new_id()
+                continue
+            break
+    except OSError as error:
+        _remove(created)
+        raise path_error("create the run folder", run_path.folder.path, error) from None
+    try:
+        yield run_path
+    except BaseException as error:
+        if (run_path.folder.path / SUBMITTING).exists():  # there may be a job, which needs the folder
+            raise
+        shutil.rmtree(run_path.folder.path, ignore_errors=True)
+        _remove(created)
+        if isinstance(error, OSError):
+            raise path_error("write the run folder", run_path.folder.path, error) from None
+        raise
+
+
+def create_scratch(scratch: Path, created: list[Path] | None = None) -> None:
+    """Create the scratch folder if it is missing, and add the folders that this creates to `created`.
+
+    In a project, a new one gets `SHIELDS`. An existing folder stays as it is: it may be the user's own.
+    """
+    new: list[Path] = []
+    try:
+        _create_all(scratch, new)
+    finally:
+        if created is not None:
+            created += new
+    if scratch in new and _is_in_project(scratch):
+        _write_shields(scratch)
+
+
+def _is_in_project(scratch: Path) -> bool:
+    return scratch.name == DEFAULT_SCRATCH or any(
+        (parent / mark).exists() for parent in scratch.parents for mark in PROJECT_MARKS
+    )
+
+
+def _write_shields(scratch: Path) -> None:
+    for name, text in SHIELDS.items():
+        try:
+            with open(scratch / name, "x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError:  # they are a convenience; whatever is wrong with the folder, the run itself will say it
+            continue
+
+
+def _create_all(path: Path, created: list[Path]) -> None:
+    for each in reversed([path, *path.parents]):
+        if not each.exists():
+            _create(each, created)
+
+
+def _create(path: Path, created: list[Path]) -> None:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        created.append(path)
+
+
+def _remove(created: list[Path]) -> None:
+    """Remove the parent folders that this run created, unless another run uses them."""
+    for path in reversed(created):
+        try:
+            # Runs create their folder before they use the store, so a store without run folders is ours alone.
+            if os.listdir(path) == [STORE]:
+                shutil.rmtree(path / STORE)
+            _remove_folder(path)
+        except OSError:
+            return
+
+
+def _remove_folder(path: Path) -> None:
+    """Remove a folder that has nothing in it, or nothing but `SHIELDS`."""
+    has_shields = set(os.listdir(path)) == set(SHIELDS)
+    if has_shields:
+        for name in SHIELDS:
+            (path / name).unlink()
+    try:
+        path.rmdir()
+    except OSError:  # another run has come meanwhile
+        if has_shields:
+            _write_shields(path)
+        raise

@@ -1,0 +1,215 @@
+"""Read secret files when a run starts; files that others can read are rejected."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from paceline.contract.env import MAX_BYTES, is_too_large
+from paceline.contract.findings import GOOD, PROBLEM, Finding
+from paceline.contract.quote import quote
+from paceline.errors import EnvironmentProblem, PacelineError, SpecError
+from paceline.launch.secrets.declared import FROM_SHELL, Secrets, choose_secrets
+from paceline.launch.secrets.dotenv import parse_dotenv
+from paceline.launch.secrets.received import received_secrets
+from paceline.spec import Job
+
+WANDB_KEY = "WANDB_API_KEY"
+WANDB_BASE_URL = "WANDB_BASE_URL"
+CREDENTIALS = "wandb_credentials.txt"
+NETRCS = (".netrc", "_netrc")
+
+Values = dict[str, str]
+Parse = Callable[[str, "_Source"], Values]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A secret file, and the variables known before it is read."""
+
+    path: Path
+    label: str  # the path as shown to the user
+    known: Mapping[str, str]  # the environment, overridden by earlier files
+
+
+def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
+    """Read the secret files. If two set the same variable, the first in the order of `secret_files` wins."""
+    received = received_secrets()
+    values = dict(received.values) if received is not None else {}
+    sources = dict(received.sources) if received is not None else {}
+    # Where a command came from, the files that the job names were read.
+    paths = [] if received is not None and job.environment.secret_files is not None else secret_files(job, environ)
+    for path in paths:
+        kind = _kind(path, environ)
+        known = {**environ, **job.environment.variables, **values}
+        if kind.only_for is not None and kind.only_for in known:
+            continue  # the file is not needed, so its mode does not matter
+        label = show_path(path, job, environ)
+        named_by = job.source("environment.secret_files") if job.environment.secret_files is not None else None
+        content = _read(path, label, named_by=named_by)
+        if content is None:
+            continue
+        found = kind.parse(content.text, _Source(path, label, known))
+        if found:
+            _require_private(path, label, content.mode)
+        for name, value in found.items():
+            if is_too_large(name, value):
+                raise SpecError(
+                    f"{name} in {label} has {len(value):,} characters; the limit is {MAX_BYTES:,} bytes.",
+                    hint="Put the value into a file of its own, and set the variable to its path.",
+                )
+            values.setdefault(name, value)
+            sources.setdefault(name, label)
+    # Taken from the shell whichever files are read: a user with a W&B key wants W&B.
+    if WANDB_KEY in environ and WANDB_KEY not in values:
+        values[WANDB_KEY], sources[WANDB_KEY] = environ[WANDB_KEY], FROM_SHELL
+    # A key is valid for one server only, so the server's address goes with it.
+    if WANDB_BASE_URL in environ and (WANDB_KEY in values or WANDB_KEY in job.environment.variables):
+        values.setdefault(WANDB_BASE_URL, environ[WANDB_BASE_URL])
+        sources.setdefault(WANDB_BASE_URL, FROM_SHELL)
+    return Secrets(values, sources)
+
+
+def inspect_secrets(job: Job, environ: Mapping[str, str]) -> Finding:
+    """Return the names of the secrets that a run started here would get."""
+    try:
+        found = choose_secrets(job, environ=environ, file_secrets=read_secrets(job, environ), in_a_job=False)
+    except PacelineError as problem:
+        return Finding("secrets", PROBLEM, problem.message, problem.hint)
+    return Finding("secrets", GOOD, found.describe() or "none")
+
+
+def secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
+    """Return the files to read, existing or not: `secret_files` of the job, or the default ones."""
+    if job.environment.secret_files is None:
+        return default_secret_files(job, environ)
+    home = environ.get("HOME", "~")
+    names = (home + name[1:] if name.startswith("~/") else name for name in job.environment.secret_files)
+    return [Path(os.path.abspath(job.folder / name)) for name in names]
+
+
+def default_secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
+    """Return the project's own file, then the user's, then those that wandb uses."""
+    found = [job.folder / ".env"]
+    home = environ.get("HOME")
+    config = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else None)
+    if config:
+        found.append(Path(config) / "paceline" / "secrets.env")
+    if home:
+        found.append(Path(home) / CREDENTIALS)
+    if environ.get("NETRC"):
+        found.append(Path(environ["NETRC"]))
+    elif home:
+        found += [Path(home) / name for name in NETRCS]
+    return found
+
+
+def show_path(path: Path, job: Job, environ: Mapping[str, str]) -> str:
+    """Return a path as a user would write it: relative to the project or ~, or absolute."""
+    for folder, prefix in ((job.folder, ""), (Path(environ.get("HOME") or "/"), "~/")):
+        if folder != Path("/") and path.is_relative_to(folder):
+            return prefix + path.relative_to(folder).as_posix()
+    return str(path)
+
+
+@dataclass(frozen=True)
+class _Content:
+    text: str
+    mode: int
+
+
+def _read(path: Path, label: str, *, named_by: str | None) -> _Content | None:
+    """Return a file's text and mode; None if it does not exist and no setting names it."""
+    try:
+        # Non-blocking: the path may be a pipe without a writer.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (FileNotFoundError, NotADirectoryError):
+        if named_by is not None:
+            raise SpecError(
+                f"{named_by} names {label}, which does not exist.",
+                hint="Create it (with chmod 600), or correct the path.",
+            ) from None
+        return None
+    except OSError as problem:
+        raise _read_error(label, problem.strerror or "") from None
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode) and named_by is None:
+            return None  # a virtual environment may be called `.env`
+        if not stat.S_ISREG(mode):
+            raise _read_error(label, "it is not a regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read()
+    finally:
+        os.close(descriptor)
+    try:
+        return _Content(content.decode("utf-8"), stat.S_IMODE(mode))
+    except UnicodeDecodeError:
+        raise _read_error(label, "it is not UTF-8 text") from None
+
+
+def _require_private(path: Path, label: str, mode: int) -> None:
+    """Raise if others can read the file: its secrets may already be known."""
+    if os.name == "posix" and mode & 0o077:
+        raise EnvironmentProblem(
+            f"{label} contains secrets, but others can read it: its mode is {mode:04o}, expected 0600.",
+            hint=f"Run: chmod 600 {quote(str(path))}",
+        )
+
+
+def _read_error(label: str, reason: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"Cannot read the secrets in {label}: {reason}.",
+        hint="Fix the file, or list the files to read in secret_files of [environment] ([] for none).",
+    )
+
+
+# -- kinds of files --------------------------------------------------------------------------------------
+
+
+def _parse_dotenv(text: str, source: _Source) -> Values:
+    return parse_dotenv(text, where=source.label)
+
+
+def _parse_credentials(text: str, source: _Source) -> Values:
+    """Parse a bare key, or lines such as WANDB_API_KEY=..."""
+    parts = text.split()
+    if len(parts) == 1 and "=" not in parts[0].rstrip("="):
+        return {WANDB_KEY: parts[0]}
+    return parse_dotenv(text, where=source.label)
+
+
+def _parse_netrc(text: str, source: _Source) -> Values:
+    """Return the password for wandb's server. A key for one server is never sent to another."""
+    from paceline.contract.wandb_server import base_url
+
+    host = urlsplit(base_url(source.known)).hostname or ""
+    try:
+        machine = netrc.netrc(str(source.path)).hosts.get(host)
+    except netrc.NetrcParseError as problem:  # its message may contain the password
+        if host not in text:
+            return {}  # other programs may be able to parse it, and nothing in it is for us
+        raise _read_error(source.label, f"line {problem.lineno} is not valid in a .netrc") from None
+    return {WANDB_KEY: machine[2]} if machine and machine[2] else {}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    parse: Parse
+    only_for: str | None = None  # the only variable it is read for, unless it is already known
+
+
+_NETRC = _Kind(_parse_netrc, only_for=WANDB_KEY)
+# By file name; any other file has NAME=value lines.
+_KINDS = {CREDENTIALS: _Kind(_parse_credentials, only_for=WANDB_KEY), **dict.fromkeys(NETRCS, _NETRC)}
+
+
+def _kind(path: Path, environ: Mapping[str, str]) -> _Kind:
+    if str(path) == environ.get("NETRC"):
+        return _NETRC
+    return _KINDS.get(path.name, _Kind(_parse_dotenv))

@@ -1,1 +1,0 @@
-"""A Job as a Slurm batch script."""

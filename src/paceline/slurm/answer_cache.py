@@ -1,0 +1,208 @@
+"""The file in which all Paceline processes of a user on a machine share what Slurm has answered.
+
+It lies in a folder that only this user can enter, in memory where the machine has a place for that. Each Slurm
+(installation, configuration and cluster) has its own file. It is renamed into place whole, so that readers need no
+lock; whoever wants to ask Slurm takes the lock first, so that others wait for the same answer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, open_own_file
+from paceline.errors import NoAnswer
+from paceline.slurm.job_states.meanings import JobState
+
+MEMORY = "/dev/shm"
+PREFIX = "slurm-"
+LOCK_TIMEOUT = 75.0  # seconds; a question takes 60 at most
+MAX_AGE = 86400.0  # seconds after which the file of another Slurm is removed
+MAX_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What Slurm has answered last. Times are in seconds since 1970, by this machine's clock."""
+
+    asked: float = 0.0  # when squeue was called, or when it failed; 0 if it never was called
+    jobs: dict[str, JobState] = field(default_factory=dict)  # the user's jobs that the controller remembers
+    confirmed: frozenset[str] = frozenset()  # jobs that had ended in the answer before this one, too
+    accounting: dict[str, tuple[float, JobState | None]] = field(default_factory=dict)  # jobs that had left the queue
+    strikes: int = 0  # questions in a row that failed or took long
+    problem: str = ""  # why there is no answer
+    hint: str = ""
+    took: float = 0.0  # seconds until it failed
+
+    def to_json(self) -> str:
+        jobs = [_to_row(state) for state in self.jobs.values()]
+        accounting = [
+            [job, asked, _to_row(state) if state else None] for job, (asked, state) in self.accounting.items()
+        ]
+        rest = {
+            "asked": self.asked,
+            "strikes": self.strikes,
+            "problem": self.problem,
+            "hint": self.hint,
+            "took": self.took,
+        }
+        return json.dumps({**rest, "jobs": jobs, "confirmed": sorted(self.confirmed), "accounting": accounting})
+
+    @classmethod
+    def from_json(cls, text: str) -> Answer:
+        table: dict[str, Any] = json.loads(text)
+        jobs = [JobState(*row) for row in table["jobs"]]
+        accounting = {job: (asked, JobState(*row) if row else None) for job, asked, row in table["accounting"]}
+        return cls(
+            float(table["asked"]), {state.id: state for state in jobs}, frozenset(table["confirmed"]), accounting,
+            int(table["strikes"]), str(table["problem"]), str(table["hint"]), float(table["took"]),
+        )  # fmt: skip
+
+
+def _to_row(state: JobState) -> list[str]:
+    return list(asdict(state).values())
+
+
+@dataclass(frozen=True)
+class AnswerCache:
+    """The shared answer of one Slurm."""
+
+    path: Path
+
+    @classmethod
+    def here(cls) -> AnswerCache | None:
+        """Return the file of the Slurm that this process uses; None without Slurm, or without a place for the file."""
+        name = _name()
+        if name is None:
+            return None
+        try:
+            return cls(make_own_folder(_base()) / name)
+        except OSError:
+            return None
+
+    def read(self) -> Answer:
+        """Return the last answer; an empty one if there is none."""
+        try:
+            with os.fdopen(open_own_file(self.path), "rb") as file:
+                return Answer.from_json(file.read(MAX_BYTES).decode())
+        except (OSError, ValueError, TypeError, KeyError):  # none yet, or that of another version
+            return Answer()
+
+    def write(self, answer: Answer) -> None:
+        """Put a new answer in place, and remove old ones of other Slurms. A full disk is no reason to fail."""
+        new = self.path.with_suffix(f".{os.getpid()}")
+        try:
+            with os.fdopen(open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
+                file.write(answer.to_json())
+            os.replace(new, self.path)
+        except OSError:
+            with suppress(OSError):
+                new.unlink()
+        for path in self.path.parent.glob(f"{PREFIX}*"):
+            with suppress(OSError):
+                if path.stem != self.path.stem and time.time() - path.lstat().st_mtime > MAX_AGE:
+                    path.unlink()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only process that asks Slurm. Raises NoAnswer if another one does so for too long."""
+        try:
+            descriptor = open_own_file(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+        except OSError:  # the disk is full: ask without a lock
+            yield
+            return
+        try:
+            _acquire(descriptor)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def changed(self) -> float:
+        """Return when a command last changed the queue; 0 if none has, or if the clock was set back since."""
+        try:
+            changed = self.path.with_suffix(".changed").lstat().st_mtime
+        except OSError:
+            return 0.0
+        return changed if changed <= time.time() + 1 else 0.0
+
+    def mark_changed(self) -> None:
+        path = self.path.with_suffix(".changed")
+        with suppress(OSError):
+            os.close(open_own_file(path, os.O_WRONLY | os.O_CREAT))
+            now = time.time()  # the file system's own clock may be some milliseconds behind
+            os.utime(path, (now, now))
+
+
+def forget_answer() -> None:
+    """Make the next look ask Slurm: a command has just changed the queue."""
+    name, folder = _name(), find_own_folder(_base())
+    if name is not None and folder is not None:
+        AnswerCache(folder / name).mark_changed()
+
+
+def remember_name(ask: Callable[[], str]) -> str:
+    """Return the name of the cluster, asking for it once a day: it does not change. An empty name is not kept."""
+    name = _name("scontrol")
+    if name is None:
+        return ask()
+    try:
+        path = (make_own_folder(_base()) / name).with_suffix(".name")
+    except OSError:
+        return ask()
+    try:
+        if 0 <= time.time() - path.lstat().st_mtime < MAX_AGE:
+            with os.fdopen(open_own_file(path), encoding="utf-8") as file:
+                return file.read(200)
+    except (OSError, ValueError):
+        pass
+    found = ask()
+    with suppress(OSError):
+        if found:
+            new = path.with_suffix(f".name-{os.getpid()}")
+            with os.fdopen(open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
+                file.write(found)
+            os.replace(new, path)
+    return found
+
+
+def _acquire(descriptor: int) -> None:
+    deadline, pause = time.monotonic() + LOCK_TIMEOUT, 0.01
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise NoAnswer(
+                    f"Another Paceline process has been waiting for Slurm for {LOCK_TIMEOUT:.0f} s.",
+                    hint="Check the controller with `scontrol ping`. If you have stopped a command with Ctrl-Z,"
+                    " continue it with `fg`.",
+                ) from None
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.2)
+
+
+def _base() -> str:
+    return MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else tempfile.gettempdir()
+
+
+def _name(command: str = "squeue") -> str | None:
+    """Return the file's name, which differs for each Slurm: a sandbox that is started again numbers its jobs anew."""
+    program = shutil.which(command)
+    if program is None:
+        return None
+    conf, version = os.environ.get("SLURM_CONF", ""), ""
+    with suppress(OSError):
+        status = os.stat(conf)
+        version = f"{status.st_ino} {status.st_mtime_ns}"
+    parts = (program, conf, version, os.environ.get("SLURM_CLUSTERS", ""))
+    return f"{PREFIX}{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.json"

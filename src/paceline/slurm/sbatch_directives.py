@@ -1,0 +1,172 @@
+"""The `#SBATCH` lines of a job: what it asks Slurm for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from paceline.contract.redaction import redact_text
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import SpecError
+from paceline.slurm.task_counts import TaskCounts
+from paceline.spec import Job
+from paceline.spec.option_table import RESOURCES, TABLE
+from paceline.spec.quantities import slurm_size, slurm_time
+
+
+class Directive(NamedTuple):
+    """One option of sbatch: `--option=value`. For one that the user wrote, `option` is all of it, with its dashes."""
+
+    option: str
+    value: str | None = None
+
+    def __str__(self) -> str:
+        if self.option.startswith("-"):
+            return self.option
+        return f"--{self.option}" if self.value is None else f"--{self.option}={self.value}"
+
+
+def directives(job: Job, counts: TaskCounts, folder: RunFolder) -> list[Directive]:
+    """Return the options that the job is submitted with, in the order in which the script shows them."""
+    resources = job.resources
+    found = [
+        Directive("job-name", resources.name or _name_of(job)),
+        Directive("nodes", str(counts.nodes)),
+        Directive("ntasks-per-node", str(counts.tasks_per_node)),
+        Directive("cpus-per-task", str(counts.cpus_per_task)),
+        *_gpu_directives(job, counts),
+        *_memory_directives(job, counts),
+    ]
+    if resources.time is not None:
+        found.append(Directive("time", slurm_time(resources.time)))
+    for option in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "comment"):
+        if (value := getattr(resources, option)) is not None:
+            found.append(Directive(option, value))
+    if resources.exclusive:
+        found.append(Directive("exclusive"))
+    if resources.mail is not None:
+        found += [Directive("mail-user", resources.mail), Directive("mail-type", "END,FAIL")]
+    log = file_pattern(str(folder.slurm_log))
+    found += [
+        Directive("chdir", str(folder.path)),
+        Directive("output", log),
+        Directive("open-mode", "append"),
+        Directive("requeue" if job.resume.requeue else "no-requeue"),
+        Directive("signal", f"B:USR1@{job.grace}"),
+        # Any other value makes the node load a login environment first, which can take a minute.
+        Directive("export", "ALL"),
+    ]
+    return found + _extra(job, found)
+
+
+def _name_of(job: Job) -> str:
+    name = re.split(r"[/.]", job.program.name.removesuffix(".py"))[-1]
+    return "".join(each if each.isprintable() else "_" for each in name) or "paceline"
+
+
+def _gpu_directives(job: Job, counts: TaskCounts) -> list[Directive]:
+    if not counts.gpus:
+        return []
+    kind = f"{job.resources.gpu_type}:" if job.resources.gpu_type else ""
+    if job.launch.gpu_binding == "one":
+        return [Directive("gpus-per-task", f"{kind}1")]
+    # Every Slurm understands --gres, also without cons_tres. All ranks see all GPUs of their node.
+    return [Directive("gres", f"gpu:{kind}{counts.gpus}")]
+
+
+def _memory_directives(job: Job, counts: TaskCounts) -> list[Directive]:
+    resources = job.resources
+    if resources.mem_per_node is not None:
+        return [Directive("mem", slurm_size(resources.mem_per_node))]
+    if resources.mem_per_gpu is not None:
+        return [Directive("mem", slurm_size(resources.mem_per_gpu * (counts.gpus or counts.nproc)))]
+    return []
+
+
+# Options that Paceline sets itself, and what sets each of them.
+_OWNED = {
+    "ntasks": "--nproc", "ntasks-per-node": "--nproc", "tasks-per-node": "--nproc", "ntasks-per-gpu": "--nproc",
+    "cpus-per-task": "--cpus-per-gpu", "gpus": "--gpus", "gpus-per-task": "--style srun --gpu-binding one",
+    "mem": "--mem-per-node", "mem-per-cpu": "--mem-per-gpu", "job-name": "--name", "mail-user": "--mail",
+    "requeue": "--requeue", "no-requeue": "--no-requeue", "signal": "--grace",
+    "export": "--env", "export-file": "--env", "wait": "--wait", "array": "`paceline sweep`", "test-only": "--dry-run",
+    **dict.fromkeys(("output", "error", "open-mode"), "The output is in slurm.log of the run folder."),
+    "chdir": "Jobs start in their run folder.", "wrap": "Give the script itself.", "parsable": "Leave it out.",
+    # Keys of [job] that sbatch calls the same.
+    **{option.key.removeprefix("job.").replace("_", "-"): option.name for option in TABLE[RESOURCES]
+       if "submit" in option.commands and option.key != "job.extra"},
+}  # fmt: skip
+_SHORT = {
+    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "p": "partition", "A": "account",
+    "q": "qos", "C": "constraint", "w": "nodelist", "x": "exclude", "J": "job-name", "d": "dependency",
+    "o": "output", "e": "error", "D": "chdir", "W": "wait", "a": "array",
+}  # fmt: skip
+_WITHOUT_VALUE = "hHIkOQsuvVW"  # short options; others may follow in the same word
+
+
+def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
+    """Pass `--sbatch-arg` on as it is, unless it sets what a flag of ours sets."""
+    args: list[str] = []
+    for arg in job.resources.extra:
+        if not arg.startswith("-") and args:
+            args[-1] += f"={arg}" if args[-1].startswith("--") else arg
+        else:
+            args.append(arg)
+    found = []
+    for arg in args:
+        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", arg, re.DOTALL)
+        if match is None or "\n" in arg:
+            raise SpecError(
+                f"{job.source('job.extra')} has {arg!r}, which is not an option of sbatch.",
+                hint="Write an option such as --sbatch-arg=--switches=1.",
+            )
+        gpu_gres = match[1] == "gres" and "gpu" in (match[2] or "") and any(each.option == "gres" for each in ours)
+        # sbatch takes any unique beginning of an option.
+        options = [match[1]] if match[1] else _short_options(arg)
+        owned = next((name for name in _OWNED for each in options if name.startswith(each)), "")
+        if owned or gpu_gres:
+            hint = _OWNED.get(owned, "--gpus")
+            raise SpecError(
+                f"{job.source('job.extra')} has {redact_text(arg)}, which Paceline sets itself.",
+                hint=hint if hint.endswith(".") else f"Use {hint} instead.",
+            )
+        found.append(Directive(arg))
+    return found
+
+
+def _short_options(arg: str) -> list[str]:
+    """Return the full names of the short options in one word: `-HN2` is -H and -N 2."""
+    found = []
+    for letter in arg[1:]:
+        found.append(_SHORT.get(letter, f"-{letter}"))
+        if letter not in _WITHOUT_VALUE:
+            break
+    return found
+
+
+def render(directives: Iterable[Directive]) -> list[str]:
+    return [f"#SBATCH {_quoted(str(each))}" for each in directives]
+
+
+def _quoted(argument: str) -> str:
+    """Quote an argument as sbatch reads its comment lines: with double quotes and backslashes; `#` ends a line."""
+    if re.fullmatch(r"[\w@%+=:,./\[\]*&|!-]+", argument, re.ASCII):
+        return argument
+    return '"' + argument.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def require_plain_path(path: str, what: str) -> None:
+    """Reject a folder in the scratch folder that neither sbatch nor PATH or PYTHONPATH could hold."""
+    # sbatch drops backslashes from the path of the log.
+    for bad, name in ((":", "a colon"), ("\n", "a line break"), (",", "a comma"), ("\\", "a backslash")):
+        if bad in path:
+            raise SpecError(
+                f"The {what} {path!r} has {name} in its path, which Slurm or Python does not read literally.",
+                hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
+            )
+
+
+def file_pattern(path: str) -> str:
+    """Return a path that sbatch takes literally: `%` starts a pattern there."""
+    return path.replace("%", "%%")

@@ -1,0 +1,200 @@
+"""Which samples each step got at two numbers of ranks, and whether they were the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from paceline.tools.prove.evidence.cause import Cause
+from paceline.tools.prove.evidence.sample_keys import ValueKeys
+from paceline.tools.prove.records import CaseRecords
+
+SAMPLER = "a wrong sampler"
+VALUES = "samples whose values depend on the ranks"
+EITHER = "different samples or different values"
+BATCH = "the batch size"
+
+USE_LOADER = (
+    "Use run.loader, which splits each global batch. With a DataLoader of your own, use DistributedSampler, with the "
+    "same seed on all ranks."
+)
+KEY_THE_VALUES = (
+    "In most scripts, this is an augmentation: let each sample's random numbers depend on the sample, not on the rank "
+    "or on what was drawn before. run.loader seeds each item from (seed, epoch, index), for torch's, NumPy's and "
+    "Python's global generators in the dataset. What the loop draws or computes for a whole batch, such as its "
+    "mean, differs between ranks."
+)
+
+
+@dataclass(frozen=True)
+class SampleEvidence:
+    """What is known about the samples of two cases."""
+
+    cause: Cause | None = None  # the first step that differs
+    step: int = 0  # which one it is
+    knows_samples: bool = False  # the same samples in every step before that
+    knows_values: bool = False  # and the same values
+
+    def __str__(self) -> str:
+        """Say what the two have in common, for steps before the cause, and what was not recorded."""
+        when = f"Before step {self.step}, the" if self.cause is not None else "The"
+        if self.knows_values:
+            return f"{when} ranks get the same samples, with the same values."
+        if self.knows_samples:
+            return f"{when} ranks get the same samples; their values were not recorded."
+        return "Which samples the ranks get was not recorded."
+
+
+class SampleComparison:
+    """Compares the samples of two cases, step by step."""
+
+    def __init__(self, reference: CaseRecords, other: CaseRecords) -> None:
+        self.reference, self.other = reference, other
+        self.keys = ValueKeys(reference, other)
+        self.steps = sorted(set(reference.first.steps) & set(other.first.steps))
+
+    def compare(self) -> SampleEvidence:
+        if not self.steps:
+            return SampleEvidence()
+        samples = values = True
+        for step in self.steps:
+            cause = self._batch_size(step) if step == self.steps[0] else None
+            cause = cause or self._step_cause(step)
+            if cause is not None:
+                is_later = step != self.steps[0]
+                return SampleEvidence(cause, step, samples and is_later, values and is_later)
+            values = values and self._values_agree(step) is True
+            samples = samples and (self._values_agree(step) is True or self._numbers_agree(step) is True)
+        return SampleEvidence(knows_samples=samples, knows_values=values)
+
+    def _numbers_agree(self, step: int) -> bool | None:
+        """Compare the samples' numbers; None if they are not known, or if each rank numbers its own samples."""
+        one, two = (each.together(step, "samples") for each in (self.reference, self.other))
+        if one is None or two is None or self._has_own_numbers(step):
+            return None
+        return Counter(map(str, one)) == Counter(map(str, two))
+
+    def _values_agree(self, step: int) -> bool | None:
+        one, two = (self.keys.count(each, step) for each in (self.reference, self.other))
+        return None if one is None or two is None else one == two
+
+    def _has_own_numbers(self, step: int) -> bool:
+        """Return whether ranks have the same numbers, but not the same samples, as with a dataset for each rank."""
+        records = [rank.steps.get(step, {}) for rank in self.other.ranks]
+        numbers = [each.get("samples") for each in records]
+        if len(numbers) < 2 or any(each != numbers[0] for each in numbers):
+            return False
+        values = [self.keys.of(each.get("contents")) for each in records]
+        return values[0] is None or any(each != values[0] for each in values)
+
+    # -- causes ----------------------------------------------------------------------------------------
+
+    def _batch_size(self, step: int) -> Cause | None:
+        one, two = (sum(each.together(step, "rows") or [0]) for each in (self.reference, self.other))
+        ratio = self.other.case.ranks / self.reference.case.ranks
+        if ratio == 1 or not one or two != one * ratio or self._is_repeated(step) or self._repeats_between_ranks():
+            return None
+        return Cause(
+            BATCH,
+            f"A step has {two} samples with {self.other.case.ranks} ranks and {one} with {self.reference.case.ranks}: "
+            "each rank takes a whole batch.",
+            "Use run.loader, whose batch size counts all ranks. For a script that takes the batch size per rank, name "
+            "its option: --batch-arg --batch-size.",
+        )
+
+    def _step_cause(self, step: int) -> Cause | None:
+        values, numbers = self._values_agree(step), self._numbers_agree(step)
+        if values or (values is None and numbers is not False):
+            return None
+        if numbers is False:
+            return self._wrong_sampler(step)
+        return self._other_values(step) if numbers else self._unknown_samples(step)
+
+    def _other_values(self, step: int) -> Cause:
+        one, two = (self.keys.count(each, step) or Counter() for each in (self.reference, self.other))
+        return Cause(
+            VALUES,
+            f"Step {step} has the same samples with {self.other.case.ranks} ranks as with {self.reference.case.ranks}, "
+            f"but {(two - one).total()} of {two.total()} reach the model with different values.",
+            KEY_THE_VALUES,
+        )
+
+    def _wrong_sampler(self, step: int) -> Cause:
+        ranks, before = self.other.case.ranks, self.reference.case.ranks
+        one, two = (each.together(step, "samples") or [] for each in (self.reference, self.other))
+        if self._is_repeated(step):
+            what = self._not_split(step, len(two))
+        elif repeated := self._repeats_between_ranks():
+            what = (
+                f"In step {step}, {ranks} ranks have different samples from {before}. In the first epoch, {repeated} "
+                "samples go to several ranks: each rank draws from all of the data by itself."
+            )
+        elif len(one) != len(two):
+            why = "the global batch depends on the ranks"
+            if step != self.steps[0]:
+                why = "the end of an epoch is dropped or padded"
+            what = f"Step {step} has {len(two)} samples with {ranks} ranks, and {len(one)} with {before}: {why}."
+        else:
+            missing = (Counter(map(str, one)) - Counter(map(str, two))).total()
+            what = (
+                f"In step {step}, {missing} of {len(one)} samples differ between {ranks} ranks and {before}: the order "
+                "of the data depends on the number of ranks."
+            )
+        return Cause(SAMPLER, what, USE_LOADER)
+
+    def _not_split(self, step: int, count: int) -> str:
+        ranks = self.other.case.ranks
+        return f"In step {step}, all {ranks} ranks have the same {count // ranks} samples: the data is not split."
+
+    def _unknown_samples(self, step: int) -> Cause:
+        """Without the numbers of samples, tell other samples from other values by whether any of them ever match."""
+        ranks, before = self.other.case.ranks, self.reference.case.ranks
+        two = self.other.together(step, "contents") or []
+        if self._is_repeated(step):
+            return Cause(SAMPLER, self._not_split(step, len(two)), USE_LOADER)
+        what = f"In step {step}, {ranks} ranks have different samples from {before}."
+        if repeated := self._repeats_between_ranks():
+            what += f" {repeated} samples go to several ranks: each rank draws from all of the data by itself."
+            return Cause(SAMPLER, what, USE_LOADER)
+        every = [
+            {key for step in self.steps for key in self.keys.count(each, step) or ()}
+            for each in (self.reference, self.other)
+        ]
+        if shared := len(every[0] & every[1]):
+            return Cause(SAMPLER, f"{what} {shared} samples appear in both runs, but in different steps.", USE_LOADER)
+        return Cause(
+            EITHER,
+            f"In step {step}, the samples have different values with {ranks} ranks than with {before}, and no sample "
+            f"of the first {len(self.steps)} steps appears in both runs. The samples have no numbers, so Paceline "
+            "cannot tell whether they are different samples or the same ones with different values.",
+            f"{USE_LOADER} {KEY_THE_VALUES}",
+        )
+
+    # -- samples of several ranks ----------------------------------------------------------------------
+
+    def _own_keys(self, step: int) -> list[Sequence[Hashable]]:
+        """Return the samples of each rank: their values, or else their numbers."""
+        records = [rank.steps.get(step, {}) for rank in self.other.ranks]
+        if all(each.get("contents") is not None for each in records):
+            return [self.keys.of(each["contents"]) or [] for each in records]
+        return [[str(number) for number in each.get("samples") or ()] for each in records]
+
+    def _is_repeated(self, step: int) -> bool:
+        """Return whether all ranks have the same samples."""
+        lists = self._own_keys(step)
+        return len(lists) > 1 and bool(lists[0]) and all(each == lists[0] for each in lists)
+
+    def _repeats_between_ranks(self) -> int:
+        """Return how many samples several ranks have had before any rank has had one twice."""
+        seen: list[set[Hashable]] = [set() for _ in self.other.ranks]
+        for step in self.steps:
+            for keys, own in zip(self._own_keys(step), seen, strict=True):
+                if any(key in own for key in keys):
+                    return _count_shared(seen)
+                own.update(keys)
+        return _count_shared(seen)
+
+
+def _count_shared(seen: Sequence[set[Hashable]]) -> int:
+    return sum(count > 1 for count in Counter(key for each in seen for key in each).values())

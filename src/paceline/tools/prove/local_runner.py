@@ -1,0 +1,300 @@
+"""Runs the cases of a proof on this machine, one after the other, each as a run with its own folder.
+
+Each run also has its own working directory, a copy of the project like that of submitted jobs, so that a script that
+loads any checkpoint it finds does not continue from an earlier case.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.contract import env
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.files.proof_spec import ProofSpec, record_path
+from paceline.contract.quote import quote
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.verdict import DONE, FAILED, STOPPED
+from paceline.errors import EnvironmentProblem, RunError, UsageError
+from paceline.launch.local.launch import NewRun, ResumedRun
+from paceline.launch.local.parallel_runs import ParallelRuns
+from paceline.launch.plan.local import LocalPlan
+from paceline.launch.plan.run_path import RunPath
+from paceline.launch.runs.prepare import path_in_run, read_launch_spec
+from paceline.spec import Job, Program
+from paceline.spec.typed_flags import Flag
+from paceline.tools.prove.cases import Case
+from paceline.tools.prove.records import CaseRecords, read_logged, read_ranks
+from paceline.watch.failure_text import describe_failure
+
+MIN_FREE = 2**16  # bytes; with less, a run can neither go on nor tell why it failed
+
+Progress = Callable[[Case, int], None]  # the case that runs, and its step
+
+
+@dataclass(frozen=True)
+class Script:
+    """The script, and how its arguments depend on the number of ranks."""
+
+    program: Program
+    batch_arg: str | None = None  # the option for the batch size per rank, whose value here is the global one
+    global_batch: int | None = None  # for {batch_per_rank}
+    metrics: str | None = None  # the file of JSON lines that it writes
+
+    def arguments(self, case: Case, folder: Path) -> tuple[str, ...]:
+        values = {"ranks": str(case.ranks), "steps": str(case.steps), "folder": str(folder)}
+        args = self._divided(case) if self.batch_arg else list(self.program.args)
+        if self.global_batch is not None:
+            values["batch_per_rank"] = str(divide(self.global_batch * case.batch_factor, case.ranks))
+        return tuple(_fill(each, values) for each in args)
+
+    def metrics_file(self, case: Case, folder: Path, *, cwd: Path) -> Path | None:
+        """Return the file of a run that works in `cwd`."""
+        if self.metrics is None:
+            return None
+        return cwd / _fill(self.metrics, {"ranks": str(case.ranks), "folder": str(folder)})
+
+    def _divided(self, case: Case) -> list[str]:
+        found, flag = list(self.program.args), self.batch_arg or ""
+        for number, each in enumerate(found):
+            name, equals, value = each.partition("=")
+            if name != flag:
+                continue
+            where = number if equals else number + 1
+            text = value if equals else (found[where] if where < len(found) else "")
+            if not text.isdigit():
+                raise UsageError(f"{flag} has no number in the script's arguments.", hint=f"For example {flag} 64.")
+            each_rank = divide(int(text) * case.batch_factor, case.ranks)
+            found[where] = f"{name}={each_rank}" if equals else str(each_rank)
+            return found
+        raise UsageError(
+            f"--batch-arg names {flag}, but the script's arguments do not contain it.",
+            hint=f"Add the global batch size: paceline prove --batch-arg {flag} {self.program.name} {flag} 64",
+        )
+
+
+def divide(batch: int, ranks: int) -> int:
+    if batch % ranks:
+        raise UsageError(
+            f"{ranks} ranks cannot share a batch of {batch} evenly.",
+            hint=f"Use a multiple of {ranks}, or other --ranks.",
+        )
+    return batch // ranks
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    if "{batch_per_rank}" in text and "batch_per_rank" not in values:
+        raise UsageError("{batch_per_rank} needs the size of the global batch.", hint="Add --global-batch 64.")
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+class LocalRunner:
+    """Starts each case as `paceline run` would, with a recorder in every rank."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        load: Callable[[Program, Sequence[Flag]], Job],
+        folder: Path,
+        progress: Progress = lambda case, step: None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.script, self.folder, self.progress, self.tell = script, folder, progress, tell
+        self._load = load
+        self._has_copies = True  # each run works in a copy of the project
+        self._pool = ParallelRuns(1)
+
+    def run(self, case: Case, against: Sequence[Case]) -> CaseRecords:
+        own = self.folder / "cases" / case.slug
+        own.mkdir(parents=True)
+        spec = make_spec(case, against, own=own, weights=self.folder / "weights")
+        run = self._prepare(case, own, _write(spec, own))
+        folder = run.plan.run_path.folder
+        verdict = self._launch(run.plan, case, own)
+        note, stopped_after = "", 0
+        if case.interrupted and verdict == STOPPED:
+            note, stopped_after, verdict = self._resume(case, own, spec, folder)
+        elif case.interrupted and verdict == DONE:
+            note = "it ended before it could be interrupted; use more --steps"
+        if self._pool.stopping:
+            raise KeyboardInterrupt
+        if verdict == FAILED:
+            raise _failure(case, folder)
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)  # the final weights are in a file of their own
+        metrics = self.script.metrics_file(case, own, cwd=Path(run.plan.launch_spec.cwd))
+        return replace(self._read(case, own, folder, metrics), note=note, stopped_after=stopped_after)
+
+    def _prepare(self, case: Case, own: Path, spec: Path) -> _RecordedRun:
+        """Create the folder of a run, with a copy of the project, if there can be one."""
+        try:
+            return self._create(case, own, spec)
+        except (EnvironmentProblem, UsageError) as problem:
+            if not self._has_copies:
+                raise
+            self._has_copies = False
+            run = self._create(case, own, spec)
+            self.tell(f"all runs work in {run.job.cwd}, and find each other's files: {problem.message}")
+            return run
+
+    def _create(self, case: Case, own: Path, spec: Path) -> _RecordedRun:
+        job = self._job(case, own)
+        run = _RecordedRun(job, spec)
+        run.prepare(["paceline", "prove", job.program.name, *job.program.args])
+        return run
+
+    def _job(self, case: Case, own: Path) -> Job:
+        program = self.script.program
+        flags = [
+            Flag("--ranks", "launch.nproc", case.ranks),
+            Flag("--styles", "launch.style", case.style),
+            Flag("--steps", "runtime.max_steps", case.steps),
+            Flag("--tee", "launch.tee", "none"),
+            Flag("--scratch", "project.scratch", str(self.folder / "runs")),
+            Flag("--snapshot", "project.snapshot", self._has_copies),
+            Flag("--workdir", "project.workdir", "snapshot"),
+            Flag("--wandb", "tracking.wandb", False),
+        ]
+        program = replace(program, args=self.script.arguments(case, own))
+        job = self._load(program, flags)
+        if not self.folder.is_relative_to(job.folder.absolute()):
+            return job
+        # The proof itself is not part of the project.
+        exclude = (*job.project.exclude, str(self.folder.relative_to(job.folder.absolute())))
+        return self._load(program, [*flags, Flag("--output", "project.exclude", exclude)])
+
+    def _launch(self, plan: LocalPlan, case: Case, own: Path) -> str:
+        verdicts: list[str] = []
+        records = record_path(own, 0)
+        self._pool.run(
+            [0],
+            begin=lambda number, slot: plan,
+            end=lambda number, verdict: verdicts.append(verdict),
+            stop=lambda count: None,
+            poll=lambda: self._watch(case, records),
+        )
+        self.progress(case, _count_steps(records))
+        return verdicts[0] if verdicts else FAILED
+
+    def _watch(self, case: Case, records: Path) -> None:
+        """Show the progress, and end the run if the disk is full: its records would be incomplete."""
+        self.progress(case, _count_steps(records))
+        if shutil.disk_usage(self.folder).free < MIN_FREE:
+            raise full_disk(self.folder)
+
+    def _resume(self, case: Case, own: Path, spec: ProofSpec, folder: RunFolder) -> tuple[str, int, str]:
+        """Start a run again that has stopped. Returns what kept it from that, the step, and the verdict."""
+        saved = find_checkpoints(folder.path)
+        if not saved:
+            return "nothing was saved: the script does not call run.resume", 0, STOPPED
+        step = checkpoint_step(saved[0].name) or 0
+        _write(replace(spec, stop_at=0), own)
+        run = ResumedRun(self._job(case, own), folder, read_launch_spec(folder))
+        run.prepare([])
+        return "", step, self._launch(run.plan, case, own)
+
+    def remove_weights(self) -> None:
+        shutil.rmtree(self.folder / "weights", ignore_errors=True)
+
+    def _read(self, case: Case, own: Path, folder: RunFolder, metrics: Path | None) -> CaseRecords:
+        printed = read_output(folder)
+        logged = read_logged(folder.metrics if metrics is None else metrics)
+        if metrics is not None and not logged:
+            raise RunError(f"The script has written no numbers to {metrics}.", hint="Check --metrics.")
+        return CaseRecords(case, read_ranks(own, case.ranks), logged, printed)
+
+
+def read_output(folder: RunFolder) -> str:
+    """Return what rank 0 has printed, in all attempts: a run that was interrupted has two."""
+    logs = [attempt.log(0) for attempt in folder.attempts()]
+    return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists())
+
+
+def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProofSpec:
+    """Return what the ranks of a case record in the folder `own`, with their final weights in `weights`."""
+    return ProofSpec(
+        folder=str(own), steps=case.steps, changes=[*case.without, *case.changes],
+        weights=str(weights / f"{case.slug}.pt"),
+        references={each.name: str(weights / f"{each.slug}.pt") for each in against},
+        stop_at=max(1, case.steps // 3) if case.interrupted else 0,
+        batch_factor=case.batch_factor, lr_factor=case.lr_factor, lr_warmup=case.lr_warmup,
+    )  # fmt: skip
+
+
+class _RecordedRun(NewRun):
+    """A run whose ranks find the spec of their recorder, and work in a copy of the project if there is a snapshot."""
+
+    def __init__(self, job: Job, spec: Path) -> None:
+        self._spec = spec
+        self.snapshot_required = job.project.snapshot
+        super().__init__(job)
+
+    def _plan(self, run_path: RunPath) -> LocalPlan:
+        plan, job = super()._plan(run_path), self.job
+
+        def in_copy(path: str | Path) -> str:
+            return str(path_in_run(Path(path), job=job, run_path=run_path))
+
+        old = plan.launch_spec
+        return replace(plan, launch_spec=replace(
+            old, variables={**old.variables, env.PROOF: str(self._spec)}, cwd=in_copy(job.cwd),
+            program=old.program if old.is_module else in_copy(old.program), source=in_copy(job.folder),
+            import_path=[in_copy(each) for each in old.import_path],
+        ))  # fmt: skip
+
+
+def _write(spec: ProofSpec, own: Path) -> Path:
+    path = own / "probe.json"
+    path.write_text(spec.to_json(), encoding="utf-8")
+    return path
+
+
+def _count_steps(records: Path) -> int:
+    try:
+        return records.read_bytes().count(b'"kind": "step"')
+    except OSError:
+        return 0
+
+
+def full_disk(folder: Path) -> RunError:
+    return RunError(
+        f"The disk of {folder} is full.",
+        hint="Remove what you no longer need there, or choose another folder with --output.",
+    )
+
+
+def _failure(case: Case, folder: RunFolder) -> RunError:
+    if shutil.disk_usage(folder.path).free < MIN_FREE:
+        return full_disk(folder.path)
+    lines = describe_failure(folder)
+    where = quote(str(folder.path))  # a run's id does not lead there: it is not in the user's scratch folder
+    what = "\n  ".join(line.replace(folder.path.name, where) if "paceline logs" in line else line for line in lines)
+    return RunError(f"The script failed with {case.name}.", hint=what or f"See its logs in {folder.path}.")
+
+
+def choose_folder(output: Path | None, project: Path, script: str) -> Path:
+    """Create the folder of a proof: the one that was asked for, or the next one of the project.
+
+    Two proofs that start at once must not share one, so it belongs to who creates it.
+    """
+    if output is not None:
+        try:
+            output.mkdir(parents=True)
+        except FileExistsError:
+            raise UsageError(f"{output} already exists.", hint="Choose a new folder with --output.") from None
+        return output.absolute()
+    name, number = Path(script).stem, 1
+    (project / "proofs").mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = project / "proofs" / f"{name}-{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

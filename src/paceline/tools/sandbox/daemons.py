@@ -1,0 +1,195 @@
+"""Start the daemons of a sandbox. All run in the foreground, so that their pids are known."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.errors import EnvironmentProblem
+from paceline.tools.sandbox import configuration, database, network
+from paceline.tools.sandbox.packages import program, search_path
+from paceline.tools.sandbox.processes import Process, start
+from paceline.tools.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRecord
+from paceline.watch.scheduler.poll_interval import SANDBOX_FILE
+
+POLL_INTERVAL = 0.5  # seconds; you share this Slurm with nobody
+START_TIMEOUT = 60.0  # seconds for a daemon to respond, even on a busy machine
+
+
+def user() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def environment(paths: SandboxPaths, record: SandboxRecord) -> dict[str, str]:
+    """Return the environment of the daemons, which inherits nothing else from the shell that starts them."""
+    return {
+        "PATH": search_path(),
+        "HOME": os.environ.get("HOME", "/"),
+        "LANG": "C.UTF-8",
+        "SLURM_CONF": str(paths.slurm_conf),
+        "MYSQL_UNIX_PORT": record.database_socket,
+    }
+
+
+def write_files(paths: SandboxPaths, record: SandboxRecord) -> None:
+    """Create the folders, configuration files, munge key and fake GPUs.
+
+    Others must not enter: whoever reaches munge's socket can run jobs here as this user.
+    """
+    for folder in (*paths.created, paths.log("any").parent):
+        make_private(folder)
+    for node in record.settings.names:
+        paths.node_tmp(node).mkdir(parents=True, exist_ok=True)
+        (paths.path / "spool" / node).mkdir(exist_ok=True)
+    owner = user()
+    paths.slurm_conf.write_text(configuration.slurm_conf(paths, record, user=owner))
+    paths.slurm_conf.with_name(SANDBOX_FILE).write_text(f"{POLL_INTERVAL}\n")
+    (paths.etc / "gres.conf").write_text(configuration.gres_conf(paths, record))
+    (paths.etc / "cgroup.conf").write_text(configuration.cgroup_conf())
+    for index in range(record.settings.gpus):
+        # Slurm expects a character device. A link to one is enough, and does not need root to create.
+        device = paths.devices / f"nvidia{index}"
+        device.unlink(missing_ok=True)
+        device.symlink_to("/dev/null")
+    paths.munge_key.unlink(missing_ok=True)
+    _write_secret(paths.munge_key, os.urandom(128))
+    if record.settings.network == NAMESPACES:
+        paths.hosts.write_text(configuration.hosts(record, machine=socket.gethostname()))
+        paths.init.write_text(configuration.NODE_INIT)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user can enter. Raises EnvironmentProblem if somebody else has made it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise EnvironmentProblem(f"{folder} is not your own folder.", hint="Choose another path with --dir.")
+    folder.chmod(0o700)
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+
+
+def start_munged(paths: SandboxPaths, record: SandboxRecord) -> None:
+    argv = [
+        program("munged"), "--foreground",
+        "--force",  # otherwise munged rejects a folder whose parents others cannot enter
+        f"--key-file={paths.munge_key}", f"--socket={paths.munge_socket}",
+        f"--pid-file={paths.run / 'munged.pid'}", f"--log-file={paths.log('munged')}",
+        f"--seed-file={paths.run / 'munged.seed'}", "--num-threads=4",
+    ]  # fmt: skip
+    process = _start(paths, record, "munged", argv)
+    _wait_until("munged", process, paths, paths.munge_socket.exists)
+
+
+def start_controller(paths: SandboxPaths, record: SandboxRecord) -> None:
+    # -i: start even if a state file is missing.
+    argv = [program("slurmctld"), "-D", "-i", "-f", str(paths.slurm_conf)]
+    process = _start(paths, record, "slurmctld", argv)
+    port = record.ports["slurmctld"]
+    _wait_until("slurmctld", process, paths, lambda: _accepts(port))
+
+
+def start_node(paths: SandboxPaths, record: SandboxRecord, node: str) -> None:
+    """Start a node's daemon, in its own namespaces if configured. It registers itself with the controller."""
+    daemon = [program("slurmd"), "-D", "-N", node, "-f", str(paths.slurm_conf)]
+    if record.settings.network != NAMESPACES:
+        _start(paths, record, node, daemon, log=f"slurmd-{node}")
+        return
+    # Propagation "slave": this machine's later mounts appear in the nodes, but not the reverse.
+    argv = [
+        program("unshare"), "--net", "--uts", "--ipc", "--pid", "--mount", "--propagation=slave",
+        "--fork", "--kill-child", "--mount-proc", program("bash"), str(paths.init),
+        node, record.address(node), str(paths.hosts), str(record.settings.memory), *daemon,
+    ]  # fmt: skip
+    outer = _start(paths, record, node, argv)
+    init = network.find_init(outer)
+    if init is None:
+        raise _exited(node, paths)
+    network.connect(record, node, init)
+
+
+def start_accounting(paths: SandboxPaths, record: SandboxRecord) -> None:
+    """Start MariaDB on its own socket, then slurmdbd, which stores Slurm's accounting in it."""
+    variables = environment(paths, record)
+    database.install(record, owner=user(), environment=variables)
+    process = _start(paths, record, "mariadbd", database.command(record))
+    administrator = database.Administrator(record, user(), variables)
+    _wait_until("mariadbd", process, paths, lambda: administrator.run("select 1"))
+    password = secrets.token_hex(16)
+    if not administrator.run(database.statements(password)):
+        raise EnvironmentProblem(f"Cannot create the accounting database:\n{tail(paths.log('mariadbd'))}")
+    text = configuration.slurmdbd_conf(paths, record, user=user(), password=password)
+    _write_secret(paths.etc / "slurmdbd.conf", text.encode())
+    process = _start(paths, record, "slurmdbd", [program("slurmdbd"), "-D"])
+    _wait_until("slurmdbd", process, paths, lambda: _accepts(record.ports["slurmdbd"]))
+
+
+def accepts_connections(record: SandboxRecord, node: str) -> bool:
+    """Return whether a node's daemon accepts connections."""
+    return _accepts(record.ports[node], host=record.address(node))
+
+
+def _accepts(port: int, *, host: str = "127.0.0.1") -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, port)) == 0
+
+
+def _start(paths: SandboxPaths, record: SandboxRecord, name: str, argv: list[str], *, log: str = "") -> Process:
+    process = start(argv, log=_output(paths, log or name), environment=environment(paths, record))
+    if process is None:
+        raise _exited(name, paths)
+    record.processes[name] = process
+    record.save(paths)  # at once, so that the process can be stopped whatever happens next
+    return process
+
+
+def _wait_until(name: str, process: Process, paths: SandboxPaths, ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while not ready():
+        if not process.alive():
+            raise _exited(name, paths)
+        if time.monotonic() > deadline:
+            raise EnvironmentProblem(
+                f"{name} did not respond within {START_TIMEOUT:.0f} s. Its log ends with:\n{log_tail(name, paths)}"
+            )
+        time.sleep(0.02)
+
+
+def _exited(name: str, paths: SandboxPaths) -> EnvironmentProblem:
+    return EnvironmentProblem(f"{name} exited at once. Its log ends with:\n{log_tail(name, paths)}")
+
+
+def _output(paths: SandboxPaths, name: str) -> Path:
+    """Return the file for what a daemon prints before it opens its log."""
+    return paths.log(name).with_suffix(".out")
+
+
+def log_tail(name: str, paths: SandboxPaths) -> str:
+    """Return the end of a daemon's or a node's log."""
+    name = f"slurmd-{name}" if name.startswith("node") and paths.log(f"slurmd-{name}").exists() else name
+    return tail(paths.log(name)) or tail(_output(paths, name)) or f"  ({paths.log(name)} is empty)"
+
+
+def tail(path: Path, lines: int = 8) -> str:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return last_lines(text, lines)
+
+
+def last_lines(text: str, lines: int = 8) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines()[-lines:])

@@ -1,0 +1,91 @@
+"""How a script is asked to stop, as `run --dry-run`, `submit --dry-run` and `show` print it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline import cli
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_folder import RunFolder
+from paceline.launch.plan.local import launch_spec_text
+
+TRAINER = "from transformers import Trainer\nTrainer(model).train(resume_from_checkpoint=newest)\n"
+LIGHTNING = "import lightning\nlightning.Trainer().fit(model)\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Path]:
+    """The current folder, with a scratch folder of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setenv("PACELINE_SCRATCH", str(tmp_path / "scratch"))
+        yield tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "expected"),
+    [
+        (TRAINER, [], "SIGTERM (preset of the Hugging Face Trainer); exit code 0 or 75 means that it has saved"),
+        (TRAINER, ["--stop-signal", "usr1"], "SIGUSR1 (set); exit code 75 means that it has saved"),
+        (LIGHTNING, [], "; not before the time limit, as the script never sets ckpt_path\n"),
+        (
+            LIGHTNING,
+            ["--requeue-always"],
+            "(preset of the Lightning Trainer); exit code 0 or 75 means that it has saved",
+        ),
+        ("print()", ["--saved-exit-code", "3"], "SIGUSR1; exit code 3 or 75 means that it has saved"),
+        ("import paceline\nrun = paceline.start()", [], None),
+    ],
+)
+def test_a_dry_run_shows_it(
+    source: str, flags: list[str], expected: str | None, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "train.py").write_text(source)
+    for command, title in (("submit", "# signal that asks each rank to stop: "), ("run", "stop        ")):
+        if command == "run" and "--requeue-always" in flags:
+            continue
+        with pytest.raises(SystemExit) as left:
+            cli.main([command, "--dry-run", *flags, "train.py"])
+        printed = capsys.readouterr()
+        assert not left.value.code, printed.err
+        if expected is None:
+            assert title not in printed.out
+        else:
+            assert expected in printed.out.partition(title)[2]
+
+
+def test_show_says_what_the_ranks_use(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The framework that they import may not be in the script's text."""
+    folder = RunFolder(here / "scratch" / "project" / "default" / "20260101-120000-1a2b")
+    folder.events.mkdir(parents=True)
+    folder.run_json.write_text(json.dumps({"run_id": folder.path.name, "nodes": 1, "nproc": 2, "host": "here"}))
+    event = {"event": "framework", "time": 1.0, "attempt": 1, "name": "Lightning Trainer"}
+    for settings, expected in (
+        ({}, "SIGTERM (preset of the Lightning Trainer); exit code 0 or 75"),
+        ({"stop_signal": "SIGHUP", "saved_exit_code": 3}, "SIGHUP (set); exit code 3 or 75"),
+    ):
+        spec = LaunchSpec(run_id=folder.path.name, program="train.py", args=[], **settings)  # type: ignore[arg-type]
+        folder.launch_spec.write_text(launch_spec_text(spec))
+        (folder.events / "agent-0.jsonl").write_text(json.dumps(event) + "\n")
+        with pytest.raises(SystemExit):
+            cli.main(["show", folder.path.name])
+        assert f"stop       {expected} means that it has saved and can be resumed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--stop-signal", "SIGUSR2"], "use SIGUSR1, SIGTERM, SIGINT or SIGHUP"),
+        (["--saved-exit-code", "256"], "--saved-exit-code"),
+    ],
+)
+def test_invalid_settings(flags: list[str], error: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "train.py").touch()
+    with pytest.raises(SystemExit) as left:
+        cli.main(["run", "--dry-run", *flags, "train.py"])
+    assert left.value.code == 2
+    assert error in capsys.readouterr().err

@@ -1,0 +1,427 @@
+"""Builds on this machine: keyed by content, one at a time, complete or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.commands.env import _file_and_table
+from paceline.contract.env import ON_CLUSTER
+from paceline.errors import ClusterError, EnvironmentProblem, SpecError
+from paceline.launch.environment.build_progress import BuildProgress
+from paceline.launch.environment.build_script import (
+    LOCK,
+    MARKER,
+    BuildFolder,
+    BuildResources,
+    BuildScript,
+    build_directives,
+    render_build,
+)
+from paceline.launch.environment.store import StoredEnvironment
+from paceline.slurm.job_states.meanings import JobState
+from tests.launch.environment.jobs import job_in
+from tests.launch.environment.wheels import write_wheel
+from tests.slurm.runs import Paceline
+
+pytestmark = pytest.mark.timeout(900)
+TIMEOUT = 400
+PROJECT = '[project]\nname = "p"\n'
+USES_IT = PROJECT + '[environment]\nkind = "venv"\nrequirements = "requirements.txt"\n'
+
+
+def project(folder: Path, requirements: str, *, config: str = USES_IT, script: str = "import tiny\n") -> Path:
+    folder.mkdir()
+    (folder / "paceline.toml").write_text(config)
+    (folder / "requirements.txt").write_text(requirements)
+    (folder / "train.py").write_text(script)
+    return folder
+
+
+def entries(store: Path) -> list[str]:
+    return sorted(path.name for path in store.iterdir() if path.name != "cache")
+
+
+def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+    script = "import sys, tiny; print(f'tiny {tiny.VERSION} of {sys.prefix}')\n"
+    home = project(tmp_path / "my project", "--no-index\n./wheels/tiny-1.0-py3-none-any.whl\n", script=script)
+    write_wheel(home / "wheels", "tiny")
+    args = ("run", "--nproc", "1", "--cpu", "train.py")
+    early = paceline(*args, cwd=home)
+    assert early.returncode == 1
+    assert "The environment from requirements.txt is not built" in early.stderr
+    assert "paceline env build --local" in early.stderr
+
+    done = paceline(
+        "env",
+        "build",
+        "--local",
+        timeout=TIMEOUT,
+        cwd=home,
+        check=True,
+        PIP_INDEX_URL="https://ann:hush@nowhere.invalid",
+    )
+    assert "Successfully installed tiny-1.0" in done.stdout
+    assert "runs that are submitted from now on use it" in done.stdout
+    store = scratch / "p" / ".environments"
+    (key,) = entries(store)
+    assert json.loads((store / key / MARKER).read_text())["from"] == ["requirements.txt"]
+    assert "tiny" in (store / key / "packages.txt").read_text()
+    assert not any("hush" in path.read_text(errors="ignore") for path in store.rglob("*.json"))
+
+    again = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True)
+    assert again.stdout.startswith(f"up to date: {store / key}\n")
+    run = paceline(*args, cwd=home, check=True)
+    assert f"tiny 1.0 of {store / key}" in run.stdout
+    assert re.match(
+        rf"{key}  \d{{4}}-\d\d-\d\d .* requirements.txt  \(python 3", paceline("env", "list", cwd=home).stdout
+    )
+
+    write_wheel(home / "wheels", "tiny", needs="other")  # the same name, another content
+    changed = paceline(*args, cwd=home)
+    assert "or its inputs have changed since" in changed.stderr
+    removed = paceline("env", "remove", key, cwd=home, check=True)
+    assert "nothing was removed" in removed.stderr
+    paceline("env", "remove", key, "--yes", cwd=home, check=True)
+    assert entries(store) == []
+
+
+def test_a_failing_build_leaves_nothing_and_prints_the_error(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+    home = project(tmp_path / "project", "--no-index\nno-such-package-xyz\n")
+    done = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home)
+    assert done.returncode == 1
+    assert "No matching distribution found for no-such-package-xyz" in done.stderr
+    assert "pip could not install the requirements" in done.stderr
+    (folder,) = entries(scratch / "p" / ".environments")
+    assert ".build-" in folder, "the log of what failed is all that stays"
+    assert not (scratch / "p" / ".environments" / folder / "environment.sh").exists()
+
+
+def test_paths_are_relative_to_the_current_folder(tmp_path: Path, paceline: Paceline) -> None:
+    home = project(tmp_path / "project", "rich\n", config=PROJECT)
+    subprocess.run(["git", "init", "--quiet", str(home)], check=True)
+    (home / "parts").mkdir()
+    (home / "parts" / "more.txt").write_text("psutil\n")
+    done = paceline("env", "build", "--dry-run", "more.txt", cwd=home / "parts", check=True)
+    assert " of p: parts/more.txt\n" in done.stdout
+    done = paceline("env", "build", "--dry-run", "../requirements.txt", cwd=home / "parts", check=True)
+    assert " of p: requirements.txt\n" in done.stdout
+
+
+def test_leftovers_of_a_killed_builder_can_be_removed(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+    home = project(tmp_path / "project", "rich\n", config=PROJECT)
+    killed = subprocess.Popen(["sleep", "600"])
+    target = scratch / "p" / ".environments" / "0123456789abcdef"
+    target.mkdir(parents=True)
+    Path(f"{target}{LOCK}").mkdir()
+    (Path(f"{target}{LOCK}") / f"process-{socket.gethostname()}-{killed.pid}").touch()
+    try:
+        assert " is building it" in paceline("env", "list", cwd=home, check=True).stdout
+        assert "is being built by process-" in paceline("env", "remove", "--yes", target.name, cwd=home).stderr
+    finally:
+        killed.kill()
+        killed.wait()
+    assert "not complete" in paceline("env", "list", cwd=home, check=True).stdout
+    paceline("env", "remove", "--yes", target.name, cwd=home, check=True)
+    assert not target.exists()
+
+
+def test_build_explains_other_kinds(tmp_path: Path, paceline: Paceline) -> None:
+    config = PROJECT + '[environment]\nkind = "conda"\npath = "/opt/conda/envs/x"\n'
+    home = project(tmp_path / "project", "", config=config)
+    assert "conda env create" in paceline("env", "build", cwd=home).stderr
+    (home / "paceline.toml").write_text(PROJECT + '[environment]\nkind = "container"\nimage = "/x.sif"\n')
+    assert "set base instead of image" in paceline("env", "build", cwd=home).stderr
+    (home / "paceline.toml").write_text(PROJECT)
+    (home / "requirements.txt").unlink()
+    assert "has nothing to build from" in paceline("env", "build", cwd=home).stderr
+    (home / "requirements.txt").write_text("rich\n")
+    shown = paceline("env", "build", "--dry-run", "--python", "/usr/bin/python3", cwd=home, check=True).stdout
+    assert "python=/usr/bin/python3" in shown
+    wrong = paceline("env", "build", "--python", "/nowhere/python", cwd=home)
+    assert "Cannot run /nowhere/python, the Python" in wrong.stderr
+
+
+def test_a_folder_that_sbatch_would_not_take_literally_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"build folder .* has a backslash in its path"):
+        build_directives(job_in(tmp_path), BuildFolder(Path("/scratch/a\\b")), BuildResources())
+
+
+# -- concurrent builders --------------------------------------------------------------------------------
+
+
+class Bench:
+    """Runs the build script with its own steps in place of pip."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder
+        self.target = StoredEnvironment(folder / "key")
+        self.count = folder / "builds"
+
+    def start(self, name: str, *steps: str, **environ: str) -> subprocess.Popen[str]:
+        folder = BuildFolder(self.store / f"key.build-{name}")
+        folder.path.mkdir()
+        folder.environment.write_text("export GREETING=hello\n")
+        folder.marker.write_text("{}\n")
+        default = ['mkdir "$target" || paceline_fail full', 'echo x >"$target/half"', f"echo {name} >>{self.count}"]
+        build = BuildScript(title="t", folder=folder, target=self.target.path, cwd=self.store, steps=[*default, *steps])
+        folder.script.write_text(render_build(build))
+        return subprocess.Popen(
+            ["bash", str(folder.script)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, **environ},
+        )  # fmt: skip
+
+    def await_builder(self) -> None:
+        deadline = time.monotonic() + 60
+        while not (self.target.path / "half").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def left(self) -> list[str]:
+        return sorted(path.name for path in self.store.iterdir() if ".build-" not in path.name)
+
+
+GO = "while [ ! -e go ]; do sleep 0.05; done"
+
+
+def test_builders_take_turns_and_share_the_result(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first = bench.start("a", GO)
+    bench.await_builder()
+    others = [bench.start(name, GO) for name in "bcd"]
+    for other in others:
+        assert other.stdout is not None
+        assert "which is building it" in other.stdout.readline()
+    assert not bench.target.is_complete
+    (tmp_path / "go").touch()
+    for each in [first, *others]:
+        out = each.communicate(timeout=120)[0]
+        assert each.returncode == 0, out
+    assert bench.count.read_text() == "a\n"
+    assert bench.left() == ["builds", "go", "key"]
+    assert not list(tmp_path.glob("*/environment.sh"))
+
+
+def test_a_killed_builder_is_replaced(tmp_path: Path) -> None:
+    """One of the waiting builders takes over: the incomplete folder and the lock do not count."""
+    bench = Bench(tmp_path)
+    first = bench.start("a", "exec sleep 600")
+    bench.await_builder()
+    others = [bench.start(name) for name in "bcd"]
+    for other in others:
+        assert other.stdout is not None
+        assert "waiting" in other.stdout.readline()
+    first.kill()
+    first.communicate()
+    for each in others:
+        out = each.communicate(timeout=120)[0]
+        assert each.returncode == 0, out
+    assert len(bench.count.read_text().split()) == 2, "the one that was killed, and one more"
+    assert bench.target.is_complete
+    assert bench.left() == ["builds", "key"]
+
+
+def test_setup_lines_cannot_change_what_is_removed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    one = Bench(tmp_path).start("a", f"target={precious} lock={precious}", f"target={precious}", "paceline_fail no")
+    out = one.communicate(timeout=60)[0]
+    assert (one.returncode, "readonly" in out) == (1, True), out
+    assert precious.exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_terminated_builder_cleans_up(tmp_path: Path, how: signal.Signals) -> None:
+    bench = Bench(tmp_path)
+    one = bench.start("a", GO)
+    bench.await_builder()
+    one.send_signal(how)
+    assert one.wait(60) == 128 + how
+    one.communicate()
+    assert bench.left() == ["builds"]
+
+
+def test_a_builder_terminated_while_waiting_removes_its_variables(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    first = bench.start("a", GO)
+    bench.await_builder()
+    other = bench.start("b", GO)
+    assert other.stdout is not None
+    assert "waiting" in other.stdout.readline()
+    other.terminate()
+    assert other.wait(60) == 128 + signal.SIGTERM
+    other.communicate()
+    assert not (tmp_path / "key.build-b" / "environment.sh").exists()
+    assert (bench.target.path / "half").exists(), "the first one's work is not its own"
+    (tmp_path / "go").touch()
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert bench.target.is_complete
+
+
+def test_a_finished_job_is_replaced_and_one_in_an_unknown_state_is_not(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    lock = tmp_path / f"key{LOCK}"
+    lock.mkdir()
+    (lock / "job-77").touch()
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "squeue").write_text(
+        "#!/bin/bash\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n"
+    )
+    (commands / "squeue").chmod(0o755)
+    one = bench.start("a", PATH=f"{commands}:{os.environ['PATH']}", PACELINE_POLL_INTERVAL="1")
+    assert one.stdout is not None
+    assert "waiting for job-77, which is building it" in one.stdout.readline()
+    (commands / "new").write_text("#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    (commands / "new").chmod(0o755)
+    (commands / "new").rename(commands / "squeue")
+    assert one.wait(60) == 0
+    one.communicate()
+    assert not lock.exists()
+
+
+def test_a_briefly_unresponsive_scheduler_does_not_end_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[dict[str, JobState]] = [{"7": JobState("7", "COMPLETED")}]
+
+    def states(jobs: list[str]) -> dict[str, JobState]:
+        if not answers:
+            raise ClusterError("squeue: Unable to contact slurm controller")
+        return answers.pop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.launch.environment.build_progress.STATE_INTERVAL", 0.0)
+        (tmp_path / "environment.sh").touch()
+        watch = BuildProgress(StoredEnvironment(tmp_path / "key"), BuildFolder(tmp_path), job="7", query=states)
+        held = answers.pop()
+        assert not watch.is_over()
+        answers.append(held)
+        assert watch.is_over()
+    assert watch.state == "done"
+
+
+def test_the_end_of_a_build_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it builds, an answer of a minute ago will do; a script that has ended has removed its variables."""
+    shared, asked = {"7": JobState("7", "RUNNING")}, []
+
+    def states(jobs: list[str]) -> dict[str, JobState]:
+        asked.append(jobs)
+        return {"7": JobState("7", "RUNNING" if len(asked) == 1 else "COMPLETED")}
+
+    folder = BuildFolder(tmp_path)
+    folder.environment.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.launch.environment.build_progress.STATE_INTERVAL", 0.0)
+        patch.setattr("paceline.launch.environment.build_progress.squeue_and_sacct.states", states)
+        watch = BuildProgress(StoredEnvironment(tmp_path / "key"), folder, job="7", query=lambda _: shared)
+        assert not any(watch.is_over() for _ in range(20))
+        assert not asked
+        folder.environment.unlink()
+        assert not watch.is_over()
+        assert watch.is_over()
+    assert watch.state == "done"
+
+
+OFFLINE = """\
+WARNING: Retrying after connection broken by 'NewConnectionError('[Errno -3] Temporary failure in name resolution')'
+ERROR: Could not find a version that satisfies the requirement rich (from versions: none)
+ERROR: No matching distribution found for rich
+paceline: error: pip could not install the requirements.
+"""
+
+
+@pytest.mark.parametrize("on", ["", "alps"])
+def test_a_node_without_internet_is_told_from_other_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: str
+) -> None:
+    folder = BuildFolder(tmp_path)
+    watch = BuildProgress(StoredEnvironment(tmp_path / "key"), folder, job="7")
+    watch.state = "failed"
+    hints = {}
+    for log in (OFFLINE, OFFLINE[OFFLINE.index("ERROR") :]):
+        folder.log.write_text(log)
+        with monkeypatch.context() as patch:
+            patch.setenv(ON_CLUSTER, on)
+            with pytest.raises(EnvironmentProblem) as raised:
+                watch.check_result()
+        assert raised.value.message.startswith("Job 7 failed: nothing was built.\n  ERROR: Could not find")
+        hints[log] = raised.value.hint
+    offline, other = hints.values()
+    assert other == f"The full log is in {folder.log}{' on alps' if on else ''}."
+    assert offline.startswith("The node cannot reach the package index")
+    assert f"\n    paceline env build --local{' --on alps' if on else ''}\n" in offline
+    with pytest.raises(EnvironmentProblem) as raised:
+        watch.check_result(is_shown=True)
+    assert raised.value.message == "Job 7 failed: nothing was built."
+
+
+def test_settings_for_a_cluster_go_into_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_in(tmp_path, "")
+    assert _file_and_table(job) == "paceline.toml:\n\n[environment]"
+    assert _file_and_table(replace(job, profile="alps")) == "paceline.toml:\n\n[profiles.alps.environment]"
+    with monkeypatch.context() as patch:
+        patch.setenv(ON_CLUSTER, "alps.x")
+        job = replace(job, file=tmp_path / "pyproject.toml")
+        assert _file_and_table(job) == 'pyproject.toml:\n\n[tool.paceline.profiles."alps.x".environment]'
+
+
+# -- images ---------------------------------------------------------------------------------------------
+
+ENGINE = """\
+#!/bin/bash
+printf '%s\\n' "$0" "$@" >"$RECORD/argv"
+env >"$RECORD/environ"
+for each in "$@"; do case $each in *.sif) echo image >"$each" ;; *.def) cp "$each" "$RECORD/def" ;; esac; done
+"""
+
+
+@pytest.mark.parametrize("engine", ["apptainer", "singularity"])
+def test_images_are_built_or_fetched_with_caches_outside_home(
+    tmp_path: Path, scratch: Path, paceline: Paceline, engine: str
+) -> None:
+    """The engine is an executable that records how it was called; a real one needs an image to begin with."""
+    record = tmp_path / "record"
+    record.mkdir()
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / engine).write_text(ENGINE)
+    (commands / engine).chmod(0o755)
+    config = PROJECT + '[environment]\nkind = "container"\nbase = "docker://python:3.12"\n'
+    home = project(tmp_path / "project", "rich\n", config=config + f'variables = {{ RECORD = "{record}" }}\n')
+    variables = {"PATH": f"{commands}:{os.environ['PATH']}", "HOME": str(tmp_path / "home"), "HF_TOKEN": "hush"}
+    (tmp_path / "home").mkdir()
+    pulled = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True, **variables)
+    argv = (record / "argv").read_text().splitlines()
+    image = Path(argv[2])
+    assert argv == [str(commands / engine), "pull", str(image), "docker://python:3.12"]
+    assert image.read_text() == "image\n"
+    assert image.is_relative_to(scratch / "p" / ".environments")
+    assert "runs that are submitted from now on use it" in pulled.stdout
+
+    text = (home / "paceline.toml").read_text()
+    (home / "paceline.toml").write_text(text + 'requirements = "requirements.txt"\n')
+    paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True, **variables)
+    argv = (record / "argv").read_text().splitlines()
+    assert argv[1] == "build"
+    assert argv[-2].endswith("/image.sif")
+    assert Path(argv[-2]) != image, "another content, another image"
+    assert "From: python:3.12" in (record / "def").read_text()
+    seen = dict(line.partition("=")[::2] for line in (record / "environ").read_text().splitlines())
+    for name in ("CACHEDIR", "TMPDIR"):
+        assert seen[f"APPTAINER_{name}"] == seen[f"SINGULARITY_{name}"]
+        assert Path(seen[f"APPTAINER_{name}"]).is_relative_to(scratch)
+    assert "HF_TOKEN" not in seen
+    assert list((tmp_path / "home").iterdir()) == []
+    again = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True, **variables)
+    assert again.stdout.startswith("up to date")

@@ -1,0 +1,60 @@
+"""How differences of losses are measured, and where a proof and its printed losses are."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import UsageError
+from paceline.tools.prove.cases import Case
+from paceline.tools.prove.comparison import largest_difference, loss_scale
+from paceline.tools.prove.evidence.samples import SampleComparison
+from paceline.tools.prove.local_runner import choose_folder, read_output
+from paceline.tools.prove.printed_losses import read_printed
+from paceline.tools.prove.records import CaseRecords, RankRecords
+
+
+@pytest.mark.parametrize(
+    ("losses", "others", "dtype", "difference"),
+    [
+        ({1: 2e-4, 2: 1e-4}, {1: 2e-4, 2: 1.02e-4}, "float64", 0.01),
+        ({1: 2.0, 2: 1e-4}, {1: 2.0, 2: 2e-4}, "float64", 1e-4),  # next to the first loss, the second one is small
+        ({1: 50.0}, {1: 51.0}, "float32", 1 / 51),
+        ({1: 0.0}, {1: 1e-9}, "float32", 1e-6),  # rounding around zero
+    ],
+)
+def test_small_losses_are_compared_relative_to_their_size(
+    losses: dict[int, float], others: dict[int, float], dtype: str, difference: float
+) -> None:
+    found, _ = largest_difference(losses, others, scale=loss_scale(others, dtype))
+    assert found == pytest.approx(difference)
+
+
+def test_runs_with_equally_many_ranks_have_no_wrong_batch_size() -> None:
+    def record(name: str) -> CaseRecords:
+        step = {"rows": 16, "samples": None, "contents": [[(1, hash((name, number)), 0)] for number in range(16)]}
+        return CaseRecords(Case(2, 3), [RankRecords(steps={1: step}) for _ in range(1)])
+
+    cause = SampleComparison(record("one"), record("other")).compare().cause
+    assert cause is not None
+    assert "each rank takes a whole batch" not in cause.evidence
+
+
+def test_an_interrupted_run_has_printed_its_losses_in_two_attempts(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for attempt, steps in ((1, (1, 2)), (2, (3, 4))):
+        log = folder.attempt(attempt).log(0)
+        log.parent.mkdir(parents=True)
+        log.write_text("".join(f"loss {0.5 * step}\n" for step in steps))
+    assert read_printed(read_output(folder), "loss") == {1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0}
+
+
+def test_proofs_that_start_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: choose_folder(None, tmp_path, "train.py"), range(16)))
+    assert len(set(found)) == 16
+    with pytest.raises(UsageError, match="already exists"):
+        choose_folder(found[0], tmp_path, "train.py")
