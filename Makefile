@@ -15,7 +15,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile --con
 COMPILE := $(BIN)/python -m compileall -qq -j 0
 UNUSED := -x 'transformers/models/(?!auto|gpt2)|/tests/'
 
-.PHONY: help demo test test-all pytest system soak soak-guests check docs bench clean
+.PHONY: help demo test test-all pytest system soak soak-guests check docs bench size clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -72,6 +72,9 @@ NODES ?= 6
 soak: .make/dev  ## break everything around RUNS=20 runs on a sandbox for MINUTES=60, and judge how they end
 	@tests/system.sh
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --runs $(RUNS) --seed $(SEED) --nodes $(NODES)
+
+size:  ## count statements, modules and packages against their budgets
+	@$(PYTHON) tests/size.py
 
 soak-guests: .make/dev  ## end guest scripts in every way, 200 times under load
 	@$(BIN)/python tests/guests/soak.py

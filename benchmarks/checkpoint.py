@@ -31,7 +31,8 @@ from paceline.runtime.checkpoint import CheckpointManager
 
 from machine import describe, show
 
-SHAPES = {"few tensors": 12, "thousands": 1280}  # parameters; Adam adds two tensors and a number for each
+# parameters; Adam adds two tensors and a number for each
+SHAPES = {"few tensors": 12, "thousands": 1280}
 TARGETS = {1: 8.0, 2: 10.0}
 SECONDS_OF_STEPS = 1.5  # between two saves, enough to write one
 
@@ -47,7 +48,9 @@ class Training:
 
     def __init__(self, *, parameters: int, megabytes: int, device: str) -> None:
         each = megabytes * 1_000_000 // 12 // parameters
-        self.model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(each)) for _ in range(parameters)])
+        self.model = torch.nn.ParameterList(
+            [torch.nn.Parameter(torch.randn(each)) for _ in range(parameters)]
+        )
         self.model.to(device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=device == "cuda")
         for parameter in self.model.parameters():
@@ -95,21 +98,29 @@ def with_torch_save(training: Training, folder: Path, rank: int, step: int) -> f
     return time.perf_counter() - start
 
 
-def measure(rank_args: tuple[int, int, int], options: argparse.Namespace, folder: str, results_queue: Any) -> None:
+def measure(
+    rank_args: tuple[int, int, int], options: argparse.Namespace, folder: str, results_queue: Any
+) -> None:
     rank, world_size, port = rank_args
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
     if world_size > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(minutes=5))
+        dist.init_process_group(
+            "gloo", rank=rank, world_size=world_size, timeout=timedelta(minutes=5)
+        )
     results = {}
     for name, parameters in SHAPES.items():
-        training = Training(parameters=parameters, megabytes=options.megabytes, device=options.device)
+        training = Training(
+            parameters=parameters, megabytes=options.megabytes, device=options.device
+        )
         training.steps(5, lambda: None)
         seconds = torch.tensor(training.steps(10, lambda: None) / 10)
         if world_size > 1:
             dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         count = max(5, round(SECONDS_OF_STEPS / seconds.item()))
-        results[name] = compare(training, Path(folder) / name, rank, world_size, count=count, saves=options.saves)
+        results[name] = compare(
+            training, Path(folder) / name, rank, world_size, count=count, saves=options.saves
+        )
         shutil.rmtree(Path(folder) / name, ignore_errors=True)
     results_queue.put((rank, results))
     if world_size > 1:
@@ -143,7 +154,8 @@ def compare(
     ours.close()
     bare = statistics.median(total["bare"])
     mine, theirs = (
-        Cost(statistics.median(blocking[who]), statistics.median(total[who]) - bare) for who in ("ours", "theirs")
+        Cost(statistics.median(blocking[who]), statistics.median(total[who]) - bare)
+        for who in ("ours", "theirs")
     )
     return mine, theirs
 
@@ -158,7 +170,9 @@ def run(world_size: int, options: argparse.Namespace) -> dict[str, tuple[Cost, C
     folder = tempfile.mkdtemp(prefix="paceline-checkpoint-", dir=options.folder)
     try:
         processes = [
-            context.Process(target=measure, args=((rank, world_size, port), options, folder, results_queue))
+            context.Process(
+                target=measure, args=((rank, world_size, port), options, folder, results_queue)
+            )
             for rank in range(world_size)
         ]
         for process in processes:
@@ -172,7 +186,10 @@ def run(world_size: int, options: argparse.Namespace) -> dict[str, tuple[Cost, C
         shutil.rmtree(folder, ignore_errors=True)
     return {
         name: tuple(
-            Cost(max(rank[name][who].blocking for rank in costs), max(rank[name][who].total for rank in costs))
+            Cost(
+                max(rank[name][who].blocking for rank in costs),
+                max(rank[name][who].total for rank in costs),
+            )
             for who in (0, 1)
         )
         for name in SHAPES
@@ -185,7 +202,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=None)
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=512)
-    parser.add_argument("--folder", default=None, help="Folder to write to (default: the temporary folder).")
+    parser.add_argument(
+        "--folder", default=None, help="Folder to write to (default: the temporary folder)."
+    )
     options = parser.parse_args()
     world_sizes = options.ranks or ([1] if options.device == "cuda" else [1, 2])
     describe(f"one checkpoint of {options.megabytes} MB on {options.device}")
@@ -196,10 +215,15 @@ def main() -> int:
             target = TARGETS.get(world_size, 10.0)
             reached &= ratio >= target
             rows.append(
-                (f"{world_size} rank{'s' * (world_size > 1)}, {name}", f"{ours.blocking * 1e3:.0f} ms",
-                 f"{theirs.blocking * 1e3:.0f} ms", f"{ratio:.1f} x (target: {target:g})", f"{ours.total * 1e3:.0f} ms",
-                 f"{theirs.total * 1e3:.0f} ms")
-            )  # fmt: skip
+                (
+                    f"{world_size} rank{'s' * (world_size > 1)}, {name}",
+                    f"{ours.blocking * 1e3:.0f} ms",
+                    f"{theirs.blocking * 1e3:.0f} ms",
+                    f"{ratio:.1f} x (target: {target:g})",
+                    f"{ours.total * 1e3:.0f} ms",
+                    f"{theirs.total * 1e3:.0f} ms",
+                )
+            )
     columns = ("", "blocking", "torch.save", "ratio", "total", "torch.save, total")
     show(columns, rows)
     return 0 if reached else 1

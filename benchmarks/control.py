@@ -78,7 +78,9 @@ def make_plan(nodes: int, ranks: int) -> SlurmPlan:
     ]
     job = load_job(Program("train.py", ("--lr", "0.1")), flags=flags, cwd=Path("/"))
     run_path = RunPath(Path("/scratch"), "project", "default", "20260101-000000-abcd")
-    return plan_slurm(job, run_path=run_path, environ={"PATH": "/usr/bin:/bin"}, python="/usr/bin/python3")
+    return plan_slurm(
+        job, run_path=run_path, environ={"PATH": "/usr/bin:/bin"}, python="/usr/bin/python3"
+    )
 
 
 def timed(work: Callable[[], object], repeats: int = 5) -> float:
@@ -99,7 +101,10 @@ def measure_plans(nodes: int, ranks: int) -> None:
         "expand the host list": timed(lambda: expand(listed)),
     }
     total = sum(parts.values())
-    show(["part", "ms"], [[name, f"{1e3 * value:.1f}"] for name, value in {**parts, "total": total}.items()])
+    show(
+        ["part", "ms"],
+        [[name, f"{1e3 * value:.1f}"] for name, value in {**parts, "total": total}.items()],
+    )
     small, large = len(make_plan(2, 8).script), len(make_plan(nodes, ranks).script)
     print(f"total {total:.3f} s (target: under {LIMIT:.0f} s)")
     print(f"the script has {small} bytes for 2 nodes and {large} for {nodes}")
@@ -118,25 +123,40 @@ def measure_sweeps(points: int) -> None:
         (home / "submitit_sweep.py").write_text(SUBMITIT)
         # Each task of an array counts as a job.
         options = {"MaxJobCount": str(4 * points + 1000)}
-        cluster = Sandbox.up(home / "slurm", nodes=1, gpus=0, network=PLAIN, max_array_size=ARRAY, options=options)
+        cluster = Sandbox.up(
+            home / "slurm", nodes=1, gpus=0, network=PLAIN, max_array_size=ARRAY, options=options
+        )
         try:
             ours = [sys.executable, "-m", "paceline", "sweep", "--sbatch-arg=--hold", "sweep.toml"]
-            theirs = [sys.executable, "submitit_sweep.py", str(points), str(ARRAY), str(home / "submitit")]
+            theirs = [
+                sys.executable,
+                "submitit_sweep.py",
+                str(points),
+                str(ARRAY),
+                str(home / "submitit"),
+            ]
             found = {
                 "paceline sweep": measure_submission(cluster, home, ours, points),
                 "submitit map_array": measure_submission(cluster, home, theirs, points),
             }
         finally:
             cluster.down()
-    rows = [[name, f"{seconds:.2f}", str(calls), f"{files:,}"] for name, (seconds, calls, files) in found.items()]
+    rows = [
+        [name, f"{seconds:.2f}", str(calls), f"{files:,}"]
+        for name, (seconds, calls, files) in found.items()
+    ]
     show(["command", "s", "sbatch calls", "files"], rows)
     seconds, calls, _ = found["paceline sweep"]
     fewest = math.ceil(points / ARRAY)
-    print(f"{seconds:.2f} s with {calls} sbatch calls (target: under {SWEEP_LIMIT:.0f} s with {fewest} calls)")
+    print(
+        f"{seconds:.2f} s with {calls} sbatch calls (target: under {SWEEP_LIMIT:.0f} s with {fewest} calls)"
+    )
     print(f"paceline is {found['submitit map_array'][0] / seconds:.1f}x as fast as submitit")
 
 
-def measure_submission(cluster: Sandbox, home: Path, command: list[str], points: int) -> tuple[float, int, int]:
+def measure_submission(
+    cluster: Sandbox, home: Path, command: list[str], points: int
+) -> tuple[float, int, int]:
     """Return the seconds of the whole command, the number of jobs it submitted and of files it created."""
     tools, calls = home / "tools", home / "calls"
     tools.mkdir(exist_ok=True)
@@ -148,7 +168,9 @@ def measure_submission(cluster: Sandbox, home: Path, command: list[str], points:
     environment["PATH"] = f"{tools}:{environment['PATH']}"
     before = files_in(home)
     began = time.perf_counter()
-    done = subprocess.run(command, cwd=home, env=environment, text=True, capture_output=True, timeout=600)
+    done = subprocess.run(
+        command, cwd=home, env=environment, text=True, capture_output=True, timeout=600
+    )
     seconds = time.perf_counter() - began
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}")

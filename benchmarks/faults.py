@@ -125,23 +125,41 @@ class Training:
         hang_timeout: float,
         device: str = "cpu",
     ) -> None:
-        self.folder, self.ranks, self.hang_timeout, self.device = folder, ranks, hang_timeout, device
+        self.folder, self.ranks, self.hang_timeout, self.device = (
+            folder,
+            ranks,
+            hang_timeout,
+            device,
+        )
         self.out = folder / "out"
         self.out.mkdir(parents=True)
         (folder / "train.py").write_text(self.script)
-        self.args = ["train.py", str(self.out), *map(str, (steps, step_time, per_epoch, hang_timeout)), device]
+        self.args = [
+            "train.py",
+            str(self.out),
+            *map(str, (steps, step_time, per_epoch, hang_timeout)),
+            device,
+        ]
         self.process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
         raise NotImplementedError
 
     def start(self) -> None:
-        environment = {**os.environ, "PACELINE_SCRATCH": str(self.folder / "runs"), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PACELINE_SCRATCH": str(self.folder / "runs"),
+            "OMP_NUM_THREADS": "1",
+        }
         with open(self.folder / "console", "ab") as console:
             self.process = subprocess.Popen(
-                self.command(), cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=console,
+                self.command(),
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
                 stderr=console,
-            )  # fmt: skip
+            )
 
     def completed(self) -> list[tuple[float, int, int]]:
         """Return the time, step and pid of every completed step, including repeated ones."""
@@ -199,9 +217,17 @@ class Paceline(Training):
         if (self.folder / "runs").exists():
             return [*start, "--resume", "last"]
         return [
-            *start, *(["--cpu"] if self.device == "cpu" else []), "--nproc", str(self.ranks), "--max-restarts", "100",
-            "--no-snapshot", "--hang-timeout", f"{self.hang_timeout:.0f}s", *self.args,
-        ]  # fmt: skip
+            *start,
+            *(["--cpu"] if self.device == "cpu" else []),
+            "--nproc",
+            str(self.ranks),
+            "--max-restarts",
+            "100",
+            "--no-snapshot",
+            "--hang-timeout",
+            f"{self.hang_timeout:.0f}s",
+            *self.args,
+        ]
 
 
 class Torchrun(Training):
@@ -209,9 +235,14 @@ class Torchrun(Training):
 
     def command(self) -> list[str]:
         return [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}",
-            "--max-restarts=100", *self.args,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={self.ranks}",
+            "--max-restarts=100",
+            *self.args,
+        ]
 
 
 def wait_until_training(training: Training, *, after: float = 0.0, within: float = 120.0) -> float:

@@ -67,7 +67,9 @@ def check_metrics(folder: Path, distance: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--every", type=float, default=30.0, help="seconds between faults")
     parser.add_argument("--ranks", type=int, default=2)
@@ -78,17 +80,27 @@ def main() -> None:
         for kind in (Paceline, Torchrun):
             home = Path(folder) / kind.name
             training = kind(
-                home, ranks=args.ranks, steps=10**9, step_time=STEP_TIME, per_epoch=PER_EPOCH, hang_timeout=HANG_TIMEOUT
+                home,
+                ranks=args.ranks,
+                steps=10**9,
+                step_time=STEP_TIME,
+                per_epoch=PER_EPOCH,
+                hang_timeout=HANG_TIMEOUT,
             )
             rows[kind.name] = measure(training, seconds=args.minutes * 60, every=args.every)
             if kind is Paceline:
                 metrics = check_metrics(home / "runs", rows[kind.name][1])
                 (events,) = (home / "runs").glob("**/events")
                 spent = compute_goodput(read_events(events))
-                shares = " · ".join(f"{name} {spent.share(name):.0%}" for name in SHARES if spent.seconds[name] > 0)
+                shares = " · ".join(
+                    f"{name} {spent.share(name):.0%}" for name in SHARES if spent.seconds[name] > 0
+                )
     show(
         ["", "goodput", "useful steps", "repeated steps"],
-        [[name, f"{good:.0%}", str(count), str(again)] for name, (good, count, again) in rows.items()],
+        [
+            [name, f"{good:.0%}", str(count), str(again)]
+            for name, (good, count, again) in rows.items()
+        ],
     )
     print(f"paceline: {metrics}; from its events: {shares}")
     ratio = rows["paceline"][0] / rows["torchrun"][0]

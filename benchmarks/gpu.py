@@ -71,16 +71,29 @@ def machine() -> dict[str, Any]:
     import torch
 
     return {
-        "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "torch": torch.__version__,
-        "python": platform.python_version(), "cores": len(os.sched_getaffinity(0)), "processor": platform.machine(),
+        "gpu": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": platform.machine(),
         "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+    }
 
 
 def run_part(name: str, options: argparse.Namespace) -> list[Result]:
     """Measure a part in a process of its own, which leaves nothing behind on the GPU."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
-        command = [sys.executable, __file__, "--parts", name, "--repeats", str(options.repeats), "--part-to", file.name]
+        command = [
+            sys.executable,
+            __file__,
+            "--parts",
+            name,
+            "--repeats",
+            str(options.repeats),
+            "--part-to",
+            file.name,
+        ]
         if options.data_dir:
             command += ["--data-dir", str(options.data_dir)]
         began = time.monotonic()
@@ -101,7 +114,11 @@ def rows(results: list[Result]) -> list[tuple[str, ...]]:
         for peer, theirs in result.peers.items():
             ratio, (low, high) = result.ratio(peer), result.spread(peer)
             target = result.targets.get(peer)
-            verdict = "" if target is None else f"{target:g}x {'reached' if ratio >= target else 'missed'}"
+            verdict = (
+                ""
+                if target is None
+                else f"{target:g}x {'reached' if ratio >= target else 'missed'}"
+            )
             ours = number(median(result.ours), result.unit)
             other = f"{peer} {number(median(theirs), result.unit)}"
             times = f"{ratio:.3f}x" if ratio < 2 else f"{ratio:.1f}x"
@@ -114,17 +131,24 @@ def write(results: list[Result], facts: dict[str, Any], folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     name = re.sub(r"[^a-z0-9]+", "-", facts["gpu"].lower()).strip("-")
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({"machine": facts, "results": [each.to_json() for each in results]}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"machine": facts, "results": [each.to_json() for each in results]}, indent=1)
+        + "\n"
+    )
     path.with_suffix(".svg").write_text(draw(results, f"{facts['gpu']}, torch {facts['torch']}"))
     return path
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", type=Path, help="a folder with the full MNIST set")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where to write (benchmarks/results)")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="where to write (benchmarks/results)"
+    )
     parser.add_argument("--part-to", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     import torch
@@ -141,7 +165,8 @@ def main() -> int:
     results: list[Result] = []
     for name in options.parts:
         results += run_part(name, options)
-        path = write(results, facts, options.results)  # a benchmark that is interrupted keeps what it has
+        # a benchmark that is interrupted keeps what it has
+        path = write(results, facts, options.results)
     show(("", "Paceline", "peer", "ratio", "spread", "target"), rows(results))
     for result in results:
         for name, value in result.facts.items():

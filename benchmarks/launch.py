@@ -60,13 +60,19 @@ def environment(folder: Path) -> dict[str, str]:
     """Return the environment of an ordinary shell, where packages are compiled once and not at each start."""
     left_out = ("PYTHONDONTWRITEBYTECODE", "CI", "SLURM_JOB_ID")
     variables = {name: value for name, value in os.environ.items() if name not in left_out}
-    return {**variables, "PACELINE_SCRATCH": str(folder / "runs"), "XDG_RUNTIME_DIR": str(folder.parent)}
+    return {
+        **variables,
+        "PACELINE_SCRATCH": str(folder / "runs"),
+        "XDG_RUNTIME_DIR": str(folder.parent),
+    }
 
 
 def ask_warm(question: str, folder: Path) -> int:
     """Return the warm process after `paceline warm status` or `stop`; 0 if there is none."""
     command = [PACELINE, "warm", question]
-    answer = subprocess.run(command, env=environment(folder), capture_output=True, text=True, check=True).stdout
+    answer = subprocess.run(
+        command, env=environment(folder), capture_output=True, text=True, check=True
+    ).stdout
     found = re.search(r"process (\d+)", answer)
     return int(found[1]) if found else 0
 
@@ -76,7 +82,10 @@ def once(command: list[str], ranks: int, folder: Path) -> tuple[float, float]:
     folder.mkdir()
     started = time.time()
     with subprocess.Popen(
-        [*command, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment(folder)
+        [*command, str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment(folder),
     ) as process:
         marks = [folder / f"rank-{rank}" for rank in range(ranks)]
         while not all(mark.exists() for mark in marks):
@@ -94,7 +103,9 @@ def once(command: list[str], ranks: int, folder: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -116,7 +127,12 @@ def compare(ranks: int, script: Path, repeats: int) -> list[list[str]]:
     peers = {
         "paceline": [*run, str(script)],
         "paceline --warm": [*run, "--warm", str(script)],
-        "torchrun": [str(Path(PACELINE).with_name("torchrun")), "--nproc-per-node", str(ranks), str(script)],
+        "torchrun": [
+            str(Path(PACELINE).with_name("torchrun")),
+            "--nproc-per-node",
+            str(ranks),
+            str(script),
+        ],
     }
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
     for repeat in range(repeats + 1):
@@ -124,16 +140,24 @@ def compare(ranks: int, script: Path, repeats: int) -> list[list[str]]:
             result = once(command, ranks, script.with_name(f"{name.split()[-1]}-{ranks}-{repeat}"))
             if repeat:  # the first run of each warms the page cache, and leaves the warm process
                 results[name].append(result)
-    seconds = {name: statistics.median(each[0] for each in measured) for name, measured in results.items()}
-    memory = {name: statistics.median(each[1] for each in measured) for name, measured in results.items()}
+    seconds = {
+        name: statistics.median(each[0] for each in measured) for name, measured in results.items()
+    }
+    memory = {
+        name: statistics.median(each[1] for each in measured) for name, measured in results.items()
+    }
     targets = {"paceline": TARGETS.get(ranks), "paceline --warm": WARM_TARGETS.get(ranks)}
     return [
         [
-            f"{ranks} ranks", name, f"{seconds[name]:.2f} s", f"{seconds['torchrun'] / seconds[name]:.1f}x faster",
-            f"{target:.1f}x" if (target := targets.get(name)) else "", f"{memory[name]:.0f} MB",
+            f"{ranks} ranks",
+            name,
+            f"{seconds[name]:.2f} s",
+            f"{seconds['torchrun'] / seconds[name]:.1f}x faster",
+            f"{target:.1f}x" if (target := targets.get(name)) else "",
+            f"{memory[name]:.0f} MB",
         ]
         for name in peers
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

@@ -49,22 +49,49 @@ srun --export=ALL {python} -m torch.distributed.run --nnodes {nodes} --nproc-per
 def launch_torchrun(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, ranks: int) -> None:
     """Launch the usual way: srun starts one torchrun per node."""
     text = TORCHRUN.format(
-        began=shlex.quote(str(folder / "began")), python=sys.executable, nodes=nodes, ranks=ranks,
-        script=shlex.quote(str(home / "train.py")), folder=shlex.quote(str(folder)),
-    )  # fmt: skip
-    options = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={ranks}", f"--output={folder}/log"]
+        began=shlex.quote(str(folder / "began")),
+        python=sys.executable,
+        nodes=nodes,
+        ranks=ranks,
+        script=shlex.quote(str(home / "train.py")),
+        folder=shlex.quote(str(folder)),
+    )
+    options = [
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={ranks}",
+        f"--output={folder}/log",
+    ]
     cluster.run(["sbatch", "--wait", *options], input=text, timeout=600)
 
 
 def launch_paceline(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, ranks: int) -> None:
     line = f"date +%s.%N >{shlex.quote(str(folder / 'began'))}"
     (home / "paceline.toml").write_text(f"[environment]\nsetup = [{json.dumps(line)}]\n")
-    args = ["submit", "--wait", "--nodes", str(nodes), "--nproc", str(ranks), "--cpus-per-gpu", "1", "--no-check"]
-    environment = {**os.environ, **cluster.environment, "PACELINE_SCRATCH": str(home.parent / "scratch")}
+    args = [
+        "submit",
+        "--wait",
+        "--nodes",
+        str(nodes),
+        "--nproc",
+        str(ranks),
+        "--cpus-per-gpu",
+        "1",
+        "--no-check",
+    ]
+    environment = {
+        **os.environ,
+        **cluster.environment,
+        "PACELINE_SCRATCH": str(home.parent / "scratch"),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "paceline", *args, "train.py", str(folder)],
-        cwd=home, env=environment, text=True, capture_output=True, timeout=600,
-    )  # fmt: skip
+        cwd=home,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=600,
+    )
     if done.returncode:
         raise SystemExit(f"the run failed:\n{done.stdout}\n{done.stderr}")
 
@@ -72,7 +99,9 @@ def launch_paceline(cluster: Sandbox, home: Path, folder: Path, *, nodes: int, r
 def measure(folder: Path, world_size: int) -> float:
     """Return the seconds from the start of the step to the last rank's all-reduce."""
     times = [float(path.read_text()) for path in folder.glob("rank-*")]
-    assert len(times) == world_size, f"only {len(times)} of {world_size} ranks finished: see {folder}"
+    assert len(times) == world_size, (
+        f"only {len(times)} of {world_size} ranks finished: see {folder}"
+    )
     return max(times) - float((folder / "began").read_text())
 
 
@@ -95,7 +124,10 @@ def main() -> None:
         cluster = Sandbox.up(Path(temporary) / "slurm", nodes=args.nodes, gpus=0, network=network)
         try:
             for repeat in range(args.repeats):
-                for name, launch in (("paceline (fork)", launch_paceline), ("srun + torchrun", launch_torchrun)):
+                for name, launch in (
+                    ("paceline (fork)", launch_paceline),
+                    ("srun + torchrun", launch_torchrun),
+                ):
                     folder = Path(temporary) / f"{name.split()[0]}-{repeat}"
                     folder.mkdir()
                     launch(cluster, home, folder, nodes=args.nodes, ranks=args.ranks)
@@ -105,7 +137,8 @@ def main() -> None:
             cluster.down()
     medians = {name: statistics.median(values) for name, values in times.items()}
     rows = [
-        [name, f"{medians[name]:.2f}", f"{min(values):.2f}", f"{max(values):.2f}"] for name, values in times.items()
+        [name, f"{medians[name]:.2f}", f"{min(values):.2f}", f"{max(values):.2f}"]
+        for name, values in times.items()
     ]
     show(["launcher", "median s", "min", "max"], rows)
     ratio = medians["srun + torchrun"] / medians["paceline (fork)"]

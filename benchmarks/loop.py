@@ -145,7 +145,12 @@ def replica_check(rounds: int = 20) -> tuple[float, float]:
 
 
 BARE, OURS, FABRIC = "bare loop", "Paceline, loss logged", "Lightning Fabric"
-WAYS: dict[str, Way] = {BARE: bare, OURS: paceline_loop, FABRIC: fabric_loop, "Accelerate": accelerate_loop}
+WAYS: dict[str, Way] = {
+    BARE: bare,
+    OURS: paceline_loop,
+    FABRIC: fabric_loop,
+    "Accelerate": accelerate_loop,
+}
 
 
 def measure(steps: int, rounds: int) -> dict[str, float]:
@@ -176,13 +181,17 @@ def main() -> None:
     describe("Loop overhead")
     best = measure(options.steps, options.rounds)
     base = best[BARE]
-    rows = [(name, f"{each * 1e6:.1f}", f"{(each - base) * 1e6:.1f}") for name, each in best.items()]
+    rows = [
+        (name, f"{each * 1e6:.1f}", f"{(each - base) * 1e6:.1f}") for name, each in best.items()
+    ]
     show(("", "us a step", "us added"), rows)
     if FABRIC in best:
         ratio = (best[OURS] - base) / (best[FABRIC] - base)
         print(f"Paceline adds {ratio:.2f} of what Fabric adds; target: at most 0.50")
     once, per_step = replica_check()
-    print(f"With several ranks, a check of the replicas takes {once * 1e6:.0f} us: {per_step * 1e6:.1f} us a step")
+    print(
+        f"With several ranks, a check of the replicas takes {once * 1e6:.0f} us: {per_step * 1e6:.1f} us a step"
+    )
 
 
 if __name__ == "__main__":

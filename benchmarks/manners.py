@@ -68,18 +68,26 @@ class Counter:
         (tools / "squeue").write_text(COUNTING.format(calls=self.calls, squeue=real))
         (tools / "squeue").chmod(0o755)
         self.environment = {
-            **os.environ, **cluster.environment, "PACELINE_SCRATCH": str(home / "scratch"),
-            "PACELINE_POLL_INTERVAL": str(60 / speed), "PATH": f"{tools}:{os.environ['PATH']}",
-        }  # fmt: skip
+            **os.environ,
+            **cluster.environment,
+            "PACELINE_SCRATCH": str(home / "scratch"),
+            "PACELINE_POLL_INTERVAL": str(60 / speed),
+            "PATH": f"{tools}:{os.environ['PATH']}",
+        }
 
     def answered(self) -> int:
-        found = re.findall(r"REQUEST_JOB(?:_USER)?_INFO\s*\(\s*\d+\)\s*count:(\d+)", self.cluster.run(["sdiag"]).stdout)
+        found = re.findall(
+            r"REQUEST_JOB(?:_USER)?_INFO\s*\(\s*\d+\)\s*count:(\d+)",
+            self.cluster.run(["sdiag"]).stdout,
+        )
         return sum(map(int, found))
 
     def count(self, argv: list[str], seconds: float | None) -> tuple[int, int]:
         """Run a command, for so long or to its end; return how often the controller and the script were asked."""
         answered, asked = self.answered(), self.calls.stat().st_size
-        process = subprocess.Popen(argv, env=self.environment, stdout=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            argv, env=self.environment, stdout=subprocess.DEVNULL, start_new_session=True
+        )
         if seconds is None:
             assert process.wait() == 0, argv
         else:
@@ -95,8 +103,12 @@ def make_runs(cluster: Sandbox, home: Path) -> list[RunFolder]:
     folders = []
     for number in range(RUNS):
         script = "#!/bin/sh\nsleep 3600\n"
-        job = cluster.run(["sbatch", "--parsable", "--output=/dev/null"], input=script).stdout.strip()
-        folder = RunFolder(home / "scratch" / "project" / "default" / f"20260101-00000{number}-aaaa")
+        job = cluster.run(
+            ["sbatch", "--parsable", "--output=/dev/null"], input=script
+        ).stdout.strip()
+        folder = RunFolder(
+            home / "scratch" / "project" / "default" / f"20260101-00000{number}-aaaa"
+        )
         folder.job_start(f"{job}-0").path.mkdir(parents=True)
         folder.claims.mkdir()
         (folder.claims / "1").symlink_to(f"{job}-0")
@@ -127,7 +139,9 @@ def measure(counter: Counter, folder: RunFolder, seconds: float, speed: float) -
     answered, asked = counter.count([sys.executable, "-c", LOOK, str(folder.path)], None)
     rows.append([f"{WATCHERS} watchers at once", str(answered), str(asked), ""])
     show(["command", "calls by sdiag", "by the script", "per hour"], rows)
-    print(f"paceline logs -f: {per_hour['paceline logs -f']:.0f} calls an hour (target: at most {LIMIT})")
+    print(
+        f"paceline logs -f: {per_hour['paceline logs -f']:.0f} calls an hour (target: at most {LIMIT})"
+    )
     print(f"{WATCHERS} watchers: {answered} call{'s' * (answered != 1)} (target: at most 1)")
 
 
@@ -139,7 +153,9 @@ def main() -> None:
     describe("manners")
     if missing := missing_packages(Settings(network=PLAIN)):
         raise SystemExit(f"no Slurm to measure on: install {' '.join(missing)}")
-    print(f"the clock runs {args.speed:g} times as fast: Slurm is asked every {60 / args.speed:g} s instead of 60 s")
+    print(
+        f"the clock runs {args.speed:g} times as fast: Slurm is asked every {60 / args.speed:g} s instead of 60 s"
+    )
     with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         cluster = Sandbox.up(home / "slurm", nodes=2, cpus=8, network=PLAIN, owner=os.getpid())

@@ -11,7 +11,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-SERVERS = ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server")
+SERVERS = (
+    "/usr/lib/openssh/sftp-server",
+    "/usr/libexec/openssh/sftp-server",
+    "/usr/lib/ssh/sftp-server",
+)
 
 
 def missing_requirement() -> str:
@@ -31,14 +35,21 @@ class NetworkFolder:
         mount.mkdir()
         self._server = mount.with_name("server.sh")
         server = next(path for path in SERVERS if os.path.exists(path))
-        self._server.write_text(f"#!/bin/sh\nexec {server}\n")  # ignores the arguments meant for ssh
+        # ignores the arguments meant for ssh
+        self._server.write_text(f"#!/bin/sh\nexec {server}\n")
         self._server.chmod(0o700)
         self._is_mounted = False
 
     def remount(self) -> None:
         """Mount again, with nothing cached, as on a node that has not read anything yet."""
         self.close()
-        command = ["sshfs", "-o", f"ssh_command={self._server}", f"here:{self.stored}", str(self.mount)]
+        command = [
+            "sshfs",
+            "-o",
+            f"ssh_command={self._server}",
+            f"here:{self.stored}",
+            str(self.mount),
+        ]
         subprocess.run(command, check=True)
         self._is_mounted = True
 

@@ -28,11 +28,16 @@ def recover(training: Training, repeats: int) -> list[float]:
     try:
         began = wait_until_training(training)
         for _ in range(repeats):
-            wait_until_training(training, after=began + 3)  # training again, and saved at least once
+            # training again, and saved at least once
+            wait_until_training(training, after=began + 3)
             before = training.completed()[-1][2]
             killed = time.time()
             training.kill()
-            while not (again := [row[0] for row in training.completed() if row[0] > killed and row[2] != before]):
+            while not (
+                again := [
+                    row[0] for row in training.completed() if row[0] > killed and row[2] != before
+                ]
+            ):
                 assert training.process is not None
                 assert training.process.poll() is None, training.console()[-3000:]
                 time.sleep(0.02)
@@ -44,7 +49,9 @@ def recover(training: Training, repeats: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
@@ -53,7 +60,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind in (Paceline, Torchrun):
             training = kind(
-                Path(folder) / kind.name, ranks=args.ranks, steps=10**9, step_time=0.05, per_epoch=20, hang_timeout=60
+                Path(folder) / kind.name,
+                ranks=args.ranks,
+                steps=10**9,
+                step_time=0.05,
+                per_epoch=20,
+                hang_timeout=60,
             )
             rows[kind.name] = recover(training, args.repeats)
     show(
@@ -64,7 +76,9 @@ def main() -> None:
         ],
     )
     ratio = statistics.median(rows["torchrun"]) / statistics.median(rows["paceline"])
-    print(f"paceline recovers {ratio:.1f} times as fast as torchrun (target: at least {TARGET:.0f} times)")
+    print(
+        f"paceline recovers {ratio:.1f} times as fast as torchrun (target: at least {TARGET:.0f} times)"
+    )
 
 
 if __name__ == "__main__":

@@ -87,7 +87,12 @@ class Laptop:
 
     def run(self, *argv: str) -> str:
         done = subprocess.run(
-            argv, cwd=self.project, env=self.environment, text=True, capture_output=True, stdin=subprocess.DEVNULL
+            argv,
+            cwd=self.project,
+            env=self.environment,
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
         )
         assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -102,7 +107,10 @@ class Laptop:
         begin, cpu = time.perf_counter(), _children()
         yield
         seconds, cpu = time.perf_counter() - begin, _children() - cpu
-        calls, total = len(self.calls.read_text().splitlines()), self.relay.sent + self.relay.received - before
+        calls, total = (
+            len(self.calls.read_text().splitlines()),
+            self.relay.sent + self.relay.received - before,
+        )
         found.append(Result(part, what, 2 * self.relay.delay, seconds, calls, total, cpu))
 
     def compare(self, part: str, cases: dict[str, Callable[[], object]]) -> list[Result]:
@@ -166,15 +174,23 @@ def measure_submit(laptop: Laptop, nemo: str | None) -> list[Result]:
             f"{lab.home}/nemo",
         )
 
-    socket = next(str(each) for each in (lab.folder / "run" / "paceline").iterdir() if not each.suffix)
-    (installed,) = (each for each in (lab.home / ".cache" / "paceline").iterdir() if each.name[0].isdigit())
+    socket = next(
+        str(each) for each in (lab.folder / "run" / "paceline").iterdir() if not each.suffix
+    )
+    (installed,) = (
+        each for each in (lab.home / ".cache" / "paceline").iterdir() if each.name[0].isdigit()
+    )
     conf = next(node.variables["SLURM_CONF"] for node in lab.more if node.name == "slurm")
-    start = f"import sys; sys.path.insert(0, '{installed}'); from paceline.__main__ import main; main()"
+    start = (
+        f"import sys; sys.path.insert(0, '{installed}'); from paceline.__main__ import main; main()"
+    )
     python = f'SLURM_CONF={conf} /usr/bin/python3 -I -c "{start}"'
     lab.on_node("mkdir -p local")
     cases: dict[str, Callable[[], object]] = {
-        "rsync; ssh sbatch": by_hand, "paceline submit, on the login node": there, "paceline submit --on": remote,
-    }  # fmt: skip
+        "rsync; ssh sbatch": by_hand,
+        "paceline submit, on the login node": there,
+        "paceline submit --on": remote,
+    }
     if nemo:
         cases["NeMo-Run SSHTunnel: connect, put, sbatch"] = tunnel
     return laptop.compare("submit", cases)
@@ -184,14 +200,18 @@ def measure_list(laptop: Laptop, socket: str, runs: int) -> list[Result]:
     return laptop.compare(
         f"list of {runs:,}",
         {
-            "ssh squeue --me": lambda: laptop.run("ssh", "-S", socket, "link", "squeue --me --array"),
+            "ssh squeue --me": lambda: laptop.run(
+                "ssh", "-S", socket, "link", "squeue --me --array"
+            ),
             "paceline ps --all --on": lambda: laptop.paceline("ps", "--all", "--on", "link"),
             "paceline ps --on": lambda: laptop.paceline("ps", "--on", "link"),
         },
     )
 
 
-def measure_following(laptop: Laptop, socket: str, log: str, run: str, seconds: float) -> list[Result]:
+def measure_following(
+    laptop: Laptop, socket: str, log: str, run: str, seconds: float
+) -> list[Result]:
     """A rank that writes a line every second. Seconds are those of the measurement; bytes are those of an hour."""
     found: list[Result] = []
     python = [sys.executable, "-m", "paceline"]
@@ -251,10 +271,15 @@ def measure(lab: Lab, cluster: Sandbox, folder: Path, args: argparse.Namespace) 
         with lab.link(node) as relay:
             laptop = Laptop(lab, relay, project, args.repeats)
             laptop.paceline("login", "link")
-            with laptop.counted("first command", "paceline ps --on, with the installation", results):
+            with laptop.counted(
+                "first command", "paceline ps --on, with the installation", results
+            ):
                 laptop.paceline("ps", "--on", "link")
-            laptop.paceline("ps", "--all", "--on", "link")  # now compiled, and the list has its index
-            socket = next(str(each) for each in (lab.folder / "run" / "paceline").iterdir() if not each.suffix)
+            # now compiled, and the list has its index
+            laptop.paceline("ps", "--all", "--on", "link")
+            socket = next(
+                str(each) for each in (lab.folder / "run" / "paceline").iterdir() if not each.suffix
+            )
             relay.delay = round_trip / 2
             results += measure_submit(laptop, args.nemo)
             cluster.run(["scancel", "--state=RUNNING", f"--user={lab.user}"])
@@ -262,7 +287,9 @@ def measure(lab: Lab, cluster: Sandbox, folder: Path, args: argparse.Namespace) 
             (project / "train.py").write_text(
                 "import time\nwhile True:\n    print(time.time(), flush=True)\n    time.sleep(1)\n"
             )
-            laptop.paceline("submit", "--on", "link", *SMALL, "--name", f"talks-{round_trip}", "train.py")
+            laptop.paceline(
+                "submit", "--on", "link", *SMALL, "--name", f"talks-{round_trip}", "train.py"
+            )
             log = wait_for_log(lab, f"talks-{round_trip}")
             results += measure_following(laptop, socket, log, f"talks-{round_trip}", args.seconds)
             laptop.paceline("cancel", "--on", "link", f"talks-{round_trip}")
@@ -287,23 +314,40 @@ def wait_for_log(lab: Lab, name: str) -> str:
 def report(results: Sequence[Result], path: Path) -> None:
     rows = [
         (
-            each.part, each.what, f"{each.round_trip * 1000:.0f} ms", _number(each.seconds), _number(each.cpu),
-            f"{each.calls:.0f}", f"{each.bytes / 1000:,.1f}", _number(each.ratio),
+            each.part,
+            each.what,
+            f"{each.round_trip * 1000:.0f} ms",
+            _number(each.seconds),
+            _number(each.cpu),
+            f"{each.calls:.0f}",
+            f"{each.bytes / 1000:,.1f}",
+            _number(each.ratio),
         )
         for each in results
-    ]  # fmt: skip
+    ]
     show(("", "command", "round trip", "seconds", "CPU", "calls", "kB", "ratio"), rows)
     for each in results:
         if each.what == "paceline submit --on":
             local = next(
-                row for row in results if row.round_trip == each.round_trip and row.what.endswith("on the login node")
+                row
+                for row in results
+                if row.round_trip == each.round_trip and row.what.endswith("on the login node")
             )
             extra = (each.seconds or 0) - (local.seconds or 0)
             verdict = "kept" if extra <= EXTRA_SECONDS else "missed"
-            print(f"submit --on, {each.round_trip * 1000:.0f} ms: {extra:.1f} s beyond a submit there"
-                  f" (target: at most {EXTRA_SECONDS:.0f} s, {verdict})")  # fmt: skip
-    machine = {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0], "python": sys.version.split()[0]}
-    path.write_text(json.dumps({"machine": machine, "results": [asdict(each) for each in results]}, indent=1) + "\n")
+            print(
+                f"submit --on, {each.round_trip * 1000:.0f} ms: {extra:.1f} s beyond a submit there"
+                f" (target: at most {EXTRA_SECONDS:.0f} s, {verdict})"
+            )
+    machine = {
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "python": sys.version.split()[0],
+    }
+    path.write_text(
+        json.dumps({"machine": machine, "results": [asdict(each) for each in results]}, indent=1)
+        + "\n"
+    )
 
 
 def _number(value: float | None) -> str:
@@ -320,7 +364,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=60.0, help="of following")
-    parser.add_argument("--round-trip", type=float, nargs="+", default=[0.0, 0.2], help="seconds that the link adds")
+    parser.add_argument(
+        "--round-trip", type=float, nargs="+", default=[0.0, 0.2], help="seconds that the link adds"
+    )
     parser.add_argument("--nemo", metavar="PYTHON", help="a Python that has nemo_run")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to write remote.json")
     args = parser.parse_args()
@@ -335,7 +381,9 @@ def main() -> None:
         (Path(folder) / "lab").mkdir()
         Path(folder).chmod(0o755)
         lab = Lab(Path(folder) / "lab")
-        cluster = Sandbox.up(Path(folder) / "slurm", nodes=2, cpus=64, network=PLAIN, owner=os.getpid())
+        cluster = Sandbox.up(
+            Path(folder) / "slurm", nodes=2, cpus=64, network=PLAIN, owner=os.getpid()
+        )
         try:
             lab.up()
             report(measure(lab, cluster, Path(folder), args), args.results / "remote.json")

@@ -30,12 +30,18 @@ class Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.attention = nn.ModuleList([nn.Linear(width, 3 * width), nn.Linear(width, width)])
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.feed = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.heads = width // 64
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows, length, width = x.shape
-        parts = self.attention[0](self.norms[0](x)).view(rows, length, 3, self.heads, 64).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.attention[0](self.norms[0](x))
+            .view(rows, length, 3, self.heads, 64)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
         x = x + self.attention[1](mixed.transpose(1, 2).reshape(rows, length, width))
         return x + self.feed(self.norms[1](x))
@@ -60,7 +66,9 @@ def make_steps(device: torch.device, control: object) -> dict[str, Callable[[], 
     width, words = (768, 50304) if device.type == "cuda" else (64, 512)
     tokens = torch.randint(words, (1, 64), device=device)
 
-    def step_of(model: nn.Module, forward: nn.Module, reduce: Callable[[], None]) -> Callable[[], None]:
+    def step_of(
+        model: nn.Module, forward: nn.Module, reduce: Callable[[], None]
+    ) -> Callable[[], None]:
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
         def step() -> None:
@@ -77,7 +85,9 @@ def make_steps(device: torch.device, control: object) -> dict[str, Callable[[], 
     plain = Transformer(width, words, 64).to(device)
     index = [device] if device.type == "cuda" else None
     ours = Transformer(width, words, 64).to(device)
-    wrapped = DDPModel(ours, device=device, control=control, compile_options=False, comm_hook=None, options={})
+    wrapped = DDPModel(
+        ours, device=device, control=control, compile_options=False, comm_hook=None, options={}
+    )
     seen = [0]
 
     def reduce() -> None:
@@ -100,7 +110,9 @@ def measure(step: Callable[[], object], steps: int, device: torch.device) -> flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=100, help="steps per round")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -122,7 +134,10 @@ def main() -> None:
     dist.destroy_process_group()
 
     describe("replicas")
-    rows = [(name, f"{seconds * 1e3:.2f} ms", f"{seconds / best[PLAIN]:.3f}x") for name, seconds in best.items()]
+    rows = [
+        (name, f"{seconds * 1e3:.2f} ms", f"{seconds / best[PLAIN]:.3f}x")
+        for name, seconds in best.items()
+    ]
     show(("one step", "time", "against plain DDP"), rows)
     share = whole / EVERY / best[PLAIN]
     print(

@@ -51,7 +51,9 @@ def make_small_files(root: Path, count: int) -> None:
     for number in range(count):
         folder = root / f"class-{number % 100:03d}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number:06d}.jpg").write_bytes(generator.randbytes(generator.randrange(1000, 8000)))
+        (folder / f"{number:06d}.jpg").write_bytes(
+            generator.randbytes(generator.randrange(1000, 8000))
+        )
 
 
 def make_large_files(root: Path, megabytes: int) -> None:
@@ -75,7 +77,10 @@ def stage(base: Path, name: str, disk: Path, *, keep: int = 0) -> None:
 
 
 def shell(command: str, base: Path, name: str, disk: Path) -> None:
-    subprocess.run(["bash", "-c", command.format(source=f"{base}/{name}", base=base, name=name, disk=disk)], check=True)
+    subprocess.run(
+        ["bash", "-c", command.format(source=f"{base}/{name}", base=base, name=name, disk=disk)],
+        check=True,
+    )
 
 
 def drop_cached_pages(root: Path) -> None:
@@ -115,7 +120,9 @@ class Source:
         self.remount()
 
 
-def copy_methods(source: Source, name: str) -> dict[str, tuple[Callable[[Path], None], Callable[[], None]]]:
+def copy_methods(
+    source: Source, name: str
+) -> dict[str, tuple[Callable[[Path], None], Callable[[], None]]]:
     """Return each method of copying, and what to do before it."""
     base = source.base
 
@@ -134,7 +141,9 @@ def copy_methods(source: Source, name: str) -> dict[str, tuple[Callable[[Path], 
     return methods
 
 
-def compare(source: Source, name: str, *, disk: Path, rounds: int, tidy: bool) -> dict[str, list[Measurement]]:
+def compare(
+    source: Source, name: str, *, disk: Path, rounds: int, tidy: bool
+) -> dict[str, list[Measurement]]:
     """Measure every method in turn, each into an empty folder; the cached copy is made once and then reused."""
     turns, generator = list(copy_methods(source, name).items()), random.Random(7)
     taken: dict[str, list[Measurement]] = {label: [] for label in [*dict(turns), CACHED]}
@@ -167,17 +176,23 @@ def best_peer(ways: dict[str, list[Measurement]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--megabytes", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="folder for the source [default: the temporary folder]")
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the source [default: the temporary folder]"
+    )
     parser.add_argument("--disk", type=Path, help="folder for the copies [default: the same]")
     options = parser.parse_args()
     describe("staging")
     with (
         tempfile.TemporaryDirectory(dir=options.folder, prefix="paceline-bench-") as folder,
-        tempfile.TemporaryDirectory(dir=options.disk or options.folder, prefix="paceline-bench-") as disk,
+        tempfile.TemporaryDirectory(
+            dir=options.disk or options.folder, prefix="paceline-bench-"
+        ) as disk,
     ):
         base = Path(folder) / "scratch" / "bench"
         make_small_files(base / "small", options.files)
@@ -188,7 +203,10 @@ def main() -> None:
                 found[source.title, name] = compare(
                     source, name, disk=Path(disk), rounds=options.rounds, tidy=name == "large"
                 )
-    titles = {"small": f"{options.files} small files", "large": f"{options.megabytes} MB in 4 files"}
+    titles = {
+        "small": f"{options.files} small files",
+        "large": f"{options.megabytes} MB in 4 files",
+    }
     report(found, titles)
 
 
@@ -206,7 +224,9 @@ def sources(folder: Path, base: Path) -> Iterator[Source]:
         yield Source("network", network.mount / base.name, base, network.remount)
 
 
-def report(found: dict[tuple[str, str], dict[str, list[Measurement]]], titles: dict[str, str]) -> None:
+def report(
+    found: dict[tuple[str, str], dict[str, list[Measurement]]], titles: dict[str, str]
+) -> None:
     rows = []
     for (source, name), ways_taken in found.items():
         for label, taken in ways_taken.items():
@@ -219,7 +239,9 @@ def report(found: dict[tuple[str, str], dict[str, list[Measurement]]], titles: d
     for (source, name), ways_taken in found.items():
         for label, target in TARGETS[name].items():
             ratio = best_peer(ways_taken) / minimum(ways_taken[label])
-            print(f"{titles[name]}, {source}: {label}: {ratio:.2f}x the best peer (target {target:g}x)")
+            print(
+                f"{titles[name]}, {source}: {label}: {ratio:.2f}x the best peer (target {target:g}x)"
+            )
 
 
 if __name__ == "__main__":

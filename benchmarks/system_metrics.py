@@ -32,7 +32,9 @@ subprocess.run([sys.executable, "-c", "import sys; print('up', flush=True); sys.
 
 def start_ranks(count: int) -> list[subprocess.Popen[str]]:
     started = [
-        subprocess.Popen([sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         for _ in range(count)
     ]
     for each in started:
@@ -72,7 +74,9 @@ def cost(action: Callable[[], object], samples: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--interval", type=float, default=15.0)
@@ -88,9 +92,16 @@ def main() -> int:
         metrics.close()
     finally:
         end_ranks(ranks)
-    share = {name: value / options.interval / 1e4 for name, value in (("ours", ours), ("psutil", peer))}
+    share = {
+        name: value / options.interval / 1e4 for name, value in (("ours", ours), ("psutil", peer))
+    }
     show(
-        ["sampler", "CPU time per sample", f"of a core, every {options.interval:g} s", "paceline is faster by"],
+        [
+            "sampler",
+            "CPU time per sample",
+            f"of a core, every {options.interval:g} s",
+            "paceline is faster by",
+        ],
         [
             ["paceline", f"{ours:,.0f} µs", f"{share['ours']:.4f} %", ""],
             ["psutil", f"{peer:,.0f} µs", f"{share['psutil']:.4f} %", f"{peer / ours:.1f} x"],

@@ -58,7 +58,9 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], None]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--active", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)

@@ -10,9 +10,13 @@ import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage",
-    "--host-resolver-rules=MAP evil.example 127.0.0.1",  # a name that leads here, as after DNS rebinding
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+    # a name that leads here, as after DNS rebinding
+    "--host-resolver-rules=MAP evil.example 127.0.0.1",
+]
 
 
 @pytest.fixture(scope="session")

@@ -33,13 +33,28 @@ resource_tracker.ensure_running()
 
 
 # Long files first, so that no worker starts one of them when the others have nothing left to do.
-LONGEST = ("slurm", "guests", "docs", "fault_tolerance", "examples", "sandbox", "agent", "cluster", "runtime", "sweep")
+LONGEST = (
+    "slurm",
+    "guests",
+    "docs",
+    "fault_tolerance",
+    "examples",
+    "sandbox",
+    "agent",
+    "cluster",
+    "runtime",
+    "sweep",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     last = len(order)
-    items.sort(key=lambda item: min((order.get(parent, last) for parent in item.path.parents), default=last))
+    items.sort(
+        key=lambda item: min(
+            (order.get(parent, last) for parent in item.path.parents), default=last
+        )
+    )
 
 
 def pytest_collection_finish() -> None:
@@ -79,7 +94,8 @@ def marked(token: str, older: frozenset[str] = frozenset()) -> list[psutil.Proce
     wanted, found = f"{MARK}={token}".encode(), []
     forks = [address.encode() for address in forked_commands.servers]
     ours = {os.getpid(), *forked_commands.servers.values()}
-    for name in filter(str.isdigit, frozenset(os.listdir("/proc")) - older):  # psutil would take four times as long
+    # psutil would take four times as long
+    for name in filter(str.isdigit, frozenset(os.listdir("/proc")) - older):
         with suppress(OSError, psutil.Error):
             is_marked = wanted in Path("/proc", name, "environ").read_bytes()
             if not is_marked and forks:
@@ -95,14 +111,17 @@ def marked(token: str, older: frozenset[str] = frozenset()) -> list[psutil.Proce
 @pytest.fixture(autouse=True)
 def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail the test that leaves a process running, or the environment changed."""
-    for name in [name for name in os.environ if name.startswith(("PACELINE_", "SLURM_", "OMPI_", "SBATCH_"))]:
+    for name in [
+        name for name in os.environ if name.startswith(("PACELINE_", "SLURM_", "OMPI_", "SBATCH_"))
+    ]:
         monkeypatch.delenv(name)
     token = uuid.uuid4().hex
     monkeypatch.setenv(MARK, token)
     before, older = dict(os.environ), frozenset(os.listdir("/proc"))
     yield
     changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
-    changed -= {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}  # torch sets its own with the first optimizer
+    # torch sets its own with the first optimizer
+    changed -= {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
     changed -= {"TRITON_CACHE_DIR", "TRITON_PTXAS_PATH"}  # and these when it compiles for a GPU
     deadline = time.monotonic() + 10
     while (left := marked(token, older)) and time.monotonic() < deadline:
@@ -153,15 +172,28 @@ def forked_cli() -> Iterator[forked_commands.Commands]:
 
 
 @pytest.fixture
-def paceline(tmp_path: Path, scratch: Path, forked_cli: forked_commands.Commands) -> Callable[..., Completed]:
+def paceline(
+    tmp_path: Path, scratch: Path, forked_cli: forked_commands.Commands
+) -> Callable[..., Completed]:
     """Run a `paceline` command without a terminal: `paceline("run", "train.py", cwd=...)`."""
 
     def run_paceline(
-        *args: str, cwd: Path = tmp_path, timeout: float = 120, check: bool = False, **variables: str
+        *args: str,
+        cwd: Path = tmp_path,
+        timeout: float = 120,
+        check: bool = False,
+        **variables: str,
     ) -> Completed:
-        environment = {**os.environ, "PACELINE_SCRATCH": str(scratch), "COLUMNS": "120", **variables}
+        environment = {
+            **os.environ,
+            "PACELINE_SCRATCH": str(scratch),
+            "COLUMNS": "120",
+            **variables,
+        }
         done = forked_cli([*args], cwd=cwd, env=environment, timeout=timeout)
-        assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
     return run_paceline

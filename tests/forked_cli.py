@@ -45,11 +45,16 @@ PATHS = "PYTHONPATH"
 LIGHT_TORCH = str(ROOT / "tests" / "light_torch")  # commands do not import torch
 AT_START = ("PYTHON", "LC_", "LANG", "TZ")  # Python reads these variables when it starts
 MAX_REQUEST = 1 << 20
-servers: dict[str, int] = {}  # the process ID of each, by its address, which is in the command line of all its forks
+# the process ID of each, by its address, which is in the command line of all its forks
+servers: dict[str, int] = {}
 
 
 def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name.startswith(AT_START) and name != PATHS}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name.startswith(AT_START) and name != PATHS
+    }
 
 
 def split_paths(variables: Mapping[str, str]) -> list[str]:
@@ -66,30 +71,50 @@ class Commands:
         # Now, while no test is running: the guard attributes later processes to tests.
         self.server = subprocess.Popen(
             [sys.executable, "-m", __name__, self.address, str(os.getpid())],
-            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
         assert self.server.stdout
         assert self.server.stdout.readline() == b"ready\n", "the server of commands did not start"
         servers[self.address] = self.server.pid
 
     def __call__(
-        self, args: list[str], *, cwd: Path, env: dict[str, str], timeout: float = 120, input: str = ""
+        self,
+        args: list[str],
+        *,
+        cwd: Path,
+        env: dict[str, str],
+        timeout: float = 120,
+        input: str = "",
     ) -> Completed:
         if os.environ.get("REAL_COMMANDS") or self.starts_differently(env):
             return subprocess.run(
                 [sys.executable, "-m", "paceline", *args],
-                cwd=cwd, env=env, timeout=timeout, text=True, capture_output=True, input=input,
-            )  # fmt: skip
+                cwd=cwd,
+                env=env,
+                timeout=timeout,
+                text=True,
+                capture_output=True,
+                input=input,
+            )
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             streams = self.start(connection, args, cwd, env, input)
             try:
                 code = streams.wait(time.monotonic() + timeout)
             except TimeoutError:
-                raise subprocess.TimeoutExpired(["paceline", *args], timeout, *streams.texts()) from None
+                raise subprocess.TimeoutExpired(
+                    ["paceline", *args], timeout, *streams.texts()
+                ) from None
         return subprocess.CompletedProcess(["paceline", *args], code, *streams.texts())
 
     def start(
-        self, connection: socket.socket, args: list[str], cwd: Path, env: dict[str, str], given: str = ""
+        self,
+        connection: socket.socket,
+        args: list[str],
+        cwd: Path,
+        env: dict[str, str],
+        given: str = "",
     ) -> Streams:
         """Start a command, which ends with the connection."""
         assert cwd.is_dir(), f"no folder {cwd}"
@@ -129,8 +154,14 @@ class Streams:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", theirs))
             connection.sendmsg([request], [rights])
         todo: list[tuple[Callable[..., None], int, Any]]
-        todo = [(write, pipes[0][1], given), (read, pipes[1][0], self.parts[0]), (read, pipes[2][0], self.parts[1])]
-        self.threads = [threading.Thread(target=what, args=args, daemon=True) for what, *args in todo]
+        todo = [
+            (write, pipes[0][1], given),
+            (read, pipes[1][0], self.parts[0]),
+            (read, pipes[2][0], self.parts[1]),
+        ]
+        self.threads = [
+            threading.Thread(target=what, args=args, daemon=True) for what, *args in todo
+        ]
         for thread in self.threads:
             thread.start()
 
@@ -146,7 +177,10 @@ class Streams:
         return int(code)
 
     def texts(self) -> list[str]:
-        return [b"".join(parts).decode().replace("\r\n", "\n").replace("\r", "\n") for parts in self.parts]
+        return [
+            b"".join(parts).decode().replace("\r\n", "\n").replace("\r", "\n")
+            for parts in self.parts
+        ]
 
 
 def read(end: int, parts: list[bytes]) -> None:
@@ -180,7 +214,8 @@ def serve(address: str) -> None:
         listener.bind(address)
         listener.listen(16)
         print("ready", flush=True)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the processes that wait for commands
+        # the kernel reaps the processes that wait for commands
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         while True:
             connection, _ = listener.accept()
             if os.fork() == 0:

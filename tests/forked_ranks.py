@@ -17,7 +17,10 @@ PRELOAD = ("tests.preloaded", "tests.preloaded_wandb")
 
 
 def _be_a_rank(
-    result: Connection, variables: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
+    result: Connection,
+    variables: dict[str, str],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     # A forked server keeps the environment of its own start: take the test's.
     os.environ.clear()
@@ -27,10 +30,13 @@ def _be_a_rank(
     from paceline.contract.processes import clean_exit
 
     torch.set_num_threads(1)
-    multiprocessing.set_start_method("fork", force=True)  # for data-loader workers; this server has set its own
+    # for data-loader workers; this server has set its own
+    multiprocessing.set_start_method("fork", force=True)
     clean_exit.keep_process_groups(torch.distributed)  # as in every rank that Paceline forks
     try:
-        assert sys.modules.keys() >= {*PRELOAD}, "the server ignores errors of this import: try it by hand"
+        assert sys.modules.keys() >= {*PRELOAD}, (
+            "the server ignores errors of this import: try it by hand"
+        )
         result.send((True, function(*args)))
     except BaseException:
         result.send((False, traceback.format_exc()))
@@ -65,12 +71,20 @@ class Ranks:
             mine, theirs = self.context.Pipe(duplex=False)
             variables = {
                 **os.environ,
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
-                "LOCAL_WORLD_SIZE": str(world_size), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(world_size),
+                "GROUP_RANK": "0",
+                "GROUP_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
                 **(env or {}),
-            }  # fmt: skip
-            process = self.context.Process(target=_be_a_rank, args=(theirs, variables, function, args))
+            }
+            process = self.context.Process(
+                target=_be_a_rank, args=(theirs, variables, function, args)
+            )
             process.start()
             theirs.close()
             processes.append(process)

@@ -7,18 +7,32 @@ import importlib
 
 gc.disable()
 for name in (
-    "pytest", "torch._dynamo", "torch.utils.data", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
-    "torch.distributed.checkpoint.state_dict", "torch.distributed.elastic.multiprocessing.errors",
-    "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
-    "paceline.runtime.session", "paceline.runtime.start", "paceline.runtime.checkpoint.manager",
+    "pytest",
+    "torch._dynamo",
+    "torch.utils.data",
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.elastic.multiprocessing.errors",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "paceline.runtime.session",
+    "paceline.runtime.start",
+    "paceline.runtime.checkpoint.manager",
     "paceline.runtime.proof.start",
-    "paceline.runtime.training.ddp", "paceline.runtime.training.fsdp", "paceline.runtime.training.wrap",
+    "paceline.runtime.training.ddp",
+    "paceline.runtime.training.fsdp",
+    "paceline.runtime.training.wrap",
     # what the modules of tests import: a rank imports one before it can call its function
-    "numpy", "paceline.agent.health.heartbeat", "paceline.launch.runs.run_half_zip",
+    "numpy",
+    "paceline.agent.health.heartbeat",
+    "paceline.launch.runs.run_half_zip",
     "paceline.tools.prove.local_runner",
-    "paceline.runtime.data.evaluation", "paceline.runtime.data.streams.stream_loader",
-    "tests.forked_ranks", "tests.runtime.models", "tests.runtime.training.test_wrap",
-):  # fmt: skip
+    "paceline.runtime.data.evaluation",
+    "paceline.runtime.data.streams.stream_loader",
+    "tests.forked_ranks",
+    "tests.runtime.models",
+    "tests.runtime.training.test_wrap",
+):
     importlib.import_module(name)
 gc.freeze()  # no collection in a rank copies the pages of these objects
 gc.enable()

@@ -15,9 +15,15 @@ class ImportedBefore:
     """Finds the package again, with all its modules."""
 
     def __init__(self) -> None:
-        self.modules = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == PACKAGE}
+        self.modules = {
+            name: sys.modules.pop(name)
+            for name in list(sys.modules)
+            if name.split(".")[0] == PACKAGE
+        }
 
-    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name == PACKAGE else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:

@@ -47,7 +47,9 @@ class PlantedSecrets:
         return ["--env", f"TYPED_TOKEN={self.values['TYPED_TOKEN']}", "train.py"]
 
     def digests(self) -> dict[str, str]:
-        return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.values.items()}
+        return {
+            name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.values.items()
+        }
 
 
 def plant_secrets(folder: Path) -> PlantedSecrets:
@@ -58,8 +60,14 @@ def plant_secrets(folder: Path) -> PlantedSecrets:
     made.project.mkdir()
     quoted = values["FROM_DOTENV"].replace('"', '\\"')
     _write(made.project / ".env", f'# of the project\nFROM_DOTENV="{quoted}"\n')
-    _write(made.home / ".config/paceline/secrets.env", f"export FROM_SECRETS_ENV={values['FROM_SECRETS_ENV']} # mine\n")
-    _write(made.home / ".netrc", f"machine api.wandb.ai login user password {values['WANDB_API_KEY']}\n")
+    _write(
+        made.home / ".config/paceline/secrets.env",
+        f"export FROM_SECRETS_ENV={values['FROM_SECRETS_ENV']} # mine\n",
+    )
+    _write(
+        made.home / ".netrc",
+        f"machine api.wandb.ai login user password {values['WANDB_API_KEY']}\n",
+    )
     (made.project / "train.py").write_text(SCRIPT)
     (made.project / "paceline.toml").write_text(CONFIG)
     (made.project / "names.json").write_text(json.dumps(names))

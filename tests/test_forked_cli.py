@@ -15,22 +15,34 @@ from tests.conftest import marked
 from tests.forked_cli import Commands
 
 
-@pytest.mark.parametrize("args", [["--version"], ["ps"], ["show", "nothing"], ["submit", "--nodes", "x", "train.py"]])
+@pytest.mark.parametrize(
+    "args", [["--version"], ["ps"], ["show", "nothing"], ["submit", "--nodes", "x", "train.py"]]
+)
 def test_output_and_exit_code_are_those_of_a_started_command(
     forked_cli: Commands, tmp_path: Path, args: list[str]
 ) -> None:
     env = {**os.environ, "PACELINE_SCRATCH": str(tmp_path / "scratch")}
     started = subprocess.run(
-        [sys.executable, "-m", "paceline", *args], cwd=tmp_path, env=env, capture_output=True, text=True, input=""
+        [sys.executable, "-m", "paceline", *args],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        input="",
     )
     forked = forked_cli(args, cwd=tmp_path, env=env)
-    assert (forked.returncode, forked.stdout, forked.stderr) == (started.returncode, started.stdout, started.stderr)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (
+        started.returncode,
+        started.stdout,
+        started.stderr,
+    )
 
 
 def test_a_command_that_does_not_end_is_killed(forked_cli: Commands, tmp_path: Path) -> None:
     env = {**os.environ, "PACELINE_SCRATCH": str(tmp_path / "scratch")}
     with pytest.raises(subprocess.TimeoutExpired):
-        forked_cli(["ui", "--no-browser"], cwd=tmp_path, env=env, timeout=3)  # the guard fails if it goes on
+        # the guard fails if it goes on
+        forked_cli(["ui", "--no-browser"], cwd=tmp_path, env=env, timeout=3)
 
 
 def test_the_guard_sees_forked_commands(forked_cli: Commands, tmp_path: Path) -> None:

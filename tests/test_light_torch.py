@@ -34,13 +34,17 @@ print(torch.nn.quantized.Linear.__name__)
 
 
 def run(script: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 
 def test_a_training_imports_no_compiler_and_no_quantization() -> None:
-    assert run(TRAIN + IS_LOADED) == ["False"] * 3, "a new torch uses more of it: see light_torch/sitecustomize.py"
+    assert run(TRAIN + IS_LOADED) == ["False"] * 3, (
+        "a new torch uses more of it: see light_torch/sitecustomize.py"
+    )
 
 
 @pytest.mark.slow

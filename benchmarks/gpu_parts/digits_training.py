@@ -39,7 +39,9 @@ class Usual:
 
         torch.manual_seed(seed)
         options: dict[str, Any] = {"num_workers": 4, "pin_memory": True, "persistent_workers": True}
-        self.loader = DataLoader(load(folder, "train"), batch_size, shuffle=True, drop_last=True, **options)
+        self.loader = DataLoader(
+            load(folder, "train"), batch_size, shuffle=True, drop_last=True, **options
+        )
         self.test_loader = DataLoader(load(folder, "t10k"), 1000, **options)
         self.model = Net().cuda()
         self.optimizer = torch.optim.Adadelta(self.model.parameters(), lr=1.0)
@@ -64,7 +66,10 @@ class Usual:
     @torch.no_grad()
     def accuracy(self) -> float:
         self.model.eval()
-        hits = [(self.model(images.cuda()).argmax(1) == labels.cuda()).sum() for images, labels in self.test_loader]
+        hits = [
+            (self.model(images.cuda()).argmax(1) == labels.cuda()).sum()
+            for images, labels in self.test_loader
+        ]
         self.model.train()
         return float(sum(hits).item()) / len(self.test_loader.dataset)  # type: ignore[union-attr,arg-type]
 
@@ -72,7 +77,9 @@ class Usual:
 class Ours:
     """The loop of examples/mnist."""
 
-    def __init__(self, run: paceline.Run, folder: Path | None, batch_size: int, *, compiled: bool) -> None:
+    def __init__(
+        self, run: paceline.Run, folder: Path | None, batch_size: int, *, compiled: bool
+    ) -> None:
         from train import Net
 
         self.run = run
@@ -138,17 +145,29 @@ def measure(folder: Path | None, repeats: int) -> list[Result]:
         with session(1) as run:
             ours = rates(Ours(run, folder, batch_size, compiled=True), 2 * repeats)
         theirs = rates(Usual(folder, batch_size, 1), repeats)
-        results.append(Result(f"MNIST, batch {batch_size}", "images/s", ours, {"the usual script": theirs}, target))
+        results.append(
+            Result(
+                f"MNIST, batch {batch_size}", "images/s", ours, {"the usual script": theirs}, target
+            )
+        )
     if folder is None:
         print("time to 99 %: not measured, it needs the full set (--data-dir)")
         return results
     ours_seconds, usual_seconds, accuracies = [], [], {}
     for seed in range(1, repeats + 1):
         with session(seed) as run:
-            seconds, accuracies[f"accuracy, seed {seed}"] = time_to_goal(Ours(run, folder, 64, compiled=False))
+            seconds, accuracies[f"accuracy, seed {seed}"] = time_to_goal(
+                Ours(run, folder, 64, compiled=False)
+            )
         ours_seconds.append(seconds)
-        seconds, accuracies[f"accuracy of the usual script, seed {seed}"] = time_to_goal(Usual(folder, 64, seed))
+        seconds, accuracies[f"accuracy of the usual script, seed {seed}"] = time_to_goal(
+            Usual(folder, 64, seed)
+        )
         usual_seconds.append(seconds)
     peer = {"the usual script": usual_seconds}
-    results.append(Result("MNIST, time to 99 %", "s", ours_seconds, peer, {"the usual script": 5.0}, accuracies))
+    results.append(
+        Result(
+            "MNIST, time to 99 %", "s", ours_seconds, peer, {"the usual script": 5.0}, accuracies
+        )
+    )
     return results

@@ -97,7 +97,9 @@ def with_accelerate(make: Callable[[], nn.Module], x: torch.Tensor, y: torch.Ten
     return timed(step)
 
 
-def with_paceline(run: paceline.Run, make: Callable[[], nn.Module], x: torch.Tensor, y: torch.Tensor) -> Loop:
+def with_paceline(
+    run: paceline.Run, make: Callable[[], nn.Module], x: torch.Tensor, y: torch.Tensor
+) -> Loop:
     model = run.wrap(make(), compile=True)
     optimizer = tools(model)
     count = torch.tensor(x.numel(), device=x.device)
@@ -135,9 +137,11 @@ def measure(repeats: int, *, batch: int = 64, steps: int = 30) -> list[Result]:
     loops: dict[str, Loop] = {}
     with paceline.session(seed=0, precision="bf16", progress=False, report=False) as run:
         ways: dict[str, Callable[[], Loop]] = {
-            "Paceline": lambda: with_paceline(run, make, x, y), "a bare loop": lambda: bare(make, x, y),
-            "Fabric": lambda: with_fabric(make, x, y), "Accelerate": lambda: with_accelerate(make, x, y),
-        }  # fmt: skip
+            "Paceline": lambda: with_paceline(run, make, x, y),
+            "a bare loop": lambda: bare(make, x, y),
+            "Fabric": lambda: with_fabric(make, x, y),
+            "Accelerate": lambda: with_accelerate(make, x, y),
+        }
         for name, way in ways.items():
             try:
                 loops[name] = way()
@@ -158,7 +162,9 @@ def measure(repeats: int, *, batch: int = 64, steps: int = 30) -> list[Result]:
 
 def efficiency(model: nn.Module, size: Any, rates: list[float]) -> dict[str, float]:
     """Return the share of the GPU's peak, by the convention of `paceline.transformer_flops`."""
-    flops = paceline.transformer_flops(model, layers=size.layers, width=size.width, length=size.block)
+    flops = paceline.transformer_flops(
+        model, layers=size.layers, width=size.width, length=size.block
+    )
     peak = peak_flops(torch.device("cuda"), torch.bfloat16)
     best = max(rates) * flops
     return {"TFLOP/s": best / 1e12, **({"MFU": best / peak, "MFU, target": 0.55} if peak else {})}

@@ -15,8 +15,15 @@ def measure(repeats: int) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         for kind in (Paceline, Torchrun):
             training = kind(
-                Path(folder) / kind.name, ranks=1, steps=10**9, step_time=0.05, per_epoch=20, hang_timeout=60,
+                Path(folder) / kind.name,
+                ranks=1,
+                steps=10**9,
+                step_time=0.05,
+                per_epoch=20,
+                hang_timeout=60,
                 device="cuda",
-            )  # fmt: skip
+            )
             found[kind.name] = recover(training, repeats)
-    return [Result("kill -9 to the next step", "s", found["paceline"], {"torchrun": found["torchrun"]})]
+    return [
+        Result("kill -9 to the next step", "s", found["paceline"], {"torchrun": found["torchrun"]})
+    ]

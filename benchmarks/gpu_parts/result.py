@@ -33,14 +33,26 @@ class Result:
         return low / max(theirs), high / min(theirs)
 
     def to_json(self) -> dict[str, Any]:
-        ratios = {peer: {"ratio": self.ratio(peer), "spread": self.spread(peer)} for peer in self.peers}
+        ratios = {
+            peer: {"ratio": self.ratio(peer), "spread": self.spread(peer)} for peer in self.peers
+        }
         return {
-            "name": self.name, "unit": self.unit, "paceline": self.ours, "peers": self.peers, "ratios": ratios,
-            "targets": self.targets, "facts": self.facts,
-        }  # fmt: skip
+            "name": self.name,
+            "unit": self.unit,
+            "paceline": self.ours,
+            "peers": self.peers,
+            "ratios": ratios,
+            "targets": self.targets,
+            "facts": self.facts,
+        }
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Result:
         return cls(
-            values["name"], values["unit"], values["paceline"], values["peers"], values["targets"], values["facts"]
+            values["name"],
+            values["unit"],
+            values["paceline"],
+            values["peers"],
+            values["targets"],
+            values["facts"],
         )

@@ -35,7 +35,9 @@ def measure(repeats: int) -> list[Result]:
     return results
 
 
-def blocking(training: Training, folder: Path, repeats: int) -> tuple[list[float], dict[str, list[float]]]:
+def blocking(
+    training: Training, folder: Path, repeats: int
+) -> tuple[list[float], dict[str, list[float]]]:
     """Return the milliseconds that each save takes away from the loop."""
     (folder / "torch.save").mkdir(parents=True)
     manager = CheckpointManager(folder / "ours", rank=0, world_size=1, group=None)

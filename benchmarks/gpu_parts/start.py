@@ -71,10 +71,16 @@ def measure_phases(folder: Path, repeats: int, order: str, *options: str) -> dic
         scratch = Path(tempfile.mkdtemp(dir=folder.parent))
         command = [sys.executable, "-m", "paceline", "run", *options, "trains.py", order]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=180, cwd=folder,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            cwd=folder,
             env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
-        )  # fmt: skip
-        lines = [line for file in scratch.rglob("rank-0.jsonl") for line in file.read_text().splitlines()]
+        )
+        lines = [
+            line for file in scratch.rglob("rank-0.jsonl") for line in file.read_text().splitlines()
+        ]
         first = [event for event in map(json.loads, lines) if event["event"] == "first_step"]
         if not first:
             sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
@@ -85,12 +91,18 @@ def measure_phases(folder: Path, repeats: int, order: str, *options: str) -> dic
 
 def once(command: list[str], mark: Path, project: Path) -> float:
     """Return the seconds from the command to the first all-reduce."""
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    variables = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     began = time.time()
     done = subprocess.run(
-        [*command, str(mark)], capture_output=True, text=True, timeout=120, cwd=project,
+        [*command, str(mark)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=project,
         env={**variables, "PACELINE_SCRATCH": str(mark.with_name("runs"))},
-    )  # fmt: skip
+    )
     if not mark.exists():
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
     return float(mark.read_text()) - began
@@ -106,7 +118,15 @@ def measure(repeats: int) -> list[Result]:
         ours = [python, "-m", "paceline", "run", "--nproc", "1"]
         ways = {
             "Paceline": [*ours, str(script)],
-            "torchrun": [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", str(script)],
+            "torchrun": [
+                python,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                "1",
+                str(script),
+            ],
             "warm": [*ours, "--warm", str(script)],
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
@@ -122,9 +142,13 @@ def measure(repeats: int) -> list[Result]:
                 "cold, the loader after the model": measure_phases(folder, 1, "late"),
             }
         finally:
-            subprocess.run([python, "-m", "paceline", "warm", "stop"], capture_output=True, timeout=60)
+            subprocess.run(
+                [python, "-m", "paceline", "warm", "stop"], capture_output=True, timeout=60
+            )
     for name, seconds in phases.items():
-        parts = ", ".join(f"{phase.replace('_', ' ')} {value:.3f}" for phase, value in seconds.items())
+        parts = ", ".join(
+            f"{phase.replace('_', ' ')} {value:.3f}" for phase, value in seconds.items()
+        )
         print(f"phases of a start ({name}), in seconds: {parts}", flush=True)
     cold, late = phases["cold"], phases["cold, the loader after the model"]
     print(

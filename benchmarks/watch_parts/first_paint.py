@@ -19,7 +19,12 @@ from watch_parts.runs import make_runs
 
 from machine import show
 
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+]
 
 
 def measure(folder: Path, count: int, active: int, repeats: int) -> None:
@@ -29,7 +34,12 @@ def measure(folder: Path, count: int, active: int, repeats: int) -> None:
     temporary = folder / "temporary"
     temporary.mkdir()
     environment = {**os.environ, "PACELINE_SCRATCH": str(scratch), "TMPDIR": str(temporary)}
-    subprocess.run([sys.executable, "-m", "paceline", "ps", "--all"], env=environment, cwd=folder, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "paceline", "ps", "--all"],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+    )
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
@@ -49,7 +59,9 @@ def measure(folder: Path, count: int, active: int, repeats: int) -> None:
 @contextmanager
 def _served(environment: dict[str, str], folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "paceline", "ui", "--no-browser"]
-    with subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         said = ""
         while "Ctrl-C" not in said:

@@ -20,10 +20,15 @@ LOOKS = 200
 
 def line(step: int) -> str:
     values = {
-        "step": step, "epoch": step // 10_000, "time": 1.7e9 + step * 0.1, "lr": 1e-3,
-        "loss": 3.0 / (1 + step / 1000) + step % 7 / 100, "seconds": 0.1, "data_wait": 0.01,
+        "step": step,
+        "epoch": step // 10_000,
+        "time": 1.7e9 + step * 0.1,
+        "lr": 1e-3,
+        "loss": 3.0 / (1 + step / 1000) + step % 7 / 100,
+        "seconds": 0.1,
+        "data_wait": 0.01,
         "samples_per_second": 1234.5,
-    }  # fmt: skip
+    }
     return json.dumps(values) + "\n"
 
 
@@ -80,7 +85,15 @@ def measure(folder: Path, lines: int, repeats: int) -> None:
     after_many = follow(path, file, curves, lines)
     rows = [
         (f"first curve, {lines:,} lines", f"{took:.2f} s", f"{peer:.2f} s"),
-        (f"a look at {NEW_LINES} new lines, after {lines // 100:,}", f"{after_few * 1e3:.2f} ms", ""),
-        (f"a look at {NEW_LINES} new lines, after {lines:,}", f"{after_many * 1e3:.2f} ms", f"{peer:.2f} s"),
+        (
+            f"a look at {NEW_LINES} new lines, after {lines // 100:,}",
+            f"{after_few * 1e3:.2f} ms",
+            "",
+        ),
+        (
+            f"a look at {NEW_LINES} new lines, after {lines:,}",
+            f"{after_many * 1e3:.2f} ms",
+            f"{peer:.2f} s",
+        ),
     ]
     show(("", "Paceline", "parse every line"), rows)

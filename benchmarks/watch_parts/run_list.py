@@ -36,7 +36,9 @@ def measure(folder: Path, count: int, active: int, repeats: int) -> None:
                 shutil.rmtree(temporary)
                 temporary.mkdir()
             cpu, wall = _children(), time.perf_counter()
-            subprocess.run(command, env=environment, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                command, env=environment, cwd=folder, check=True, stdout=subprocess.DEVNULL
+            )
             times.append((time.perf_counter() - wall, _children() - cpu))
         return median(wall for wall, _ in times), median(cpu for _, cpu in times)
 

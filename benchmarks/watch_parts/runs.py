@@ -21,7 +21,8 @@ with paceline.session() as run:
             run.log(loss=1.0 / (step + 1))
 """
 AGE = 3 * 86400.0  # seconds: as old as most runs are
-OWN = ("run.json", "verdict", "process")  # files that differ between runs; the others are links to the same ones
+# files that differ between runs; the others are links to the same ones
+OWN = ("run.json", "verdict", "process")
 
 
 def make_runs(folder: Path, count: int, active: int) -> Path:

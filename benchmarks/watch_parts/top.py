@@ -29,7 +29,9 @@ class LiveRuns:
     """Appends a line to the metrics and the log of each active run once per second."""
 
     def __init__(self, scratch: Path, active: int) -> None:
-        folders = sorted((path.parent for path in scratch.glob("*/*/*/run.json")), key=lambda path: path.name)[:active]
+        folders = sorted(
+            (path.parent for path in scratch.glob("*/*/*/run.json")), key=lambda path: path.name
+        )[:active]
         for folder in folders:
             for path in (folder / "metrics.jsonl", folder / "attempt-1" / "rank-0.log"):
                 content = path.read_bytes()  # a link that all runs share: replace it
@@ -43,9 +45,14 @@ class LiveRuns:
         step = 300
         while not self._closed.wait(1.0):
             step += 1
-            line = json.dumps({"step": step, "time": time.time(), "loss": 1 / step, "seconds": 1.0, "lr": 1e-3})
+            line = json.dumps(
+                {"step": step, "time": time.time(), "loss": 1 / step, "seconds": 1.0, "lr": 1e-3}
+            )
             for folder in self._folders:
-                with open(folder / "metrics.jsonl", "a") as metrics, open(folder / "attempt-1/rank-0.log", "a") as log:
+                with (
+                    open(folder / "metrics.jsonl", "a") as metrics,
+                    open(folder / "attempt-1/rank-0.log", "a") as log,
+                ):
                     metrics.write(f"{line}\n")
                     log.write(f"step {step} loss {1 / step:.5f}\n")
 
@@ -72,7 +79,9 @@ def watch(scratch: Path, seconds: float) -> tuple[float, float]:
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
     environ = {**os.environ, "PACELINE_SCRATCH": str(scratch), "TERM": "xterm-256color"}
     command = [sys.executable, "-m", "paceline", "top"]
-    with subprocess.Popen(command, env=environ, cwd=scratch, stdin=child, stdout=child, stderr=child) as process:
+    with subprocess.Popen(
+        command, env=environ, cwd=scratch, stdin=child, stdout=child, stderr=child
+    ) as process:
         os.close(child)
         drain(terminal, START)
         before = psutil.Process(process.pid).cpu_times()
@@ -92,4 +101,7 @@ def measure(folder: Path, runs: int, active: int, seconds: float = SECONDS) -> N
         share, drawn = watch(scratch, seconds)
     finally:
         live.close()
-    print(f"top, {active} live of {runs} runs: {share:.1%} of a core, {drawn / 1000:.1f} kB/s drawn", flush=True)
+    print(
+        f"top, {active} live of {runs} runs: {share:.1%} of a core, {drawn / 1000:.1f} kB/s drawn",
+        flush=True,
+    )

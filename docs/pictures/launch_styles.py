@@ -1,4 +1,5 @@
-"""Write style-*.svg: tasks, processes and GPUs of each launch style.  python docs/pictures/launch_styles.py [FOLDER]
+"""Write style-*.svg: tasks, processes and GPUs of each launch style.  python
+docs/pictures/launch_styles.py [FOLDER]
 
 Each picture has a light panel of its own, so that it can be read on light and on dark pages.
 """
@@ -12,8 +13,15 @@ from pathlib import Path
 HERE = Path(__file__).parent
 NODES, GPUS = 2, 2
 NODE_WIDTH, GAP, LEFT = 340, 24, 16
-COLORS = {"task": "#e8edf7", "agent": "#c7d7f5", "starter": "#fde3b0", "rank": "#bfe8cf", "gpu": "#d9d9e3"}
-# What each style has on a node: tasks of Slurm, and in each of them a chain of processes down to its ranks.
+COLORS = {
+    "task": "#e8edf7",
+    "agent": "#c7d7f5",
+    "starter": "#fde3b0",
+    "rank": "#bfe8cf",
+    "gpu": "#d9d9e3",
+}
+# What each style has on a node: tasks of Slurm, and in each of them a chain of processes down to
+# its ranks.
 STYLES = {
     "fork": ("fork: one task per node", "one", ["agent", "zygote (torch imported)"], "fork"),
     "torchrun": ("torchrun: one task per node", "one", ["agent", "torchrun"], "exec"),
@@ -29,29 +37,44 @@ class Drawing:
         self.height = height
         self.parts: list[str] = []
 
-    def box(self, x: float, y: float, width: float, text: str, *, kind: str, height: float = 30) -> None:
+    def box(
+        self, x: float, y: float, width: float, text: str, *, kind: str, height: float = 30
+    ) -> None:
         dash = ' stroke-dasharray="5 4"' if kind == "task" else ""
         place = f'x="{x}" y="{y}" width="{width}" height="{height}"'
         self.parts.append(f'<rect {place} rx="6" fill="{COLORS[kind]}" stroke="#44506b"{dash}/>')
         self.text(x + width / 2, y + (17 if kind == "task" else height / 2 + 5), text)
 
-    def text(self, x: float, y: float, text: str, *, size: int = 13, left: bool = False, bold: bool = False) -> None:
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: int = 13,
+        left: bool = False,
+        bold: bool = False,
+    ) -> None:
         anchor, weight = "start" if left else "middle", "bold" if bold else "normal"
         look = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}"'
         self.parts.append(f'<text x="{x}" y="{y}" {look}>{escape(text)}</text>')
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float) -> None:
-        self.parts.append(f'<path d="M{x1} {y1}L{x2} {y2}" stroke="#44506b" fill="none" marker-end="url(#tip)"/>')
+        self.parts.append(
+            f'<path d="M{x1} {y1}L{x2} {y2}" stroke="#44506b" fill="none" marker-end="url(#tip)"/>'
+        )
 
     def to_svg(self, title: str) -> str:
         style = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif;fill:#1c2433"
         tip = (
-            '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+            '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+            'markerHeight="7" orient="auto">'
             '<path d="M0 0L8 4L0 8z" fill="#44506b"/></marker>'
         )
         body = "\n".join(self.parts)
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
+            f'width="{self.width}" '
             f'height="{self.height}" role="img"><title>{escape(title)}</title><defs>{tip}</defs>'
             f'<rect width="{self.width}" height="{self.height}" rx="10" fill="#ffffff"/>'
             f'<g style="{style}">\n{body}\n</g></svg>\n'
@@ -68,7 +91,9 @@ def draw(style: str) -> str:
         x = LEFT + node * (NODE_WIDTH + GAP)
         drawing.text(x + 4, 52, f"node {node}", left=True, bold=True)
         _node(drawing, node, x, tasks=tasks, chain=chain, way=way)
-    legend = "solid: processes on the node · dashed: a task of Slurm" + (" (or of mpirun)" if style == "mpirun" else "")
+    legend = "solid: processes on the node · dashed: a task of Slurm" + (
+        " (or of mpirun)" if style == "mpirun" else ""
+    )
     drawing.text(LEFT, height + 8, legend, size=12, left=True)
     return drawing.to_svg(title)
 
@@ -80,7 +105,9 @@ def _node(drawing: Drawing, node: int, x: float, *, tasks: str, chain: list[str]
         drawing.box(x, 60, NODE_WIDTH, f"task {node}", kind="task", height=task_height)
         for level, name in enumerate(chain):
             y = 88 + 52 * level
-            drawing.box(x + 60, y, NODE_WIDTH - 120, name, kind="agent" if name == "agent" else "starter")
+            drawing.box(
+                x + 60, y, NODE_WIDTH - 120, name, kind="agent" if name == "agent" else "starter"
+            )
             if level:
                 drawing.arrow(x + NODE_WIDTH / 2, y - 22, x + NODE_WIDTH / 2, y)
     for local in range(GPUS):

@@ -1,4 +1,6 @@
-"""Write run-page.png and sweep-page.png: pages of `paceline ui` in Chromium.  python docs/pictures/pages.py [FOLDER]"""
+"""Write run-page.png and sweep-page.png: pages of `paceline ui` in Chromium.  python
+docs/pictures/pages.py [FOLDER]
+"""
 
 from __future__ import annotations
 
@@ -27,23 +29,36 @@ HERE = Path(__file__).parent
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
-ENDED, RUNNING, TRIALS = 58, 4, 64  # trials of the sweep: those that are neither ended nor running wait
+# trials of the sweep: those that are neither ended nor running wait
+ENDED, RUNNING, TRIALS = 58, 4, 64
 JOB = "5120"
 
 
 def make_sweep(folder: Path, samples: SampleRuns) -> None:
-    """A search over three parameters, of which the learning rate decides. Its last trials are still to come."""
+    """A search over three parameters, of which the learning rate decides. Its last trials are
+    still to come.
+    """
     dice = random.Random(3)
     sweep = SweepFolder(folder)
     sweep.trials.mkdir(parents=True)
-    space = {"lr": {"log_uniform": [1e-5, 0.1]}, "width": {"grid": [128, 256, 512]}, "dropout": {"uniform": [0, 0.5]}}
+    space = {
+        "lr": {"log_uniform": [1e-5, 0.1]},
+        "width": {"grid": [128, 256, 512]},
+        "dropout": {"uniform": [0, 0.5]},
+    }
     sweep.spec.write_text(
-        Search(name=folder.name, metric="loss", sampler="tpe", space=space, created=samples.now - 7200).to_json()
+        Search(
+            name=folder.name, metric="loss", sampler="tpe", space=space, created=samples.now - 7200
+        ).to_json()
     )
     points = []
     for number in range(TRIALS):
         center = -3 + 2 * (dice.random() - 0.5) * (2 if number < 20 else 0.7)
-        point = {"lr": 10**center, "width": dice.choice([128, 256, 512]), "dropout": dice.uniform(0, 0.5)}
+        point = {
+            "lr": 10**center,
+            "width": dice.choice([128, 256, 512]),
+            "dropout": dice.uniform(0, 0.5),
+        }
         points.append(Point(number, number, point, None).to_line())
         trial, task = sweep.trial(number), f"{JOB}_{number}"
         if number >= ENDED:
@@ -54,15 +69,23 @@ def make_sweep(folder: Path, samples: SampleRuns) -> None:
             continue
         trial.path.mkdir()
         trial.run_json.write_text("{}")
-        loss = 1.9 + 0.5 * abs(center + 3.1) ** 1.5 + 60 / point["width"] * 0.3 + dice.gauss(0, 0.04)
-        result: dict[str, Any] = {"state": "done", "value": loss, "started": 0.0, "ended": dice.uniform(600, 1500)}
+        loss = (
+            1.9 + 0.5 * abs(center + 3.1) ** 1.5 + 60 / point["width"] * 0.3 + dice.gauss(0, 0.04)
+        )
+        result: dict[str, Any] = {
+            "state": "done",
+            "value": loss,
+            "started": 0.0,
+            "ended": dice.uniform(600, 1500),
+        }
         if number % 7 == 5:
             result |= {"state": "pruned", "step": 200 * (1 + number % 3)}
         trial.result.write_text(json.dumps(result))
     sweep.points.write_text("".join(points))
     tasks = {str(number): [number] for number in range(TRIALS)}
     sweep.jobs.write_text(
-        json.dumps({"time": samples.now - 7200, "job": JOB, "submission": "1", "tasks": tasks}) + "\n"
+        json.dumps({"time": samples.now - 7200, "job": JOB, "submission": "1", "tasks": tasks})
+        + "\n"
     )
 
 
@@ -73,7 +96,9 @@ def draw(page: Page, base: str, scratch: Path, out: Path) -> None:
     page.locator("[data-metric=loss] .scatterlayer path.js-line").wait_for(state="attached")
     page.get_by_label("Smoothing").fill("0.9")
     page.evaluate("() => document.activeElement.blur()")
-    page.locator("[data-metric=grad_norm] .scatterlayer path.js-line").last.wait_for(state="attached")
+    page.locator("[data-metric=grad_norm] .scatterlayer path.js-line").last.wait_for(
+        state="attached"
+    )
     _shoot(page, scratch, out / "run-page.png")
     page.goto(f"{base}#/sweep/pretrain-search")
     page.locator(".figures .main-svg").first.wait_for(state="attached")
@@ -100,7 +125,9 @@ def main() -> None:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=ARGUMENTS
+            )
             page = browser.new_page(viewport={"width": 1240, "height": 860})
             port = listener.getsockname()[1]
             page.goto(access.link(port))

@@ -29,9 +29,13 @@ def draw(scratch: Path) -> str:
     make_runs(samples)
     printed = io.StringIO()
     out = Console(
-        theme=Theme(console.THEME), width=WIDTH, file=printed, force_terminal=True, color_system="truecolor",
+        theme=Theme(console.THEME),
+        width=WIDTH,
+        file=printed,
+        force_terminal=True,
+        color_system="truecolor",
         highlight=False,
-    )  # fmt: skip
+    )
     os.environ["PACELINE_SCRATCH"] = str(scratch)
     console.console = lambda **_: out  # type: ignore[assignment]
     newest_rows.read_rows = functools.partial(read_rows, query=samples.query)

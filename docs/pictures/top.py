@@ -22,29 +22,73 @@ SIZE = (120, 38)
 def make_runs(samples: SampleRuns) -> None:
     """A large run with a slow rank, a queued one, a sweep, and some that are over."""
     large = samples.add(
-        "gpt-1.3b", age=2.6 * HOUR, job="48211", state="RUNNING", program="pretrain.py", nodes=2, hosts="gpu[07-08]"
+        "gpt-1.3b",
+        age=2.6 * HOUR,
+        job="48211",
+        state="RUNNING",
+        program="pretrain.py",
+        nodes=2,
+        hosts="gpu[07-08]",
     )
     samples.train(large, began=2.3 * HOUR, seconds=1.93, steps=4290, total=12000)
     samples.sample_nodes(large, ["gpu07", "gpu08"], gpus=8, step=4290, slow=11)
     loss = json.loads(large.metrics.read_text().splitlines()[-1])["loss"]
     samples.log(large, ["DataLoader: shard 0311 took 4.2 s to open"], rank=11)
     for step in range(4250, 4291, 5):
-        samples.log(large, [f"step {step}  loss {loss + (4290 - step) / 900:.3f}  lr 3.0e-04  1.93 s/step"])
-    samples.log(large, ["saved checkpoints/step-00004250 in 6.1 s", "evaluating on 512 sequences: perplexity 9.41"])
-    small = samples.add("vit-s16", age=1.2 * HOUR, job="48230", state="RUNNING", nproc=4, hosts="gpu03")
+        samples.log(
+            large, [f"step {step}  loss {loss + (4290 - step) / 900:.3f}  lr 3.0e-04  1.93 s/step"]
+        )
+    samples.log(
+        large,
+        [
+            "saved checkpoints/step-00004250 in 6.1 s",
+            "evaluating on 512 sequences: perplexity 9.41",
+        ],
+    )
+    small = samples.add(
+        "vit-s16", age=1.2 * HOUR, job="48230", state="RUNNING", nproc=4, hosts="gpu03"
+    )
     pace, done = 0.31, 12100  # its last step was just now
-    samples.train(small, began=pace * done, seconds=pace, steps=done, total=14000, floor=0.7, height=5.0, scale=900)
+    samples.train(
+        small,
+        began=pace * done,
+        seconds=pace,
+        steps=done,
+        total=14000,
+        floor=0.7,
+        height=5.0,
+        scale=900,
+    )
     soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(samples.now + 0.7 * HOUR))
-    samples.add("gpt-1.3b-long", age=0.4 * HOUR, job="48260", state="PENDING", program="pretrain.py", nodes=8,
-                reason="Resources", start=soon)  # fmt: skip
-    samples.add_sweep("lr-and-width", ["COMPLETED"] * 13 + ["RUNNING"] * 4 + ["PENDING"] * 7, job="48190", age=3 * HOUR)
+    samples.add(
+        "gpt-1.3b-long",
+        age=0.4 * HOUR,
+        job="48260",
+        state="PENDING",
+        program="pretrain.py",
+        nodes=8,
+        reason="Resources",
+        start=soon,
+    )
+    samples.add_sweep(
+        "lr-and-width",
+        ["COMPLETED"] * 13 + ["RUNNING"] * 4 + ["PENDING"] * 7,
+        job="48190",
+        age=3 * HOUR,
+    )
     for name, age, job, state in (
         ("gpt-350m", 26 * HOUR, "47980", "COMPLETED"),
         ("gpt-350m-bf16", 31 * HOUR, "47901", "FAILED"),
         ("tokenize", 50 * HOUR, "47722", "CANCELLED"),
     ):
         over = samples.add(name, age=age, job=job, state=state)
-        samples.train(over, began=age - HOUR, seconds=0.9, steps=6000 if state == "COMPLETED" else 2400, total=6000)
+        samples.train(
+            over,
+            began=age - HOUR,
+            seconds=0.9,
+            steps=6000 if state == "COMPLETED" else 2400,
+            total=6000,
+        )
         samples.end(over, "done" if state == "COMPLETED" else "failed", after=age - 2 * HOUR)
 
 
@@ -70,7 +114,9 @@ async def until_drawn(app: TopApp) -> None:
 def without_remote_fonts(svg: str) -> str:
     """Pictures load nothing: any monospaced font of the reader's will do."""
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
-    return svg.replace("Fira Code", "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono")
+    return svg.replace(
+        "Fira Code", "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono"
+    )
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(\.\./((?:examples|benchmarks)/[^)#]+)\)")
 CHANGELOG = "changelog.md"
-UPSTREAM = re.compile(r"\[([^\]]+)\]\(docs/upstream/[^)]+\)")  # reports for other projects are no pages
+# reports for other projects are no pages
+UPSTREAM = re.compile(r"\[([^\]]+)\]\(docs/upstream/[^)]+\)")
 README = re.compile(r"\]\(\.\./README\.md[^)]*\)")  # what it says is on the pages of the site
 INLINE = re.compile(r"(?<!<pre>)<code>[^<]+</code>")
 FLAG = re.compile(r"(?<![^\s>(])--?[a-z][^\s<]{0,23}(?=[\s<])")
@@ -25,7 +26,9 @@ def on_files(files: Files, *, config: Any) -> Files:
     for path in sorted({path for text in _texts(files) for path in LINK.findall(text)}):
         source = ROOT / path
         files.append(File.generated(config, f"{path}.md", content=_page(path, source)))
-    changes = UPSTREAM.sub(r"\1", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")).replace("](docs/", "](")
+    changes = UPSTREAM.sub(r"\1", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")).replace(
+        "](docs/", "]("
+    )
     files.append(File.generated(config, CHANGELOG, content=changes))
     return files
 
@@ -40,9 +43,13 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
 def on_page_content(html: str, **_: Any) -> str:
     """Keep flags whole, and show `\\|` of a table as a bar.
 
-    Browsers break lines after each hyphen, also between the two of `--nodes`. Code hosts need the backslash.
+    Browsers break lines after each hyphen, also between the two of `--nodes`. Code hosts need the
+    backslash.
     """
-    return INLINE.sub(lambda match: FLAG.sub(r'<span class="flag">\g<0></span>', match[0].replace("\\|", "|")), html)
+    return INLINE.sub(
+        lambda match: FLAG.sub(r'<span class="flag">\g<0></span>', match[0].replace("\\|", "|")),
+        html,
+    )
 
 
 def _texts(files: Files) -> Iterator[str]:
@@ -54,4 +61,7 @@ def _page(path: str, source: Path) -> str:
     if source.suffix == ".md":
         return source.read_text(encoding="utf-8")
     code = source.read_text(encoding="utf-8")
-    return f"---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n````{LANGUAGES[source.suffix]}\n{code}````\n"
+    return (
+        "---\nsearch:\n  exclude: true\n---\n\n# "
+        f"{path}\n\n````{LANGUAGES[source.suffix]}\n{code}````\n"
+    )

@@ -1,4 +1,6 @@
-"""Write llms.txt, an index of all pages for language models, with the titles and the order of the site."""
+"""Write llms.txt, an index of all pages for language models, with the titles and the order of the
+site.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
 def make_text() -> str:
     settings = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=_Loader)
     lines = ["# Paceline", "", f"> {settings['site_description']}", ""]
-    lines += ["`paceline --help` lists the commands, `paceline reference NAME` explains one flag, key or method.", ""]
+    lines += [
+        "`paceline --help` lists the commands, `paceline reference NAME` explains one flag, key "
+        "or method.",
+        "",
+    ]
     for entry in settings["nav"]:
         ((title, pages),) = entry.items()
         listed = [f"- [{name}](docs/{page}): {about(page)}" for name, page in _walk(pages, title)]
@@ -34,7 +40,11 @@ def about(page: str) -> str:
     """Return the first sentence of a page."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    parts = [part for part in text.split("\n\n") if part.strip() and not part.startswith(("#", "<!--", "|", "!"))]
+    parts = [
+        part
+        for part in text.split("\n\n")
+        if part.strip() and not part.startswith(("#", "<!--", "|", "!"))
+    ]
     plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", " ".join(parts[0].replace("**", "").split()))
     return re.split(r"(?<=[.:])\s", plain)[0].rstrip(".:") + "."
 

@@ -1,11 +1,12 @@
-"""A training loop with Accelerate, without any Paceline code: it saves when it is asked to stop, and it resumes.
+"""A training loop with Accelerate, without any Paceline code: it saves when it is asked to stop,
+and it resumes.
 
 python train.py                                    one process, as usual
 paceline run --cpu --nproc 2 train.py              two ranks
 paceline submit --nodes 2 --gpus 4 train.py        eight ranks on a Slurm cluster
 
-Accelerate installs no signal handler, so the script installs its own. When the run should stop, Paceline sends SIGUSR1.
-The script then saves and exits with 75, which means "start me again".
+Accelerate installs no signal handler, so the script installs its own. When the run should stop,
+Paceline sends SIGUSR1. The script then saves and exits with 75, which means "start me again".
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Checkpoints:
 
     def newest(self) -> int:
         """Return the step of the newest one; 0 if there is none."""
-        return max((int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*")), default=0)
+        return max(
+            (int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*")), default=0
+        )
 
     def load(self, step: int) -> None:
         self.accelerator.load_state(self.folder / f"step-{step}")
@@ -68,7 +71,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="samples per step and rank (32)")
     parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--samples", type=int, default=6000)
-    folder = os.environ.get("PACELINE_CHECKPOINTS", "checkpoints")  # in the run folder, if Paceline started the ranks
+    # in the run folder, if Paceline started the ranks
+    folder = os.environ.get("PACELINE_CHECKPOINTS", "checkpoints")
     parser.add_argument("--folder", type=Path, default=folder, help="where to save (%(default)s)")
     return parser.parse_args(given)
 
@@ -77,7 +81,8 @@ def main(given: Sequence[str] | None = None) -> float:
     args = arguments(given)
     requests: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: requests.append(number))
-    # The order of the samples depends on the epoch alone, so the batches that are done can be skipped.
+    # The order of the samples depends on the epoch alone, so the batches that are done can be
+    # skipped.
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     set_seed(0)
     net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
@@ -101,8 +106,11 @@ def main(given: Sequence[str] | None = None) -> float:
             accelerator.backward(loss)
             optimizer.step()
             step += 1
-            # The signal does not reach all ranks in the same step, so they ask each other after every step.
-            must_stop = bool(accelerator.reduce(torch.tensor(float(len(requests)), device=accelerator.device)))
+            # The signal does not reach all ranks in the same step, so they ask each other after
+            # every step.
+            must_stop = bool(
+                accelerator.reduce(torch.tensor(float(len(requests)), device=accelerator.device))
+            )
             if must_stop or step % len(train) == 0:
                 checkpoints.save(step)
             if must_stop:

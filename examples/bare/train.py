@@ -1,11 +1,12 @@
-"""Plain DDP, without the runtime: this script saves its own checkpoint, stops when it is asked to, and resumes.
+"""Plain DDP, without the runtime: this script saves its own checkpoint, stops when it is asked to,
+and resumes.
 
 torchrun --nproc-per-node 2 train.py --cpu         as usual
 paceline run --cpu --nproc 2 train.py              the same two ranks, with logs and a run folder
 paceline submit --nodes 2 --gpus 4 train.py        eight ranks on a Slurm cluster
 
-Before a time limit or a preemption, Paceline sends SIGUSR1. The script then saves and exits with 75, which means "start
-me again": the job requeues itself.
+Before a time limit or a preemption, Paceline sends SIGUSR1. The script then saves and exits with
+75, which means "start me again": the job requeues itself.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def spirals(count: int, seed: int) -> TensorDataset:
 
 
 class StopRequest:
-    """The signal does not reach all ranks in the same step. So they ask each other after every step."""
+    """The signal does not reach all ranks in the same step. So they ask each other after every
+    step.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.has_arrived = device, False
@@ -68,8 +71,12 @@ def save(path: Path, state: dict[str, Any]) -> None:
 @torch.no_grad()
 def evaluate(model: nn.Module, data: TensorDataset, device: torch.device) -> float:
     """Return the accuracy. Each rank takes its part of the points."""
-    points, arms = (each[dist.get_rank() :: dist.get_world_size()].to(device) for each in data.tensors)
-    counts = torch.stack([(model(points).argmax(dim=1) == arms).sum(), torch.tensor(len(arms), device=device)])
+    points, arms = (
+        each[dist.get_rank() :: dist.get_world_size()].to(device) for each in data.tensors
+    )
+    counts = torch.stack(
+        [(model(points).argmax(dim=1) == arms).sum(), torch.tensor(len(arms), device=device)]
+    )
     dist.all_reduce(counts)
     return float(counts[0] / counts[1])
 
@@ -81,7 +88,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--samples", type=int, default=6000)
     parser.add_argument("--cpu", action="store_true", help="ignore GPUs")
-    folder = os.environ.get("PACELINE_CHECKPOINTS", "checkpoints")  # in the run folder, if Paceline started the ranks
+    # in the run folder, if Paceline started the ranks
+    folder = os.environ.get("PACELINE_CHECKPOINTS", "checkpoints")
     parser.add_argument("--folder", type=Path, default=folder, help="where to save (%(default)s)")
     return parser.parse_args(given)
 
@@ -94,11 +102,14 @@ def main(given: Sequence[str] | None = None) -> float:
     stop = StopRequest(device)
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")  # rank, world size and address come from the environment
+    # rank, world size and address come from the environment
+    dist.init_process_group("nccl" if on_gpu else "gloo")
     is_first = dist.get_rank() == 0
 
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)).to(device)
+    net = nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
+    ).to(device)
     model = DistributedDataParallel(net, device_ids=[local_rank] if on_gpu else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     train_set, test_set = spirals(args.samples, seed=1), spirals(1000, seed=2)
@@ -116,7 +127,8 @@ def main(given: Sequence[str] | None = None) -> float:
 
     while step < args.epochs * len(loader):
         epoch, done = divmod(step, len(loader))
-        sampler.set_epoch(epoch)  # the order depends on the epoch alone, so the batches that are done can be skipped
+        # the order depends on the epoch alone, so the batches that are done can be skipped
+        sampler.set_epoch(epoch)
         for points, arms in itertools.islice(loader, done, None):
             loss = F.cross_entropy(model(points.to(device)), arms.to(device))
             optimizer.zero_grad()
@@ -125,7 +137,10 @@ def main(given: Sequence[str] | None = None) -> float:
             step += 1
             must_stop = stop.is_agreed()
             if is_first and (must_stop or step % len(loader) == 0):
-                save(path, {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
+                save(
+                    path,
+                    {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
+                )
             if must_stop:
                 dist.destroy_process_group()
                 raise SystemExit(START_ME_AGAIN)

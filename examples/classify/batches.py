@@ -1,4 +1,6 @@
-"""Batches of tokenized texts of similar length, padded to the longest text in the batch, with an attention mask."""
+"""Batches of tokenized texts of similar length, padded to the longest text in the batch, with an
+attention mask.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ class Vocabulary:
         return len(self.ids) + 2
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[self.ids.get(word, UNKNOWN) for word in self._split(text)[: self.max_length]] for text in texts]
+        return [
+            [self.ids.get(word, UNKNOWN) for word in self._split(text)[: self.max_length]]
+            for text in texts
+        ]
 
     @staticmethod
     def _split(text: str) -> list[str]:
@@ -52,9 +57,13 @@ class Texts(Dataset):
         return [len(each) for each in self.tokens]
 
     def by_length(self) -> Texts:
-        """Return the same texts, the shortest first: batches of an evaluation then need little padding."""
+        """Return the same texts, the shortest first: batches of an evaluation then need little
+        padding.
+        """
         order = sorted(range(len(self)), key=lambda index: len(self.tokens[index]))
-        return Texts([self.tokens[index] for index in order], [self.labels[index] for index in order])
+        return Texts(
+            [self.tokens[index] for index in order], [self.labels[index] for index in order]
+        )
 
 
 class Padding:
@@ -77,13 +86,15 @@ class Padding:
 class LengthBuckets:
     """A batch sampler: random batches of texts of similar length, each text once.
 
-    It knows nothing about ranks. `run.loader` seeds the generators, takes each batch as one step, and gives every rank
-    its part, so the batches are the same on any number of ranks. The last batch may be short.
+    It knows nothing about ranks. `run.loader` seeds the generators, takes each batch as one step,
+    and gives every rank its part, so the batches are the same on any number of ranks. The last
+    batch may be short.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, *, pool: int = 20) -> None:
         self.lengths, self.batch_size = torch.tensor(lengths), batch_size
-        self.pool = pool * batch_size  # texts that are sorted together: more need less padding, fewer are more random
+        # texts that are sorted together: more need less padding, fewer are more random
+        self.pool = pool * batch_size
 
     def __len__(self) -> int:
         return (len(self.lengths) + self.batch_size - 1) // self.batch_size
@@ -94,5 +105,6 @@ class LengthBuckets:
             batches += pool[self.lengths[pool].argsort(stable=True)].split(self.batch_size)
         for number in torch.randperm(len(batches)).tolist():
             batch = batches[number]
-            # In random order: otherwise the last rank would always get the longest texts of a batch.
+            # In random order: otherwise the last rank would always get the longest texts of a
+            # batch.
             yield batch[torch.randperm(len(batch))].tolist()

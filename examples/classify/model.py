@@ -1,4 +1,6 @@
-"""Text classifiers: a small encoder to train from scratch, or one with weights from Hugging Face."""
+"""Text classifiers: a small encoder to train from scratch, or one with weights from Hugging
+Face.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,16 @@ class Encoder(nn.Module):
     """A few layers, the mean over the real tokens of a text, and a classification head."""
 
     def __init__(
-        self, *, vocab: int, labels: int, length: int, width: int = 64, layers: int = 2, heads: int = 4,
+        self,
+        *,
+        vocab: int,
+        labels: int,
+        length: int,
+        width: int = 64,
+        layers: int = 2,
+        heads: int = 4,
         dropout: float = 0.1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.words, self.positions = nn.Embedding(vocab, width), nn.Embedding(length, width)
         self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
@@ -50,14 +59,19 @@ class Encoder(nn.Module):
 
 
 class Pretrained(nn.Module):
-    """A model of the `transformers` library, from the hub or from a folder, with a new head for these labels."""
+    """A model of the `transformers` library, from the hub or from a folder, with a new head for
+    these labels.
+    """
 
     def __init__(self, name: str, *, labels: list[str]) -> None:
         from transformers import AutoModelForSequenceClassification
 
         super().__init__()
         self.model = AutoModelForSequenceClassification.from_pretrained(
-            name, num_labels=len(labels), id2label=dict(enumerate(labels)), ignore_mismatched_sizes=True
+            name,
+            num_labels=len(labels),
+            id2label=dict(enumerate(labels)),
+            ignore_mismatched_sizes=True,
         )
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

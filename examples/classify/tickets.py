@@ -1,7 +1,7 @@
 """Generated messages to a shop's support, labelled with the team that should answer them.
 
-`python tickets.py > tickets.jsonl` writes them. The same seed gives the same messages. Most of each message is small
-talk, or about other teams' work, so no single word gives the label away.
+`python tickets.py > tickets.jsonl` writes them. The same seed gives the same messages. Most of each
+message is small talk, or about other teams' work, so no single word gives the label away.
 """
 
 from __future__ import annotations
@@ -15,26 +15,38 @@ from pathlib import Path
 # Sentences by team. Each message has one or two of its team.
 TEAMS = {
     "billing": [
-        "I was charged {twice} for order {number}.", "The invoice {number} shows the wrong amount.",
-        "Please send me a receipt for {month}.", "When do I get my money back?", "My card was declined {again}.",
+        "I was charged {twice} for order {number}.",
+        "The invoice {number} shows the wrong amount.",
+        "Please send me a receipt for {month}.",
+        "When do I get my money back?",
+        "My card was declined {again}.",
         "The discount is missing on my bill.",
     ],
     "shipping": [
-        "My parcel {number} has not arrived {again}.", "The tracking page shows nothing since {month}.",
-        "The courier left the box at the wrong door.", "Can you deliver to another address?",
-        "The package was empty when it came.", "Delivery takes {twice} as long as promised.",
+        "My parcel {number} has not arrived {again}.",
+        "The tracking page shows nothing since {month}.",
+        "The courier left the box at the wrong door.",
+        "Can you deliver to another address?",
+        "The package was empty when it came.",
+        "Delivery takes {twice} as long as promised.",
     ],
     "account": [
-        "I cannot sign in {again}.", "The reset link for my password does not work.",
-        "Please change the email of user {number}.", "How do I delete my profile?",
-        "Somebody else uses my login since {month}.", "The code for my phone never comes.",
+        "I cannot sign in {again}.",
+        "The reset link for my password does not work.",
+        "Please change the email of user {number}.",
+        "How do I delete my profile?",
+        "Somebody else uses my login since {month}.",
+        "The code for my phone never comes.",
     ],
     "product": [
-        "The {thing} stopped working in {month}.", "A part of the {thing} is broken.",
-        "Does the {thing} fit model {number}?", "The manual does not explain how to clean the {thing}.",
-        "My {thing} makes a strange noise {again}.", "The battery of the {thing} is empty after an hour.",
+        "The {thing} stopped working in {month}.",
+        "A part of the {thing} is broken.",
+        "Does the {thing} fit model {number}?",
+        "The manual does not explain how to clean the {thing}.",
+        "My {thing} makes a strange noise {again}.",
+        "The battery of the {thing} is empty after an hour.",
     ],
-}  # fmt: skip
+}
 
 ASIDES = {
     "billing": ["I have paid already, so that is not it.", "The invoice is fine, thank you."],
@@ -44,10 +56,19 @@ ASIDES = {
 }
 
 TALK = [
-    "Hello!", "Good {day}.", "I hope you are well.", "I have been a customer since {month}.", "Thanks for your help.",
-    "I wrote to you in {month} and got no answer.", "Please reply soon.", "This is the {number} time that I ask.",
-    "My friends told me about your shop.", "I am not happy with this.", "Have a nice {day}.", "Best wishes.",
-]  # fmt: skip
+    "Hello!",
+    "Good {day}.",
+    "I hope you are well.",
+    "I have been a customer since {month}.",
+    "Thanks for your help.",
+    "I wrote to you in {month} and got no answer.",
+    "Please reply soon.",
+    "This is the {number} time that I ask.",
+    "My friends told me about your shop.",
+    "I am not happy with this.",
+    "Have a nice {day}.",
+    "Best wishes.",
+]
 
 WORDS = {
     "twice": ["twice", "three times"],
@@ -64,7 +85,8 @@ def write_message(draw: random.Random) -> tuple[str, str]:
     others = [other for other in TEAMS if other != team]
     sentences = draw.sample(TEAMS[team], draw.randint(1, 2))
     sentences += [draw.choice(ASIDES[other]) for other in draw.sample(others, draw.randint(0, 2))]
-    sentences += draw.sample(TALK, min(len(TALK), int(draw.expovariate(0.3))))  # a few are long, most are short
+    # a few are long, most are short
+    sentences += draw.sample(TALK, min(len(TALK), int(draw.expovariate(0.3))))
     draw.shuffle(sentences)
 
     def fill(match: re.Match[str]) -> str:
@@ -80,7 +102,9 @@ def tickets(count: int = 4000, *, seed: int = 0) -> list[tuple[str, str]]:
 
 
 def read(path: Path | None) -> list[tuple[str, str]]:
-    """Read texts and labels from a file: JSON Lines or CSV with "text" and "label". Without one, make them up."""
+    """Read texts and labels from a file: JSON Lines or CSV with "text" and "label". Without one,
+    make them up.
+    """
     if path is None:
         return tickets()
     with open(path, encoding="utf-8", newline="") as file:

@@ -1,9 +1,11 @@
-"""Train with DeepSpeed's ZeRO. DeepSpeed shards the optimizer and saves; Paceline starts, stops and requeues.
+"""Train with DeepSpeed's ZeRO. DeepSpeed shards the optimizer and saves; Paceline starts, stops and
+requeues.
 
 paceline run --cpu --nproc 2 train.py
 paceline submit --nodes 2 --gpus 4 train.py --stage 3
 
-Before a time limit or a preemption, the script gets SIGUSR1. It saves and exits with 75: the job requeues itself.
+Before a time limit or a preemption, the script gets SIGUSR1. It saves and exits with 75: the job
+requeues itself.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def spirals(count: int, seed: int) -> TensorDataset:
 
 
 class StopRequest:
-    """The signal does not reach all ranks in the same step. So they ask each other after every step."""
+    """The signal does not reach all ranks in the same step. So they ask each other after every
+    step.
+    """
 
     def __init__(self) -> None:
         self.has_arrived = False
@@ -56,8 +60,15 @@ class StopRequest:
 def evaluate(engine: deepspeed.DeepSpeedEngine) -> float:
     """Return the accuracy. Each rank takes its part of the points."""
     data = spirals(1000, seed=2)
-    points, arms = (each[dist.get_rank() :: dist.get_world_size()].to(engine.device) for each in data.tensors)
-    counts = torch.stack([(engine(points).argmax(dim=1) == arms).sum(), torch.tensor(len(arms), device=engine.device)])
+    points, arms = (
+        each[dist.get_rank() :: dist.get_world_size()].to(engine.device) for each in data.tensors
+    )
+    counts = torch.stack(
+        [
+            (engine(points).argmax(dim=1) == arms).sum(),
+            torch.tensor(len(arms), device=engine.device),
+        ]
+    )
     dist.all_reduce(counts)
     return float(counts[0] / counts[1])
 
@@ -65,12 +76,15 @@ def evaluate(engine: deepspeed.DeepSpeedEngine) -> float:
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tell the arms of a spiral apart.")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--stage", type=int, default=2, choices=[0, 1, 2, 3], help="what ZeRO shards (2)")
+    parser.add_argument(
+        "--stage", type=int, default=2, choices=[0, 1, 2, 3], help="what ZeRO shards (2)"
+    )
     parser.add_argument("--batch-size", type=int, default=32, help="samples per step and rank (32)")
     parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--samples", type=int, default=6000)
     parser.add_argument("--cpu", action="store_true", help="use gloo")
-    folder = os.environ.get("PACELINE_CHECKPOINTS", "checkpoints")  # in the run folder, if Paceline started the ranks
+    # in the run folder, if Paceline started the ranks
+    folder = os.environ.get("PACELINE_CHECKPOINTS", "checkpoints")
     parser.add_argument("--folder", type=Path, default=folder, help="where to save (%(default)s)")
     return parser.parse_args(given)
 
@@ -79,7 +93,8 @@ def main(given: Sequence[str] | None = None) -> float:
     args = arguments(given)
     stop = StopRequest()
     on_gpu = torch.cuda.is_available() and not args.cpu
-    deepspeed.init_distributed("nccl" if on_gpu else "gloo")  # rank, world size and address from the environment
+    # rank, world size and address from the environment
+    deepspeed.init_distributed("nccl" if on_gpu else "gloo")
     is_first = dist.get_rank() == 0
 
     torch.manual_seed(0)
@@ -102,14 +117,16 @@ def main(given: Sequence[str] | None = None) -> float:
 
     while engine.global_steps < args.epochs * len(loader):
         epoch, done = divmod(engine.global_steps, len(loader))
-        sampler.set_epoch(epoch)  # the order depends on the epoch alone, so the batches that are done can be skipped
+        # the order depends on the epoch alone, so the batches that are done can be skipped
+        sampler.set_epoch(epoch)
         for points, arms in itertools.islice(loader, done, None):
             loss = F.cross_entropy(engine(points.to(engine.device)), arms.to(engine.device))
             engine.backward(loss)
             engine.step()
             must_stop = stop.is_agreed(engine.device)
             if must_stop or engine.global_steps % len(loader) == 0:
-                engine.save_checkpoint(str(args.folder))  # on all ranks: each writes its shards, then `latest`
+                # on all ranks: each writes its shards, then `latest`
+                engine.save_checkpoint(str(args.folder))
             if must_stop:
                 dist.destroy_process_group()
                 raise SystemExit(START_ME_AGAIN)

@@ -1,4 +1,5 @@
-"""Shard a model over the ranks with FSDP2: each holds a part of the parameters, gradients and optimizer state.
+"""Shard a model over the ranks with FSDP2: each holds a part of the parameters, gradients and
+optimizer state.
 
 python train.py                                  one process
 paceline run --cpu --nproc 2 train.py            two ranks; each writes its shards of the checkpoint
@@ -67,14 +68,23 @@ def evaluate(run: paceline.Run, model: nn.Module) -> float:
 
 
 def train(args: argparse.Namespace) -> float:
-    with paceline.session(seed=0, cpu=args.cpu, precision=args.precision, folder=args.folder) as run:
-        with torch.device("meta"):  # no rank ever holds the whole model: run.wrap initializes block by block
+    with paceline.session(
+        seed=0, cpu=args.cpu, precision=args.precision, folder=args.folder
+    ) as run:
+        # no rank ever holds the whole model: run.wrap initializes block by block
+        with torch.device("meta"):
             net = Net()
         total = sum(each.numel() for each in net.parameters())
-        model = run.wrap(net, mode="fsdp", layers=Block)  # fully_shard on each block, then on the rest
-        held = sum(each.to_local().numel() for each in model.parameters()) if run.world_size > 1 else total
+        # fully_shard on each block, then on the rest
+        model = run.wrap(net, mode="fsdp", layers=Block)
+        held = (
+            sum(each.to_local().numel() for each in model.parameters())
+            if run.world_size > 1
+            else total
+        )
         run.print(f"rank 0 holds {held:,} of {total:,} parameters")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)  # after wrap, so that its state is sharded too
+        # after wrap, so that its state is sharded too
+        optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
         loader = run.loader(spirals(args.samples, seed=1), batch_size=args.batch_size)
         run.resume(model=model, optimizer=optimizer, loader=loader)
         for epoch in run.epochs(args.epochs):
@@ -91,15 +101,23 @@ def train(args: argparse.Namespace) -> float:
 
 
 def main(given: Sequence[str] | None = None) -> float:
-    parser = argparse.ArgumentParser(description="Tell the arms of a spiral apart, with a sharded model.")
+    parser = argparse.ArgumentParser(
+        description="Tell the arms of a spiral apart, with a sharded model."
+    )
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=64, help="samples per step over all ranks (64)")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="samples per step over all ranks (64)"
+    )
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--samples", type=int, default=6400)
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--cpu", action="store_true", help="ignore GPUs")
-    parser.add_argument("--folder", type=Path, help="where to save without `paceline run` (nowhere)")
-    parser.add_argument("--weights", type=Path, help="evaluate what `paceline export` wrote, instead of training")
+    parser.add_argument(
+        "--folder", type=Path, help="where to save without `paceline run` (nowhere)"
+    )
+    parser.add_argument(
+        "--weights", type=Path, help="evaluate what `paceline export` wrote, instead of training"
+    )
     args = parser.parse_args(given)
     if not args.weights:
         return train(args)

@@ -15,7 +15,11 @@ def sentence(draw: random.Random) -> list[str]:
     """Return one such as "the old fox hears the moon <end>"."""
 
     def thing() -> list[str]:
-        return ["the", *([draw.choice(ADJECTIVES)] if draw.random() < 0.5 else []), draw.choice(NOUNS)]
+        return [
+            "the",
+            *([draw.choice(ADJECTIVES)] if draw.random() < 0.5 else []),
+            draw.choice(NOUNS),
+        ]
 
     return [*thing(), draw.choice(VERBS), *thing(), "<end>"]
 

@@ -1,10 +1,11 @@
-"""Train with Horovod, which averages the gradients over ranks started by mpirun. This script does not use the runtime.
+"""Train with Horovod, which averages the gradients over ranks started by mpirun. This script does
+not use the runtime.
 
 mpirun -np 2 python train.py --cpu
 paceline submit --style mpirun --nodes 2 --gpus 4 train.py
 
-Before a time limit or a preemption, Paceline sends SIGUSR1. The script then saves and exits with 75, which means "start
-me again": the job requeues itself.
+Before a time limit or a preemption, Paceline sends SIGUSR1. The script then saves and exits with
+75, which means "start me again": the job requeues itself.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def spirals(count: int, seed: int) -> TensorDataset:
 
 
 class StopRequest:
-    """The signal does not reach all ranks in the same step. So they ask each other after every step."""
+    """The signal does not reach all ranks in the same step. So they ask each other after every
+    step.
+    """
 
     def __init__(self) -> None:
         self.has_arrived = False
@@ -64,9 +67,13 @@ def save(path: Path, state: dict[str, Any]) -> None:
 @torch.no_grad()
 def evaluate(model: nn.Module, device: torch.device) -> float:
     """Return the accuracy. Each rank takes its part of the points."""
-    points, arms = (each[hvd.rank() :: hvd.size()].to(device) for each in spirals(1000, seed=2).tensors)
+    points, arms = (
+        each[hvd.rank() :: hvd.size()].to(device) for each in spirals(1000, seed=2).tensors
+    )
     hits = (model(points).argmax(dim=1) == arms).sum().cpu()
-    counts = hvd.allreduce(torch.stack([hits, torch.tensor(len(arms))]).double(), op=hvd.Sum, name="accuracy")
+    counts = hvd.allreduce(
+        torch.stack([hits, torch.tensor(len(arms))]).double(), op=hvd.Sum, name="accuracy"
+    )
     return float(counts[0] / counts[1])
 
 
@@ -77,7 +84,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--samples", type=int, default=6000)
     parser.add_argument("--cpu", action="store_true", help="ignore GPUs")
-    folder = os.environ.get("PACELINE_CHECKPOINTS", "checkpoints")  # in the run folder, if Paceline started the ranks
+    # in the run folder, if Paceline started the ranks
+    folder = os.environ.get("PACELINE_CHECKPOINTS", "checkpoints")
     parser.add_argument("--folder", type=Path, default=folder, help="where to save (%(default)s)")
     return parser.parse_args(given)
 
@@ -91,11 +99,15 @@ def main(given: Sequence[str] | None = None) -> float:
     is_first = hvd.rank() == 0
 
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)).to(device)
+    net = nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
+    ).to(device)
     plain = torch.optim.AdamW(net.parameters(), lr=args.lr)
     optimizer = hvd.DistributedOptimizer(plain, named_parameters=net.named_parameters())
     train_set = spirals(args.samples, seed=1)
-    sampler = DistributedSampler(train_set, num_replicas=hvd.size(), rank=hvd.rank(), seed=0, drop_last=True)
+    sampler = DistributedSampler(
+        train_set, num_replicas=hvd.size(), rank=hvd.rank(), seed=0, drop_last=True
+    )
     loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler, drop_last=True)
 
     path, step = args.folder / "checkpoint.pt", 0
@@ -110,7 +122,8 @@ def main(given: Sequence[str] | None = None) -> float:
 
     while step < args.epochs * len(loader):
         epoch, done = divmod(step, len(loader))
-        sampler.set_epoch(epoch)  # the order depends on the epoch alone, so the batches that are done can be skipped
+        # the order depends on the epoch alone, so the batches that are done can be skipped
+        sampler.set_epoch(epoch)
         for points, arms in itertools.islice(loader, done, None):
             loss = F.cross_entropy(net(points.to(device)), arms.to(device))
             optimizer.zero_grad()
@@ -119,7 +132,10 @@ def main(given: Sequence[str] | None = None) -> float:
             step += 1
             must_stop = stop.is_agreed()
             if is_first and (must_stop or step % len(loader) == 0):
-                save(path, {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
+                save(
+                    path,
+                    {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
+                )
             if must_stop:
                 hvd.shutdown()
                 raise SystemExit(START_ME_AGAIN)

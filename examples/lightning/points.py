@@ -21,11 +21,15 @@ def spirals(count: int, seed: int) -> TensorDataset:
 
 
 def network() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    return nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
+    )
 
 
 class ResumableLoader(DataLoader[Any]):
-    """Goes on in the middle of an epoch. Lightning saves and loads the state of such a loader with its checkpoints."""
+    """Goes on in the middle of an epoch. Lightning saves and loads the state of such a loader with
+    its checkpoints.
+    """
 
     batches = 0  # of the epoch, so far
 

@@ -1,9 +1,11 @@
-"""Lightning Fabric: your own loop, on any device. Fabric installs no signal handler, so the script installs its own.
+"""Lightning Fabric: your own loop, on any device. Fabric installs no signal handler, so the script
+installs its own.
 
 paceline run --cpu --nproc 2 train_fabric.py
 paceline submit --nodes 2 --gpus 4 train_fabric.py
 
-When the run must stop, Paceline sends SIGUSR1. The script then saves and exits with 75, which means "start me again".
+When the run must stop, Paceline sends SIGUSR1. The script then saves and exits with 75, which means
+"start me again".
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def main(given: Sequence[str] | None = None) -> float:
     net = network()
     model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=args.lr))
     data = spirals(args.samples, seed=1)
-    sampler = DistributedSampler(data, fabric.world_size, fabric.global_rank, seed=0, drop_last=True)
+    sampler = DistributedSampler(
+        data, fabric.world_size, fabric.global_rank, seed=0, drop_last=True
+    )
     loader = ResumableLoader(data, args.batch_size, sampler=sampler, drop_last=True)
 
     path = args.folder / "fabric.ckpt"
@@ -57,10 +61,12 @@ def main(given: Sequence[str] | None = None) -> float:
             fabric.backward(loss)
             optimizer.step()
             state["step"] += 1
-            # The signal does not reach all ranks in the same step, so they ask each other after every step.
+            # The signal does not reach all ranks in the same step, so they ask each other after
+            # every step.
             must_stop = bool(fabric.all_reduce(torch.tensor(float(len(requests))), reduce_op="sum"))
             if must_stop or state["step"] % len(loader) == 0:
-                fabric.save(path, state)  # under another name first: there is always one whole checkpoint
+                # under another name first: there is always one whole checkpoint
+                fabric.save(path, state)
             if must_stop:
                 raise SystemExit(START_ME_AGAIN)
         fabric.print(f"epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)

@@ -1,4 +1,6 @@
-"""MNIST digits: read IDX files (plain, .gz or .xz), from the bundled subset or a download of the full dataset."""
+"""MNIST digits: read IDX files (plain, .gz or .xz), from the bundled subset or a download of the
+full dataset.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 SUBSET = Path(__file__).parent / "data"  # every 6th training image and every 5th test image
-MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
 # Checksums of the content, because mirrors compress it differently.
 SHA256 = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -38,11 +43,15 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(path: Path) -> torch.Tensor:
-    """Read an IDX file of bytes: two zeros, type 8, the number of dimensions, each dimension, then the data."""
+    """Read an IDX file of bytes: two zeros, type 8, the number of dimensions, each dimension, then
+    the data.
+    """
     with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb") as file:
         content = file.read()
     if content[:3] != b"\0\0\x08":
-        raise ValueError(f"{path} is not an IDX file of bytes: it begins with {content[:4].hex(' ')}")
+        raise ValueError(
+            f"{path} is not an IDX file of bytes: it begins with {content[:4].hex(' ')}"
+        )
     head = 4 + 4 * content[3]
     shape = [int(size) for size in numpy.frombuffer(content[4:head], ">u4")]
     return torch.from_numpy(numpy.frombuffer(content[head:], numpy.uint8).copy()).reshape(shape)
@@ -54,16 +63,24 @@ def load(folder: Path, part: str) -> TensorDataset:
     for name in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
         path = find(folder, name)
         if path is None:
-            raise FileNotFoundError(f"no {name} (plain, .gz or .xz) in {folder}; --download fetches it there")
+            raise FileNotFoundError(
+                f"no {name} (plain, .gz or .xz) in {folder}; --download fetches it there"
+            )
         tensors.append(read_idx(path))
     images = (tensors[0].unsqueeze(1).float() / 255 - 0.1307) / 0.3081
     return TensorDataset(images, tensors[1].long())
 
 
 def download(
-    folder: Path, *, mirrors: Iterable[str] = MIRRORS, sums: Mapping[str, str] = SHA256, timeout: float = 30
+    folder: Path,
+    *,
+    mirrors: Iterable[str] = MIRRORS,
+    sums: Mapping[str, str] = SHA256,
+    timeout: float = 30,
 ) -> None:
-    """Download the files that are missing. A file gets its name once it is complete and its checksum is right."""
+    """Download the files that are missing. A file gets its name once it is complete and its
+    checksum is right.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, expected in sums.items():
         if find(folder, name) is not None:

@@ -1,7 +1,8 @@
-"""Make the bundled subset from the full MNIST files: `python make_subset.py FOLDER_WITH_FULL_IDX_FILES`.
+"""Make the bundled subset from the full MNIST files: `python make_subset.py
+FOLDER_WITH_FULL_IDX_FILES`.
 
-It takes every 6th training image and every 5th test image (10,000 and 2,000), as IDX files compressed with xz. Nothing
-is random, so everyone gets the same bytes.
+It takes every 6th training image and every 5th test image (10,000 and 2,000), as IDX files
+compressed with xz. Nothing is random, so everyone gets the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ STRIDES = {"train": 6, "t10k": 5}
 
 def compress(rows: torch.Tensor) -> bytes:
     header = struct.pack(f">BBBB{rows.dim()}I", 0, 0, 8, rows.dim(), *rows.shape)
-    return lzma.compress(header + rows.contiguous().numpy().tobytes(), preset=9 | lzma.PRESET_EXTREME)
+    return lzma.compress(
+        header + rows.contiguous().numpy().tobytes(), preset=9 | lzma.PRESET_EXTREME
+    )
 
 
 def main(source: Path) -> None:

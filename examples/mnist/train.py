@@ -41,27 +41,47 @@ class Net(nn.Module):
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small network on MNIST.")
-    parser.add_argument("--batch-size", type=int, default=64, help="samples per step over all ranks (64)")
-    parser.add_argument("--test-batch-size", type=int, default=1000, help="samples per test batch, likewise (1000)")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="samples per step over all ranks (64)"
+    )
+    parser.add_argument(
+        "--test-batch-size", type=int, default=1000, help="samples per test batch, likewise (1000)"
+    )
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--lr", type=float, default=1.0, help="learning rate of Adadelta (1.0)")
-    parser.add_argument("--gamma", type=float, default=0.7, help="learning rate decay per epoch (0.7)")
+    parser.add_argument(
+        "--gamma", type=float, default=0.7, help="learning rate decay per epoch (0.7)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="run one step and one test")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cpu", action="store_true", help="ignore GPUs")
     parser.add_argument("--backend", help="process group backend, such as nccl or gloo (by device)")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
     on_off = {"action": argparse.BooleanOptionalAction}
-    parser.add_argument("--resident", **on_off, help="keep the training set on the device (on a GPU)")
+    parser.add_argument(
+        "--resident", **on_off, help="keep the training set on the device (on a GPU)"
+    )
     parser.add_argument("--capture", **on_off, help="run each step as one CUDA graph (on a GPU)")
-    parser.add_argument("--compile", action="store_true", help="compile the model; pays off in long runs")
-    parser.add_argument("--data-dir", type=Path, help="folder with the full dataset as IDX files (the bundled subset)")
-    parser.add_argument("--download", action="store_true", help="download the full dataset to --data-dir")
-    parser.add_argument("--checkpoint-dir", type=Path, help="where to save checkpoints (the run folder)")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the model; pays off in long runs"
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        help="folder with the full dataset as IDX files (the bundled subset)",
+    )
+    parser.add_argument(
+        "--download", action="store_true", help="download the full dataset to --data-dir"
+    )
+    parser.add_argument(
+        "--checkpoint-dir", type=Path, help="where to save checkpoints (the run folder)"
+    )
     return parser.parse_args()
 
 
-def test(run: paceline.Run, model: nn.Module, data: torch.utils.data.Dataset, batch_size: int) -> float:
+def test(
+    run: paceline.Run, model: nn.Module, data: torch.utils.data.Dataset, batch_size: int
+) -> float:
     """Return the accuracy on the whole test set."""
     model.eval()
     hits, seen = torch.zeros((), device=run.device), torch.zeros((), device=run.device)
@@ -78,7 +98,9 @@ def test(run: paceline.Run, model: nn.Module, data: torch.utils.data.Dataset, ba
 def main() -> None:
     args = arguments()
     folder = args.data_dir or (Path("mnist-data") if args.download else digits.SUBSET)
-    with paceline.session(seed=args.seed, cpu=args.cpu, backend=args.backend, precision=args.precision) as run:
+    with paceline.session(
+        seed=args.seed, cpu=args.cpu, backend=args.backend, precision=args.precision
+    ) as run:
         if args.download:
             with run.rank_zero_first():
                 digits.download(folder)

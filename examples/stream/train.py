@@ -1,8 +1,10 @@
-"""Train on a stream of shards that differ in length. Each rank and each of its workers reads its own shards.
+"""Train on a stream of shards that differ in length. Each rank and each of its workers reads its
+own shards.
 
 python train.py                                  one process
-paceline run --cpu --nproc 2 train.py            two ranks, step by step: stops and resumes exactly, anywhere
-paceline run --cpu --nproc 2 train.py --join     two ranks, each to the end of its shards, with torch's Join
+paceline run --cpu --nproc 2 train.py            two ranks, step by step: stops and resumes exactly,
+anywhere paceline run --cpu --nproc 2 train.py --join     two ranks, each to the end of its shards,
+with torch's Join
 """
 
 from __future__ import annotations
@@ -79,10 +81,16 @@ class Shards(IterableDataset[Point]):
         self.shard, self.line = state["shard"], state["line"]
 
 
-def train_in_steps(run: paceline.Run, model: nn.Module, data: Shards, args: argparse.Namespace) -> None:
-    """All ranks take the same number of steps. One that has no points left repeats its last batch, with weight 0."""
+def train_in_steps(
+    run: paceline.Run, model: nn.Module, data: Shards, args: argparse.Namespace
+) -> None:
+    """All ranks take the same number of steps. One that has no points left repeats its last batch,
+    with weight 0.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-    loader = run.loader(data, batch_size=args.batch_size, sharded=True, drop_last=False, num_workers=args.workers)
+    loader = run.loader(
+        data, batch_size=args.batch_size, sharded=True, drop_last=False, num_workers=args.workers
+    )
     run.resume(model=model, optimizer=optimizer, loader=loader)
     for epoch in run.epochs(args.epochs):
         for points, arms in run.steps(loader):
@@ -93,15 +101,21 @@ def train_in_steps(run: paceline.Run, model: nn.Module, data: Shards, args: argp
         run.print(f"epoch {epoch + 1} done")
 
 
-def train_joined(run: paceline.Run, model: nn.Module, data: Shards, args: argparse.Namespace) -> bool:
-    """Each rank takes as many steps as it has batches. Return whether training is complete, and was not stopped.
+def train_joined(
+    run: paceline.Run, model: nn.Module, data: Shards, args: argparse.Namespace
+) -> bool:
+    """Each rank takes as many steps as it has batches. Return whether training is complete, and was
+    not stopped.
 
-    A rank at its end takes part in the all-reduces of the others with zeros, and gets their weights. It no longer
-    steps its optimizer, which must be one without state: SGD without momentum. Ranks that are at different
-    steps cannot save together, so a step of `run` is an epoch here.
+    A rank at its end takes part in the all-reduces of the others with zeros, and gets their
+    weights. It no longer steps its optimizer, which must be one without state: SGD without
+    momentum. Ranks that are at different steps cannot save together, so a step of `run` is an epoch
+    here.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-    loader = DataLoader(data, batch_size=args.batch_size // run.world_size, num_workers=args.workers)
+    loader = DataLoader(
+        data, batch_size=args.batch_size // run.world_size, num_workers=args.workers
+    )
     run.resume(model=model, optimizer=optimizer)
     while run.step < args.epochs:
         data.set_epoch(run.step)
@@ -128,20 +142,30 @@ def evaluate(run: paceline.Run, model: nn.Module) -> float:
 
 def main(given: Sequence[str] | None = None) -> float | None:
     parser = argparse.ArgumentParser(description="Tell the arms of a spiral apart.")
-    parser.add_argument("--join", action="store_true", help="let each rank read to the end of its shards")
+    parser.add_argument(
+        "--join", action="store_true", help="let each rank read to the end of its shards"
+    )
     parser.add_argument("--shards", type=int, default=9)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="points per step over all ranks (32)")
+    parser.add_argument(
+        "--batch-size", type=int, default=32, help="points per step over all ranks (32)"
+    )
     parser.add_argument("--lr", type=float, default=0.5)
-    parser.add_argument("--workers", type=int, default=0, help="processes per rank that read shards (0)")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="processes per rank that read shards (0)"
+    )
     parser.add_argument("--cpu", action="store_true", help="ignore GPUs")
-    parser.add_argument("--folder", type=Path, help="where to save without `paceline run` (nowhere)")
+    parser.add_argument(
+        "--folder", type=Path, help="where to save without `paceline run` (nowhere)"
+    )
     args = parser.parse_args(given)
     with paceline.session(seed=0, cpu=args.cpu, folder=args.folder) as run:
         with run.rank_zero_first():
             files = make_shards((run.folder or Path("runs")) / "shards", args.shards)
         data = Shards(files, rank=run.rank, ranks=run.world_size)
-        net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+        net = nn.Sequential(
+            nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
+        )
         model = run.wrap(net)
         if args.join and not train_joined(run, model, data, args):
             return None

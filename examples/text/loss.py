@@ -14,7 +14,8 @@ LOGIT_ROWS = 8192  # tokens whose logits are in memory at a time
 def sum_losses(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the sum of the cross entropies of `hidden @ weight.T`, over the targets that count.
 
-    Logits take tokens x vocabulary: with the 50,257 tokens of GPT-2, they are the largest tensor of all.
+    Logits take tokens x vocabulary: with the 50,257 tokens of GPT-2, they are the largest tensor of
+    all.
     """
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
@@ -23,10 +24,14 @@ def sum_losses(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
 
 
 class SumLosses(torch.autograd.Function):
-    """Computes the gradients right in the forward, some rows at a time, so that logits are computed once."""
+    """Computes the gradients right in the forward, some rows at a time, so that logits are
+    computed once.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
         total = torch.zeros((), device=hidden.device)
         needs_grad = ctx.needs_input_grad[0]
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
@@ -39,7 +44,8 @@ class SumLosses(torch.autograd.Function):
             chosen = targets[rows].clamp(min=0)[:, None]
             total = total + ((norms - logits.gather(1, chosen)) * counts).sum()
             if needs_grad:
-                # The gradient of the logits: the probabilities, less 1 for the token that comes next.
+                # The gradient of the logits: the probabilities, less 1 for the token that comes
+                # next.
                 is_chosen = torch.arange(len(weight), device=hidden.device) == chosen
                 grad = (((logits - norms).exp() - is_chosen.float()) * counts).to(hidden.dtype)
                 grad_hidden[rows] = grad @ weight

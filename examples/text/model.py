@@ -84,9 +84,11 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.h = nn.ModuleList(Block(size, dropout) for _ in range(size.layers))
         self.ln_f = nn.LayerNorm(size.width)
-        std = 0.02 * math.sqrt(768 / size.width)  # that of GPT-2 at its width; narrow models would start slowly with it
+        # that of GPT-2 at its width; narrow models would start slowly with it
+        std = 0.02 * math.sqrt(768 / size.width)
         for name, parameter in self.named_parameters():
-            if name.endswith("c_proj.weight"):  # each block adds two of these to the residual stream
+            # each block adds two of these to the residual stream
+            if name.endswith("c_proj.weight"):
                 nn.init.normal_(parameter, std=std / math.sqrt(2 * size.layers))
             elif parameter.dim() == 2:
                 nn.init.normal_(parameter, std=std)
@@ -94,10 +96,13 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the logits of the next tokens or, with targets, the sum of the losses of those that count."""
+        """Return the logits of the next tokens or, with targets, the sum of the losses of those
+        that count.
+        """
         x = self.drop(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]])
         if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))  # the blocks add to it, and move it through memory
+            # the blocks add to it, and move it through memory
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         for block in self.h:
             x = block(x)
         x = self.ln_f(x)
@@ -107,26 +112,37 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(
-        self, tokens: list[int], count: int, *, temperature: float = 0.8, generator: torch.Generator | None = None
+        self,
+        tokens: list[int],
+        count: int,
+        *,
+        temperature: float = 0.8,
+        generator: torch.Generator | None = None,
     ) -> list[int]:
         """Return the tokens, followed by `count` more."""
         tokens = list(tokens)
         for _ in range(count):
             # Not up to the last position: of all, a model learns it last.
             seen = torch.tensor(tokens[-self.block * 3 // 4 :], device=self.wte.weight.device)
-            # Always the same shape, so that a compiled model is compiled once. What follows has no effect on logits.
+            # Always the same shape, so that a compiled model is compiled once. What follows has no
+            # effect on logits.
             padded = F.pad(seen, (0, self.block - len(seen)))
             logits = self(padded[None])[0, len(seen) - 1].float().cpu()
-            tokens.append(int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator)))
+            tokens.append(
+                int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
+            )
         return tokens
 
     def load_gpt2(self, path: Path) -> None:
-        """Load weights in safetensors format, as published for GPT-2: a file, or a folder with model.safetensors."""
+        """Load weights in safetensors format, as published for GPT-2: a file, or a folder with
+        model.safetensors.
+        """
         from safetensors.torch import load_file
 
         loaded = load_file(path / "model.safetensors" if path.is_dir() else path)
         named = {name.removeprefix("transformer."): tensor for name, tensor in loaded.items()}
-        kept = {name: named[name] for name in self.state_dict() if name in named}  # not lm_head, not the masks
+        # not lm_head, not the masks
+        kept = {name: named[name] for name in self.state_dict() if name in named}
         for name, tensor in kept.items():
             if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
                 kept[name] = tensor.t()  # GPT-2 stores its matrices as (inputs, outputs)

@@ -1,7 +1,9 @@
-"""Short stories in plain English, generated from a grammar, to train on when you have no text of your own.
+"""Short stories in plain English, generated from a grammar, to train on when you have no text of
+your own.
 
-`python stories.py > stories.txt` writes them. The same seed gives the same stories. A story keeps its people, place and
-object until the end, so a model that looks back predicts better than one that knows only which word follows which.
+`python stories.py > stories.txt` writes them. The same seed gives the same stories. A story keeps
+its people, place and object until the end, so a model that looks back predicts better than one that
+knows only which word follows which.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import random
 import re
 
-# What {name} may become. Names that begin with a capital are chosen once for each story, and stay the same in it.
+# What {name} may become. Names that begin with a capital are chosen once for each story, and stay
+# the same in it.
 GRAMMAR = {
     "story": [
         "{start} {wish} {trouble} {help} {end}",
@@ -51,10 +54,46 @@ GRAMMAR = {
         "{Hero} never found {Thing}, but {Friend} stayed, and that was better.",
         "From that {time} on, {Hero} and {Friend} were the best of friends.",
     ],
-    "Hero": ["Ada", "Bruno", "Clara", "Edgar", "Flora", "Henrik", "Ida", "Jonas", "Lena", "Matti", "Nora", "Oskar"],
-    "Friend": ["the fox", "the miller", "the ferryman", "the neighbour", "the heron", "the baker", "the old goat"],
-    "Kind": ["weaver", "fisherman", "shepherd", "clockmaker", "potter", "beekeeper", "carpenter", "gardener"],
-    "Place": ["by the river", "on the hill", "at the edge of the wood", "near the harbour", "behind the mill"],
+    "Hero": [
+        "Ada",
+        "Bruno",
+        "Clara",
+        "Edgar",
+        "Flora",
+        "Henrik",
+        "Ida",
+        "Jonas",
+        "Lena",
+        "Matti",
+        "Nora",
+        "Oskar",
+    ],
+    "Friend": [
+        "the fox",
+        "the miller",
+        "the ferryman",
+        "the neighbour",
+        "the heron",
+        "the baker",
+        "the old goat",
+    ],
+    "Kind": [
+        "weaver",
+        "fisherman",
+        "shepherd",
+        "clockmaker",
+        "potter",
+        "beekeeper",
+        "carpenter",
+        "gardener",
+    ],
+    "Place": [
+        "by the river",
+        "on the hill",
+        "at the edge of the wood",
+        "near the harbour",
+        "behind the mill",
+    ],
     "Thing": [
         "the silver key",
         "the red lantern",
@@ -65,8 +104,22 @@ GRAMMAR = {
     ],
     "time": ["morning", "evening", "summer", "winter", "night", "autumn"],
     "spot": ["market", "well", "bridge", "field", "orchard", "church", "mill", "shore"],
-    "work": ["mend the nets", "gather apples", "carry water", "sing", "cut the grass", "watch the birds", "bake bread"],
-    "food": ["soup and bread", "apples and cheese", "a pot of tea", "fish from the river", "warm milk"],
+    "work": [
+        "mend the nets",
+        "gather apples",
+        "carry water",
+        "sing",
+        "cut the grass",
+        "watch the birds",
+        "bake bread",
+    ],
+    "food": [
+        "soup and bread",
+        "apples and cheese",
+        "a pot of tea",
+        "fish from the river",
+        "warm milk",
+    ],
     "mood": ["quiet", "cold", "merry", "lonely", "grey", "bright", "strange", "sad"],
     "side": ["north", "south", "east", "west", "sea"],
 }

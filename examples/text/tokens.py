@@ -1,7 +1,8 @@
-"""Text as a file of tokens (uint16) that ranks memory-map: each part is read only when it is needed, and only once.
+"""Text as a file of tokens (uint16) that ranks memory-map: each part is read only when it is
+needed, and only once.
 
-`python tokens.py book.txt --tokenizer bpe --folder tokens` makes the file ahead of time, for example on a login node.
-If the file doesn't exist, the training script makes it.
+`python tokens.py book.txt --tokenizer bpe --folder tokens` makes the file ahead of time, for
+example on a login node. If the file doesn't exist, the training script makes it.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ class Bytes:
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, tokens: list[int]) -> str:
-        return bytes(10 if token == self.end else token for token in tokens).decode(errors="replace")
+        return bytes(10 if token == self.end else token for token in tokens).decode(
+            errors="replace"
+        )
 
 
 class BPE:
-    """A tokenizer.json of the `tokenizers` library: trained here, or one that belongs to published weights."""
+    """A tokenizer.json of the `tokenizers` library: trained here, or one that belongs to published
+    weights.
+    """
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer
@@ -66,7 +71,8 @@ class BPE:
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()  # all bytes, so that there are no unknown ones
+        # all bytes, so that there are no unknown ones
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
         )
@@ -96,7 +102,9 @@ class Corpus:
         return Blocks(path, start, stop, length)
 
     def unigram_perplexity(self) -> float:
-        """Return the validation perplexity of a model that only knows how often each token occurs."""
+        """Return the validation perplexity of a model that only knows how often each token
+        occurs.
+        """
         counts = np.ones(self.tokenizer.vocab)
         train, validation = self.blocks("train", 1).tokens, self.blocks("validation", 1).tokens
         for start in range(0, len(train), CHUNK):
@@ -106,7 +114,9 @@ class Corpus:
 
 
 class Blocks(Dataset):
-    """Pairs of (tokens, next tokens), cut one after the other. The last one is padded with targets that don't count."""
+    """Pairs of (tokens, next tokens), cut one after the other. The last one is padded with targets
+    that don't count.
+    """
 
     def __init__(self, path: Path, start: int, stop: int, length: int) -> None:
         self.path, self.start, self.stop, self.length = path, start, stop, length
@@ -126,11 +136,14 @@ class Blocks(Dataset):
         return pad(found[:-1], (0, missing)), pad(found[1:], (0, missing), value=IGNORE)
 
 
-def prepare(source: Path | None, folder: Path, *, tokenizer: str = "bytes", vocab: int = 4096) -> Corpus:
+def prepare(
+    source: Path | None, folder: Path, *, tokenizer: str = "bytes", vocab: int = 4096
+) -> Corpus:
     """Return the tokens of a text file, of all .txt files below a folder, or of made-up stories.
 
-    `tokenizer` is "bytes", "bpe" (trained on the text, with `vocab` tokens) or the path of a tokenizer.json. Any number
-    of processes may do this at once: each writes to its own folder, and the first one to finish gives it its name.
+    `tokenizer` is "bytes", "bpe" (trained on the text, with `vocab` tokens) or the path of a
+    tokenizer.json. Any number of processes may do this at once: each writes to its own folder, and
+    the first one to finish gives it its name.
     """
     files = find_files(source)
     target = folder / identify(files, tokenizer, vocab)
@@ -174,8 +187,12 @@ def find_files(source: Path | None) -> list[Path]:
 
 def identify(files: list[Path], tokenizer: str, vocab: int) -> str:
     """Return a name for these tokens. It changes if a file, the tokenizer or the stories do."""
-    of_files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    of_tokenizer = tokenizer if tokenizer in ("bytes", "bpe") else Path(tokenizer).read_text(encoding="utf-8")
+    of_files = [
+        (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files
+    ]
+    of_tokenizer = (
+        tokenizer if tokenizer in ("bytes", "bpe") else Path(tokenizer).read_text(encoding="utf-8")
+    )
     made = hashlib.sha256(stories().encode()).hexdigest() if not files else None
     described = json.dumps([of_files, of_tokenizer, vocab if tokenizer == "bpe" else None, made])
     return hashlib.sha256(described.encode()).hexdigest()[:16]
@@ -194,9 +211,20 @@ def read(files: list[Path]) -> Iterator[tuple[str, bool]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Turn text into a file of tokens.")
-    parser.add_argument("data", type=Path, nargs="?", help="a text file, or a folder of .txt files (made-up stories)")
-    parser.add_argument("--folder", type=Path, default=Path("tokens"), help="where to write it (tokens)")
-    parser.add_argument("--tokenizer", default="bytes", help="bytes, bpe, or a tokenizer.json (bytes)")
-    parser.add_argument("--vocab", type=int, default=4096, help="number of tokens that bpe trains (4096)")
+    parser.add_argument(
+        "data",
+        type=Path,
+        nargs="?",
+        help="a text file, or a folder of .txt files (made-up stories)",
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("tokens"), help="where to write it (tokens)"
+    )
+    parser.add_argument(
+        "--tokenizer", default="bytes", help="bytes, bpe, or a tokenizer.json (bytes)"
+    )
+    parser.add_argument(
+        "--vocab", type=int, default=4096, help="number of tokens that bpe trains (4096)"
+    )
     args = parser.parse_args()
     print(prepare(args.data, args.folder, tokenizer=args.tokenizer, vocab=args.vocab).folder)

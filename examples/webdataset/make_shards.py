@@ -1,7 +1,8 @@
 """Write handwritten digits as tar files: `python make_shards.py ../mnist/data shards`.
 
-The first folder contains MNIST's IDX files, such as those bundled in examples/mnist. In the tar files, each
-sample is two files with the same stem: `000042.npy` is the image and `000042.cls` the label.
+The first folder contains MNIST's IDX files, such as those bundled in examples/mnist. In the tar
+files, each sample is two files with the same stem: `000042.npy` is the image and `000042.cls` the
+label.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ import numpy as np
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read an IDX file of bytes: four bytes, the last of which counts the dimensions, then these, then the data."""
+    """Read an IDX file of bytes: four bytes, the last of which counts the dimensions, then these,
+    then the data.
+    """
     content = lzma.decompress(path.read_bytes())
     head = 4 + 4 * content[3]
-    return np.frombuffer(content[head:], np.uint8).reshape(np.frombuffer(content[4:head], ">u4").astype(int))
+    return np.frombuffer(content[head:], np.uint8).reshape(
+        np.frombuffer(content[4:head], ">u4").astype(int)
+    )
 
 
 def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -29,7 +34,9 @@ def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(member, io.BytesIO(content))
 
 
-def write_shards(source: Path, target: Path, *, part: str, samples: int | None, shards: int) -> None:
+def write_shards(
+    source: Path, target: Path, *, part: str, samples: int | None, shards: int
+) -> None:
     images = read_idx(source / f"{part}-images-idx3-ubyte.xz")[:samples]
     labels = read_idx(source / f"{part}-labels-idx1-ubyte.xz")[:samples]
     for number in range(shards):
@@ -43,7 +50,9 @@ def write_shards(source: Path, target: Path, *, part: str, samples: int | None, 
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write handwritten digits as tar files.")
-    parser.add_argument("source", type=Path, help="folder with MNIST as IDX files, compressed with xz")
+    parser.add_argument(
+        "source", type=Path, help="folder with MNIST as IDX files, compressed with xz"
+    )
     parser.add_argument("target", type=Path, help="folder for the tar files")
     parser.add_argument("--samples", type=int, help="take only the first ones (all)")
     parser.add_argument("--shards", type=int, default=16, help="number of training shards (16)")

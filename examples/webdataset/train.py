@@ -1,4 +1,5 @@
-"""Train on tar shards with a WebDataset pipeline. Each rank and each of its workers reads its own shards.
+"""Train on tar shards with a WebDataset pipeline. Each rank and each of its workers reads its own
+shards.
 
 python make_shards.py ../mnist/data shards                once: tar files of the bundled digits
 paceline run --cpu --nproc 2 train.py                     two ranks with two workers each
@@ -26,7 +27,9 @@ def to_tensors(sample: tuple[np.ndarray, int]) -> tuple[torch.Tensor, int]:
 
 
 def read(folder: Path, part: str, *, shuffle: bool) -> wds.WebDataset:
-    """Return a pipeline over the shards of a part. It mentions neither ranks nor workers: the loader splits it."""
+    """Return a pipeline over the shards of a part. It mentions neither ranks nor workers: the
+    loader splits it.
+    """
     urls = sorted(str(path) for path in folder.glob(f"{part}-*.tar"))
     if not urls:
         raise SystemExit(f"no {part}-*.tar in {folder}; make them with make_shards.py")
@@ -47,18 +50,32 @@ def evaluate(run: paceline.Run, model: nn.Module, data: wds.WebDataset) -> float
 
 def main(given: Sequence[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description="Read handwritten digits from tar shards.")
-    parser.add_argument("--shards", type=Path, default=Path("shards"), help="folder with tar files (shards)")
+    parser.add_argument(
+        "--shards", type=Path, default=Path("shards"), help="folder with tar files (shards)"
+    )
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=64, help="samples per step over all ranks (64)")
-    parser.add_argument("--workers", type=int, default=2, help="processes per rank that read shards (2)")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="samples per step over all ranks (64)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes per rank that read shards (2)"
+    )
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--cpu", action="store_true", help="ignore GPUs")
-    parser.add_argument("--folder", type=Path, help="where to save without `paceline run` (nowhere)")
+    parser.add_argument(
+        "--folder", type=Path, help="where to save without `paceline run` (nowhere)"
+    )
     args = parser.parse_args(given)
-    train_set, test_set = read(args.shards, "train", shuffle=True), read(args.shards, "t10k", shuffle=False)
+    train_set, test_set = (
+        read(args.shards, "train", shuffle=True),
+        read(args.shards, "t10k", shuffle=False),
+    )
     with paceline.session(seed=0, cpu=args.cpu, folder=args.folder) as run:
-        # With drop_last=False, every sample counts once per epoch, although the shards of the ranks differ in length.
-        loader = run.loader(train_set, batch_size=args.batch_size, num_workers=args.workers, drop_last=False)
+        # With drop_last=False, every sample counts once per epoch, although the shards of the ranks
+        # differ in length.
+        loader = run.loader(
+            train_set, batch_size=args.batch_size, num_workers=args.workers, drop_last=False
+        )
         net = nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
         model = run.wrap(net)
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)

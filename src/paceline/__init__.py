@@ -1,4 +1,5 @@
-"""Paceline takes a PyTorch script from a laptop to every GPU of a Slurm cluster, and keeps it running until it is done.
+"""Paceline takes a PyTorch script from a laptop to every GPU of a Slurm cluster, and keeps it
+running until it is done.
 
 Public names are resolved on first use, so that `import paceline` does not import torch.
 """

@@ -15,7 +15,8 @@ def main() -> None:
             raise
         sys.exit(
             "paceline: error: This command does not work on Windows.\n"
-            "  Use it in WSL 2. On Windows itself, start your script with `python`: `paceline.spawn` starts its ranks."
+            "  Use it in WSL 2. On Windows itself, start your script with `python`: "
+            "`paceline.spawn` starts its ranks."
         )
     except KeyboardInterrupt:  # while a module is imported; afterwards, the command line handles it
         import signal
@@ -32,7 +33,8 @@ def _main() -> None:
         prestart.start(sys.argv)
     import gc
 
-    # Collecting often while a command imports costs a tenth of that time. Some commands last for days, so do collect.
+    # Collecting often while a command imports costs a tenth of that time. Some commands last for
+    # days, so do collect.
     gc.set_threshold(50_000)
 
     from paceline.cli import main as command_line

@@ -1,4 +1,5 @@
-"""The errors that several parts of Paceline raise, as a tree. Each says what is wrong and what to do.
+"""The errors that several parts of Paceline raise, as a tree. Each says what is wrong and what to
+do.
 
 PacelineError
 ├── UsageError        a wrong command line, or a wrong argument of a function
@@ -18,7 +19,8 @@ PacelineError
     ├── NonFinite       a loss that is NaN or infinite
     └── ReplicasDiffer  a model whose replicas are no longer the same on all ranks
 
-An error that only one part raises is a subclass of one of these, next to the code that raises it: `RunNotFound`,
+An error that only one part raises is a subclass of one of these, next to the code that raises it:
+`RunNotFound`,
 `CodeTooLarge`, `AgentsMissing` and others.
 """
 
@@ -28,11 +30,15 @@ from collections.abc import Sequence
 
 
 class PacelineError(Exception):
-    """A problem and its solution: `hint` says what to do. `earlier` are further problems, found before this one."""
+    """A problem and its solution: `hint` says what to do. `earlier` are further problems, found
+    before this one.
+    """
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "", earlier: Sequence[PacelineError] = ()) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", earlier: Sequence[PacelineError] = ()
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -106,7 +112,9 @@ class CheckpointError(RunError):
 
 
 class TakenOver(CheckpointError):
-    """Another start of the run, or another run, has the folder now: this one may not write there any more."""
+    """Another start of the run, or another run, has the folder now: this one may not write there
+    any more.
+    """
 
 
 class NonFinite(RunError):
@@ -118,7 +126,9 @@ class ReplicasDiffer(RunError):
 
 
 def in_one_line(text: str) -> str:
-    """Return the first line of an error as text ("ValueError: ..."), with the advice of one of ours."""
+    """Return the first line of an error as text ("ValueError: ..."), with the advice of one of
+    ours.
+    """
     first, *more = text.splitlines() or [""]
     is_ours = any(f"{name}: " in first for name in _names(PacelineError))
     advice = more[-1] if is_ours and more and more[-1].startswith("  ") else ""

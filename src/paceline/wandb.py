@@ -1,8 +1,9 @@
-"""A drop-in replacement for `import wandb` in scripts with several ranks: `import paceline.wandb as wandb`.
+"""A drop-in replacement for `import wandb` in scripts with several ranks: `import paceline.wandb as
+wandb`.
 
-Rank 0 has the run. On other ranks, with `--no-wandb`, and if the package, a key or the network is missing, every call
-is safe: `init` returns an object that accepts every call, and `config` holds what you passed. A resumed run continues
-its W&B run. All other names come from the real package.
+Rank 0 has the run. On other ranks, with `--no-wandb`, and if the package, a key or the network is
+missing, every call is safe: `init` returns an object that accepts every call, and `config` holds
+what you passed. A resumed run continues its W&B run. All other names come from the real package.
 
     with wandb.every_process():      # each rank gets its own run, all in one group
         wandb.init(project="digits")
@@ -19,7 +20,8 @@ from paceline.runtime.trackers.wandb.noop import NOOP
 
 
 def init(**options: Any) -> Any:
-    """Start a run on rank 0; on other ranks return an object that does nothing. Takes wandb.init's keyword arguments.
+    """Start a run on rank 0; on other ranks return an object that does nothing. Takes wandb.init's
+    keyword arguments.
 
     A different project or group finishes the current run first.
     """
@@ -36,7 +38,9 @@ def finish(exit_code: int | None = None, **options: Any) -> None:
 
 def watch(models: Any, *args: Any, **options: Any) -> Any:
     """Log gradients and parameters. You can pass a model that `run.wrap` returned."""
-    return WANDB_MODULE.attribute("watch")(models, *args, **options) if WANDB_MODULE.is_real else NOOP
+    return (
+        WANDB_MODULE.attribute("watch")(models, *args, **options) if WANDB_MODULE.is_real else NOOP
+    )
 
 
 def sweep(sweep: Any, *args: Any, **options: Any) -> str:
@@ -52,15 +56,19 @@ def agent(
     count: int | None = None,
     **options: Any,
 ) -> None:
-    """Run points of a sweep: all ranks call `function` with the same `wandb.config`, which rank 0 requests.
+    """Run points of a sweep: all ranks call `function` with the same `wandb.config`, which rank 0
+    requests.
 
-    With several ranks, an exception in `function` stops the agent and is raised. All ranks must call it.
+    With several ranks, an exception in `function` stops the agent and is raised. All ranks must
+    call it.
     """
     WANDB_MODULE.agent(sweep_id, function, entity=entity, project=project, count=count, **options)
 
 
 def every_process(on: bool = True) -> Any:
-    """Give each rank its own run, from now on or within a `with` block. All runs share one group."""
+    """Give each rank its own run, from now on or within a `with` block. All runs share one
+    group.
+    """
     before = WANDB_MODULE.every_process
     WANDB_MODULE.every_process = on
 

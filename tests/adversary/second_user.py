@@ -19,7 +19,9 @@ for encoding in ("ascii", "latin-1", "utf-8", "idna"):
     codecs.lookup(encoding)
 
 OWNER, STRANGER = 1, 65534  # "daemon" and "nobody", which every Linux has
-needs_two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two other users")
+needs_two_users = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can become two other users"
+)
 
 
 def run_as(user: int, argv: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:

@@ -27,7 +27,9 @@ def test_a_hostile_header_is_one_error() -> None:
     texts += [b'{"w": ' + text + b"}" for text in hostile(tuple(entry), dict(entry))]
     for text in hostile(tuple(part), dict(part)):
         cut = b'{"w": ' + text + b"}"
-        texts.append(json.dumps({"w": entry, "__metadata__": {"cut": cut.decode(errors="replace")}}).encode())
+        texts.append(
+            json.dumps({"w": entry, "__metadata__": {"cut": cut.decode(errors="replace")}}).encode()
+        )
     for text in texts:
         try:
             pieces, _ = read_header(BytesIO(LENGTH.pack(len(text)) + text), name="share")
@@ -35,7 +37,10 @@ def test_a_hostile_header_is_one_error() -> None:
             continue
         for piece in pieces:
             assert piece.nbytes >= 0
-            assert all(type(extent) is int and extent >= 0 for extent in (*piece.shape, piece.start, piece.offset))
+            assert all(
+                type(extent) is int and extent >= 0
+                for extent in (*piece.shape, piece.start, piece.offset)
+            )
     for length in (2**63, 2**29, 10**6):
         with pytest.raises(CheckpointError):
             read_header(BytesIO(LENGTH.pack(length) + b"{"), name="share")
@@ -49,7 +54,9 @@ def write(folder: Path, text: str) -> None:
 
 
 def test_a_hostile_marker_is_one_error(tmp_path: Path) -> None:
-    marker = Marker(1, 0, 1, "1-1", 1.0, files={"share-00001-of-00001.safetensors": FileChecksum(1, 2)})
+    marker = Marker(
+        1, 0, 1, "1-1", 1.0, files={"share-00001-of-00001.safetensors": FileChecksum(1, 2)}
+    )
     (tmp_path / CHECKPOINT_MARKER).write_text(marker.to_json())
     assert read_marker(tmp_path) == marker
     good = {key: value for key, value in json.loads(marker.to_json()).items() if key != "crc32"}
@@ -71,7 +78,9 @@ def test_a_hostile_marker_is_one_error(tmp_path: Path) -> None:
             read_marker(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../other/share.safetensors", "a/../../b", "", "a//b", "./a"])
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../other/share.safetensors", "a/../../b", "", "a//b", "./a"]
+)
 def test_a_marker_names_no_file_outside(tmp_path: Path, name: str) -> None:
     marker = Marker(1, 0, 1, "1-1", 1.0, files={name: FileChecksum(1, 2)})
     (tmp_path / CHECKPOINT_MARKER).write_text(marker.to_json())

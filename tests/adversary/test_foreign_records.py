@@ -14,7 +14,13 @@ import pytest
 
 from paceline.agent.sweep_trial import main as trial_main
 from paceline.cli.commands import ps, show, sweep_show
-from paceline.contract.files.foreign_records import keep_valid, make, parse, read_bounded, read_objects
+from paceline.contract.files.foreign_records import (
+    keep_valid,
+    make,
+    parse,
+    read_bounded,
+    read_objects,
+)
 from paceline.contract.fitness.measurement import Measurement
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
@@ -36,14 +42,47 @@ from tests.watch.diagnosis.recorded_run import RecordedRun
 pytestmark = pytest.mark.timeout(60)  # a pipe or an endless file would take for ever
 
 VALUES = [
-    "NaN", "Infinity", "-Infinity", "1e999", "-1e308", "9" * 300, "9" * 5000, "-1", "0", "null", "true", "[]", "{}",
-    '""', '"x"', '"\\ud800"', '"\\u001b]0;owned\\u0007\\u001b[2J"', '"../../../etc"', '"[bold]x"', "[[[[1]]]]",
-    '[{"a": [null]}]', '{"a": {"b": {"c": 1}}}', '["\\u0000"]', "[1, 2]", '{"1": [1, "x", null]}', '{"1": 5}',
-]  # fmt: skip
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    "-1e308",
+    "9" * 300,
+    "9" * 5000,
+    "-1",
+    "0",
+    "null",
+    "true",
+    "[]",
+    "{}",
+    '""',
+    '"x"',
+    '"\\ud800"',
+    '"\\u001b]0;owned\\u0007\\u001b[2J"',
+    '"../../../etc"',
+    '"[bold]x"',
+    "[[[[1]]]]",
+    '[{"a": [null]}]',
+    '{"a": {"b": {"c": 1}}}',
+    '["\\u0000"]',
+    "[1, 2]",
+    '{"1": [1, "x", null]}',
+    '{"1": 5}',
+]
 WHOLE = [
-    b"", b"{", b"\xff\xfe", b"null", b"[]", b"5", b'"text"', b"[" * 100_000, b'{"a":' * 100_000, b"{}" * 1000,
-    b"\0" * 1000, b'{"created": ' + b"9" * 100_000 + b"}",
-]  # fmt: skip
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b"null",
+    b"[]",
+    b"5",
+    b'"text"',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"{}" * 1000,
+    b"\0" * 1000,
+    b'{"created": ' + b"9" * 100_000 + b"}",
+]
 
 
 def hostile(keys: tuple[str, ...], good: dict[str, object]) -> Iterator[bytes]:
@@ -52,7 +91,10 @@ def hostile(keys: tuple[str, ...], good: dict[str, object]) -> Iterator[bytes]:
     for key in keys:
         for value in VALUES:
             others = {name: each for name, each in good.items() if name != key}
-            yield json.dumps(others)[:-1].encode() + f"{', ' if others else ''}{json.dumps(key)}: {value}}}".encode()
+            yield (
+                json.dumps(others)[:-1].encode()
+                + f"{', ' if others else ''}{json.dumps(key)}: {value}}}".encode()
+            )
 
 
 def obstruct(path: Path) -> Iterator[None]:
@@ -71,9 +113,18 @@ def obstruct(path: Path) -> Iterator[None]:
 
 
 RUN = {
-    "run_id": "r", "name": "n", "created": 1.7e9, "program": "train.py", "command": ["paceline", "run"], "nodes": 2,
-    "nproc": 2, "style": "fork", "host": "h", "code": {"commit": "abc", "folder": "/p"}, "spec": {},
-}  # fmt: skip
+    "run_id": "r",
+    "name": "n",
+    "created": 1.7e9,
+    "program": "train.py",
+    "command": ["paceline", "run"],
+    "nodes": 2,
+    "nproc": 2,
+    "style": "fork",
+    "host": "h",
+    "code": {"commit": "abc", "folder": "/p"},
+    "spec": {},
+}
 
 
 @pytest.fixture
@@ -81,7 +132,12 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
     """A run of somebody, beside an ordinary one."""
     for name in ("theirs", "ours"):
         folder = RunFolder(tmp_path / "scratch" / "project" / "base" / name)
-        for path in (folder.path / "job-starts" / "pid-1-x", folder.events, folder.system, folder.claims):
+        for path in (
+            folder.path / "job-starts" / "pid-1-x",
+            folder.events,
+            folder.system,
+            folder.claims,
+        ):
             path.mkdir(parents=True)
         (folder.claims / "1").symlink_to("pid-1-x")
         folder.run_json.write_text(json.dumps({**RUN, "name": name}))
@@ -97,14 +153,18 @@ def check_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """List all runs and show the one in question; the ordinary run keeps its row."""
     assert ps.command() == 0
     shown = capsys.readouterr().out
-    assert [line for line in shown.splitlines() if line.startswith("ours ") and "done" in line], shown
+    assert [line for line in shown.splitlines() if line.startswith("ours ") and "done" in line], (
+        shown
+    )
     with suppress(PacelineError):  # a clear error is fine
         show.command("theirs")
     shown += capsys.readouterr().out
     assert not [each for each in shown if each not in "\n\t" and not each.isprintable()]
 
 
-def test_a_hostile_run_json_costs_one_row(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hostile_run_json_costs_one_row(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     for content in hostile(tuple(RUN), RUN):
         run.run_json.write_bytes(content)
         check_shown(capsys)
@@ -115,10 +175,17 @@ def test_a_hostile_run_json_costs_one_row(run: RunFolder, capsys: pytest.Capture
 @pytest.mark.parametrize(
     "name",
     [
-        "job", "metrics.jsonl", "events/agent-0.jsonl", "system/node-0.jsonl", "attempt-1/failure.json",
-        "attempt-1/verdict", "job-starts/pid-1-x/verdict", "job-starts/pid-1-x/process", "claims/1",
+        "job",
+        "metrics.jsonl",
+        "events/agent-0.jsonl",
+        "system/node-0.jsonl",
+        "attempt-1/failure.json",
+        "attempt-1/verdict",
+        "job-starts/pid-1-x/verdict",
+        "job-starts/pid-1-x/process",
+        "claims/1",
     ],
-)  # fmt: skip
+)
 def test_other_hostile_files_of_a_run_cost_one_row(
     run: RunFolder, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,21 +199,60 @@ def test_other_hostile_files_of_a_run_cost_one_row(
         check_shown(capsys)
 
 
-def test_hostile_events_count_for_nothing(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_events_count_for_nothing(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     kinds = (
-        "queued", "node", "started", "launch", "ranks", "training", "first_step", "saving", "failed", "done",
-        "independent", "files", "framework", "save_failed", "total_steps",
-    )  # fmt: skip
+        "queued",
+        "node",
+        "started",
+        "launch",
+        "ranks",
+        "training",
+        "first_step",
+        "saving",
+        "failed",
+        "done",
+        "independent",
+        "files",
+        "framework",
+        "save_failed",
+        "total_steps",
+    )
     keys = (
-        "time", "event", "step", "steps", "blocked", "waited", "seconds", "job_start", "nodelist", "index", "ranks",
-        "attempt", "processes", "names", "uses_runtime", "reason", "name", "error",
-    )  # fmt: skip
+        "time",
+        "event",
+        "step",
+        "steps",
+        "blocked",
+        "waited",
+        "seconds",
+        "job_start",
+        "nodelist",
+        "index",
+        "ranks",
+        "attempt",
+        "processes",
+        "names",
+        "uses_runtime",
+        "reason",
+        "name",
+        "error",
+    )
     lines = []
     for number, kind in enumerate(kinds):
         good = {
-            "time": 1.7e9 + number, "event": kind, "step": 1, "blocked": 1.0, "job_start": "1-0", "names": ["a"],
-            "seconds": {"setup": 1.0, "first_step": 2.0}, "waited": 1.0, "ranks": [0], "attempt": 1,
-        }  # fmt: skip
+            "time": 1.7e9 + number,
+            "event": kind,
+            "step": 1,
+            "blocked": 1.0,
+            "job_start": "1-0",
+            "names": ["a"],
+            "seconds": {"setup": 1.0, "first_step": 2.0},
+            "waited": 1.0,
+            "ranks": [0],
+            "attempt": 1,
+        }
         lines += list(hostile(keys, good))
     (run.events / "agent-0.jsonl").write_bytes(b"\n".join(lines))
     shares = compute_goodput(read_events(run.events), 1.8e9)
@@ -160,8 +266,20 @@ def test_hostile_events_count_for_nothing(run: RunFolder, capsys: pytest.Capture
 
 
 def test_hostile_samples_count_for_nothing(run: RunFolder) -> None:
-    good = {"host": "n1", "cores": 8, "memory_total": 2**34, "gpus": [{"name": "A100", "memory": 2**35}]}
-    sample = {"time": 1.0, "cpu": 50.0, "own_cpu": 1.0, "memory": 2**30, "own_memory": 1, "gpus": [{"busy": 5}]}
+    good = {
+        "host": "n1",
+        "cores": 8,
+        "memory_total": 2**34,
+        "gpus": [{"name": "A100", "memory": 2**35}],
+    }
+    sample = {
+        "time": 1.0,
+        "cpu": 50.0,
+        "own_cpu": 1.0,
+        "memory": 2**30,
+        "own_memory": 1,
+        "gpus": [{"busy": 5}],
+    }
     for lines in (hostile(tuple(good), good), hostile(tuple(sample), sample)):
         for line in lines:
             (run.system / "node-0.jsonl").write_bytes(json.dumps(good).encode() + b"\n" + line)
@@ -196,13 +314,40 @@ def test_a_job_id_is_a_job_id(run: RunFolder) -> None:
 
 
 SWEEP_FILES: dict[str, dict[str, object]] = {
-    "sweep.json": {"name": "s", "metric": "loss", "direction": "minimize", "space": {"lr": {"grid": [1]}}, "args": []},
-    "points.jsonl": {"number": 0, "group": 0, "point": {"lr": 1}, "seed": 1, "program": "a.py", "args": ["--lr", "1"]},
+    "sweep.json": {
+        "name": "s",
+        "metric": "loss",
+        "direction": "minimize",
+        "space": {"lr": {"grid": [1]}},
+        "args": [],
+    },
+    "points.jsonl": {
+        "number": 0,
+        "group": 0,
+        "point": {"lr": 1},
+        "seed": 1,
+        "program": "a.py",
+        "args": ["--lr", "1"],
+    },
     "jobs.jsonl": {"time": 1.0, "job": "5", "submission": "1", "tasks": {"0": [0]}},
-    "trials/0/trial.json": {"number": 0, "group": 0, "point": {"lr": 1}, "seed": None, "optuna": None},
-    "trials/0/result.json": {"state": "done", "value": 1.0, "step": 1, "started": 1.0, "ended": 2.0, "error": "",
-                             "point": {"lr": 1}, "seed": None},
-}  # fmt: skip
+    "trials/0/trial.json": {
+        "number": 0,
+        "group": 0,
+        "point": {"lr": 1},
+        "seed": None,
+        "optuna": None,
+    },
+    "trials/0/result.json": {
+        "state": "done",
+        "value": 1.0,
+        "step": 1,
+        "started": 1.0,
+        "ended": 2.0,
+        "error": "",
+        "point": {"lr": 1},
+        "seed": None,
+    },
+}
 
 
 @pytest.mark.parametrize("name", SWEEP_FILES)
@@ -254,7 +399,9 @@ def test_what_is_read_is_bounded(tmp_path: Path) -> None:
 
 
 def test_parsed_values_are_checked() -> None:
-    assert keep_valid({"created": float("nan"), "nodes": True, "other": 1}, RUN_FIELDS) == {"other": 1}
+    assert keep_valid({"created": float("nan"), "nodes": True, "other": 1}, RUN_FIELDS) == {
+        "other": 1
+    }
     with pytest.raises(ValueError, match="nested too deeply"):
         parse("[" * 100_000)
     with pytest.raises(ValueError, match="args should be"):
@@ -268,28 +415,59 @@ def test_good_records_are_kept(run: RunFolder) -> None:
     assert read_record(run).details == {**RUN, "name": "theirs"}
 
 
-def test_hostile_records_do_not_stop_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_records_do_not_stop_the_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk, "check_quota", lambda path: [])
     recorded = RecordedRun(tmp_path / "run", gpus=1)
-    recorded.samples(header={"gpus": [{"name": "A100", "memory": 1}]}, node1={"gpus": [{"xid": 79}], "throttled": 90.0})
+    recorded.samples(
+        header={"gpus": [{"name": "A100", "memory": 1}]},
+        node1={"gpus": [{"xid": 79}], "throttled": 90.0},
+    )
     recorded.event(
-        1, "unreachable", address="node1:3", error="x", resolved=["10.0.0.1"], interface="eth0", answers=True
+        1,
+        "unreachable",
+        address="node1:3",
+        error="x",
+        resolved=["10.0.0.1"],
+        interface="eth0",
+        answers=True,
     )
     recorded.event(1, "lost", closed=False)
     recorded.findings()
     folder = recorded.folder
-    failure = {"cause": "lost", "host": "node2", "rank": 1, "code": 1, "type": "E", "message": "m", "last_line": "l",
-               "traceback": "t", "where": "w", "log": "/x", "step": 1, "time": 1.0}  # fmt: skip
-    fitness = {"time": 1.0, "ranks": [asdict(Measurement(0, "node1", 0, "cpu"))], "found": [
-        {"host": "node1", "text": "slow", "unfit": True, "evidence": ["a"]}]}  # fmt: skip
+    failure = {
+        "cause": "lost",
+        "host": "node2",
+        "rank": 1,
+        "code": 1,
+        "type": "E",
+        "message": "m",
+        "last_line": "l",
+        "traceback": "t",
+        "where": "w",
+        "log": "/x",
+        "step": 1,
+        "time": 1.0,
+    }
+    fitness = {
+        "time": 1.0,
+        "ranks": [asdict(Measurement(0, "node1", 0, "cpu"))],
+        "found": [{"host": "node1", "text": "slow", "unfit": True, "evidence": ["a"]}],
+    }
     saves = {"event": "save_failed", "time": 1.0, "step": 1, "error": "No space left on device"}
     sample = json.loads(folder.node_metrics(0).read_text().splitlines()[-1])
     records = [
-        (folder.attempt(1).failure, failure, False), (folder.fitness, fitness, False),
-        (folder.events / "rank-0.jsonl", saves, False), (folder.node_metrics(0), sample, True),
+        (folder.attempt(1).failure, failure, False),
+        (folder.fitness, fitness, False),
+        (folder.events / "rank-0.jsonl", saves, False),
+        (folder.node_metrics(0), sample, True),
         (folder.metrics, {"stragglers": {"1": 2.0}, "time": 2e9}, False),
-    ]  # fmt: skip
-    records += [(folder.events / f"agent-{index}.jsonl", event, True) for index, event in enumerate_events(recorded)]
+    ]
+    records += [
+        (folder.events / f"agent-{index}.jsonl", event, True)
+        for index, event in enumerate_events(recorded)
+    ]
     for path, good, appends in records:
         before = path.read_bytes() if path.exists() else None
         for line in islice(hostile(tuple(good), good), None, None, 7):  # all of them take long
@@ -302,5 +480,9 @@ def test_hostile_records_do_not_stop_the_doctor(tmp_path: Path, monkeypatch: pyt
 
 def enumerate_events(recorded: RecordedRun) -> list[tuple[int, dict[str, object]]]:
     """Return one event of each kind, with the agent that writes it."""
-    found = {event["event"]: (index, event) for index, events in recorded.events.items() for event in events}
+    found = {
+        event["event"]: (index, event)
+        for index, events in recorded.events.items()
+        for event in events
+    }
     return list(found.values())

@@ -25,7 +25,9 @@ from paceline.sweep.folder import SweepWriter
 from paceline.watch.ended_secrets import find_ended_secrets
 from tests.adversary.second_user import STRANGER
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give files to another user"
+)
 
 OWN, FOREIGN = "20300101-000000-aaaa", "20300102-000000-bbbb"
 
@@ -67,7 +69,11 @@ def test_last_names_and_parts_of_ids_find_own_runs(scratch: Path) -> None:
         with pytest.raises(UsageError, match="There is no run"):
             find_run(name, scratch)
     # A whole id and a path are meant.
-    assert find_run(FOREIGN, scratch).path == find_run(f"p/e/{FOREIGN}", scratch).path == path_of(scratch, FOREIGN)
+    assert (
+        find_run(FOREIGN, scratch).path
+        == find_run(f"p/e/{FOREIGN}", scratch).path
+        == path_of(scratch, FOREIGN)
+    )
     give(path_of(scratch, OWN))
     with pytest.raises(UsageError, match="You have no runs"):
         find_run("last", scratch)
@@ -95,7 +101,9 @@ def test_whatever_acts_refuses_a_foreign_run(by_path: bool, scratch: Path) -> No
         "shell": lambda: shell._inside(name, None, terminal=False),
         "sync": lambda: sync.command(name),
         "run --resume": lambda: find_resumed_run(name, None, load=load_job, cwd=scratch),
-        "submit --resume": lambda: find_resubmission(name, None, typed=Typed((), (), None, None), cwd=scratch),
+        "submit --resume": lambda: find_resubmission(
+            name, None, typed=Typed((), (), None, None), cwd=scratch
+        ),
     }
     for what, act in acts.items():
         with pytest.raises(UsageError, match=r"is not yours: .* belongs to") as error:
@@ -132,20 +140,26 @@ def test_cancel_does_not_signal_a_process_that_a_stranger_names(scratch: Path) -
             victim.send_signal(signal.SIGKILL)
 
 
-def test_export_does_not_execute_the_python_of_a_foreign_run(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_does_not_execute_the_python_of_a_foreign_run(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     executed: list[str] = []
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(export.os, "execvpe", lambda python, argv, environ: executed.append(python))
     spec = '{"python": "%s"}'
     monkeypatch.setattr(
-        export.LaunchSpec, "from_json", lambda text: type("Spec", (), {"python": json.loads(text)["python"]})
+        export.LaunchSpec,
+        "from_json",
+        lambda text: type("Spec", (), {"python": json.loads(text)["python"]}),
     )
     for run_id in (OWN, FOREIGN):
         (path_of(scratch, run_id) / "launch.json").write_text(spec % run_id)
 
     def export_run(run_id: str) -> None:
         source = path_of(scratch, run_id)
-        export._export_with_torch(source, source / "step-1", "model", {}, Path("x.pt"), why="it is sharded")
+        export._export_with_torch(
+            source, source / "step-1", "model", {}, Path("x.pt"), why="it is sharded"
+        )
 
     export_run(OWN)
     with pytest.raises(EnvironmentProblem, match="this Python has no torch"):
@@ -173,7 +187,9 @@ def test_sweeps_of_others(scratch: Path) -> None:
 
 def test_clean_keeps_the_secrets_of_others(scratch: Path) -> None:
     for run_id in (OWN, FOREIGN):
-        (path_of(scratch, run_id) / "environment.sh").write_text(f"{SECRETS_MARK} TOKEN\nexport TOKEN=x\n")
+        (path_of(scratch, run_id) / "environment.sh").write_text(
+            f"{SECRETS_MARK} TOKEN\nexport TOKEN=x\n"
+        )
         (path_of(scratch, run_id) / "cancelled").write_text("1\n")
     found = {each.path.parent.name for each in find_ended_secrets(scratch, lambda jobs: {})}
     assert found == {OWN}

@@ -29,14 +29,21 @@ else:
 """
 
 
-def test_a_killed_head_agent_costs_a_restart(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
+def test_a_killed_head_agent_costs_a_restart(
+    tmp_path: Path, paceline: Callable[..., Completed]
+) -> None:
     (tmp_path / "train.py").write_text(KILLS)
     done = paceline("run", "--nproc", "2", "--cpu", "--max-restarts", "1", "train.py", "1", "0")
     assert done.returncode == 0, done.stderr
     assert "attempt 2 is complete" in done.stdout
-    assert "an agent was killed: restarting from the script's own checkpoint, if any (1 of 1)" in done.stderr
+    assert (
+        "an agent was killed: restarting from the script's own checkpoint, if any (1 of 1)"
+        in done.stderr
+    )
     shown = paceline("show").stdout
-    assert re.search(r"^attempt 1  failed( after [^:]+)?: [^:]+: An agent was killed\.", shown, re.M)
+    assert re.search(
+        r"^attempt 1  failed( after [^:]+)?: [^:]+: An agent was killed\.", shown, re.M
+    )
 
 
 SAVES = """\
@@ -56,12 +63,29 @@ def test_a_killed_head_agent_is_free_if_the_checkpoint_advanced(
     done = paceline("run", "--nproc", "1", "--cpu", "--max-restarts", "1", "train.py", "2", "0")
     assert done.returncode == 0, done.stderr
     assert "attempt 3 is complete" in done.stdout
-    assert "an agent was killed: restarting from step 2 (free, as the checkpoint advanced)" in done.stderr
+    assert (
+        "an agent was killed: restarting from step 2 (free, as the checkpoint advanced)"
+        in done.stderr
+    )
 
 
-def test_a_killed_member_agent_costs_a_restart(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
+def test_a_killed_member_agent_costs_a_restart(
+    tmp_path: Path, paceline: Callable[..., Completed]
+) -> None:
     (tmp_path / "train.py").write_text(KILLS)
-    command = ("run", "--nodes", "2", "--nproc", "1", "--cpu", "--max-restarts", "1", "train.py", "1", "1")
+    command = (
+        "run",
+        "--nodes",
+        "2",
+        "--nproc",
+        "1",
+        "--cpu",
+        "--max-restarts",
+        "1",
+        "train.py",
+        "1",
+        "1",
+    )
     done = paceline(*command)
     assert done.returncode == 0, done.stderr
     assert "attempt 2 is complete" in done.stdout
@@ -69,7 +93,9 @@ def test_a_killed_member_agent_costs_a_restart(tmp_path: Path, paceline: Callabl
     assert "restarting from the script's own checkpoint, if any (1 of 1)" in done.stderr
 
 
-def test_a_head_agent_that_is_killed_too_often_ends_the_run(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
+def test_a_head_agent_that_is_killed_too_often_ends_the_run(
+    tmp_path: Path, paceline: Callable[..., Completed]
+) -> None:
     (tmp_path / "train.py").write_text(KILLS)
     done = paceline("run", "--nproc", "2", "--cpu", "train.py", "9", "0")
     assert done.returncode == 1

@@ -33,14 +33,20 @@ REDUCED = "export PLAIN=1\npaceline_require_secrets A_KEY B\n"
 
 def readable_by_others(folder: Path) -> dict[str, str]:
     """Return the texts of the files that others could read."""
-    files = (path for path in folder.rglob("*") if path.is_file() and stat.S_IMODE(path.stat().st_mode) & 0o077)
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and stat.S_IMODE(path.stat().st_mode) & 0o077
+    )
     return {str(path.relative_to(folder)): path.read_text() for path in files}
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------
 
 
-def make_sweep(tmp_path: Path, search: Search, listed: Path | None = None) -> tuple[SweepFolder, Path]:
+def make_sweep(
+    tmp_path: Path, search: Search, listed: Path | None = None
+) -> tuple[SweepFolder, Path]:
     writer = SweepWriter(RunPath(tmp_path, "project", "base", search.name))
     submission = writer.folder.submission(1)
     submission.mkdir(parents=True)
@@ -56,11 +62,15 @@ def make_sweep(tmp_path: Path, search: Search, listed: Path | None = None) -> tu
 
 def test_arguments_of_a_sweep_are_hidden_from_others(tmp_path: Path) -> None:
     args = ["--api-key", HUSH, f"--db=https://{HUSH}@host/x", "--lr", "{lr}"]
-    sweep, submission = make_sweep(tmp_path, Search("s", sampler="grid", space={"lr": {"grid": [1]}}, args=args))
+    sweep, submission = make_sweep(
+        tmp_path, Search("s", sampler="grid", space={"lr": {"grid": [1]}}, args=args)
+    )
     with open(sweep.points, "a") as file:
         file.write(json.dumps({"number": 0, "group": 0, "point": {"lr": 1}}) + "\n")
     trial = open_trial(sweep, submission, 0)
-    assert LaunchSpec.from_json(trial.launch_spec.read_text()).args == [*args[:-1], "1"], "the script gets them"
+    assert LaunchSpec.from_json(trial.launch_spec.read_text()).args == [*args[:-1], "1"], (
+        "the script gets them"
+    )
     assert json.loads(trial.run_json.read_text())["args"] == [
         "--api-key",
         "***",
@@ -96,10 +106,14 @@ def test_a_sweep_without_secrets_stays_readable(tmp_path: Path) -> None:
 
 
 def test_secrets_come_last_in_the_environment_file(tmp_path: Path) -> None:
-    (tmp_path / "paceline.toml").write_text('[environment]\nproxies = true\nvariables = { A_KEY = "1", PLAIN = "2" }\n')
+    (tmp_path / "paceline.toml").write_text(
+        '[environment]\nproxies = true\nvariables = { A_KEY = "1", PLAIN = "2" }\n'
+    )
     job = load_job(Program("train.py"), cwd=tmp_path)
     environ = {"PATH": "/bin", "https_proxy": f"http://ann:{HUSH}@proxy:3128"}
-    text = environment_file(job, environ, Secrets({"LATER": f"{HUSH}\n# Secrets until"}, {"LATER": ".env"}))
+    text = environment_file(
+        job, environ, Secrets({"LATER": f"{HUSH}\n# Secrets until"}, {"LATER": ".env"})
+    )
     assert secret_names(text) == ["https_proxy", "LATER", "A_KEY"]
     reduced = without_secrets(text)
     assert HUSH not in reduced
@@ -122,7 +136,13 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.mark.parametrize(
     ("agents", "is_over"),
-    [(DONE, True), (FAILED, True), (STOPPED, False), ("exit 0", False), ("echo stopped >verdict", False)],
+    [
+        (DONE, True),
+        (FAILED, True),
+        (STOPPED, False),
+        ("exit 0", False),
+        ("echo stopped >verdict", False),
+    ],
     ids=["done", "failed", "requeued", "no verdict", "stopped"],
 )
 def test_secrets_go_when_the_run_is_over(bench: Bench, agents: str, is_over: bool) -> None:
@@ -134,7 +154,9 @@ def test_secrets_go_when_the_run_is_over(bench: Bench, agents: str, is_over: boo
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_job_that_is_ended_from_outside_keeps_its_secrets_unless_cancelled(bench: Bench, cancelled: bool) -> None:
+def test_a_job_that_is_ended_from_outside_keeps_its_secrets_unless_cancelled(
+    bench: Bench, cancelled: bool
+) -> None:
     path = write_environment(bench.run / "environment.sh")
     process = bench.start(f"until [ -e over ]; do /bin/sleep 0.02; done; {FAILED}")
     bench.until(bench.run / "job-starts" / "7-0" / "started")
@@ -154,7 +176,10 @@ def test_a_later_start_asks_for_the_secrets(bench: Bench) -> None:
     assert code == 1
     assert "The value of B was removed when this run ended. Export B" in out
     assert (
-        bench.carry_out(DONE, setup=source, SLURM_JOB_ID="8", SLURM_RESTART_COUNT="1", A_KEY="again", B="too")[0] == 0
+        bench.carry_out(
+            DONE, setup=source, SLURM_JOB_ID="8", SLURM_RESTART_COUNT="1", A_KEY="again", B="too"
+        )[0]
+        == 0
     )
 
 
@@ -174,7 +199,9 @@ def test_the_last_trial_of_a_submission_removes_its_secrets(bench: Bench) -> Non
     assert path.read_text() == REDUCED
 
 
-def make_run(scratch: Path, name: str, *, job: str, verdict: str | None = None, age: float = 0) -> Path:
+def make_run(
+    scratch: Path, name: str, *, job: str, verdict: str | None = None, age: float = 0
+) -> Path:
     folder = RunFolder(scratch / "project" / "base" / name)
     start = folder.path / "job-starts" / f"{job}-0"
     start.mkdir(parents=True)
@@ -225,7 +252,9 @@ def test_clean_finds_the_secrets_of_runs_that_are_over(tmp_path: Path) -> None:
     assert not find_ended_secrets(tmp_path, query)
 
 
-def test_cancelling_a_queued_run_removes_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelling_a_queued_run_removes_its_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_run(tmp_path, "queued", job="1")
     monkeypatch.setattr("paceline.slurm.commands.cancel_jobs", lambda jobs: None)
     cancel_run(RunFolder(path.parent), running=False)

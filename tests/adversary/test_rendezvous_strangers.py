@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.rendezvous.handshake import CHALLENGE_SIZE, RESPONSE_SIZE, HeadHandshake, greet_head, read_exactly
+from paceline.agent.rendezvous.handshake import (
+    CHALLENGE_SIZE,
+    RESPONSE_SIZE,
+    HeadHandshake,
+    greet_head,
+    read_exactly,
+)
 from paceline.contract.run_folder import RunFolder
 from tests.agent.rendezvous.test_connected_agents import WITHIN, Member
 
@@ -24,7 +30,11 @@ INPUTS = 10_000
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    return {"PACELINE_RUN": str(tmp_path), "PACELINE_JOB_START": "job_start", "PACELINE_TOKEN": "s3cret"}
+    return {
+        "PACELINE_RUN": str(tmp_path),
+        "PACELINE_JOB_START": "job_start",
+        "PACELINE_TOKEN": "s3cret",
+    }
 
 
 def address_of_head(environ: dict[str, str]) -> tuple[str, int]:
@@ -82,7 +92,10 @@ def test_hostile_connections_neither_end_nor_delay_the_run(environ: dict[str, st
     with ExitStack() as stack:
         head = stack.enter_context(Member(0, 2, 60.0, JOIN_TIMEOUT * 4, **environ)).started()
         address = address_of_head(environ)
-        idle = [stack.enter_context(socket.create_connection(address, timeout=WITHIN)) for _ in range(100)]
+        idle = [
+            stack.enter_context(socket.create_connection(address, timeout=WITHIN))
+            for _ in range(100)
+        ]
         for number, data in enumerate(hostile_inputs(INPUTS)):
             attack(address, data, abort=number % 3 == 0)
         # A flood that goes on while the agent joins, beside connections that say nothing.
@@ -93,7 +106,10 @@ def test_hostile_connections_neither_end_nor_delay_the_run(environ: dict[str, st
                 attack(address, b"[" * 1000, abort=True)
 
         threads = [threading.Thread(target=flood) for _ in range(2)]
-        idle += [stack.enter_context(socket.create_connection(address, timeout=WITHIN)) for _ in range(100)]
+        idle += [
+            stack.enter_context(socket.create_connection(address, timeout=WITHIN))
+            for _ in range(100)
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -114,7 +130,10 @@ def test_an_idle_connection_costs_the_agents_no_time(environ: dict[str, str]) ->
     with ExitStack() as stack:
         head = stack.enter_context(Member(0, 2, 60.0, JOIN_TIMEOUT, **environ)).started()
         address = address_of_head(environ)
-        idle = [stack.enter_context(socket.create_connection(address, timeout=WITHIN)) for _ in range(26)]
+        idle = [
+            stack.enter_context(socket.create_connection(address, timeout=WITHIN))
+            for _ in range(26)
+        ]
         member = stack.enter_context(Member(1, 2, 60.0, JOIN_TIMEOUT, **environ)).started()
         assert "roster" in head.read()
         assert "roster" in member.read()
@@ -154,13 +173,19 @@ def _greet(sock: socket.socket) -> str:
 @pytest.mark.parametrize(
     ("challenge", "proof", "why"),
     [
-        (json.dumps({"paceline": 1, "nonce": "0" * 32}).encode() + b"\n", b"", "not a Paceline agent"),
+        (
+            json.dumps({"paceline": 1, "nonce": "0" * 32}).encode() + b"\n",
+            b"",
+            "not a Paceline agent",
+        ),
         (b"paceline 2 " + b"x" * 32 + b"\n", b"", "not a Paceline agent"),
         (b"paceline 2 " + b"0" * 32 + b"\n", b"0" * 64 + b"\n", "belongs to another run"),
     ],
     ids=["other protocol", "bad nonce", "wrong token"],
 )
-def test_an_agent_does_not_believe_whoever_holds_the_port(challenge: bytes, proof: bytes, why: str) -> None:
+def test_an_agent_does_not_believe_whoever_holds_the_port(
+    challenge: bytes, proof: bytes, why: str
+) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(challenge + proof)

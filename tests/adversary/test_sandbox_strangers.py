@@ -15,7 +15,14 @@ import pytest
 from paceline.errors import EnvironmentProblem
 from paceline.tools.sandbox import PLAIN, Sandbox, Settings, missing_packages
 from paceline.tools.sandbox.settings import SandboxPaths
-from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, run_as, shared_folder
+from tests.adversary.second_user import (
+    OWNER,
+    STRANGER,
+    call_as,
+    needs_two_users,
+    run_as,
+    shared_folder,
+)
 
 pytestmark = [needs_two_users, pytest.mark.slurm]
 
@@ -47,7 +54,12 @@ def up(folder: Path, *, accounting: bool = False) -> None:
 def srun(user: int, box: Path) -> subprocess.CompletedProcess[str]:
     """Ask for a job as a user: it prints who it runs as. Without its settings, srun looks for them for a minute."""
     environment = {"PATH": os.environ["PATH"], "SLURM_CONF": str(box / "etc" / "slurm.conf")}
-    return run_as(user, ["timeout", "5", "srun", "--immediate=20", "-n1", "id", "-u"], env=environment, cwd="/")
+    return run_as(
+        user,
+        ["timeout", "5", "srun", "--immediate=20", "-n1", "id", "-u"],
+        env=environment,
+        cwd="/",
+    )
 
 
 def test_a_stranger_cannot_run_jobs_as_the_owner(box: Path) -> None:
@@ -109,12 +121,20 @@ def test_the_accounting_database_is_neither_open_nor_run_by_root(owner: int) -> 
             assert server.uids().effective != 0
             database = Path(sandbox.record.database)
             assert stat.S_IMODE(database.stat().st_mode) == 0o700
-            connect = ["mariadb", "--no-defaults", f"--socket={sandbox.record.database_socket}", "--execute=select 1"]
+            connect = [
+                "mariadb",
+                "--no-defaults",
+                f"--socket={sandbox.record.database_socket}",
+                "--execute=select 1",
+            ]
             assert run_as(STRANGER, [*connect, "--user=root"]).returncode != 0
-            database.chmod(0o755)  # and without the wall of the folder: the accounts ask who is there
+            # and without the wall of the folder: the accounts ask who is there
+            database.chmod(0o755)
             for name in ("root", "slurm", "daemon", "mysql", ""):
                 attempt = run_as(STRANGER, [*connect, f"--user={name}"])
-                assert "Access denied" in attempt.stderr, f"{name}: {attempt.stdout}{attempt.stderr}"
+                assert "Access denied" in attempt.stderr, (
+                    f"{name}: {attempt.stdout}{attempt.stderr}"
+                )
             assert "StoragePass=slurm\n" not in (folder / "etc" / "slurmdbd.conf").read_text()
         finally:
             call_as(owner, lambda: Sandbox(folder).down())

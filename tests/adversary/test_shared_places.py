@@ -11,7 +11,12 @@ import pytest
 
 from paceline.agent.health import heartbeat
 from paceline.agent.health.heartbeat import Heartbeats
-from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, open_own_file, own_folder_name
+from paceline.contract.files.shared_folders import (
+    find_own_folder,
+    make_own_folder,
+    open_own_file,
+    own_folder_name,
+)
 from paceline.staging.cache import Lock
 from paceline.staging.folders import make_private_folder
 from paceline.tools.sandbox.addresses import allocation_lock
@@ -60,7 +65,9 @@ OBSTACLES = [fifo, link_to_a_secret, open_folder, link_to_a_folder, their_file]
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_our_folder_is_ours_whatever_has_its_name(shared: Path, obstacle: Callable[[Path], None]) -> None:
+def test_our_folder_is_ours_whatever_has_its_name(
+    shared: Path, obstacle: Callable[[Path], None]
+) -> None:
     call_as(STRANGER, lambda: obstacle(shared / OURS))
 
     def use() -> None:
@@ -68,7 +75,12 @@ def test_our_folder_is_ours_whatever_has_its_name(shared: Path, obstacle: Callab
         status = made.lstat()
         assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (OWNER, 0o700)
         assert stat.S_ISDIR(status.st_mode)
-        assert make_own_folder(shared) == find_own_folder(shared) == make_private_folder(shared) == made
+        assert (
+            make_own_folder(shared)
+            == find_own_folder(shared)
+            == make_private_folder(shared)
+            == made
+        )
 
     call_as(OWNER, use)
 
@@ -87,7 +99,9 @@ def test_only_our_own_files_are_opened(shared: Path, obstacle: Callable[[Path], 
     call_as(OWNER, use)
 
 
-def test_no_agent_waits_for_a_pipe_among_the_heartbeat_files(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_agent_waits_for_a_pipe_among_the_heartbeat_files(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def obstruct() -> None:
         for name in ("paceline-heartbeat-0", "heartbeat-0", OURS):
             fifo(shared / name)

@@ -16,10 +16,23 @@ from paceline.launch.runs.prepare import prepare
 from paceline.launch.secrets.file_names import is_secret
 from paceline.spec import Program, load_job
 from paceline.staging.working_directory import WorkingDirectory
-from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, run_as, shared_folder
+from tests.adversary.second_user import (
+    OWNER,
+    STRANGER,
+    call_as,
+    needs_two_users,
+    run_as,
+    shared_folder,
+)
 
 MB = 2**20
-MODES = {"private.py": 0o600, "group.py": 0o640, "open.py": 0o644, "run.sh": 0o755, "closed/open.py": 0o644}
+MODES = {
+    "private.py": 0o600,
+    "group.py": 0o640,
+    "open.py": 0o644,
+    "run.sh": 0o755,
+    "closed/open.py": 0o644,
+}
 
 
 def make_project(folder: Path) -> Path:
@@ -50,7 +63,9 @@ def test_modes_are_kept_or_narrowed(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         copy = take(project).path
-        work = WorkingDirectory(str(tmp_path / "run" / "work" / "project"), str(copy), str(project), frozenset())
+        work = WorkingDirectory(
+            str(tmp_path / "run" / "work" / "project"), str(copy), str(project), frozenset()
+        )
         work.fill(work.path)
     finally:
         os.umask(before)
@@ -136,7 +151,9 @@ def test_a_snapshot_leaves_secrets_out_and_names_them(tmp_path: Path) -> None:
         (project / name).write_text("hush")
     taken = take(project)
     assert set(taken.skipped_secrets) == secrets
-    assert {path.relative_to(taken.path).as_posix() for path in taken.path.rglob("*") if path.is_file()} == set(MODES)
+    assert {
+        path.relative_to(taken.path).as_posix() for path in taken.path.rglob("*") if path.is_file()
+    } == set(MODES)
 
 
 # -- trust -------------------------------------------------------------------------------------------------
@@ -195,10 +212,18 @@ def widen(copy: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        damage_byte, truncate, remove_file, remove_folder, add_module, replace_by_link, replace_folder_by_link,
-        replace_by_folder, replace_by_pipe, widen,
+        damage_byte,
+        truncate,
+        remove_file,
+        remove_folder,
+        add_module,
+        replace_by_link,
+        replace_folder_by_link,
+        replace_by_folder,
+        replace_by_pipe,
+        widen,
     ],
-)  # fmt: skip
+)
 def test_a_damaged_copy_is_repaired(tmp_path: Path, damage: object) -> None:
     project = make_project(tmp_path)
     first = take(project)
@@ -207,8 +232,14 @@ def test_a_damaged_copy_is_repaired(tmp_path: Path, damage: object) -> None:
     again = take(project)
     assert again.path == first.path
     assert modes(again.path) == expected
-    files = {path.relative_to(again.path).as_posix(): path for path in again.path.rglob("*") if path.is_file()}
-    assert {name: path.read_text() for name, path in files.items()} == {name: f"# {name}\n" for name in MODES}
+    files = {
+        path.relative_to(again.path).as_posix(): path
+        for path in again.path.rglob("*")
+        if path.is_file()
+    }
+    assert {name: path.read_text() for name, path in files.items()} == {
+        name: f"# {name}\n" for name in MODES
+    }
     assert not any(path.is_symlink() for path in again.path.rglob("*"))
     assert [path.name for path in again.path.parent.iterdir()] == [first.digest]
 
@@ -261,7 +292,9 @@ def test_files_with_holes_are_counted_and_copied_by_their_blocks(tmp_path: Path)
     if (project / "sparse.bin").stat().st_blocks * 512 > MB:
         pytest.skip("this file system has no holes")
     taken = take(project, limit=4 * MB)
-    work = WorkingDirectory(str(tmp_path / "work" / "project"), str(taken.path), str(project), frozenset())
+    work = WorkingDirectory(
+        str(tmp_path / "work" / "project"), str(taken.path), str(project), frozenset()
+    )
     work.fill(work.path)
     for copy in (taken.path / "sparse.bin", Path(work.path) / "sparse.bin"):
         assert (copy.stat().st_size, copy.stat().st_blocks * 512 < 4 * MB) == (1024 * MB, True)
@@ -286,7 +319,16 @@ def test_links_out_of_the_project_are_named(tmp_path: Path) -> None:
     run_path.folder.path.mkdir(parents=True)
     launch_spec = LaunchSpec("r", "train.py", [], source=str(run_path.folder.work / "project"))
     prepared = prepare(
-        job, run_path=run_path, rank_counts=RankCounts(1, 1, 0, 1), launch_spec=launch_spec, command=["paceline"],
-        backend="local", snapshot_required=True,
-    )  # fmt: skip
-    assert [note for note in prepared.notes if "closed/up -> ../../shared/x, shared -> ../shared" in note]
+        job,
+        run_path=run_path,
+        rank_counts=RankCounts(1, 1, 0, 1),
+        launch_spec=launch_spec,
+        command=["paceline"],
+        backend="local",
+        snapshot_required=True,
+    )
+    assert [
+        note
+        for note in prepared.notes
+        if "closed/up -> ../../shared/x, shared -> ../shared" in note
+    ]

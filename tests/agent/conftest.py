@@ -112,18 +112,35 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             program = folder / "train.py"
             program.write_text(script)
             fields = {
-                "run_id": "test", "program": str(program), "args": [], "python": sys.executable, "nproc": 2,
-                "cwd": str(folder), "kill_after": 2.0, "check": False, **launch_spec,
-            }  # fmt: skip
+                "run_id": "test",
+                "program": str(program),
+                "args": [],
+                "python": sys.executable,
+                "nproc": 2,
+                "cwd": str(folder),
+                "kill_after": 2.0,
+                "check": False,
+                **launch_spec,
+            }
             (folder / "launch.json").write_text(json.dumps(asdict(LaunchSpec(**fields))))
-            variables = {**os.environ, "PACELINE_RUN": str(folder), "PACELINE_JOB_START": "here", **(env or {})}
+            variables = {
+                **os.environ,
+                "PACELINE_RUN": str(folder),
+                "PACELINE_JOB_START": "here",
+                **(env or {}),
+            }
             if light:
                 variables["PYTHONPATH"] = str(fake_torch)
             with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
                 process = subprocess.Popen(
-                    [sys.executable, *argv], env=variables, stdin=stdin,
-                    stdout=stdout or out, stderr=err, pass_fds=pass_fds, cwd=tmp_path,
-                )  # fmt: skip
+                    [sys.executable, *argv],
+                    env=variables,
+                    stdin=stdin,
+                    stdout=stdout or out,
+                    stderr=err,
+                    pass_fds=pass_fds,
+                    cwd=tmp_path,
+                )
             cleanup.callback(_end, process)
             return Launched(folder, tmp_path, process)
 

@@ -67,11 +67,17 @@ def test_ranks_of_a_job_start_that_lost_the_run_are_ended(launch: Launch, tmp_pa
     assert "failed" not in started.events()
 
 
-def test_a_node_that_is_lost_before_an_attempt_does_not_keep_the_batch_script(launch: Launch) -> None:
+def test_a_node_that_is_lost_before_an_attempt_does_not_keep_the_batch_script(
+    launch: Launch,
+) -> None:
     """srun may wait for a node that died and came back, for as long as the job may run."""
     started = launch("", argv=("-c", LOST + START_AGENT), env={"SLURM_JOB_ID": "1"})
     assert started.wait() != 0
     assert started.verdicts()[1] == "failed"
     assert started.job_start.requeue.read_text() == "b\n"
     assert started.job_start.node_lost.exists()
-    assert [event["lost_host"] for event in read_events(started.run.events) if event["event"] == "failed"] == ["b"]
+    assert [
+        event["lost_host"]
+        for event in read_events(started.run.events)
+        if event["event"] == "failed"
+    ] == ["b"]

@@ -12,21 +12,29 @@ from paceline.errors import LaunchError
 
 
 def launch_spec(style: str = "fork", *, nodes: int = 1, nproc: int = 1) -> LaunchSpec:
-    return LaunchSpec(run_id="r", program="train.py", args=[], style=style, nodes=nodes, nproc=nproc)
+    return LaunchSpec(
+        run_id="r", program="train.py", args=[], style=style, nodes=nodes, nproc=nproc
+    )
 
 
 def slurm(*, procid: int, ntasks: int, localid: int, nodeid: int, **more: str) -> dict[str, str]:
     return {
-        "SLURM_STEP_ID": "0", "SLURM_PROCID": str(procid), "SLURM_NTASKS": str(ntasks),
-        "SLURM_LOCALID": str(localid), "SLURM_NODEID": str(nodeid), "SLURMD_NODENAME": f"node{nodeid + 1}", **more,
-    }  # fmt: skip
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(procid),
+        "SLURM_NTASKS": str(ntasks),
+        "SLURM_LOCALID": str(localid),
+        "SLURM_NODEID": str(nodeid),
+        "SLURMD_NODENAME": f"node{nodeid + 1}",
+        **more,
+    }
 
 
 def openmpi(*, rank: int, size: int, local: int) -> dict[str, str]:
     return {
-        "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(size),
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
         "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
-    }  # fmt: skip
+    }
 
 
 # launch spec, environment -> index, count, node, local ranks, first rank
@@ -42,7 +50,11 @@ TABLE = {
         (1, 2, 0, [1], 1),
     ),
     "alone": (launch_spec(nproc=4), {}, (0, 1, 0, [0, 1, 2, 3], 0)),
-    "several nodes here": (launch_spec(nodes=3, nproc=2), {"PACELINE_AGENT": "2/3"}, (2, 3, 2, [0, 1], 4)),
+    "several nodes here": (
+        launch_spec(nodes=3, nproc=2),
+        {"PACELINE_AGENT": "2/3"},
+        (2, 3, 2, [0, 1], 4),
+    ),
     "one agent per Slurm node": (
         launch_spec(nodes=2, nproc=4),
         slurm(procid=1, ntasks=2, localid=0, nodeid=1),
@@ -112,7 +124,10 @@ def test_placement(case: str) -> None:
 
 
 def test_the_scheduler_names_the_node() -> None:
-    assert find_placement(launch_spec(nodes=2), slurm(procid=1, ntasks=2, localid=0, nodeid=1)).host == "node2"
+    assert (
+        find_placement(launch_spec(nodes=2), slurm(procid=1, ntasks=2, localid=0, nodeid=1)).host
+        == "node2"
+    )
 
 
 # a contradiction names the launch spec's number and the source of the other one
@@ -127,7 +142,11 @@ CONTRADICTIONS = {
         slurm(procid=0, ntasks=2, localid=0, nodeid=0),
         ("2 nodes x 4", "Slurm"),
     ),
-    "the other node was not started": (launch_spec(nodes=2), {}, ("2 nodes", "1 according to the environment")),
+    "the other node was not started": (
+        launch_spec(nodes=2),
+        {},
+        ("2 nodes", "1 according to the environment"),
+    ),
     "uneven distribution": (
         launch_spec("srun", nodes=2, nproc=2),
         slurm(procid=2, ntasks=4, localid=2, nodeid=0),
@@ -144,7 +163,11 @@ CONTRADICTIONS = {
         ("OpenMPI", "ppr:2:node"),
     ),
     "not a number": (launch_spec(), {"PACELINE_AGENT": "one of two"}, ("one of two", "0/2")),
-    "beyond the end": (launch_spec(nodes=2), {"PACELINE_AGENT": "2/2"}, ("PACELINE_AGENT", "2 of 2")),
+    "beyond the end": (
+        launch_spec(nodes=2),
+        {"PACELINE_AGENT": "2/2"},
+        ("PACELINE_AGENT", "2 of 2"),
+    ),
 }
 
 
@@ -159,10 +182,18 @@ def test_contradiction(case: str) -> None:
 
 def all_placements(spec: LaunchSpec, per_rank: bool) -> list[Placement]:
     if not per_rank:
-        return [find_placement(spec, {"PACELINE_AGENT": f"{i}/{spec.nodes}"}) for i in range(spec.nodes)]
+        return [
+            find_placement(spec, {"PACELINE_AGENT": f"{i}/{spec.nodes}"}) for i in range(spec.nodes)
+        ]
     return [
         find_placement(
-            spec, slurm(procid=rank, ntasks=spec.world_size, localid=rank % spec.nproc, nodeid=rank // spec.nproc)
+            spec,
+            slurm(
+                procid=rank,
+                ntasks=spec.world_size,
+                localid=rank % spec.nproc,
+                nodeid=rank // spec.nproc,
+            ),
         )
         for rank in range(spec.world_size)
     ]
@@ -172,7 +203,9 @@ def all_placements(spec: LaunchSpec, per_rank: bool) -> list[Placement]:
 def test_every_rank_is_started_once(nodes: int, nproc: int, per_rank: bool) -> None:
     spec = launch_spec("srun" if per_rank else "fork", nodes=nodes, nproc=nproc)
     placements = all_placements(spec, per_rank)
-    assert sorted(rank for placement in placements for rank in placement.ranks) == list(range(spec.world_size))
+    assert sorted(rank for placement in placements for rank in placement.ranks) == list(
+        range(spec.world_size)
+    )
     assert [placement.index for placement in placements if placement.is_head] == [0]
     for placement in placements:
         for rank, local in zip(placement.ranks, placement.local_ranks, strict=True):

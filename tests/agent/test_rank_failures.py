@@ -38,17 +38,37 @@ time.sleep(3600)
             "ModuleNotFoundError: No mod",
             "ModuleNotFoundError: No module named 'no_such_module'",
         ),
-        ("raise ValueError('ünïcode\\nsecond line')", "ValueError: ünïcode\n  at train.py:4 in <module>: ", "ünïcode"),
-        ("import argparse; argparse.ArgumentParser().error('no x')", "exit code 2: train.py: error: no x", "no x"),
-        ("import json; json.loads('{')", "JSONDecodeError: Expecting property name", "at train.py:4 in <module>: "),
+        (
+            "raise ValueError('ünïcode\\nsecond line')",
+            "ValueError: ünïcode\n  at train.py:4 in <module>: ",
+            "ünïcode",
+        ),
+        (
+            "import argparse; argparse.ArgumentParser().error('no x')",
+            "exit code 2: train.py: error: no x",
+            "no x",
+        ),
+        (
+            "import json; json.loads('{')",
+            "JSONDecodeError: Expecting property name",
+            "at train.py:4 in <module>: ",
+        ),
         ("sys.exit(5)", "exit code 5", ""),
         ("sys.exit('too bad')", "exit code 1: too bad", "too bad"),
         ("os._exit(3)", "exit code 3", ""),
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", ""),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV", "Fatal Python error: Segmentation fault"),
+        (
+            "os.kill(os.getpid(), signal.SIGSEGV)",
+            "killed by SIGSEGV",
+            "Fatal Python error: Segmentation fault",
+        ),
         ("os.kill(os.getpid(), signal.SIGTERM)", "killed by SIGTERM", ""),
         ("1 +", "exit code 1", "SyntaxError"),
-        ("import threading; threading.excepthook = None; raise BaseException('bare')", "BaseException: bare", "bare"),
+        (
+            "import threading; threading.excepthook = None; raise BaseException('bare')",
+            "BaseException: bare",
+            "bare",
+        ),
     ],
 )
 def test_the_failing_rank_is_named(launch: Launch, deed: str, how: str, seen: str) -> None:
@@ -78,7 +98,10 @@ Original Traceback (most recent call last):
 KeyError: 'item 0 is broken'
 see the manual
 """
-    assert rank_failures.unwrap(trace) == "'item 0 is broken' (in DataLoader worker process 0)\nsee the manual"
+    assert (
+        rank_failures.unwrap(trace)
+        == "'item 0 is broken' (in DataLoader worker process 0)\nsee the manual"
+    )
     assert rank_failures.find_user_frame(trace).startswith("data.py:7 in __getitem__")
     assert rank_failures.unwrap("Caught it.\nOriginal") == "Caught it.\nOriginal"
     assert rank_failures.shorten(f"one\n{'x' * 1000}") == f"one\n{'x' * 300}…"
@@ -89,16 +112,21 @@ def test_a_script_that_clashes_with_its_launch_style_gets_a_hint() -> None:
     failure = Failure(retry_policy.ERROR, "here", 0, 1, message=taken)
     assert "MASTER_PORT" in failure.hint("fork")
     assert "--style spawn" in failure.hint("fork")
-    spawned = replace(failure, traceback='File ".../torch/multiprocessing/spawn.py", line 1, in start_processes')
+    spawned = replace(
+        failure, traceback='File ".../torch/multiprocessing/spawn.py", line 1, in start_processes'
+    )
     assert spawned.hint("torchrun").startswith("each rank calls mp.spawn: use --style spawn")
     assert spawned.hint("spawn") == ""
     assert replace(failure, message="ValueError: 98").hint("fork") == ""
 
 
 @pytest.mark.parametrize(
-    ("ending", "said"), [("sys.exit(process.exitcode)", "exit code 1"), ("raise OSError(process.exitcode)", "OSError")]
+    ("ending", "said"),
+    [("sys.exit(process.exitcode)", "exit code 1"), ("raise OSError(process.exitcode)", "OSError")],
 )
-def test_a_script_that_starts_processes_without_a_guard_gets_a_hint(launch: Launch, ending: str, said: str) -> None:
+def test_a_script_that_starts_processes_without_a_guard_gets_a_hint(
+    launch: Launch, ending: str, said: str
+) -> None:
     script = f"""
 import multiprocessing, sys
 process = multiprocessing.get_context("spawn").Process(target=print)
@@ -137,42 +165,76 @@ raise RuntimeError("Connection closed by peer [127.0.0.1]:1234")
 
 
 def test_the_report_tells_the_first_error_from_its_consequences() -> None:
-    failure = Failure(retry_policy.ERROR, "here", 1, 1, type="ValueError", message="bad", log="/runs/rank-1.log")
+    failure = Failure(
+        retry_policy.ERROR, "here", 1, 1, type="ValueError", message="bad", log="/runs/rank-1.log"
+    )
     head, log = "rank 1 of 4 on host here failed: ValueError: bad", "  log: /runs/rank-1.log"
     assert failure.format(4, with_traceback=False) == f"{head}\n{log}"
     one = "  this failed first; the error of rank 0 is a consequence: the connection was lost"
-    assert failure.format(4, with_traceback=False, consequences=[0]).splitlines() == [head, one, log]
+    assert failure.format(4, with_traceback=False, consequences=[0]).splitlines() == [
+        head,
+        one,
+        log,
+    ]
     assert "of 3 other ranks is" in failure.format(4, with_traceback=False, consequences=[0, 2, 3])
 
 
 def test_a_lost_connection_is_never_the_cause() -> None:
-    early = Failure(retry_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection reset by peer", time=1.0)
+    early = Failure(
+        retry_policy.ERROR,
+        "a",
+        0,
+        1,
+        type="RuntimeError",
+        message="Connection reset by peer",
+        time=1.0,
+    )
     late = Failure(retry_policy.KILLED, "b", 1, -9, time=2.0)
     assert first_failure([early, late]) is late
     assert first_failure([early]) is early
 
 
 def test_the_advice_of_our_own_errors_is_part_of_the_summary() -> None:
-    error = CheckpointError("Cannot start from a.pt. It lacks fc.", hint="Take what fits: --no-strict.")
+    error = CheckpointError(
+        "Cannot start from a.pt. It lacks fc.", hint="Take what fits: --no-strict."
+    )
     failure = Failure(retry_policy.ERROR, "a", 0, 1, type="CheckpointError", message=str(error))
     assert failure.summary == f"CheckpointError: {error.message} Take what fits: --no-strict."
     assert failure.error == f"CheckpointError: {error.message}"
-    other = Failure(retry_policy.ERROR, "a", 0, 1, type="ValueError", message="wrong\n  some detail")
+    other = Failure(
+        retry_policy.ERROR, "a", 0, 1, type="ValueError", message="wrong\n  some detail"
+    )
     assert other.summary == "ValueError: wrong"
 
 
 def test_a_rank_that_ended_normally_explains_a_lost_connection() -> None:
-    lost = Failure(retry_policy.ERROR, "a", 0, 1, type="RuntimeError", message="Connection closed by peer", time=2.0)
+    lost = Failure(
+        retry_policy.ERROR,
+        "a",
+        0,
+        1,
+        type="RuntimeError",
+        message="Connection closed by peer",
+        time=2.0,
+    )
     crash = Failure(retry_policy.KILLED, "b", 1, -9, time=3.0)
     waited = RankExit(0, 1, 2.0, READY, 0, lost)
-    _, failure = decide_verdict([lost], [waited, RankExit(1, 0, 1.0, READY, 0)], stop_requested=False)
+    _, failure = decide_verdict(
+        [lost], [waited, RankExit(1, 0, 1.0, READY, 0)], stop_requested=False
+    )
     assert failure is not None
-    assert failure.error.startswith("RuntimeError: Rank 1 has exited normally without joining the collective")
+    assert failure.error.startswith(
+        "RuntimeError: Rank 1 has exited normally without joining the collective"
+    )
     assert failure.ended_ranks == (1,)
     assert failure.is_consequence
-    _, failure = decide_verdict([lost, crash], [waited, RankExit(1, -9, 3.0, READY, 0, crash)], stop_requested=False)
+    _, failure = decide_verdict(
+        [lost, crash], [waited, RankExit(1, -9, 3.0, READY, 0, crash)], stop_requested=False
+    )
     assert failure == crash
-    _, failure = decide_verdict([lost], [waited, RankExit(1, -15, 3.0, READY, 0)], stop_requested=False)
+    _, failure = decide_verdict(
+        [lost], [waited, RankExit(1, -15, 3.0, READY, 0)], stop_requested=False
+    )
     assert failure == lost
 
 
@@ -216,7 +278,9 @@ if os.environ["RANK"] == "0":
     ("deed", "code"), [("sys.exit(0)", 0), ("os.kill(os.getpid(), 9)", 1), ("raise ValueError", 1)]
 )
 @pytest.mark.parametrize("style", ["fork", "srun"])
-def test_child_processes_of_ranks_end_with_them(launch: Launch, deed: str, code: int, style: str) -> None:
+def test_child_processes_of_ranks_end_with_them(
+    launch: Launch, deed: str, code: int, style: str
+) -> None:
     started = launch(CHILDREN.replace("DEED", deed), nproc=1, style=style)
     assert started.wait() == code, started.err()
     pids = [int(word) for word in (started.run.path / "children").read_text().split()]
@@ -260,7 +324,9 @@ time.sleep(3600)
 
 def test_standard_input_after_a_restart(launch: Launch, tmp_path: Path) -> None:
     """A file is read again from where it was at first. From a pipe, nothing is left."""
-    script = "import os, sys; print(sys.stdin.read()); sys.exit(os.environ['PACELINE_ATTEMPT'] == '1')"
+    script = (
+        "import os, sys; print(sys.stdin.read()); sys.exit(os.environ['PACELINE_ATTEMPT'] == '1')"
+    )
     (tmp_path / "input").write_text("header\nconfig\n")
     with open(tmp_path / "input", "rb") as file:
         os.lseek(file.fileno(), len("header\n"), os.SEEK_SET)
@@ -299,8 +365,16 @@ elif not Path("fixed").exists():
     assert (first[1], second[1]) == ("0", "1")
     assert first[2] == second[2], "the same process forked both"
     assert started.events() == [
-        "node", "started", "launch", "ranks", "failed", "restarted", "launch", "ranks", "done",
-    ]  # fmt: skip
+        "node",
+        "started",
+        "launch",
+        "ranks",
+        "failed",
+        "restarted",
+        "launch",
+        "ranks",
+        "done",
+    ]
 
 
 def test_a_failure_before_the_first_step_ends_the_run(launch: Launch) -> None:
@@ -309,13 +383,18 @@ def test_a_failure_before_the_first_step_ends_the_run(launch: Launch) -> None:
     assert len(started.run.attempts()) == 1, "it failed before its first step"
 
 
-def test_an_earlier_lost_node_does_not_requeue_a_run_that_fails_on_its_own(launch: Launch, tmp_path: Path) -> None:
+def test_an_earlier_lost_node_does_not_requeue_a_run_that_fails_on_its_own(
+    launch: Launch, tmp_path: Path
+) -> None:
     earlier = RunFolder(tmp_path / "run").attempt(1)
     earlier.path.mkdir(parents=True)
     retry_policy.write_summary(
-        earlier, retry_policy.AttemptSummary(1, retry_policy.LOST, hosts=["n3"], job_start="an earlier one")
+        earlier,
+        retry_policy.AttemptSummary(1, retry_policy.LOST, hosts=["n3"], job_start="an earlier one"),
     )
-    started = launch("import paceline.contract; raise KeyError", max_restarts=2, env={"SLURM_JOB_ID": "1"})
+    started = launch(
+        "import paceline.contract; raise KeyError", max_restarts=2, env={"SLURM_JOB_ID": "1"}
+    )
     assert started.wait() == 1
     assert [each.number for each in started.run.attempts()] == [1, 2]
     assert read_verdict(started.job_start.verdict) == "failed"
@@ -385,11 +464,15 @@ if os.environ["RANK"] == "0":
 """
 
 
-def test_a_run_whose_last_state_could_not_be_saved_is_marked(launch: Launch, tmp_path: Path) -> None:
+def test_a_run_whose_last_state_could_not_be_saved_is_marked(
+    launch: Launch, tmp_path: Path
+) -> None:
     """The mark goes into space that was reserved: the disk may be full."""
     with mount_small_disk(tmp_path / "small", "2m") as disk:
         started = launch(UNSAVED_STATE, folder=disk / "run")
         assert started.wait() == 0, started.err()
-        assert started.job_start.unsaved.read_text() == "the last state (step 7) could not be saved\n"
+        assert (
+            started.job_start.unsaved.read_text() == "the last state (step 7) could not be saved\n"
+        )
         assert read_verdict(started.job_start.verdict) == "done"
     assert "warning: the last state (step 7) could not be saved" in started.err()

@@ -36,12 +36,27 @@ def diverged(step: int | None, **more: Any) -> AttemptSummary:
 # history, max_restarts -> restart?, part of the reason
 TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
     "no restarts requested": ([ended(KILLED, 5)], 0, False, "requested"),
-    "an error after some steps": ([diverged(5)], 1, True, "from the beginning: no checkpoint yet (1 of 1)"),
+    "an error after some steps": (
+        [diverged(5)],
+        1,
+        True,
+        "from the beginning: no checkpoint yet (1 of 1)",
+    ),
     "an error after a save": ([diverged(5, saved=4)], 1, True, "restarting from step 4 (free"),
     "the same error at the same step": ([diverged(5), diverged(5)], 9, False, "twice"),
-    "the same, with another failure between": ([diverged(5), ended(KILLED, 3), diverged(5)], 9, False, "twice"),
+    "the same, with another failure between": (
+        [diverged(5), ended(KILLED, 3), diverged(5)],
+        9,
+        False,
+        "twice",
+    ),
     "the same error at another step": ([diverged(5), diverged(8)], 9, True, "2 of 9"),
-    "another error at the same step": ([diverged(5), ended(ERROR, 5, error="KeyError: x")], 9, True, "2 of 9"),
+    "another error at the same step": (
+        [diverged(5), ended(ERROR, 5, error="KeyError: x")],
+        9,
+        True,
+        "2 of 9",
+    ),
     "the same, though the checkpoint advanced": (
         [diverged(5, saved=4), diverged(5, resumed_from=4, saved=4)],
         9,
@@ -49,10 +64,25 @@ TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
         "twice",
     ),
     "before the first step": ([diverged(None)], 9, False, "first step"),
-    "a crash before the first step": ([ended(CRASH, None, error="SIGSEGV")], 9, False, "first step"),
-    "resumed, then failed before its first step": ([diverged(None, resumed_from=40, saved=40)], 9, False, "first step"),
+    "a crash before the first step": (
+        [ended(CRASH, None, error="SIGSEGV")],
+        9,
+        False,
+        "first step",
+    ),
+    "resumed, then failed before its first step": (
+        [diverged(None, resumed_from=40, saved=40)],
+        9,
+        False,
+        "first step",
+    ),
     "killed from outside before the first step": ([ended(KILLED, None)], 9, True, "1 of 9"),
-    "again killed before the first step": ([ended(KILLED, None), ended(KILLED, None)], 9, False, "twice"),
+    "again killed before the first step": (
+        [ended(KILLED, None), ended(KILLED, None)],
+        9,
+        False,
+        "twice",
+    ),
     "some ranks had finished": ([ended(LINGERED, 5)], 9, False, "already finished"),
     "used up": ([ended(KILLED, 1), ended(KILLED, 2), ended(KILLED, 3)], 2, False, "used up"),
     "progress is free": (
@@ -61,7 +91,12 @@ TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
         True,
         "free",
     ),
-    "progress, then none": ([ended(KILLED, 5, saved=4), ended(HANG, 6, resumed_from=4, saved=4)], 1, True, "1 of 1"),
+    "progress, then none": (
+        [ended(KILLED, 5, saved=4), ended(HANG, 6, resumed_from=4, saved=4)],
+        1,
+        True,
+        "1 of 1",
+    ),
     "no runtime in the script: only the count matters": (
         [diverged(None, uses_runtime=False)] * 2,
         2,
@@ -70,7 +105,11 @@ TABLE: dict[str, tuple[list[AttemptSummary], int, bool, str]] = {
     ),
     "no runtime, used up": ([diverged(None, uses_runtime=False)] * 3, 2, False, "used up"),
     "another job start's failures are not counted here": (
-        [ended(KILLED, 1, job_start="7-0"), ended(KILLED, 2, job_start="7-0"), ended(KILLED, 3, job_start="7-1")],
+        [
+            ended(KILLED, 1, job_start="7-0"),
+            ended(KILLED, 2, job_start="7-0"),
+            ended(KILLED, 3, job_start="7-1"),
+        ],
         1,
         True,
         "1 of 1",
@@ -94,7 +133,10 @@ def test_decision(case: str) -> None:
 
 
 def test_the_first_restart_is_immediate_and_later_ones_are_delayed() -> None:
-    delays = [decide([ended(KILLED, step) for step in range(1, count + 1)], 99).delay for count in range(1, 10)]
+    delays = [
+        decide([ended(KILLED, step) for step in range(1, count + 1)], 99).delay
+        for count in range(1, 10)
+    ]
     assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     after_progress = [ended(KILLED, 1), ended(KILLED, 2), ended(KILLED, 3, saved=3)]
     assert decide(after_progress, 99).delay == 0
@@ -127,7 +169,10 @@ def test_excluded_nodes(history: list[AttemptSummary], excluded: list[str]) -> N
 
 
 def test_a_run_without_progress_is_not_requeued_forever() -> None:
-    job_starts = [ended(LOST, 4, hosts=[f"n{job_start}"], job_start=f"7-{job_start}") for job_start in range(4)]
+    job_starts = [
+        ended(LOST, 4, hosts=[f"n{job_start}"], job_start=f"7-{job_start}")
+        for job_start in range(4)
+    ]
     assert decide(job_starts[:3], 1).requeue
     assert not decide(job_starts, 1).requeue
 
@@ -147,7 +192,10 @@ def test_a_run_without_progress_is_not_requeued_forever() -> None:
 def test_what_may_go_back_into_the_queue(
     verdict: str, wanted: bool, can_exclude: bool, exclusions: int, allowed: bool
 ) -> None:
-    assert may_requeue(verdict, wanted=wanted, can_exclude=can_exclude, exclusions=exclusions) is allowed
+    assert (
+        may_requeue(verdict, wanted=wanted, can_exclude=can_exclude, exclusions=exclusions)
+        is allowed
+    )
 
 
 def test_history_across_job_starts(tmp_path: Path) -> None:
@@ -156,7 +204,9 @@ def test_history_across_job_starts(tmp_path: Path) -> None:
     for number in (1, 2, 10):
         folder = run.attempt(number)
         folder.path.mkdir()
-        written.append(AttemptSummary(number, ERROR, error="é", step=number, hosts=["a"], job_start="7-0"))
+        written.append(
+            AttemptSummary(number, ERROR, error="é", step=number, hosts=["a"], job_start="7-0")
+        )
         write_summary(folder, written[-1])
     run.attempt(3).path.mkdir()  # it has not failed
     (run.attempt(2).path / "summary.json").write_text("{torn")

@@ -23,17 +23,23 @@ from paceline.errors import LaunchError, UsageError
 from paceline.runtime.metrics.report import TrialReporter, report
 from paceline.staging.working_directory import WorkingDirectory
 
-ORDER = LaunchSpec("submission", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base")
+ORDER = LaunchSpec(
+    "submission", "/code/train.py", [], params={"lr": 1, "model": {"depth": 3}}, experiment="base"
+)
 
 
 def make(tmp_path: Path, points: list[Point], **search: Any) -> tuple[SweepFolder, Path]:
     sweep = SweepFolder(tmp_path / "digits")
     submission = sweep.submission(1)
     submission.mkdir(parents=True)
-    sweep.spec.write_text(Search("digits", **{"metric": "loss", **search}).to_json(), encoding="utf-8")
+    sweep.spec.write_text(
+        Search("digits", **{"metric": "loss", **search}).to_json(), encoding="utf-8"
+    )
     sweep.points.write_text("".join(point.to_line() for point in points), encoding="utf-8")
     (submission / "launch.json").write_text(ORDER.to_json(), encoding="utf-8")
-    (submission / "run.json").write_text(json.dumps({"run_id": "submission", "experiment": "x/y"}), encoding="utf-8")
+    (submission / "run.json").write_text(
+        json.dumps({"run_id": "submission", "experiment": "x/y"}), encoding="utf-8"
+    )
     (submission / "paceline.zip").write_bytes(b"")
     return sweep, submission
 
@@ -53,7 +59,12 @@ def test_each_trial_has_its_own_working_directory(tmp_path: Path) -> None:
         root = f"{submission}/work/project"
         work = {"code": f"{submission}/code", "project": str(live), "links": []}
         spec = replace(
-            ORDER, program=f"{root}/sub/train.py", cwd=f"{root}/sub", source=root, import_path=["/lib", root], work=work
+            ORDER,
+            program=f"{root}/sub/train.py",
+            cwd=f"{root}/sub",
+            source=root,
+            import_path=["/lib", root],
+            work=work,
         )
         (submission / "launch.json").write_text(spec.to_json())
 
@@ -61,7 +72,11 @@ def test_each_trial_has_its_own_working_directory(tmp_path: Path) -> None:
         trial = open_trial(sweep, submission, number)
         made = LaunchSpec.from_json(trial.launch_spec.read_text())
         root = trial.work / "project"
-        assert (made.program, made.cwd, made.source) == (f"{root}/sub/train.py", f"{root}/sub", str(root))
+        assert (made.program, made.cwd, made.source) == (
+            f"{root}/sub/train.py",
+            f"{root}/sub",
+            str(root),
+        )
         assert made.import_path == ["/lib", str(root)]
         folder = WorkingDirectory.of(made)
         assert folder is not None
@@ -72,13 +87,18 @@ def test_each_trial_has_its_own_working_directory(tmp_path: Path) -> None:
     (start(0, first) / "out.txt").write_text("of trial 0")
     # Submitted again with other code, after its job was killed: the new code, and its own files.
     again = start(0, second)
-    assert ((again / "train.py").read_text(), (again / "out.txt").read_text()) == ("2", "of trial 0")
+    assert ((again / "train.py").read_text(), (again / "out.txt").read_text()) == (
+        "2",
+        "of trial 0",
+    )
 
     # Submitted again with the same code, but another choice of what to link: the old link is gone, not followed.
     shutil.copytree(second / "code", live, dirs_exist_ok=True)
     spec = LaunchSpec.from_json((second / "launch.json").read_text())
     for links in (["sub"], []):
-        (second / "launch.json").write_text(replace(spec, work={**spec.work, "links": links}).to_json())
+        (second / "launch.json").write_text(
+            replace(spec, work={**spec.work, "links": links}).to_json()
+        )
         start(1, second)
         assert (sweep.trial(1).work / "project/sub").is_symlink() == bool(links)
     assert (sweep.trial(1).work / "project/sub/train.py").exists()
@@ -90,17 +110,29 @@ def test_each_trial_has_its_own_working_directory(tmp_path: Path) -> None:
 
 def test_keys_missing_from_the_template_are_appended() -> None:
     space: dict[str, Any] = {key: {"grid": [1]} for key in ("lr", "momentum", "fast", "widths")}
-    search = Search("s", space=space, args=["--epochs", "3", "--rate={lr}", "--momentum", "{momentum}"])
+    search = Search(
+        "s", space=space, args=["--epochs", "3", "--rate={lr}", "--momentum", "{momentum}"]
+    )
     point = {"lr": 0.5, "momentum": 0.9, "fast": True, "widths": [1, 2]}
     assert arguments(search, point, None) == [
-        "--epochs", "3", "--rate=0.5", "--momentum", "0.9", "--fast", "--widths", "1", "2",
-    ]  # fmt: skip
+        "--epochs",
+        "3",
+        "--rate=0.5",
+        "--momentum",
+        "0.9",
+        "--fast",
+        "--widths",
+        "1",
+        "2",
+    ]
     # A key that does not apply is dropped with its option; a false boolean adds nothing.
     assert arguments(search, {"lr": 0.5, "fast": False}, None) == ["--epochs", "3", "--rate=0.5"]
 
 
 def test_a_script_can_take_only_parameters() -> None:
-    search = Search("s", space={"lr": {}}, args=["--seed", "{seed}", "{not a key}"], arguments="none")
+    search = Search(
+        "s", space={"lr": {}}, args=["--seed", "{seed}", "{not a key}"], arguments="none"
+    )
     assert arguments(search, {"lr": 0.5}, 7) == ["--seed", "7", "{not a key}"]
     assert arguments(search, {"lr": 0.5}, None) == ["{not a key}"]
 
@@ -108,8 +140,10 @@ def test_a_script_can_take_only_parameters() -> None:
 def test_the_point_overrides_params_of_the_file() -> None:
     params = {"lr": 1, "model": {"depth": 3}}
     assert merge_params(params, {"lr": 2, "model.width": 8, "a.b.c": 1}) == {
-        "lr": 2, "model": {"depth": 3, "width": 8}, "a": {"b": {"c": 1}},
-    }  # fmt: skip
+        "lr": 2,
+        "model": {"depth": 3, "width": 8},
+        "a": {"b": {"c": 1}},
+    }
     assert params == {"lr": 1, "model": {"depth": 3}}
 
 
@@ -138,9 +172,13 @@ def test_a_trial_is_a_run_of_its_own(tmp_path: Path) -> None:
 def test_the_last_report_is_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, submission = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
     trial = open_trial(sweep, submission, 0)
-    trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "lr": 1.0}\n{"half', encoding="utf-8")
+    trial.metrics.write_text(
+        '{"step": 1, "loss": 5.0}\n{"step": 2, "lr": 1.0}\n{"half', encoding="utf-8"
+    )
     assert close_trial(sweep, 0, "done")["value"] == 5.0
-    trial.metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "loss": "nan"}\n', encoding="utf-8")
+    trial.metrics.write_text(
+        '{"step": 1, "loss": 5.0}\n{"step": 2, "loss": "nan"}\n', encoding="utf-8"
+    )
     result = close_trial(sweep, 0, "done")
     assert (result["state"], result["value"]) == ("done", None)
     assert result["error"] == "it ended without a value for loss"
@@ -166,10 +204,14 @@ def test_the_last_report_is_the_value(tmp_path: Path, monkeypatch: pytest.Monkey
     assert close_trial(sweep, 0, "done")["state"] == "done"
 
 
-def test_a_failure_is_summarized_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_summarized_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep, submission = make(tmp_path, [Point(0, 0, {"lr": 0.1})])
     trial = open_trial(sweep, submission, 0)
-    trial.slurm_log.write_text("paceline: no room\npaceline: job 1_0: trial 0: failed\n", encoding="utf-8")
+    trial.slurm_log.write_text(
+        "paceline: no room\npaceline: job 1_0: trial 0: failed\n", encoding="utf-8"
+    )
     assert close_trial(sweep, 0, "failed")["error"] == "no room"
     events = EventWriter(trial.events / "agent-0.jsonl")
     events.write("failed", reason="the first error")
@@ -177,14 +219,19 @@ def test_a_failure_is_summarized_in_one_line(tmp_path: Path, monkeypatch: pytest
     events.close()
     with (trial.events / "agent-0.jsonl").open("a") as file:
         file.write('{"event": "failed", "reason": "damaged", "time": "noon"}\n')
-    assert close_trial(sweep, 0, "failed")["error"] == "no network", "an agent's own record counts more than the log"
+    assert close_trial(sweep, 0, "failed")["error"] == "no network", (
+        "an agent's own record counts more than the log"
+    )
     monkeypatch.setenv("PACELINE_JOB_START", "1_0-2")
-    assert close_trial(sweep, 0, "failed")["error"] == "no room", "that was an earlier start of the job"
+    assert close_trial(sweep, 0, "failed")["error"] == "no room", (
+        "that was an earlier start of the job"
+    )
     monkeypatch.delenv("PACELINE_JOB_START")
     attempt = trial.attempt(1)
     attempt.path.mkdir()
     attempt.failure.write_text(
-        json.dumps({"cause": "error", "host": "h", "type": "ValueError", "message": "bad\nmore"}), encoding="utf-8"
+        json.dumps({"cause": "error", "host": "h", "type": "ValueError", "message": "bad\nmore"}),
+        encoding="utf-8",
     )
     assert close_trial(sweep, 0, "failed")["error"] == "ValueError: bad"
     assert close_trial(sweep, 0, "stopped")["error"] == "stopped before it finished"
@@ -194,8 +241,13 @@ def test_each_line_of_a_list_has_its_own_arguments(tmp_path: Path) -> None:
     point = Point(0, 0, {"lr": 0.1}, program="a.py", args=["--lr", "0.1", "x y"])
     sweep, submission = make(tmp_path, [point], sampler="list")
     (submission / "programs.json").write_text('{"a.py": "/submission/code/a.py"}', encoding="utf-8")
-    launch_spec = LaunchSpec.from_json(open_trial(sweep, submission, 0).launch_spec.read_text(encoding="utf-8"))
-    assert (launch_spec.program, launch_spec.args) == ("/submission/code/a.py", ["--lr", "0.1", "x y"])
+    launch_spec = LaunchSpec.from_json(
+        open_trial(sweep, submission, 0).launch_spec.read_text(encoding="utf-8")
+    )
+    assert (launch_spec.program, launch_spec.args) == (
+        "/submission/code/a.py",
+        ["--lr", "0.1", "x y"],
+    )
 
 
 # -- Optuna ------------------------------------------------------------------------------------------------
@@ -220,7 +272,8 @@ def test_tpe_chooses_one_point_for_all_seeds_and_receives_their_mean(tmp_path: P
     assert point["n"] in (2, 4, 6, 8)
     assert point["widths"] in ([1, 2], [3])
     assert ("only_b" in point) == (point["kind"] == "b")
-    assert read(open_trial(sweep, submission, 0).trial) == records[0]  # a start after a requeue keeps the same point
+    # a start after a requeue keeps the same point
+    assert read(open_trial(sweep, submission, 0).trial) == records[0]
 
     study = optuna_study.open_study(sweep, sweep.read_search())
     for number, value in ((0, 1.0), (1, 3.0)):
@@ -272,10 +325,18 @@ def test_the_pruner_receives_every_report_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "grid"])
-def test_a_point_is_pruned_by_the_mean_of_its_seeds_and_with_all_of_them(tmp_path: Path, sampler: str) -> None:
-    points = [Point(number, number // 3, None if sampler == "tpe" else {"x": number // 3}, seed=number % 3)
-              for number in range(9)]  # fmt: skip
-    sweep, submission = make(tmp_path, points, sampler=sampler, prune="halving", space={"x": {"grid": [0, 1, 2]}})
+def test_a_point_is_pruned_by_the_mean_of_its_seeds_and_with_all_of_them(
+    tmp_path: Path, sampler: str
+) -> None:
+    points = [
+        Point(
+            number, number // 3, None if sampler == "tpe" else {"x": number // 3}, seed=number % 3
+        )
+        for number in range(9)
+    ]
+    sweep, submission = make(
+        tmp_path, points, sampler=sampler, prune="halving", space={"x": {"grid": [0, 1, 2]}}
+    )
     trials = {number: start(sweep, submission, number) for number in (0, 1, 2, 3, 4, 6)}
     # The first point has values 2 and 4: none of its seeds competes with another.
     assert [trials[0].record(2.0, 1), trials[1].record(4.0, 1)] == [False, False]
@@ -327,18 +388,25 @@ def test_single_trials_are_pruned_as_optuna_would(prune: str, after: int) -> Non
                 assert is_below_median(own, rivals, after=after) == decisions[-1]
             if decisions[-1]:
                 break
-        study.tell(trial, state=optuna.trial.TrialState.PRUNED if decisions[-1] else None,
-                   values=None if decisions[-1] else own[9])  # fmt: skip
+        study.tell(
+            trial,
+            state=optuna.trial.TrialState.PRUNED if decisions[-1] else None,
+            values=None if decisions[-1] else own[9],
+        )
         if prune == "halving" or not decisions[-1]:  # the median is that of finished ones
             rivals.append(own)
     assert 5 < sum(decisions) < len(decisions) - 5
 
 
-def test_an_unreadable_journal_does_not_end_a_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_journal_does_not_end_a_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep, submission = make(tmp_path, [Point(0, 0, {"x": 0})])
     trial = open_trial(sweep, submission, 0)
     reports = TrialReporter(
-        trial.path, trial={"prune": "median", "optuna": 5, "number": 0, "sweep": str(sweep.path)}, rank=0
+        trial.path,
+        trial={"prune": "median", "optuna": 5, "number": 0, "sweep": str(sweep.path)},
+        rank=0,
     )
     assert reports.record(1.0, 1) is False
     assert reports.record(2.0, 2) is False
@@ -348,7 +416,10 @@ def test_an_unreadable_journal_does_not_end_a_trial(tmp_path: Path, capsys: pyte
 
 
 def test_the_value_of_the_metric_is_selected() -> None:
-    plain, named = (TrialReporter(None, trial={}, rank=0), TrialReporter(None, trial={"metric": "loss"}, rank=0))
+    plain, named = (
+        TrialReporter(None, trial={}, rank=0),
+        TrialReporter(None, trial={"metric": "loss"}, rank=0),
+    )
     assert plain.select(1.0, {}) == plain.select(None, {"any": 1.0}) == 1.0
     assert named.select(None, {"loss": 2.0, "accuracy": 1.0}) == 2.0
     with pytest.raises(UsageError, match="metric is 'loss'"):

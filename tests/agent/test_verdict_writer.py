@@ -25,9 +25,13 @@ from tests.small_disk import fill, mount_small_disk
 IN_A_JOB = {"SLURM_JOB_ID": "7", "PACELINE_JOB_START": "7-1"}
 
 
-def head(run: RunFolder, environ: dict[str, str] | None = None, *, fixed_nodes: bool = False) -> VerdictWriter:
+def head(
+    run: RunFolder, environ: dict[str, str] | None = None, *, fixed_nodes: bool = False
+) -> VerdictWriter:
     launch_spec = LaunchSpec(run_id="r", program="train.py", args=[], fixed_nodes=fixed_nodes)
-    return VerdictWriter(run, launch_spec, environ=IN_A_JOB if environ is None else environ, say=print)
+    return VerdictWriter(
+        run, launch_spec, environ=IN_A_JOB if environ is None else environ, say=print
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,9 @@ def test_the_agent_decides_whether_to_requeue(
     head(run).write_verdict(verdict)
     assert read_verdict(run.job_start("7-1").verdict) == verdict
     file = run.job_start("7-1").requeue
-    assert (file.read_text() if file.exists() else None) == (None if requeue is None else requeue + "\n")
+    assert (file.read_text() if file.exists() else None) == (
+        None if requeue is None else requeue + "\n"
+    )
 
 
 def test_exclusions_requeue_a_failed_run_a_few_times_only(tmp_path: Path) -> None:
@@ -107,12 +113,15 @@ def test_a_run_that_the_user_keeps_out_of_the_queue_is_not_requeued(
     assert not run.requeues.exists()
 
 
-def test_no_limit_of_requeues_applies_to_a_run_that_the_user_keeps_out_of_the_queue(tmp_path: Path) -> None:
+def test_no_limit_of_requeues_applies_to_a_run_that_the_user_keeps_out_of_the_queue(
+    tmp_path: Path,
+) -> None:
     run = RunFolder(tmp_path)
     run.requeues.write_text(f"{time.time():.0f} 6-0\n")
     idle = BEFORE_THE_FIRST_STEP["the runtime stopped"]
     found = {
-        stop(run, number, idle, requeue=False, requeues_per_day=1) for number in range(MAX_STOPS_WITHOUT_PROGRESS + 1)
+        stop(run, number, idle, requeue=False, requeues_per_day=1)
+        for number in range(MAX_STOPS_WITHOUT_PROGRESS + 1)
     }
     assert found == {"stopped"}
 
@@ -124,7 +133,9 @@ def test_a_later_failure_takes_the_requeue_back(tmp_path: Path) -> None:
     assert not verdicts.job_start.requeue.exists()
 
 
-def test_the_verdict_is_written_even_if_requeue_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verdict_is_written_even_if_requeue_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     verdicts = head(RunFolder(tmp_path))
     verdicts.job_start.requeue.mkdir(parents=True)  # a folder in its path
     verdicts.write_verdict("stopped")
@@ -140,13 +151,17 @@ def stop(run: RunFolder, number: int, rank_exit: RankExit, **settings: Any) -> s
     attempt = run.attempt(number + 1)
     attempt.path.mkdir()
     outcome = Outcome("stopped", exits=[rank_exit], stop_requested=True)
-    verdicts.record_attempt(outcome, attempt, saved_before=verdicts.first_checkpoint, may_restart=True)
+    verdicts.record_attempt(
+        outcome, attempt, saved_before=verdicts.first_checkpoint, may_restart=True
+    )
     is_stopped = read_verdict(verdicts.job_start.verdict) == "stopped"
     assert verdicts.job_start.requeue.exists() is (is_stopped and launch_spec.requeue)
     return read_verdict(verdicts.job_start.verdict)
 
 
-def test_a_job_start_that_lost_its_claim_is_not_restarted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_start_that_lost_its_claim_is_not_restarted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = RunFolder(tmp_path)
     run.claims.mkdir()
     (run.claims / "1").symlink_to("7-0")
@@ -242,7 +257,9 @@ def test_killed_ranks_and_killed_head_agents_share_the_restarts(tmp_path: Path) 
     assert outcome.restart_delay is None
 
 
-def test_a_killed_head_agent_did_not_end_the_attempt_of_an_earlier_job_start(tmp_path: Path) -> None:
+def test_a_killed_head_agent_did_not_end_the_attempt_of_an_earlier_job_start(
+    tmp_path: Path,
+) -> None:
     run = RunFolder(tmp_path)
     begin(run, {**IN_A_JOB, "PACELINE_JOB_START": "7-0"}, 2)  # its node died
     verdicts = head(run)
@@ -252,7 +269,8 @@ def test_a_killed_head_agent_did_not_end_the_attempt_of_an_earlier_job_start(tmp
     assert not run.attempt(1).failure.exists()
 
 
-SAYS_SAVED = RankExit(0, 75, 0.0, SAVED_AND_STOPPED, 0, says_saved=True)  # a script without the runtime
+# a script without the runtime
+SAYS_SAVED = RankExit(0, 75, 0.0, SAVED_AND_STOPPED, 0, says_saved=True)
 BEFORE_THE_FIRST_STEP = {
     "the runtime stopped": RankExit(0, 0, 0.0, SAVED_AND_STOPPED, 0),
     "at the checkpoint": RankExit(0, 0, 0.0, SAVED_AND_STOPPED, 100),
@@ -260,9 +278,13 @@ BEFORE_THE_FIRST_STEP = {
 }
 
 
-@pytest.mark.parametrize("style", ["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"])
+@pytest.mark.parametrize(
+    "style", ["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
+)
 @pytest.mark.parametrize("when", BEFORE_THE_FIRST_STEP)
-def test_stops_before_the_first_step_end_in_every_style(tmp_path: Path, style: str, when: str) -> None:
+def test_stops_before_the_first_step_end_in_every_style(
+    tmp_path: Path, style: str, when: str
+) -> None:
     run = RunFolder(tmp_path)
     save(run, 100)
     found = [stop(run, number, BEFORE_THE_FIRST_STEP[when], style=style) for number in range(10)]

@@ -53,16 +53,24 @@ def test_pytest_and_git_do_not_see_the_runs(tmp_path: Path, paceline: Paceline) 
     ).stdout
     assert status.split() == ["??", "tests/", "??", "train.py"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, text=True, capture_output=True
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=folder,
+        text=True,
+        capture_output=True,
     )
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
     listed = paceline("ps", cwd=folder, check=True, PACELINE_SCRATCH="").stdout
     assert len(listed.splitlines()) == 2  # the heading and the run
 
 
-def test_a_typed_script_comes_first_and_other_commands_know_it_too(tmp_path: Path, paceline: Paceline) -> None:
+def test_a_typed_script_comes_first_and_other_commands_know_it_too(
+    tmp_path: Path, paceline: Paceline
+) -> None:
     folder = project(tmp_path / "project", '"train.py"')
-    assert "src/train.py ['--lr']" in paceline("run", "--nproc", "1", "src/train.py", "--lr", cwd=folder).stdout
+    assert (
+        "src/train.py ['--lr']"
+        in paceline("run", "--nproc", "1", "src/train.py", "--lr", cwd=folder).stdout
+    )
     shown = paceline("submit", "--dry-run", "--cpu", cwd=folder, check=True)
     assert "train.py" in shown.stdout
 

@@ -35,7 +35,9 @@ __main__.main()
 
 def test_a_command_that_lasts_frees_its_garbage() -> None:
     """Textual and asyncio leave cycles behind: without a collection, `paceline top` grows by 1 MB a minute."""
-    done = subprocess.run([sys.executable, "-c", GARBAGE], text=True, capture_output=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", GARBAGE], text=True, capture_output=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 150_000
 
@@ -52,7 +54,10 @@ def test_an_error_that_comes_from_ctrl_c_is_no_crash() -> None:
         except OSError as problem:
             return problem
 
-    for error in (wrapped(), ValueError('Error building "model" validator:\n  KeyboardInterrupt: ')):
+    for error in (
+        wrapped(),
+        ValueError('Error building "model" validator:\n  KeyboardInterrupt: '),
+    ):
         assert cli._code_of(error) == 130
     with pytest.raises(ValueError, match="another"):
         cli._code_of(ValueError("another"))
@@ -68,7 +73,9 @@ def dispatch(args):
 cli.dispatch = dispatch
 cli.main([])
 """
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], text=True, capture_output=True, timeout=120, cwd=tmp_path
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

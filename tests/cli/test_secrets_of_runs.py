@@ -27,13 +27,29 @@ def planted(tmp_path: Path) -> PlantedSecrets:
 
 @pytest.mark.parametrize("style", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_only_ranks_get_secrets(style: str, planted: PlantedSecrets, scratch: Path) -> None:
-    args = [sys.executable, "-m", "paceline", "run", "--nproc", "2", "--cpu", "--style", style, *planted.args]
+    args = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "--nproc",
+        "2",
+        "--cpu",
+        "--style",
+        style,
+        *planted.args,
+    ]
     environ = {**os.environ, "PACELINE_SCRATCH": str(scratch), **planted.variables}
     with watch_command_lines() as lines:
         process = subprocess.Popen(
-            args, cwd=planted.project, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            args,
+            cwd=planted.project,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         reports = [planted.project / f"report-{rank}.json" for rank in (0, 1)]
         deadline = time.monotonic() + 100
         while not all(path.exists() and path.read_text() for path in reports):
@@ -58,8 +74,12 @@ def test_only_ranks_get_secrets(style: str, planted: PlantedSecrets, scratch: Pa
     assert stat.S_IMODE(launch_spec.stat().st_mode) == 0o600
 
 
-def test_output_names_secrets_without_values(paceline: Paceline, planted: PlantedSecrets, scratch: Path) -> None:
-    done = paceline("run", "--dry-run", *planted.args, cwd=planted.project, check=True, **planted.variables)
+def test_output_names_secrets_without_values(
+    paceline: Paceline, planted: PlantedSecrets, scratch: Path
+) -> None:
+    done = paceline(
+        "run", "--dry-run", *planted.args, cwd=planted.project, check=True, **planted.variables
+    )
     assert "FROM_DOTENV (.env)" in done.stdout
     assert "WANDB_API_KEY (~/.netrc)" in done.stdout
     assert "NAMED_SECRET (your environment)" in done.stdout
@@ -75,7 +95,10 @@ def test_a_secret_file_readable_by_others_is_rejected(
     (planted.project / ".env").chmod(0o644)
     done = paceline("run", *planted.args, cwd=planted.project, **planted.variables)
     assert done.returncode == 1
-    assert ".env contains secrets, but others can read it: its mode is 0644, expected 0600." in done.stderr
+    assert (
+        ".env contains secrets, but others can read it: its mode is 0644, expected 0600."
+        in done.stderr
+    )
     assert f"chmod 600 {planted.project / '.env'}" in done.stderr
     assert not in_text(done.stdout + done.stderr, planted.values)
     assert not scratch.exists()
@@ -98,7 +121,9 @@ def test_variables_are_set_before_torch_is_imported(paceline: Paceline, tmp_path
     assert "early True EAGER" in done.stdout
 
 
-def test_a_resumed_run_reads_secrets_again(paceline: Paceline, tmp_path: Path, scratch: Path) -> None:
+def test_a_resumed_run_reads_secrets_again(
+    paceline: Paceline, tmp_path: Path, scratch: Path
+) -> None:
     (tmp_path / "paceline.toml").write_text('[environment]\nsecret_files = ["conf/keys.txt"]\n')
     (tmp_path / "train.py").write_text(
         "import os, sys\nprint('has', os.environ.get('FILED'), os.environ.get('A_KEY'), os.environ.get('PLAIN'))\n"
@@ -123,12 +148,25 @@ def test_a_resumed_run_reads_secrets_again(paceline: Paceline, tmp_path: Path, s
     assert (next(scratch.glob("*/*/*/code")) / "train.py").is_file()
 
 
-def test_secrets_as_arguments_stay_out_of_run_json(paceline: Paceline, tmp_path: Path, scratch: Path) -> None:
+def test_secrets_as_arguments_stay_out_of_run_json(
+    paceline: Paceline, tmp_path: Path, scratch: Path
+) -> None:
     (tmp_path / "train.py").write_text(
         "import sys; assert sys.argv[1:] == ['--api-key', 'hush-1', '--hf_token=hush-2', '--lr', '3']\n"
     )
     args = ["train.py", "--api-key", "hush-1", "--hf_token=hush-2", "--lr", "3"]
-    paceline("run", "--nproc", "1", "--cpu", "--style", "spawn", "--param", "api_key=hush-3", *args, check=True)
+    paceline(
+        "run",
+        "--nproc",
+        "1",
+        "--cpu",
+        "--style",
+        "spawn",
+        "--param",
+        "api_key=hush-3",
+        *args,
+        check=True,
+    )
     (path,) = scratch.glob("*/*/*/run.json")
     text = path.read_text()
     assert "hush" not in text
@@ -141,7 +179,9 @@ def test_secrets_as_arguments_stay_out_of_run_json(paceline: Paceline, tmp_path:
     assert "hush" not in shown
 
 
-def test_the_address_of_a_webhook_is_a_secret(paceline: Paceline, scratch: Path, tmp_path: Path) -> None:
+def test_the_address_of_a_webhook_is_a_secret(
+    paceline: Paceline, scratch: Path, tmp_path: Path
+) -> None:
     """A real run, to a real server: it gets the notification, and nothing shows its address."""
     with serve_webhook() as webhook:
         project = tmp_path / "project"
@@ -152,7 +192,9 @@ def test_the_address_of_a_webhook_is_a_secret(paceline: Paceline, scratch: Path,
         (project / ".env").chmod(0o600)
         with watch_command_lines() as lines:
             done = paceline("run", "--nproc", "1", "--cpu", "train.py", cwd=project, check=True)
-        assert [(sent["event"], sent["project"]) for sent in webhook.received] == [("done", "project")]
+        assert [(sent["event"], sent["project"]) for sent in webhook.received] == [
+            ("done", "project")
+        ]
         secret = {"CHAT_HOOK": webhook.address}
         assert not in_text(done.stdout + done.stderr, secret)
         assert not in_files(scratch, secret)

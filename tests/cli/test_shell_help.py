@@ -34,7 +34,9 @@ def complete(script: str, *words: str, cwd: str = "/") -> list[str]:
     """Press Tab after these words in bash."""
     array = " ".join(f"'{word}'" for word in words)
     asked = f"COMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; _paceline; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run(["bash", "-c", f"{script}\n{asked}"], cwd=cwd, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{asked}"], cwd=cwd, capture_output=True, text=True, check=True
+    )
     assert done.stderr == ""
     return done.stdout.split("\n")[:-1]
 
@@ -59,7 +61,11 @@ def test_options_after_the_script_are_its_own(script: str, tmp_path: Path) -> No
 def test_zsh_reads_its_script() -> None:
     if shutil.which("zsh") is None:
         pytest.skip("no zsh")
-    text = "autoload -U +X compinit && compinit -u -D\n" + printed("completion", "zsh") + "print $+functions[_paceline]"
+    text = (
+        "autoload -U +X compinit && compinit -u -D\n"
+        + printed("completion", "zsh")
+        + "print $+functions[_paceline]"
+    )
     done = subprocess.run(["zsh", "-f", "-c", text], capture_output=True, text=True)
     assert done.stdout.strip() == "1", done.stderr
 
@@ -69,11 +75,16 @@ def test_fish_completes_the_same(tmp_path: Path) -> None:
         pytest.skip("no fish")
     (tmp_path / "paceline.fish").write_text(printed("completion", "fish"))
     lines = ("su", "sandbox kill", "sandbox up --gpu", "submit --no-req", "run train.py --gp")
-    asked = "\n".join(["source paceline.fish", *(f"echo '>'; complete -C 'paceline {line}'" for line in lines)])
+    asked = "\n".join(
+        ["source paceline.fish", *(f"echo '>'; complete -C 'paceline {line}'" for line in lines)]
+    )
     done = subprocess.run(
-        ["fish", "--no-config", "-c", asked], cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        ["fish", "--no-config", "-c", asked],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert done.stderr == ""
     found = [sorted(part.split()) for part in done.stdout.split(">\n")[1:]]
     assert found == [["submit"], ["kill-node"], ["--gpu-type", "--gpus"], ["--no-requeue"], []]
@@ -93,7 +104,9 @@ def test_the_manual_page_is_clean_and_has_every_command_and_option() -> None:
             assert f"\\fB{escape(entry.names[0])}\\fR" in roff
     if shutil.which("groff") is None:
         pytest.skip("no groff to check the page with")
-    done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z"], input=roff, capture_output=True, text=True)
+    done = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", "-z"], input=roff, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

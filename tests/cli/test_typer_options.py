@@ -29,7 +29,14 @@ from paceline.spec.types_and_defaults import Tables
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
-MODULES = {"run": run, "submit": submit, "sweep": sweep, "doctor": doctor, "shell": shell, "env": env}
+MODULES = {
+    "run": run,
+    "submit": submit,
+    "sweep": sweep,
+    "doctor": doctor,
+    "shell": shell,
+    "env": env,
+}
 ALL = [option for group in TABLE.values() for option in group]
 TABLES = {name: field.annotation for name, field in Tables.model_fields.items()}
 
@@ -39,7 +46,9 @@ def keys() -> dict[str, Any]:
     found: dict[str, Any] = {"params": dict}
     for table, kind in TABLES.items():
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found |= {f"{table}.{key}": field.annotation for key, field in kind.model_fields.items()}
+            found |= {
+                f"{table}.{key}": field.annotation for key, field in kind.model_fields.items()
+            }
     return found
 
 
@@ -50,7 +59,11 @@ def typed(command: str, **values: Any) -> list[tuple[Option, Any]]:
 
 @pytest.mark.parametrize("key", keys())
 def test_every_key_has_a_flag(key: str) -> None:
-    assert [option.flags for option in ALL if option.key == key and (option.flags or key == "project.script")]
+    assert [
+        option.flags
+        for option in ALL
+        if option.key == key and (option.flags or key == "project.script")
+    ]
 
 
 @pytest.mark.parametrize("option", ALL, ids=lambda option: option.name)
@@ -81,7 +94,11 @@ def test_every_flag_is_declared_once(command: str) -> None:
 def flags_written_in(module: Any) -> list[str]:
     """The flags that a module gives to typer.Option."""
     tree = ast.parse(inspect.getsource(module))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option"]
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option"
+    ]
     texts = [arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)]
     return [str(text) for text in texts if str(text).startswith("-")]
 
@@ -101,13 +118,19 @@ def test_commands_fit_on_a_screen(module: Any) -> None:
         ("shell 1a2b --gpus 2", "--gpus applies to a new allocation, but 1a2b has one already"),
         ("shell 1a2b --cluster-profile none", "--cluster-profile applies to a new allocation"),
         ("shell --mail me", "--mail applies to `paceline submit`, not to `paceline shell`"),
-        ("env build --local --no-wait", "--no-wait cannot be combined with --local: it applies to a build in a job"),
+        (
+            "env build --local --no-wait",
+            "--no-wait cannot be combined with --local: it applies to a build in a job",
+        ),
         ("submit --first-timeout 5m train.py", "--first-timeout needs --first"),
         ("run --here train.py", "--here needs --resume"),
         ("sync 1a2b --all", "--all cannot be combined with a run (1a2b)"),
         ("logs --batch --timestamps", "no ranks, attempts or times"),
         ("inspect data --warm train.py", "--warm applies to `paceline run`"),
-        ("inspect data --profile 1:2 train.py", "--profile applies to `paceline run` and `paceline submit`"),
+        (
+            "inspect data --profile 1:2 train.py",
+            "--profile applies to `paceline run` and `paceline submit`",
+        ),
     ],
 )
 def test_an_option_that_would_do_nothing_is_an_error(line: str, message: str) -> None:
@@ -130,7 +153,10 @@ def test_missing_flags_set_nothing() -> None:
 
 def test_flags_are_named_as_typed() -> None:
     found = read_flags(
-        typed("submit", gpus="0", exclusive=True, check=False, data=["a"], env=["A=1", "B"], venv="x"), {"B": "2"}
+        typed(
+            "submit", gpus="0", exclusive=True, check=False, data=["a"], env=["A=1", "B"], venv="x"
+        ),
+        {"B": "2"},
     )
     assert [(flag.name, flag.key, flag.value) for flag in found] == [
         ("--gpus", "job.gpus_per_node", 0),
@@ -163,9 +189,10 @@ def test_contradictions_name_both_flags(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize("command", ["run", "submit", "sweep"])
 def test_restarts_are_attempts_after_the_first(command: str) -> None:
     assert [flag.value for flag in read_flags(typed(command, max_restarts="0"), {})] == [1]
-    assert [(flag.name, flag.key, flag.value) for flag in read_flags(typed(command, max_restarts="x"), {})] == [
-        ("--max-restarts", "resume.max_attempts", "x")
-    ]
+    assert [
+        (flag.name, flag.key, flag.value)
+        for flag in read_flags(typed(command, max_restarts="x"), {})
+    ] == [("--max-restarts", "resume.max_attempts", "x")]
     with pytest.raises(UsageError, match="Invalid --max-restarts -1: use at least 0"):
         read_flags(typed(command, max_restarts="-1"), {})
 
@@ -175,17 +202,35 @@ def test_invalid_numbers_are_left_to_validation() -> None:
     assert [flag.value for flag in read_flags([(nodes, "two")], {})] == ["two"]
 
 
-@pytest.mark.parametrize(("text", "value"), [(" 2", 2), ("+2 ", 2), ("-1", -1), ("\u0662", "\u0662"), ("2 3", "2 3")])
+@pytest.mark.parametrize(
+    ("text", "value"), [(" 2", 2), ("+2 ", 2), ("-1", -1), ("\u0662", "\u0662"), ("2 3", "2 3")]
+)
 def test_numbers_are_ascii_digits(text: str, value: object) -> None:
     assert [flag.value for flag in read_flags(typed("submit", nodes=text), {})] == [value]
 
 
 JOB_ONLY = [
-    "--image=x", "--conda=x", "--setup=x", "--load-module=x", "--bind=x", "--engine=x", "--engine-option=x",
-    "--purge-modules", "--no-purge-modules", "--module-path=x", "--requirements=x", "--constraints=x",
-    "--with-horovod", "--no-horovod", "--base-python=x", "--base-image=x", "--system-packages", "--proxies",
-    "--gpu-binding=one", "--mpirun-over=ranks",
-]  # fmt: skip
+    "--image=x",
+    "--conda=x",
+    "--setup=x",
+    "--load-module=x",
+    "--bind=x",
+    "--engine=x",
+    "--engine-option=x",
+    "--purge-modules",
+    "--no-purge-modules",
+    "--module-path=x",
+    "--requirements=x",
+    "--constraints=x",
+    "--with-horovod",
+    "--no-horovod",
+    "--base-python=x",
+    "--base-image=x",
+    "--system-packages",
+    "--proxies",
+    "--gpu-binding=one",
+    "--mpirun-over=ranks",
+]
 
 
 @pytest.mark.parametrize("arg", JOB_ONLY)
@@ -203,9 +248,20 @@ def test_typed_paths_are_right_in_a_job(paceline: Paceline, tmp_path: Path) -> N
     for name in ("train.py", "python3"):
         (inner / name).touch()
     (tmp_path / "paceline.toml").touch()
-    args = ["--image", "/torch.sif", "--load-module", "cuda", "--module-path", "modules", "--bind", "data:/data:ro"]
+    args = [
+        "--image",
+        "/torch.sif",
+        "--load-module",
+        "cuda",
+        "--module-path",
+        "modules",
+        "--bind",
+        "data:/data:ro",
+    ]
     for python, is_path in (("env/bin/python", True), ("python3", False)):
-        text = paceline("submit", "--dry-run", *args, "--python", python, "train.py", cwd=inner, check=True).stdout
+        text = paceline(
+            "submit", "--dry-run", *args, "--python", python, "train.py", cwd=inner, check=True
+        ).stdout
         for part in (f"module use {inner}/modules", f"--bind {inner}/data:/data:ro", python):
             assert part in text
         assert (f"{inner}/{python}" in text) == is_path
@@ -215,11 +271,22 @@ def test_short_forms_work_as_in_sbatch(paceline: Paceline, tmp_path: Path) -> No
     (tmp_path / "train.py").touch()
     short = ["-N", "2", "-t", "1-12", "-p", "gpu", "-A", "me", "-J", "mine", "--gpus-per-node", "4"]
     long = ["--nodes=2", "--time=36h", "--partition=gpu", "--account=me", "--name=mine", "--gpus=4"]
-    shown = [paceline("submit", "--dry-run", *args, "train.py", check=True).stdout for args in (short, long)]
+    shown = [
+        paceline("submit", "--dry-run", *args, "train.py", check=True).stdout
+        for args in (short, long)
+    ]
     lines = [{line for line in text.splitlines() if line.startswith("#SBATCH")} for text in shown]
-    for line in ("--nodes=2", "--time=1-12:00:00", "--partition=gpu", "--account=me", "--job-name=mine"):
+    for line in (
+        "--nodes=2",
+        "--time=1-12:00:00",
+        "--partition=gpu",
+        "--account=me",
+        "--job-name=mine",
+    ):
         assert f"#SBATCH {line}" in lines[0]
-    different = [line for line in lines[0] ^ lines[1] if "--output" not in line and "--chdir" not in line]
+    different = [
+        line for line in lines[0] ^ lines[1] if "--output" not in line and "--chdir" not in line
+    ]
     assert not different
 
 
@@ -254,7 +321,9 @@ def test_help_shows_groups_and_examples(paceline: Paceline) -> None:
         "-A, --account",
         "-J, --name",
     ]
-    assert [resources.index(flags) for flags in first] == sorted(resources.index(flags) for flags in first)
+    assert [resources.index(flags) for flags in first] == sorted(
+        resources.index(flags) for flags in first
+    )
     assert "GPUs per node (not in total" in resources
     assert text.index("Examples:") > positions[-1]
 
@@ -268,16 +337,32 @@ def test_the_scratch_flag_wins(paceline: Paceline, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "ours"),
     {
-        "--gpu": "--gpus", "--ranks": "--nproc", "--mem": "--mem-per-node", "--gres": "--gpus", "--ntasks": "--nproc",
-        "--ntasks-per-node": "--nproc", "--cpus-per-task": "--cpus-per-gpu", "--job-name": "--name",
-        "--container-image": "--image", "--modules": "--load-module", "--nnodes": "--nodes",
-        "--nproc-per-node": "--nproc", "--nproc_per_node": "--nproc", "--max_restarts": "--max-restarts",
+        "--gpu": "--gpus",
+        "--ranks": "--nproc",
+        "--mem": "--mem-per-node",
+        "--gres": "--gpus",
+        "--ntasks": "--nproc",
+        "--ntasks-per-node": "--nproc",
+        "--cpus-per-task": "--cpus-per-gpu",
+        "--job-name": "--name",
+        "--container-image": "--image",
+        "--modules": "--load-module",
+        "--nnodes": "--nodes",
+        "--nproc-per-node": "--nproc",
+        "--nproc_per_node": "--nproc",
+        "--max_restarts": "--max-restarts",
         "--retries": "--max-attempts",
-        "--log_dir": "--scratch", "--every-seconds": "--save-every-seconds", "--no_wandb": "--no-wandb",
-        "--partiton": "--partition", "-n": "--nproc", "-c": "--cpus-per-gpu", "-q": "--qos", "-G": "--gpus",
+        "--log_dir": "--scratch",
+        "--every-seconds": "--save-every-seconds",
+        "--no_wandb": "--no-wandb",
+        "--partiton": "--partition",
+        "-n": "--nproc",
+        "-c": "--cpus-per-gpu",
+        "-q": "--qos",
+        "-G": "--gpus",
         "-w": "--nodelist",
     }.items(),
-)  # fmt: skip
+)
 def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
     with pytest.raises(UsageError) as error:
         dispatch(["submit", typed, "1", "train.py"])
@@ -305,14 +390,34 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
             "`paceline run` starts one rank per GPU. For 1 rank, use --nproc 1; to choose the GPU, set"
             " CUDA_VISIBLE_DEVICES=0.",
         ),
-        ("run -n 4 t.py", "Unknown option -n. Did you mean --nproc?", "It counts the ranks of each node"),
-        ("submit -G4 t.py", "Unknown option -G. Did you mean --gpus?", "It counts the GPUs of each node"),
+        (
+            "run -n 4 t.py",
+            "Unknown option -n. Did you mean --nproc?",
+            "It counts the ranks of each node",
+        ),
+        (
+            "submit -G4 t.py",
+            "Unknown option -G. Did you mean --gpus?",
+            "It counts the GPUs of each node",
+        ),
         ("submit --array=1-4 t.py", "Unknown option --array.", "Use `paceline sweep`"),
-        ("submit --gpus-per-node=a100:4 FILE", 'Invalid --gpus-per-node "a100:4": use a whole number.', "For a type"),
+        (
+            "submit --gpus-per-node=a100:4 FILE",
+            'Invalid --gpus-per-node "a100:4": use a whole number.',
+            "For a type",
+        ),
         ("submit --gpus x FILE", 'Invalid --gpus "x": use a whole number.', ""),
         ("run --env =x FILE", "--env has no name before the =.", "Type it as --env NAME=VALUE."),
-        ("run --env --x FILE", "--env needs a value, but --x follows it.", "Type it as --env NAME=VALUE."),
-        ("run --notify-on foo FILE", 'Invalid --notify-on "foo": use any of done, failed, stopped, requeued,', ""),
+        (
+            "run --env --x FILE",
+            "--env needs a value, but --x follows it.",
+            "Type it as --env NAME=VALUE.",
+        ),
+        (
+            "run --notify-on foo FILE",
+            'Invalid --notify-on "foo": use any of done, failed, stopped, requeued,',
+            "",
+        ),
         ("ui --port x", 'Invalid --port "x": use a whole number.', "See"),
         ("ui --port=99999999", 'Invalid --port "99999999": use at most 65535.', "See"),
         ("export --step x", 'Invalid --step "x": use a whole number.', "See"),
@@ -320,17 +425,35 @@ def test_unknown_options_suggest_what_was_meant(typed: str, ours: str) -> None:
         ("ps -n-1", 'Invalid -n "-1": use at least 1.', "See"),
         ("sandbox upp", "Unknown command 'upp'. Did you mean 'up'?", "See"),
         ("--nodes 2 run t.py", "--nodes must follow the command.", "Type: paceline run --nodes"),
-        ("run --lr 0.1 t.py", "Unknown option --lr.", "Options of your script go after it: paceline run train.py --lr"),
-        ("run --max_restarts 1 t.py", "Unknown option --max_restarts. Did you mean --max-restarts?", "See"),
+        (
+            "run --lr 0.1 t.py",
+            "Unknown option --lr.",
+            "Options of your script go after it: paceline run train.py --lr",
+        ),
+        (
+            "run --max_restarts 1 t.py",
+            "Unknown option --max_restarts. Did you mean --max-restarts?",
+            "See",
+        ),
         ("logs --ranks 1", "Unknown option --ranks. Did you mean --rank?", "See"),
-        ("run --name --dry-run t.py", "--name needs a value, but --dry-run follows it.", "Type it as --name NAME."),
-        ("submit -p --dry-run t.py", "--partition needs a value, but --dry-run follows it.", "Type it as --partition"),
+        (
+            "run --name --dry-run t.py",
+            "--name needs a value, but --dry-run follows it.",
+            "Type it as --name NAME.",
+        ),
+        (
+            "submit -p --dry-run t.py",
+            "--partition needs a value, but --dry-run follows it.",
+            "Type it as --partition",
+        ),
     ],
 )
 def test_options_in_the_wrong_place_are_explained(command: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as error:
         dispatch([__file__ if word == "FILE" else word for word in command.split()])
-    assert error.value.message == message or (message.endswith(",") and error.value.message.startswith(message))
+    assert error.value.message == message or (
+        message.endswith(",") and error.value.message.startswith(message)
+    )
     assert error.value.hint.startswith(hint)
 
 
@@ -345,10 +468,18 @@ def test_a_wrong_venv_is_a_usage_error(tmp_path: Path) -> None:
         dispatch(["run", "--venv", str(tmp_path / "nope"), __file__])
 
 
-@pytest.mark.parametrize("command", ["run", "ps", "sweep", "sweep show", "env build", "data", "reference"])
-def test_there_is_help_by_every_usual_name(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command", ["run", "ps", "sweep", "sweep show", "env build", "data", "reference"]
+)
+def test_there_is_help_by_every_usual_name(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = []
-    for typed in ([*command.split(), "--help"], [*command.split(), "-h"], ["help", *command.split()]):
+    for typed in (
+        [*command.split(), "--help"],
+        [*command.split(), "-h"],
+        ["help", *command.split()],
+    ):
         dispatch(typed)
         texts.append(capsys.readouterr().out)
     assert texts[0].startswith(f"Usage: paceline {command} ")
@@ -376,7 +507,19 @@ def test_help_shows_how_to_type_a_command(paceline: Paceline, command: str, usag
 
 
 @pytest.mark.parametrize(
-    "words", ["run", "submit", "sweep", "show", "logs", "prove", "inspect data", "doctor", "shell", "env build"]
+    "words",
+    [
+        "run",
+        "submit",
+        "sweep",
+        "show",
+        "logs",
+        "prove",
+        "inspect data",
+        "doctor",
+        "shell",
+        "env build",
+    ],
 )
 def test_help_in_a_pipe_fits_80_columns(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -391,14 +534,20 @@ def test_help_in_a_pipe_fits_80_columns(
 
 
 ARGUMENTS = (
-    [], ["train.py"], ["--cpu", "--nproc", "2", "train.py", "--lr", "1"], ["-m", "a.b"],
-    ["--preload", "a", "--preload", "b"], ["--no-snapshot", "--env", "A=1", "x.py"],
-)  # fmt: skip
+    [],
+    ["train.py"],
+    ["--cpu", "--nproc", "2", "train.py", "--lr", "1"],
+    ["-m", "a.b"],
+    ["--preload", "a", "--preload", "b"],
+    ["--no-snapshot", "--env", "A=1", "x.py"],
+)
 
 
 @pytest.mark.parametrize("args", ARGUMENTS, ids=" ".join)
 @pytest.mark.parametrize("command", ["run", "submit", "doctor"])
-def test_options_that_are_not_typed_have_the_value_that_typer_gives_them(command: str, args: list[str]) -> None:
+def test_options_that_are_not_typed_have_the_value_that_typer_gives_them(
+    command: str, args: list[str]
+) -> None:
     parser = get_command(single_command(MODULES[command].command))
 
     def parse(parse_args: Callable[..., list[str]]) -> dict[str, Any]:
@@ -409,7 +558,9 @@ def test_options_that_are_not_typed_have_the_value_that_typer_gives_them(command
 
     ours, typers = parse(GroupedCommand.parse_args), parse(TyperCommand.parse_args)
     assert ours.keys() == typers.keys()
-    assert {name: value or None for name, value in ours.items()} == {k: value or None for k, value in typers.items()}
+    assert {name: value or None for name, value in ours.items()} == {
+        k: value or None for k, value in typers.items()
+    }
 
 
 def test_plugins_of_pydantic_are_disabled_for_our_tables_alone() -> None:
@@ -443,7 +594,11 @@ def test_a_run_does_not_look_for_plugins_of_pydantic(tmp_path: Path) -> None:
     ("command", "arg", "expected"),
     [
         ("submit", "--warm", "--warm applies to `paceline run`, not to `paceline submit`."),
-        ("prove", "--nproc", "--nproc applies to `paceline run` and `paceline submit`, not to `paceline prove`."),
+        (
+            "prove",
+            "--nproc",
+            "--nproc applies to `paceline run` and `paceline submit`, not to `paceline prove`.",
+        ),
     ],
 )
 def test_options_of_another_command_are_named(command: str, arg: str, expected: str) -> None:
@@ -458,4 +613,8 @@ def test_help_says_what_applies_to_the_command(capsys: pytest.CaptureFixture[str
         dispatch([name, "--help"])
         shown[name] = capsys.readouterr().out
     assert "--cpu" in shown["shell"]
-    assert ["nodes to simulate on this machine" in shown[name] for name in shown] == [True, False, False]
+    assert ["nodes to simulate on this machine" in shown[name] for name in shown] == [
+        True,
+        False,
+        False,
+    ]

@@ -25,15 +25,26 @@ def test_expand(text: str, hosts: list[str]) -> None:
     assert expand(text) == hosts
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[1]]", "n[[1]]", "n[]", "n[1-999999999]"])
+@pytest.mark.parametrize(
+    "text", ["n[1-", "n[3-1]", "n[a-b]", "n[1]]", "n[[1]]", "n[]", "n[1-999999999]"]
+)
 def test_invalid_host_lists_are_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="Invalid host list") as caught:
         expand(text)
-    assert caught.value.message == f"Invalid host list {text!r}: use names and ranges such as gpu[01-04,7],big1."
+    assert (
+        caught.value.message
+        == f"Invalid host list {text!r}: use names and ranges such as gpu[01-04,7],big1."
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["n[1-999][1-999]", "[1-65536]" * 400, f"n[{'1-65536,' * 400}1]", ",".join(["n[1-65536]"] * 400)]
+    "text",
+    [
+        "n[1-999][1-999]",
+        "[1-65536]" * 400,
+        f"n[{'1-65536,' * 400}1]",
+        ",".join(["n[1-65536]"] * 400),
+    ],
 )
 def test_a_list_of_too_many_hosts_takes_no_memory(text: str) -> None:
     tracemalloc.start()

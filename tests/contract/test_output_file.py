@@ -80,7 +80,10 @@ def test_standard_output_is_a_place_to_write_to(tmp_path: Path, to_file: bool) -
     path = tmp_path / "out"
     with path.open("wb") as file:
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, stdout=file if to_file else subprocess.PIPE, check=True
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            stdout=file if to_file else subprocess.PIPE,
+            check=True,
         )
     assert (path.read_bytes() if to_file else done.stdout) == b"before\ntext\nafter True\n"
     assert (tmp_path / "link").is_symlink()

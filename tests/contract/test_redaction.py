@@ -114,13 +114,25 @@ def test_only_the_secret_of_a_text_is_hidden() -> None:
         "export A=1 MY_TOKEN='***' B=2\nfoo --token=*** -v"
     )
     assert redact_text('{"api_key": "x", "lr": 1}') == '{"api_key": "***", "lr": 1}'
-    assert redact_args(["git+https://a:b@git.example.org/m.git@v1"]) == ["git+https://***@git.example.org/m.git@v1"]
+    assert redact_args(["git+https://a:b@git.example.org/m.git@v1"]) == [
+        "git+https://***@git.example.org/m.git@v1"
+    ]
 
 
 def test_secrets_in_parameters_and_variables_are_hidden() -> None:
-    values = {"lr": 0.1, "api_keys": ["x", "y"], "db": {"url": "postgres://u:p@q@h/db"}, "name": "ann", "pass": "3"}
+    values = {
+        "lr": 0.1,
+        "api_keys": ["x", "y"],
+        "db": {"url": "postgres://u:p@q@h/db"},
+        "name": "ann",
+        "pass": "3",
+    }
     assert redact_values(values) == {
-        "lr": 0.1, "api_keys": ["***", "***"], "db": {"url": "postgres://***@h/db"}, "name": "ann", "pass": "3",
-    }  # fmt: skip
+        "lr": 0.1,
+        "api_keys": ["***", "***"],
+        "db": {"url": "postgres://***@h/db"},
+        "name": "ann",
+        "pass": "3",
+    }
     assert redact("PWD", "/home/ann") == "/home/ann"
     assert redact("DB_PASS", "x") == REDACTED

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from paceline.contract import run_folder
-from paceline.contract.run_folder import RESERVED_BYTES, RunFolder, reserve, write_atomically, write_reserved
+from paceline.contract.run_folder import (
+    RESERVED_BYTES,
+    RunFolder,
+    reserve,
+    write_atomically,
+    write_reserved,
+)
 from tests.small_disk import fill, mount_small_disk
 
 
@@ -66,7 +72,9 @@ def test_a_file_server_that_hiccups_has_not_taken_over(
     assert run.successor("7-0") == successor
 
 
-def test_a_link_at_the_temporary_name_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_at_the_temporary_name_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     precious = tmp_path / "precious"
     precious.write_text("weights")
     (tmp_path / f".cancelled.{os.getpid()}.partial").symlink_to(precious)

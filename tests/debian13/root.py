@@ -21,9 +21,20 @@ SUITE = "trixie"
 # Debian's own torch: 2.6 is the oldest that Paceline works with.
 IN_THE_IMAGE = ["python3", "python3-torch", "python3-numpy"]
 IN_THE_ROOT = [
-    "slurmctld", "slurmd", "slurm-client", "munge", "slurm-wlm-basic-plugins", "iproute2", "openmpi-bin",
-    "python3-pydantic", "python3-typer", "python3-rich", "python3-psutil", "python3-pytest", "python3-pytest-timeout",
-]  # fmt: skip
+    "slurmctld",
+    "slurmd",
+    "slurm-client",
+    "munge",
+    "slurm-wlm-basic-plugins",
+    "iproute2",
+    "openmpi-bin",
+    "python3-pydantic",
+    "python3-typer",
+    "python3-rich",
+    "python3-psutil",
+    "python3-pytest",
+    "python3-pytest-timeout",
+]
 CONTAINERS, CONTAINERS_SUITE = ["apptainer"], "sid"  # no release of Debian has it
 NEEDED = ["debootstrap", "apt-get", "unshare", "pivot_root", "mount"]
 
@@ -86,8 +97,12 @@ def _make(made: Root) -> None:
     _install(made.system, IN_THE_ROOT)
     # Only this package is from elsewhere; its dependencies are from this release.
     apt = made.system / "etc/apt"
-    (apt / "sources.list.d/other.list").write_text(f"deb [check-valid-until=no] {mirror} {CONTAINERS_SUITE} main\n")
-    (apt / "preferences.d/other").write_text(f"Package: *\nPin: release n={CONTAINERS_SUITE}\nPin-Priority: 50\n")
+    (apt / "sources.list.d/other.list").write_text(
+        f"deb [check-valid-until=no] {mirror} {CONTAINERS_SUITE} main\n"
+    )
+    (apt / "preferences.d/other").write_text(
+        f"Package: *\nPin: release n={CONTAINERS_SUITE}\nPin-Priority: 50\n"
+    )
     _call("chroot", str(made.system), "apt-get", "update", "-q")
     _install(made.system, CONTAINERS)
     # Root of a virtual machine or an outer container may lack some of the powers that the engine would hand on.
@@ -109,12 +124,16 @@ def _let_torchrun_work(image: Path) -> None:
     }.items():
         text = (distributed / name).read_text(encoding="utf-8")
         assert args in text, f"{name} is not as it was"
-        (distributed / name).write_text(text.replace(args, f"{args} use_libuv=False,"), encoding="utf-8")
+        (distributed / name).write_text(
+            text.replace(args, f"{args} use_libuv=False,"), encoding="utf-8"
+        )
 
 
 def _mirror() -> str:
     """Where this machine's own packages come from."""
-    targets = _call("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main")
+    targets = _call(
+        "apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main"
+    )
     mirrors = [line for line in targets.splitlines() if line.rstrip("/").endswith("/debian")]
     if not mirrors:
         raise CannotMake("apt knows no mirror of Debian")
@@ -122,7 +141,16 @@ def _mirror() -> str:
 
 
 def _install(folder: Path, packages: list[str]) -> None:
-    _call("chroot", str(folder), "apt-get", "install", "-y", "-q", "--no-install-recommends", *packages)
+    _call(
+        "chroot",
+        str(folder),
+        "apt-get",
+        "install",
+        "-y",
+        "-q",
+        "--no-install-recommends",
+        *packages,
+    )
     _call("chroot", str(folder), "apt-get", "clean")
 
 

@@ -18,7 +18,11 @@ ON_THE_NEWER_SLURM = {
     "submit": ["tests/slurm/test_submit.py"],
     "styles": ["tests/slurm/test_styles.py", "-k", "two_nodes"],
     "requeue": ["tests/slurm/test_requeue.py"],
-    "faults": ["tests/slurm/test_faults.py", "-k", "test_time_limit or cancelled or array or test_preempted"],
+    "faults": [
+        "tests/slurm/test_faults.py",
+        "-k",
+        "test_time_limit or cancelled or array or test_preempted",
+    ],
 }
 IN_CONTAINERS = {
     "styles": ["tests/debian13/inside/test_containers.py"],
@@ -39,9 +43,21 @@ def passes_inside(root: Root, *args: str) -> None:
     """Run pytest in the root; every test that is chosen must have been run, and have passed."""
     done = subprocess.run(
         # Not below /tmp, which container engines mount by default.
-        root.command("python3", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--basetemp=/mnt/work", *args),
-        text=True, capture_output=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        root.command(
+            "python3",
+            "-m",
+            "pytest",
+            "-q",
+            "-rs",
+            "-p",
+            "no:cacheprovider",
+            "--basetemp=/mnt/work",
+            *args,
+        ),
+        text=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+    )
     output = f"{done.stdout[-20000:]}\n{done.stderr[-5000:]}"
     assert done.returncode == 0, output
     assert "skipped" not in done.stdout, output

@@ -26,7 +26,9 @@ def start(command: str, out: IO[bytes]) -> int:
     """Run a command to its end, and return its exit code."""
     command = COMMENT.sub("", command)
     if SHELL.search(command) or not command.startswith("paceline "):
-        return subprocess.run(["bash", "-c", command], stdout=out, stderr=out, stdin=subprocess.DEVNULL).returncode
+        return subprocess.run(
+            ["bash", "-c", command], stdout=out, stderr=out, stdin=subprocess.DEVNULL
+        ).returncode
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

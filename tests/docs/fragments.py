@@ -10,12 +10,20 @@ from tests.docs.pages import Block
 # Blocks that other tests execute, by something in them.
 TESTED_ELSEWHERE = {
     # tests/docs/test_python.py
-    "sched = torch.optim.lr_scheduler.StepLR(opt, 1000)", "critic_opt", "weight=(targets", "def closure",
-    "configurator.py", "parallelize=split", 'torch.device("meta")', "class Patience", "model.body",
+    "sched = torch.optim.lr_scheduler.StepLR(opt, 1000)",
+    "critic_opt",
+    "weight=(targets",
+    "def closure",
+    "configurator.py",
+    "parallelize=split",
+    'torch.device("meta")',
+    "class Patience",
+    "model.body",
     "Sandbox.up(",  # tests/docs/test_commands.py
-    "save_on_exception=True", "enable_jit_checkpoint=True",  # tests/examples: lightning, hf_trainer
+    "save_on_exception=True",
+    "enable_jit_checkpoint=True",  # tests/examples: lightning, hf_trainer
     "dist.HashStore()",  # tests/guests/test_exit_paths.py
-}  # fmt: skip
+}
 
 CONTEXT = """
 import os
@@ -78,17 +86,33 @@ class Fragment:
     cpu: bool = False  # whether its own session needs to be told to use the CPU
 
     def to_script(self, text: str) -> str:
-        text = text.replace("paceline.session(", 'paceline.session(cpu=True, folder="run", ') if self.cpu else text
+        text = (
+            text.replace("paceline.session(", 'paceline.session(cpu=True, folder="run", ')
+            if self.cpu
+            else text
+        )
         return self.before + textwrap.dedent(text) + self.after
 
 
 FRAGMENTS = (
-    Fragment("batch_size=512)   # the GLOBAL batch size", CONTEXT.replace("randn(300", "randn(1024"), cpu=True),
-    Fragment("loader = run.loader(train, batch_size=512)", CONTEXT.replace("randn(300", "randn(1024"), cpu=True),
+    Fragment(
+        "batch_size=512)   # the GLOBAL batch size",
+        CONTEXT.replace("randn(300", "randn(1024"),
+        cpu=True,
+    ),
+    Fragment(
+        "loader = run.loader(train, batch_size=512)",
+        CONTEXT.replace("randn(300", "randn(1024"),
+        cpu=True,
+    ),
     Fragment("step = run.capture(step)"),
     Fragment("paceline.transformer_flops(model, layers=12"),
     Fragment("class Totals:"),
-    Fragment("while run.step < max_iters:\n    ...", CONTEXT + STARTED + "max_iters = 3\n", "assert run.step == 3\n"),
+    Fragment(
+        "while run.step < max_iters:\n    ...",
+        CONTEXT + STARTED + "max_iters = 3\n",
+        "assert run.step == 3\n",
+    ),
     Fragment('per_rank={"buffer": buffer}', CONTEXT + STARTED + BUFFER),
     Fragment("OneCycleLR(opt", CONTEXT + STARTED + "epochs = 2\n"),
     Fragment("run.log(perplexity=", CONTEXT + STARTED + TOKENS),
@@ -100,8 +124,12 @@ FRAGMENTS = (
     Fragment("class Printer:", "", cpu=True),
     Fragment('ImageFolder(os.environ["PACELINE_DATA"]', FOLDER, "assert images == '/x/imagenet'\n"),
     Fragment("wds.WebDataset(urls", CONTEXT + STARTED + SHARDS),
-    Fragment("def augment(images, labels, random):", CONTEXT + STARTED + IMAGES, "next(iter(run.steps(loader)))\n"),
-)  # fmt: skip
+    Fragment(
+        "def augment(images, labels, random):",
+        CONTEXT + STARTED + IMAGES,
+        "next(iter(run.steps(loader)))\n",
+    ),
+)
 
 
 def fragment_of(block: Block) -> Fragment | None:

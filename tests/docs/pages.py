@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GENERATED = "docs/reference/"  # signatures and examples of keys, compared with the code by tests/cli/reference
+# signatures and examples of keys, compared with the code by tests/cli/reference
+GENERATED = "docs/reference/"
 FENCE = re.compile(r"^( *)(```+)([^\n]*)\n(.*?)^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
@@ -29,7 +30,11 @@ class Block:
         lines = self.text.splitlines()
         if self.language == "console":
             return [line[2:] for line in lines if line.startswith("$ ")]
-        return [line for line in lines if line.strip() and not line.startswith("#")] if self.language == "sh" else []
+        return (
+            [line for line in lines if line.strip() and not line.startswith("#")]
+            if self.language == "sh"
+            else []
+        )
 
     def dialogue(self) -> Iterator[tuple[str, list[str]]]:
         """Yield each command of a console block with the output that the page shows."""

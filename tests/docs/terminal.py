@@ -25,22 +25,32 @@ class Terminal:
 
     def __init__(self, cwd: Path, environment: dict[str, str]) -> None:
         self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, b"\x28\x00\x78\x00" + b"\x00" * 4)  # 40 lines of 120 columns
+        # 40 lines of 120 columns
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, b"\x28\x00\x78\x00" + b"\x00" * 4)
         self.process = subprocess.Popen(
-            ["bash", "--noprofile", "--norc", "--noediting", "-i"], cwd=cwd, env={**environment, "PS1": ""},
-            stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            ["bash", "--noprofile", "--norc", "--noediting", "-i"],
+            cwd=cwd,
+            env={**environment, "PS1": ""},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - its terminal
-        )  # fmt: skip
+        )
         os.close(slave)
         self.type("stty -echo; PS1= PS2= PROMPT_COMMAND='echo @@$?@@'")
 
-    def type(self, command: str, *, interrupt_after: str = "", timeout: float = 300) -> tuple[str, int]:
+    def type(
+        self, command: str, *, interrupt_after: str = "", timeout: float = 300
+    ) -> tuple[str, int]:
         """Run a command, and return output and exit code. Press Ctrl-C after a line like `interrupt_after`."""
         os.write(self.master, f"{command}\n".encode())
         seen, deadline = "", time.monotonic() + timeout
         while not (end := ENDED.search(seen)):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{command} has not ended after {timeout} s:\n{plain(seen)[-4000:]}")
+                raise TimeoutError(
+                    f"{command} has not ended after {timeout} s:\n{plain(seen)[-4000:]}"
+                )
             if select.select([self.master], [], [], 1.0)[0]:
                 seen += os.read(self.master, 65536).decode(errors="replace")
             if interrupt_after and first_missing([interrupt_after], plain(seen)) is None:
@@ -67,7 +77,8 @@ def first_missing(shown: Sequence[str], output: str) -> str | None:
 
     Words with a digit, paths and bars may be others, and so may the names of the machine and of the sandbox's network.
     """
-    lines = [line.removeprefix("^C") for line in output.splitlines()]  # which a terminal prints at the cursor
+    # which a terminal prints at the cursor
+    lines = [line.removeprefix("^C") for line in output.splitlines()]
     rest = [" ".join(DURATION.sub("0s", line).split()) for line in lines]
     for line in shown:
         if line.strip() in ("", "...", "…"):

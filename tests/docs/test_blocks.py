@@ -35,21 +35,31 @@ def of(*languages: str) -> list[Any]:
 
 
 def test_every_block_says_what_it_is() -> None:
-    unknown = [f"{block}: {block.language!r}" for block in BLOCKS if block.language not in LANGUAGES]
+    unknown = [
+        f"{block}: {block.language!r}" for block in BLOCKS if block.language not in LANGUAGES
+    ]
     assert unknown == [], f"these blocks need a language of {sorted(LANGUAGES)}"
     assert len(BLOCKS) > 150
 
 
 def test_console_blocks_begin_with_a_command() -> None:
-    assert [str(block) for block in BLOCKS if block.language == "console" and not block.text.startswith("$ ")] == []
+    assert [
+        str(block)
+        for block in BLOCKS
+        if block.language == "console" and not block.text.startswith("$ ")
+    ] == []
 
 
 def test_every_command_is_executed_by_a_test() -> None:
     missing = [
-        f"{block}: {command}" for block in BLOCKS for command in block.commands
+        f"{block}: {command}"
+        for block in BLOCKS
+        for command in block.commands
         if not is_executed(block, command) and not command.startswith(tuple(ELSEWHERE))
-    ]  # fmt: skip
-    assert missing == [], "execute these in tests/docs/test_commands.py, or name the test that does in commands.py"
+    ]
+    assert missing == [], (
+        "execute these in tests/docs/test_commands.py, or name the test that does in commands.py"
+    )
     for start, (file, words) in ELSEWHERE.items():
         text = "".join(path.read_text(encoding="utf-8") for path in _files(file))
         assert words in text, f"{file} does not execute `{start}`"
@@ -102,14 +112,22 @@ def test_toml_has_only_known_keys(block: Block, tmp_path: Path) -> None:
     tables = list(read.pop("profiles", {}).values())
     own = {name: table for name, table in read.items() if name in Tables.model_fields}
     for each in (own, *tables):
-        Tables.model_validate({name: table for name, table in each.items() if isinstance(table, dict)})
+        Tables.model_validate(
+            {name: table for name, table in each.items() if isinstance(table, dict)}
+        )
     hosts = [table for name, table in read.items() if name not in own]
-    assert all(set(table) <= {"host", "python", "setup"} for table in hosts), "not a table of clusters.toml"
+    assert all(set(table) <= {"host", "python", "setup"} for table in hosts), (
+        "not a table of clusters.toml"
+    )
 
 
 @pytest.mark.parametrize("block", of("json", "dotenv"))
 def test_data_is_readable(block: Block) -> None:
-    assert json.loads(block.text) if block.language == "json" else parse_dotenv(block.text, where=str(block))
+    assert (
+        json.loads(block.text)
+        if block.language == "json"
+        else parse_dotenv(block.text, where=str(block))
+    )
 
 
 def test_every_python_block_is_executed_by_a_test() -> None:
@@ -125,7 +143,9 @@ def test_files_that_readers_save_are_whole_programs() -> None:
     for block in BLOCKS:
         if block.title.endswith(".py"):
             assert "import" in block.text
-            assert any(block.title in command for each in blocks(block.page) for command in each.commands), block
+            assert any(
+                block.title in command for each in blocks(block.page) for command in each.commands
+            ), block
 
 
 EXTRA = re.compile(r"(?:paceline|\.)\[([\w,]+)\]")
@@ -134,9 +154,15 @@ EXTRA = re.compile(r"(?:paceline|\.)\[([\w,]+)\]")
 def test_extras_of_pip_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for page in pages():
-        for extras in EXTRA.findall(" ".join(shlex.join(each.split()) for each in _pip_lines(page))):
+        for extras in EXTRA.findall(
+            " ".join(shlex.join(each.split()) for each in _pip_lines(page))
+        ):
             assert set(extras.split(",")) <= set(project["optional-dependencies"]), page
 
 
 def _pip_lines(page: str) -> list[str]:
-    return [line for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if "pip install" in line]
+    return [
+        line
+        for line in (ROOT / page).read_text(encoding="utf-8").splitlines()
+        if "pip install" in line
+    ]

@@ -48,7 +48,8 @@ eval "$(paceline sandbox env)"
 export PYTHONPATH="$PYTHONPATH:{ROOT}"
 python -m tests.docs.forked_commands
 """
-MAY_EXIT_WITH_1 = ("paceline doctor", "paceline sync", "paceline clean", "paceline logs --grep")  # they found something
+# they found something
+MAY_EXIT_WITH_1 = ("paceline doctor", "paceline sync", "paceline clean", "paceline logs --grep")
 
 
 @pytest.fixture
@@ -65,7 +66,9 @@ def make_project(folder: Path) -> None:
         "train.py": found["train.py"].replace("parse_args()", "parse_known_args()[0]"),
         "digits.toml": SEARCH,
         "sweep.toml": next(block.text for block in sweeps if block.language == "toml"),
-        "experiment_configurations.txt": next(block.text for block in sweeps if block.text.startswith("# one command")),
+        "experiment_configurations.txt": next(
+            block.text for block in sweeps if block.text.startswith("# one command")
+        ),
         "requirements.txt": "numpy\n",
         "requirements.lock": "numpy==2.0.0\n",
         "pyproject.toml": '[project]\nname = "spirals"\nversion = "1"\noptional-dependencies.gpu = ["numpy"]\n',
@@ -77,10 +80,14 @@ def make_project(folder: Path) -> None:
 
 def guide_commands() -> list[str]:
     listed = [
-        as_typed(command) for page in pages() if page not in OWN_TESTS and not page.startswith(SKIPPED_PAGES)
-        for block in blocks(page) if block.language == "sh"
-        for command in block.commands if is_executed(block, command)
-    ]  # fmt: skip
+        as_typed(command)
+        for page in pages()
+        if page not in OWN_TESTS and not page.startswith(SKIPPED_PAGES)
+        for block in blocks(page)
+        if block.language == "sh"
+        for command in block.commands
+        if is_executed(block, command)
+    ]
     return list(dict.fromkeys(listed))
 
 
@@ -98,7 +105,8 @@ def copy_as_stopped(run: Path) -> str:
 def with_names(commands: list[str], run_id: str, stopped: str) -> list[tuple[str, list[int]]]:
     """Return what to type in this project for each command, and its exit codes if it works."""
     names = {"OTHER-RUN": run_id, "RUN": run_id, "SWEEP": "digits", "my-sweep": "digits"}
-    names |= {"--resume last --time": f"--resume {stopped} --time"}  # a run that is done has nothing left to do
+    # a run that is done has nothing left to do
+    names |= {"--resume last --time": f"--resume {stopped} --time"}
     names |= {"--rank 3": "--rank 1", "--attempt 2": "--attempt 1"}  # what this run has
     typed = []
     for command in commands:
@@ -116,15 +124,28 @@ def test_the_commands_of_the_guides_work(home: Path) -> None:
     commands = guide_commands()
     assert len(commands) > 40
     make_project(home / "spirals")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_S", "SLURM"))}
-    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(home), "COLUMNS": "120",
-                    "PYTHONPATH": str(ROOT / "tests" / "light_torch")}  # fmt: skip
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PACELINE_S", "SLURM"))
+    }
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "COLUMNS": "120",
+        "PYTHONPATH": str(ROOT / "tests" / "light_torch"),
+    }
 
     def bash(script: str, typed: str = "", *, check: bool = True) -> str:
         done = subprocess.run(
-            ["bash", "-c", script], cwd=home / "spirals", env=environment, input=typed,
-            capture_output=True, text=True, timeout=500,
-        )  # fmt: skip
+            ["bash", "-c", script],
+            cwd=home / "spirals",
+            env=environment,
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
         assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 

@@ -20,7 +20,9 @@ def printed() -> list[str]:
     for path in (ROOT / "src/paceline").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
-                parts = [each.value if isinstance(each, ast.Constant) else "…" for each in node.values]
+                parts = [
+                    each.value if isinstance(each, ast.Constant) else "…" for each in node.values
+                ]
                 found.append("".join(map(str, parts)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
@@ -29,7 +31,9 @@ def printed() -> list[str]:
 
 @pytest.mark.parametrize("quoted", QUOTED)
 def test_the_source_has_the_text(quoted: str, printed: list[str]) -> None:
-    pattern = re.compile(r"(?s:.*)".join(re.escape(part) for part in quoted.rstrip("….").split("…")))
+    pattern = re.compile(
+        r"(?s:.*)".join(re.escape(part) for part in quoted.rstrip("….").split("…"))
+    )
     assert any(pattern.search(text) for text in printed), quoted
 
 

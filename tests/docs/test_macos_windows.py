@@ -25,18 +25,29 @@ for name in ("fork", "geteuid", "getpgid", "getuid", "killpg", "setpgid"):
 
 def environment(folder: Path, path: str) -> dict[str, str]:
     binaries = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": binaries, "PYTHONPATH": path, "PACELINE_SCRATCH": str(folder / "runs")}
+    return {
+        **os.environ,
+        "PATH": binaries,
+        "PYTHONPATH": path,
+        "PACELINE_SCRATCH": str(folder / "runs"),
+    }
 
 
 @pytest.mark.parametrize("command", ["run train.py", "submit train.py", "ps", "sandbox up"])
 def test_commands_say_that_they_do_not_work_on_windows(tmp_path: Path, command: str) -> None:
     code = f"{LIKE_WINDOWS}\nfrom paceline.__main__ import main\nmain()"
-    done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command.split()], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("paceline: error: This command does not work on Windows.\n  Use it in WSL 2.")
+    assert done.stderr.startswith(
+        "paceline: error: This command does not work on Windows.\n  Use it in WSL 2."
+    )
 
 
-@pytest.mark.parametrize("lacking", [pytest.param("nothing", marks=pytest.mark.slow), "what Windows lacks"])
+@pytest.mark.parametrize(
+    "lacking", [pytest.param("nothing", marks=pytest.mark.slow), "what Windows lacks"]
+)
 def test_the_script_starts_its_own_ranks(tmp_path: Path, lacking: str) -> None:
     (script,) = (block for block in blocks(PAGE) if block.title)
     (tmp_path / script.title).write_text(script.text, encoding="utf-8")
@@ -51,9 +62,15 @@ def test_the_script_starts_its_own_ranks(tmp_path: Path, lacking: str) -> None:
             if command.startswith("paceline") and lacking != "nothing":
                 continue  # `paceline run` is for Linux and macOS
             done = subprocess.run(
-                command, shell=True, cwd=tmp_path, env=environment(tmp_path, light),
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200,
-            )  # fmt: skip
+                command,
+                shell=True,
+                cwd=tmp_path,
+                env=environment(tmp_path, light),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=200,
+            )
             output = done.stderr + done.stdout
             assert done.returncode == 0, output
             assert first_missing(shown, output) is None, output

@@ -17,21 +17,40 @@ def test_the_citation_has_what_its_format_requires_and_the_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert citation["cff-version"] == "1.2.0"
     assert set(citation) <= {
-        "cff-version", "message", "title", "abstract", "type", "authors", "version", "license", "keywords",
-    }  # fmt: skip
+        "cff-version",
+        "message",
+        "title",
+        "abstract",
+        "type",
+        "authors",
+        "version",
+        "license",
+        "keywords",
+    }
     assert citation["type"] in ("software", "dataset")
     assert str(citation["version"]) == project["version"]
     assert citation["license"] == project["license"]
-    assert [each["name"] for each in citation["authors"]] == [each["name"] for each in project["authors"]]
-    assert all(isinstance(citation[key], str) and citation[key] for key in ("message", "title", "abstract"))
+    assert [each["name"] for each in citation["authors"]] == [
+        each["name"] for each in project["authors"]
+    ]
+    assert all(
+        isinstance(citation[key], str) and citation[key] for key in ("message", "title", "abstract")
+    )
 
 
 def test_llms_txt_lists_every_page() -> None:
     text = (ROOT / "llms.txt").read_text(encoding="utf-8")
     made = runpy.run_path(str(ROOT / "docs/site/llms.py"))["make_text"]()
-    titles = re.compile(r"^- \[[^\]]+\]\([^)]+\)", re.MULTILINE)  # first sentences of pages may be those of yesterday
-    assert titles.findall(text) == titles.findall(made), "llms.txt is out of date: run `make docs` and commit it"
+    # first sentences of pages may be those of yesterday
+    titles = re.compile(r"^- \[[^\]]+\]\([^)]+\)", re.MULTILINE)
+    assert titles.findall(text) == titles.findall(made), (
+        "llms.txt is out of date: run `make docs` and commit it"
+    )
     linked = set(re.findall(r"\]\(([^)]+)\)", text))
     assert all((ROOT / link).is_file() for link in linked)
-    pages = {str(path.relative_to(ROOT)) for path in Path(ROOT, "docs").rglob("*.md") if path.parent.name != "upstream"}
+    pages = {
+        str(path.relative_to(ROOT))
+        for path in Path(ROOT, "docs").rglob("*.md")
+        if path.parent.name != "upstream"
+    }
     assert linked == pages

@@ -13,9 +13,20 @@ from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs/migration.md").read_text(encoding="utf-8")
 SUBMITTER = (
-    "--account", "--gpus", "--cpus", "--which-distributed", "--time", "--mem-per-gpu", "--gpu-type", "--exp-name",
-    "--wandb-sweepid", "--num-nodes", "--data", "--singularity-container", "--configs",
-)  # fmt: skip
+    "--account",
+    "--gpus",
+    "--cpus",
+    "--which-distributed",
+    "--time",
+    "--mem-per-gpu",
+    "--gpu-type",
+    "--exp-name",
+    "--wandb-sweepid",
+    "--num-nodes",
+    "--data",
+    "--singularity-container",
+    "--configs",
+)
 FLAG = re.compile(r"(?<![\w-])(--[a-z][\w-]*)")
 
 
@@ -43,12 +54,20 @@ def test_every_flag_of_ours_is_in_the_help(helps: dict[str, set[str]]) -> None:
     for cells in rows():
         assert 2 <= len(cells) <= 3, cells
         command = re.search(r"`paceline (\w+)", cells[1])
-        ours = [flag for text in re.findall(r"`([^`]+)`", cells[1]) for flag in FLAG.findall(text.partition("=--")[0])]
+        ours = [
+            flag
+            for text in re.findall(r"`([^`]+)`", cells[1])
+            for flag in FLAG.findall(text.partition("=--")[0])
+        ]
         for flag in ours:
             assert flag in helps[command[1] if command else "submit"], f"{flag} in {cells}"
             checked += 1
-        for flag in FLAG.findall(" ".join(re.findall(r"`([^`]+)`", cells[2])) if len(cells) > 2 else ""):
-            assert flag in everywhere or flag.replace("--no-", "--") in everywhere, f"{flag} in {cells}"
+        for flag in FLAG.findall(
+            " ".join(re.findall(r"`([^`]+)`", cells[2])) if len(cells) > 2 else ""
+        ):
+            assert flag in everywhere or flag.replace("--no-", "--") in everywhere, (
+                f"{flag} in {cells}"
+            )
         if command:
             assert command[1] in helps, cells
     assert checked > 60

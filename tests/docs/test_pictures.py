@@ -13,8 +13,12 @@ import pytest
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 
-@pytest.mark.parametrize(("name", "words"), [("show", ["training"]), ("ps", ["running", ";9m&", ";4h&"])])
-def test_pictures_can_be_drawn_and_load_nothing(name: str, words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"), [("show", ["training"]), ("ps", ["running", ";9m&", ";4h&"])]
+)
+def test_pictures_can_be_drawn_and_load_nothing(
+    name: str, words: list[str], tmp_path: Path
+) -> None:
     """Runs that train have time left."""
     out = tmp_path / f"{name}.svg"
     subprocess.run([sys.executable, str(PICTURES / f"{name}.py"), str(out)], check=True)

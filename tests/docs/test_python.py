@@ -15,7 +15,9 @@ from tests.docs.fragments import FRAGMENTS, Fragment, fragment_of
 from tests.docs.pages import GENERATED, ROOT, Block, blocks, pages
 
 Script = tuple[str, int, str]  # its name, how many ranks run it, and the code
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/runtime.md").read_text(encoding="utf-8"), re.M | re.S)
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```", (ROOT / "docs/runtime.md").read_text(encoding="utf-8"), re.M | re.S
+)
 
 EXAMPLE = """
 import torch
@@ -109,12 +111,19 @@ def port(run: str, stop_at: int = -1) -> str:
 
 
 def guide_scripts() -> list[Script]:
-    mesh = next(block for block in BLOCKS if "parallelize=split" in block).replace("epochs(2)", "epochs(1)")
+    mesh = next(block for block in BLOCKS if "parallelize=split" in block).replace(
+        "epochs(2)", "epochs(1)"
+    )
     meta = next(block for block in BLOCKS if 'torch.device("meta")' in block)
-    losses = "".join(block for block in BLOCKS if "weight=(targets" in block or "def closure" in block)
-    losses = losses.replace("run.update(opt, clip=", "run.update(torch.optim.SGD(model.parameters(), 0.1), clip=")
+    losses = "".join(
+        block for block in BLOCKS if "weight=(targets" in block or "def closure" in block
+    )
+    losses = losses.replace(
+        "run.update(opt, clip=", "run.update(torch.optim.SGD(model.parameters(), 0.1), clip="
+    )
     gan, patience, frozen = (
-        next(block for block in BLOCKS if text in block) for text in ("critic_opt", "Patience", "model.body")
+        next(block for block in BLOCKS if text in block)
+        for text in ("critic_opt", "Patience", "model.body")
     )
     return [
         ("gan", 2, RECIPES + GAN + textwrap.indent(gan, "    ")),
@@ -122,7 +131,13 @@ def guide_scripts() -> list[Script]:
         ("frozen", 1, RECIPES + TRAINING + frozen),
         ("losses", 1, LOSSES + textwrap.indent(losses, "    ")),
         ("example", 2, EXAMPLE + BLOCKS[0].replace("seed=0", "seed=0, cpu=True")),
-        ("mesh", 4, mesh.replace("seed=0,", "seed=0, cpu=True, folder='run',") + META + textwrap.indent(meta, "    ")),
+        (
+            "mesh",
+            4,
+            mesh.replace("seed=0,", "seed=0, cpu=True, folder='run',")
+            + META
+            + textwrap.indent(meta, "    "),
+        ),
         ("straight", 2, port("run")),
         ("first", 2, port("../run", stop_at=9)),
         ("second", 2, port("../run")),
@@ -131,7 +146,11 @@ def guide_scripts() -> list[Script]:
 
 def fragments() -> dict[str, tuple[Block, Fragment]]:
     listed = [block for page in pages() if not page.startswith(GENERATED) for block in blocks(page)]
-    found = [(block, fragment) for block in listed if block.language == "python" and (fragment := fragment_of(block))]
+    found = [
+        (block, fragment)
+        for block in listed
+        if block.language == "python" and (fragment := fragment_of(block))
+    ]
     return {f"fragment-{FRAGMENTS.index(fragment)}": (block, fragment) for block, fragment in found}
 
 
@@ -144,11 +163,18 @@ class Finished:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("scripts")
-    scripts = guide_scripts() + [(name, 1, part.to_script(block.text)) for name, (block, part) in fragments().items()]
+    scripts = guide_scripts() + [
+        (name, 1, part.to_script(block.text)) for name, (block, part) in fragments().items()
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "tests.runtime.flat_scripts", str(folder), "--quick"],
-        cwd=ROOT, input=json.dumps(scripts), capture_output=True, text=True, timeout=480, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        input=json.dumps(scripts),
+        capture_output=True,
+        text=True,
+        timeout=480,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     logs = {name: (folder / name / "rank-0.log").read_text() for name, _, _ in scripts}
     return Finished(json.loads(done.stdout), logs)
@@ -163,7 +189,10 @@ def test_the_examples_of_the_guide_run(finished: Finished) -> None:
 
 
 def test_the_ported_script_resumes_exactly(finished: Finished) -> None:
-    ends = {name: re.findall(r"ended at .*", finished.logs[name]) for name in ("straight", "first", "second")}
+    ends = {
+        name: re.findall(r"ended at .*", finished.logs[name])
+        for name in ("straight", "first", "second")
+    }
     assert "resumed at step" in finished.logs["second"]
     assert f"ended at {STEPS} " not in finished.logs["first"]
     assert ends["straight"] == ends["second"] != []
@@ -171,7 +200,12 @@ def test_the_ported_script_resumes_exactly(finished: Finished) -> None:
 
 
 def test_the_parts_of_scripts_run(finished: Finished) -> None:
-    assert {part.marker for _, part in fragments().values()} == {part.marker for part in FRAGMENTS}, "one is on no page"
-    failed = [f"{block}:\n{finished.logs[name][-2000:]}"
-              for name, (block, _) in fragments().items() if finished.codes[name] != [0]]  # fmt: skip
+    assert {part.marker for _, part in fragments().values()} == {
+        part.marker for part in FRAGMENTS
+    }, "one is on no page"
+    failed = [
+        f"{block}:\n{finished.logs[name][-2000:]}"
+        for name, (block, _) in fragments().items()
+        if finished.codes[name] != [0]
+    ]
     assert failed == []

@@ -61,11 +61,15 @@ def keep_one_of(parts: int, path: Path) -> None:
     head = 4 + 4 * content[3]
     count = struct.unpack(">I", content[4:8])[0] // parts
     data = content[head : head + (len(content) - head) // parts]
-    path.write_bytes(lzma.compress(content[:4] + struct.pack(">I", count) + content[8:head] + data, preset=0))
+    path.write_bytes(
+        lzma.compress(content[:4] + struct.pack(">I", count) + content[8:head] + data, preset=0)
+    )
 
 
 # `make test` plans these instead of training: tests/examples, tests/agent and tests/runtime train like that.
-PLANNED = re.compile(r"paceline run (?=.*(?:--nodes 2|--max-restarts|--tensorboard|examples/text|examples/classify))")
+PLANNED = re.compile(
+    r"paceline run (?=.*(?:--nodes 2|--max-restarts|--tensorboard|examples/text|examples/classify))"
+)
 
 
 @pytest.mark.timeout(600)
@@ -73,12 +77,15 @@ PLANNED = re.compile(r"paceline run (?=.*(?:--nodes 2|--max-restarts|--tensorboa
 def test_commands(copy: Path, tmp_path: Path, trains: bool) -> None:
     completed = [command for block in COMMANDS for command in block if command not in MADE]
     assert any(command.startswith("paceline submit") for command in completed)
-    if any("sandbox" in command for command in completed) and (missing := packages.missing_packages(Settings())):
+    if any("sandbox" in command for command in completed) and (
+        missing := packages.missing_packages(Settings())
+    ):
         pytest.skip(f"the README's rehearsal needs Slurm: {' '.join(missing)}")
     if not trains:
         planned = [PLANNED.sub("paceline run --dry-run ", command) for command in completed]
         assert sum(command != typed for command, typed in zip(completed, planned, strict=True)) == 5
-        completed = [command for command in planned if not command.startswith("paceline sync")]  # nothing to send
+        # nothing to send
+        completed = [command for command in planned if not command.startswith("paceline sync")]
     script = "\n".join(
         ["set -eu", "trap 'paceline sandbox down >/dev/null 2>&1 || true' EXIT"]
         + [f"echo '+ {index}'\n{command}" for index, command in enumerate(completed)]
@@ -87,7 +94,8 @@ def test_commands(copy: Path, tmp_path: Path, trains: bool) -> None:
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PACELINE_SANDBOX": str(tmp_path / "sandbox"),
-        "PYTHONPATH": str(ROOT / "tests" / "light_torch"),  # it is imported twenty times; `make demo` has the whole
+        # it is imported twenty times; `make demo` has the whole
+        "PYTHONPATH": str(ROOT / "tests" / "light_torch"),
         "COLUMNS": "110",
     }
     keep_digits(copy, parts=4)
@@ -126,7 +134,9 @@ def test_make_demo_reads_the_digits(copy: Path, tmp_path: Path) -> None:
     accuracy = re.search(r"final test accuracy: ([\d.]+)% of 400 images", done.stdout)
     assert accuracy, done.stdout[-2000:]
     assert float(accuracy[1]) >= 60, "a fifth of an epoch; tests/examples trains two"
-    assert str(tmp_path / "scratch") in done.stdout + done.stderr, "the run folder's path is printed"
+    assert str(tmp_path / "scratch") in done.stdout + done.stderr, (
+        "the run folder's path is printed"
+    )
     assert re.search(r"^time line  .*█", done.stdout, flags=re.MULTILINE)
     assert re.search(r"^loss .*┤", done.stdout, flags=re.MULTILINE)
     assert "wrote the report to demo-report.html" in done.stdout
@@ -134,7 +144,9 @@ def test_make_demo_reads_the_digits(copy: Path, tmp_path: Path) -> None:
 
 def test_the_two_commands_come_first() -> None:
     assert COMMANDS[0] == list(MADE)
-    planned = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
+    planned = subprocess.run(
+        ["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert "pytest" in planned.stdout
 
 

@@ -14,8 +14,14 @@ import pytest
 from tests.docs.pages import ROOT
 
 SECTIONS = (
-    "Tutorial", "How-to guides", "Reference", "Explanation", "Migration", "Troubleshooting", "For administrators",
-)  # fmt: skip
+    "Tutorial",
+    "How-to guides",
+    "Reference",
+    "Explanation",
+    "Migration",
+    "Troubleshooting",
+    "For administrators",
+)
 LOADED = re.compile(r'<(?:script|img|link|iframe)[^>]+?(?:src|href)="?([^" >]+)')
 
 
@@ -24,8 +30,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr, done.stderr
     return folder
@@ -47,7 +57,9 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
         for address in LOADED.findall(page.read_text(encoding="utf-8")):
             assert not address.startswith(("http", "//")), f"{page.name} loads {address}"
     for style in site.rglob("*.css"):
-        assert not re.search(r"url\(['\"]?(https?:)?//|@import", style.read_text(encoding="utf-8")), style
+        assert not re.search(
+            r"url\(['\"]?(https?:)?//|@import", style.read_text(encoding="utf-8")
+        ), style
 
 
 def test_flags_stay_whole_and_pages_of_their_own_have_no_empty_column(site: Path) -> None:
@@ -55,12 +67,17 @@ def test_flags_stay_whole_and_pages_of_their_own_have_no_empty_column(site: Path
     assert '<code><span class="flag">--nodes</span> 2' in page
     assert "<code>echo nvidia-smi | paceline" in (site / "slurm.html").read_text(encoding="utf-8")
     assert re.search(r'data-md-type="?navigation"?[^>]* hidden', page)
-    assert not re.search(r'data-md-type="?navigation"?[^>]* hidden', (site / "slurm.html").read_text(encoding="utf-8"))
+    assert not re.search(
+        r'data-md-type="?navigation"?[^>]* hidden',
+        (site / "slurm.html").read_text(encoding="utf-8"),
+    )
 
 
 def test_links_to_examples_lead_to_pages_with_their_source(site: Path) -> None:
     assert "examples/bare/train.py.html" in (site / "frameworks.html").read_text(encoding="utf-8")
-    assert "init_process_group" in (site / "examples/bare/train.py.html").read_text(encoding="utf-8")
+    assert "init_process_group" in (site / "examples/bare/train.py.html").read_text(
+        encoding="utf-8"
+    )
 
 
 PHONE, SCREEN = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
@@ -72,7 +89,15 @@ STICKS_OUT = """[...document.querySelectorAll('.md-content *')]
 
 
 # Pages with the widest tables and code, the longest one, and one that shows the source of an example.
-WIDE = ("index", "tutorial", "migration", "errors", "monitor", "reference/commands", "examples/text/model.py")
+WIDE = (
+    "index",
+    "tutorial",
+    "migration",
+    "errors",
+    "monitor",
+    "reference/commands",
+    "examples/text/model.py",
+)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +108,9 @@ WIDE = ("index", "tutorial", "migration", "errors", "monitor", "reference/comman
         pytest.param("dark", (), marks=pytest.mark.slow),
     ],
 )
-def test_pages_fit_on_a_phone_in_both_schemes(site: Path, chromium: Any, scheme: str, pages: tuple[str, ...]) -> None:
+def test_pages_fit_on_a_phone_in_both_schemes(
+    site: Path, chromium: Any, scheme: str, pages: tuple[str, ...]
+) -> None:
     context = chromium.new_context(viewport=PHONE, color_scheme=scheme)
     page = context.new_page()
     for file in [site / f"{name}.html" for name in pages] or sorted(site.rglob("*.html")):
@@ -91,7 +118,10 @@ def test_pages_fit_on_a_phone_in_both_schemes(site: Path, chromium: Any, scheme:
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], file.name
         assert page.evaluate(STICKS_OUT) == [], file.name
         expected = "slate" if scheme == "dark" else "default"
-        assert file.name == "404.html" or page.get_attribute("body", "data-md-color-scheme") == expected
+        assert (
+            file.name == "404.html"
+            or page.get_attribute("body", "data-md-color-scheme") == expected
+        )
     context.close()
 
 

@@ -27,7 +27,11 @@ def folder() -> Iterator[Path]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    known = {name: os.environ[name] for name in ("PACELINE_TEST_TOKEN", "LANG", "TERM") if name in os.environ}
+    known = {
+        name: os.environ[name]
+        for name in ("PACELINE_TEST_TOKEN", "LANG", "TERM")
+        if name in os.environ
+    }
     return {
         **known,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -67,11 +71,24 @@ def type_and_compare(terminal: Terminal, block: Block, command: str, shown: list
 
 def test_the_tutorial_has_what_it_promises() -> None:
     typed = "\n".join(command for block in blocks(PAGE) for command in block.commands)
-    for part in ("paceline run", "--resume last", "sandbox up", "paceline submit", "paceline logs", "paceline show",
-                 "paceline report", "sandbox down"):  # fmt: skip
+    for part in (
+        "paceline run",
+        "--resume last",
+        "sandbox up",
+        "paceline submit",
+        "paceline logs",
+        "paceline show",
+        "paceline report",
+        "sandbox down",
+    ):
         assert part in typed
     script = next(block.text for block in blocks(PAGE) if block.title == "train.py")
     assert len([line for line in script.splitlines() if line.strip()]) <= 35
     assert all(block.language in ("console", "text", "sh") or block.title for block in blocks(PAGE))
-    assert [command for block in blocks(PAGE) if block.language == "sh" for command in block.commands
-            if not command.startswith(INSTALL)] == []  # fmt: skip
+    assert [
+        command
+        for block in blocks(PAGE)
+        if block.language == "sh"
+        for command in block.commands
+        if not command.startswith(INSTALL)
+    ] == []

@@ -16,7 +16,11 @@ from tests.examples.ranks import import_from
 
 
 def run_framework(
-    example: str, script: str, runs: list[list[str]], stop_at: int | None = None, number: int = signal.SIGUSR1
+    example: str,
+    script: str,
+    runs: list[list[str]],
+    stop_at: int | None = None,
+    number: int = signal.SIGUSR1,
 ) -> list[tuple[Any, str]]:
     """Return what each run of `main` returned, or its exit code, and what it printed.
 

@@ -39,7 +39,9 @@ def run_plain(example: str, args: list[str], stop_at: int | None = None) -> tupl
     return _run(example, ["--cpu", *args], stop_at, rank=last, number=signal.SIGUSR1)
 
 
-def _run(example: str, args: list[str], stop_at: int | None, *, rank: int, number: int) -> tuple[Any, str]:
+def _run(
+    example: str, args: list[str], stop_at: int | None, *, rank: int, number: int
+) -> tuple[Any, str]:
     """Return the exit code instead if `main` exits, or None for 0: so the runtime ends a script that was stopped."""
     steps = itertools.count(1)
 
@@ -59,10 +61,16 @@ def _run(example: str, args: list[str], stop_at: int | None, *, rank: int, numbe
 
 def saved_tensors(folder: Path) -> dict[str, Any]:
     """Return all tensors of the newest checkpoint, with its name."""
-    newest = max(path for path in (folder / "checkpoints").glob("step-*") if (path / "complete.json").exists())
+    newest = max(
+        path
+        for path in (folder / "checkpoints").glob("step-*")
+        if (path / "complete.json").exists()
+    )
     found: dict[str, Any] = {}
     for path in sorted(newest.rglob("*.safetensors")):
-        found |= {f"{newest.name}/{path.name}/{name}": tensor for name, tensor in load_file(path).items()}
+        found |= {
+            f"{newest.name}/{path.name}/{name}": tensor for name, tensor in load_file(path).items()
+        }
     return found
 
 
@@ -76,5 +84,8 @@ def assert_same_end(parts: Path, whole: Path) -> None:
 
 
 def logged(folder: Path, name: str) -> dict[int, float]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     return {line["step"]: line[name] for line in lines if name in line}

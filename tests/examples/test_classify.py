@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.examples.ranks import EXAMPLES, assert_same_end, import_from, logged, run_example, saved_tensors
+from tests.examples.ranks import (
+    EXAMPLES,
+    assert_same_end,
+    import_from,
+    logged,
+    run_example,
+    saved_tensors,
+)
 from tests.forked_ranks import Ranks
 
 
@@ -20,7 +27,10 @@ from tests.forked_ranks import Ranks
 def tickets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Lines of JSON, as the script writes them."""
     made = subprocess.run(
-        [sys.executable, EXAMPLES / "classify" / "tickets.py"], capture_output=True, text=True, check=True
+        [sys.executable, EXAMPLES / "classify" / "tickets.py"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return made.stdout.splitlines(keepends=True)
 
@@ -31,30 +41,60 @@ def write_rows(path: Path, rows: list[str]) -> str:
 
 
 @pytest.mark.slow
-def test_two_ranks_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path, tickets: list[str]) -> None:
+def test_two_ranks_learn_and_resume_exactly(
+    ranks: Ranks, tmp_path: Path, tickets: list[str]
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    args = ["--data", write_rows(tmp_path / "x.jsonl", tickets[:1400]), "--batch-size", "16", "--epochs", "1"]
+    args = [
+        "--data",
+        write_rows(tmp_path / "x.jsonl", tickets[:1400]),
+        "--batch-size",
+        "16",
+        "--epochs",
+        "1",
+    ]
     args += ["--lr", "5e-3"]
     first, second = ranks(run_example, 2, "classify", [*args, "--folder", str(whole)], timeout=300)
     assert first[0] == second[0] > 0.9
     assert "of 140 texts; by chance 25%" in first[1]
     assert second[1] == ""
-    assert ranks(run_example, 2, "classify", [*args, "--folder", str(parts)], 20, timeout=300)[0][0] is None
+    assert (
+        ranks(run_example, 2, "classify", [*args, "--folder", str(parts)], 20, timeout=300)[0][0]
+        is None
+    )
     assert max(logged(parts, "loss")) < 60, "it was stopped in the middle"
-    assert ranks(run_example, 2, "classify", [*args, "--folder", str(parts)], timeout=300)[0][0] == first[0]
+    assert (
+        ranks(run_example, 2, "classify", [*args, "--folder", str(parts)], timeout=300)[0][0]
+        == first[0]
+    )
     assert_same_end(parts, whole)
 
 
-def test_any_number_of_ranks_trains_the_same(ranks: Ranks, tmp_path: Path, tickets: list[str]) -> None:
+def test_any_number_of_ranks_trains_the_same(
+    ranks: Ranks, tmp_path: Path, tickets: list[str]
+) -> None:
     """91 texts in steps of 10: three ranks share them unevenly, and in the last step two of them have none."""
-    args = ["--data", write_rows(tmp_path / "x.jsonl", tickets[:102]), "--batch-size", "10", "--dropout", "0"]
+    args = [
+        "--data",
+        write_rows(tmp_path / "x.jsonl", tickets[:102]),
+        "--batch-size",
+        "10",
+        "--dropout",
+        "0",
+    ]
     losses, weights, accuracies = [], [], []
     for number, options in ((1, []), (2, ["--accumulate", "2"]), (3, [])):
         folder = tmp_path / f"{number}"
         given = [*args, "--epochs", "1", "--folder", str(folder), *options]
         accuracies.append(ranks(run_example, number, "classify", given, timeout=300)[0][0])
         losses.append(logged(folder, "loss"))
-        weights.append({name.split("/")[-1]: each for name, each in saved_tensors(folder).items() if "head" in name})
+        weights.append(
+            {
+                name.split("/")[-1]: each
+                for name, each in saved_tensors(folder).items()
+                if "head" in name
+            }
+        )
     assert list(losses[0]) == list(range(1, 11))
     for other in (1, 2):
         assert losses[other] == pytest.approx(losses[0], rel=1e-4)
@@ -72,7 +112,10 @@ def make_batches() -> dict[str, Any]:
     first, second = list(sampler), list(sampler)
     pad = batches.Padding(7)
     spread = [max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in first]
-    sizes = [np.mean([lengths[i] for i in batch[:8]]) - np.mean([lengths[i] for i in batch[8:]]) for batch in first]
+    sizes = [
+        np.mean([lengths[i] for i in batch[:8]]) - np.mean([lengths[i] for i in batch[8:]])
+        for batch in first
+    ]
     tokens, mask, labels = pad([([1, 2, 3], 0), ([4], 2)])
     words = batches.Vocabulary(["a b a b", "c 12"], size=4)
     return {
@@ -104,7 +147,10 @@ def fine_tune(folder: str, data: str) -> tuple[float, str, bool]:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    rows = [json.loads(line)["text"].lower() for line in Path(data).read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line)["text"].lower()
+        for line in Path(data).read_text(encoding="utf-8").splitlines()
+    ]
     words = sorted({word.strip(".,!?") for text in rows for word in text.split()})
     ids = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
@@ -112,26 +158,53 @@ def fine_tune(folder: str, data: str) -> tuple[float, str, bool]:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(folder)
     config = BertConfig(
-        vocab_size=len(ids), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+        vocab_size=len(ids),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
     )
     saved = BertModel(config)
     saved.save_pretrained(folder)
     model = import_from("classify", "model")
-    loaded = model.Pretrained(folder, labels=["a", "b", "c"]).model.bert.embeddings.word_embeddings.weight
-    args = ["--hf-model", folder, "--data", data, "--batch-size", "16", "--epochs", "1", "--lr", "1e-3"]
-    return *run_example("classify", args), torch.equal(loaded, saved.embeddings.word_embeddings.weight)
+    loaded = model.Pretrained(
+        folder, labels=["a", "b", "c"]
+    ).model.bert.embeddings.word_embeddings.weight
+    args = [
+        "--hf-model",
+        folder,
+        "--data",
+        data,
+        "--batch-size",
+        "16",
+        "--epochs",
+        "1",
+        "--lr",
+        "1e-3",
+    ]
+    return *run_example("classify", args), torch.equal(
+        loaded, saved.embeddings.word_embeddings.weight
+    )
 
 
-def test_a_local_model_of_hugging_face_is_fine_tuned(ranks: Ranks, tmp_path: Path, tickets: list[str]) -> None:
+def test_a_local_model_of_hugging_face_is_fine_tuned(
+    ranks: Ranks, tmp_path: Path, tickets: list[str]
+) -> None:
     data = write_rows(tmp_path / "x.jsonl", tickets[:200])
-    accuracy, printed, same_weights = ranks(fine_tune, 1, str(tmp_path / "model"), data, timeout=300)[0]
+    accuracy, printed, same_weights = ranks(
+        fine_tune, 1, str(tmp_path / "model"), data, timeout=300
+    )[0]
     assert same_weights
     assert 0 <= accuracy <= 1
     assert "epoch 1: test accuracy" in printed
 
 
 def test_its_settings_are_valid(paceline: Any) -> None:
-    done = paceline("submit", "--dry-run", "--gpus", "4", "train.py", cwd=EXAMPLES / "classify", check=True)
+    done = paceline(
+        "submit", "--dry-run", "--gpus", "4", "train.py", cwd=EXAMPLES / "classify", check=True
+    )
     assert "#SBATCH --time=01:00:00" in done.stdout

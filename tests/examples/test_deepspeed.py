@@ -13,7 +13,8 @@ from tests.examples.ranks import run_plain
 from tests.forked_ranks import Ranks
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install deepspeed"
+    importlib.util.find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed: pip install deepspeed",
 )
 
 

@@ -26,5 +26,7 @@ def test_the_pages_name_what_is_there(folder: Path) -> None:
     assert f"(examples/{folder.name}/train.py)" in OVERVIEW
     assert len((folder / "train.py").read_text(encoding="utf-8").splitlines()) < 160
     page = folder / "README.md"
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8") if page.exists() else ""):
+    for target in re.findall(
+        r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8") if page.exists() else ""
+    ):
         assert target.startswith("https:") or (folder / target).exists(), f"{page}: {target}"

@@ -30,7 +30,9 @@ def evaluate_export(checkpoint: str, target: str) -> float:
 def test_two_ranks_learn_resume_exactly_and_export(ranks: Ranks, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     args = ["--samples", "640", "--epochs", "4"]
-    (accuracy, printed), (other, silent) = ranks(run_example, 2, "fsdp", [*args, "--folder", str(whole)])
+    (accuracy, printed), (other, silent) = ranks(
+        run_example, 2, "fsdp", [*args, "--folder", str(whole)]
+    )
     assert accuracy == other > 0.9
     assert printed.startswith("rank 0 holds 12,738 of 25,443 parameters\n"), printed
     assert silent == ""
@@ -39,4 +41,6 @@ def test_two_ranks_learn_resume_exactly_and_export(ranks: Ranks, tmp_path: Path)
     assert ranks(run_example, 2, "fsdp", [*args, "--folder", str(parts)])[0][0] == accuracy
     assert_same_end(parts, whole)
     newest = max((parts / "checkpoints").glob("step-*"))
-    assert ranks(evaluate_export, 1, str(newest), str(tmp_path / "model.safetensors"))[0] == accuracy
+    assert (
+        ranks(evaluate_export, 1, str(newest), str(tmp_path / "model.safetensors"))[0] == accuracy
+    )

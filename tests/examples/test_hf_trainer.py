@@ -30,7 +30,10 @@ def test_it_saves_just_in_time_and_resumes_exactly(ranks: Ranks, tmp_path: Path)
     (resumed, printed), (expected, _) = first
     assert resumed == expected == second[0][0] < 4.0, "14 words"
     assert "resumed at step 45\n" in printed
-    ends = [load_file(tmp_path / name / "checkpoint-100" / "model.safetensors") for name in ("whole", "parts")]
+    ends = [
+        load_file(tmp_path / name / "checkpoint-100" / "model.safetensors")
+        for name in ("whole", "parts")
+    ]
     assert ends[0].keys() == ends[1].keys()
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -40,7 +43,18 @@ def test_after_ctrl_c_in_a_terminal_all_ranks_save_in_the_same_step(tmp_path: Pa
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(EXAMPLE)
-        words = ["run", "--scratch", str(tmp_path), "--cpu", "--nproc", "2", "train.py", "--cpu", "--steps", "100000"]
+        words = [
+            "run",
+            "--scratch",
+            str(tmp_path),
+            "--cpu",
+            "--nproc",
+            "2",
+            "train.py",
+            "--cpu",
+            "--steps",
+            "100000",
+        ]
         os.execv(sys.executable, [sys.executable, "-m", "paceline", *words])
     text = ""
     while data := read_terminal(terminal):

@@ -18,9 +18,12 @@ from tests.examples.ranks import EXAMPLES
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(
-        importlib.util.find_spec("horovod") is None, reason="Horovod is not built: paceline env build --with-horovod"
+        importlib.util.find_spec("horovod") is None,
+        reason="Horovod is not built: paceline env build --with-horovod",
     ),
-    pytest.mark.skipif(shutil.which("mpirun") is None, reason="OpenMPI is not installed: openmpi-bin"),
+    pytest.mark.skipif(
+        shutil.which("mpirun") is None, reason="OpenMPI is not installed: openmpi-bin"
+    ),
 ]
 # What rank 1 runs instead of the script: it gets the signal after some steps, and rank 0 must learn of it.
 STOPPING = """\
@@ -39,12 +42,38 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def run_horovod(script: Path, stop_at: int, folder: Path) -> tuple[int, str]:
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
-    args = [str(stop_at), EXAMPLES / "horovod" / "train.py", "--cpu", "--samples", "1280", "--folder", folder]
+    root = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    args = [
+        str(stop_at),
+        EXAMPLES / "horovod" / "train.py",
+        "--cpu",
+        "--samples",
+        "1280",
+        "--folder",
+        folder,
+    ]
     done = subprocess.run(
-        ["mpirun", "-np", "2", "--oversubscribe", "--mca", "btl", "self,tcp", sys.executable, script, *args],
-        env={**os.environ, **root}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [
+            "mpirun",
+            "-np",
+            "2",
+            "--oversubscribe",
+            "--mca",
+            "btl",
+            "self,tcp",
+            sys.executable,
+            script,
+            *args,
+        ],
+        env={**os.environ, **root},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     return done.returncode, done.stdout + done.stderr
 
 

@@ -23,14 +23,18 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def test_the_trainer_saves_on_sigterm_and_resumes_exactly(ranks: Ranks, tmp_path: Path) -> None:
     whole, parts = ([*ARGS, "--folder", str(tmp_path / name)] for name in ("whole", "parts"))
-    stopped = ranks(run_framework, 2, "lightning", "train", [parts], 40, signal.SIGTERM, timeout=300)
+    stopped = ranks(
+        run_framework, 2, "lightning", "train", [parts], 40, signal.SIGTERM, timeout=300
+    )
     assert [code for ((code, _),) in stopped] == [None, None], "the exit code is 0"
     assert "accuracy" not in stopped[0][0][1]
     first, second = ranks(run_framework, 2, "lightning", "train", [parts, whole], timeout=300)
     (resumed, printed), (expected, _) = first
     assert resumed == expected == second[0][0] > 0.9
     assert printed.startswith("resumed at step 40\nepoch 3: step 45\n")
-    ends = [torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "parts")]
+    ends = [
+        torch.load(tmp_path / name / "last.ckpt", weights_only=True) for name in ("whole", "parts")
+    ]
     assert [end["global_step"] for end in ends] == [90, 90]
     assert same(ends[0]["state_dict"], ends[1]["state_dict"])
 
@@ -51,7 +55,10 @@ def test_fabric_saves_and_resumes_exactly(ranks: Ranks, tmp_path: Path) -> None:
     )
     assert resumed == expected > 0.9
     assert printed.startswith("resumed at step 40\nepoch 3: ")
-    ends = [torch.load(tmp_path / name / "fabric.ckpt", weights_only=True) for name in ("whole", "parts")]
+    ends = [
+        torch.load(tmp_path / name / "fabric.ckpt", weights_only=True)
+        for name in ("whole", "parts")
+    ]
     assert same(ends[0]["model"], ends[1]["model"])
 
 
@@ -66,14 +73,33 @@ def fit_with_requeue() -> Any:
 
     class Look(lightning.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            found.append((trainer._signal_connector._has_already_handler(signal.SIGTERM), signal.getsignal(10)))
+            found.append(
+                (
+                    trainer._signal_connector._has_already_handler(signal.SIGTERM),
+                    signal.getsignal(10),
+                )
+            )
 
-    names = {"NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_ID": "7", "JOB_NAME": "train"}
+    names = {
+        "NTASKS": "1",
+        "PROCID": "0",
+        "LOCALID": "0",
+        "NODEID": "0",
+        "JOB_ID": "7",
+        "JOB_NAME": "train",
+    }
     os.environ.update({f"SLURM_{name}": value for name, value in names.items()})
     trainer = lightning.Trainer(
-        max_steps=1, accelerator="cpu", devices=1, plugins=[SLURMEnvironment(auto_requeue=True)], callbacks=[Look()],
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+        max_steps=1,
+        accelerator="cpu",
+        devices=1,
+        plugins=[SLURMEnvironment(auto_requeue=True)],
+        callbacks=[Look()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(BoringModel())
     return found
 
@@ -85,7 +111,12 @@ def test_lightning_does_not_requeue_the_job_itself(ranks: Ranks) -> None:
 
 
 def test_its_settings_are_valid(paceline: Any) -> None:
-    done = paceline("submit", "--dry-run", "--gpus", "8", "train.py", cwd=EXAMPLES / "lightning", check=True)
+    done = paceline(
+        "submit", "--dry-run", "--gpus", "8", "train.py", cwd=EXAMPLES / "lightning", check=True
+    )
     assert "#SBATCH --time=01:00:00" in done.stdout
-    assert "asks each rank to stop: SIGTERM (preset of the Lightning Trainer); exit code 0 or 75 means" in done.stdout
+    assert (
+        "asks each rank to stop: SIGTERM (preset of the Lightning Trainer); exit code 0 or 75 means"
+        in done.stdout
+    )
     assert "not before the time limit" not in done.stdout

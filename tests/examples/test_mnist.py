@@ -53,9 +53,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_command(*args: str, cwd: Path) -> Completed:
     done = subprocess.run(
-        args, cwd=cwd, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=150,
+        args,
+        cwd=cwd,
+        text=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=150,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -68,9 +73,16 @@ def check_whole_test_set(output: str, images: int) -> None:
 
 def test_one_process_trains_and_resumes(tmp_path: Path, tiny: Path) -> None:
     args = [
-        sys.executable, str(TRAIN), "--cpu", "--batch-size", "32", "--data-dir", str(tiny),
-        "--checkpoint-dir", str(tmp_path / "saved"),
-    ]  # fmt: skip
+        sys.executable,
+        str(TRAIN),
+        "--cpu",
+        "--batch-size",
+        "32",
+        "--data-dir",
+        str(tiny),
+        "--checkpoint-dir",
+        str(tmp_path / "saved"),
+    ]
     first = run_command(*args, "--epochs", "1", cwd=tmp_path)
     check_whole_test_set(first.stdout, 37)
     again = run_command(*args, "--epochs", "2", cwd=tmp_path)
@@ -82,28 +94,45 @@ def test_one_process_trains_and_resumes(tmp_path: Path, tiny: Path) -> None:
 
 def test_under_torchrun(tmp_path: Path, tiny: Path) -> None:
     done = run_command(
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAIN),
-        *SHORT, "--backend", "gloo", "--data-dir", str(tiny), cwd=tmp_path,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(TRAIN),
+        *SHORT,
+        "--backend",
+        "gloo",
+        "--data-dir",
+        str(tiny),
+        cwd=tmp_path,
+    )
     check_whole_test_set(done.stdout, 37)
 
 
 def test_under_paceline(paceline: Callable[..., Completed], tiny: Path) -> None:
-    done = paceline("run", "--nproc", "2", "--cpu", str(TRAIN), *SHORT, "--data-dir", str(tiny), check=True)
+    done = paceline(
+        "run", "--nproc", "2", "--cpu", str(TRAIN), *SHORT, "--data-dir", str(tiny), check=True
+    )
     check_whole_test_set(done.stdout, 37)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_demo_reads_its_digits(paceline: Callable[..., Completed]) -> None:
-    done = paceline("run", "--nproc", "2", "--cpu", str(TRAIN), "--epochs", "2", check=True, timeout=900)
+    done = paceline(
+        "run", "--nproc", "2", "--cpu", str(TRAIN), "--epochs", "2", check=True, timeout=900
+    )
     check_whole_test_set(done.stdout, 2000)
     accuracy = re.search(r"final test accuracy: (\d+\.\d+)%", done.stdout)
     assert accuracy is not None
     assert float(accuracy[1]) > 95
 
 
-def test_the_network_is_the_standard_one(digits: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_is_the_standard_one(
+    digits: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "digits", digits)
     spec = importlib.util.spec_from_file_location("mnist_train", TRAIN)
     assert spec is not None
@@ -137,12 +166,16 @@ def test_the_subset_matches_its_script(digits: ModuleType, tmp_path: Path) -> No
     made = {path.name: digits.read_idx(path).tolist() for path in (copy / "data").iterdir()}
     by_six, by_five = list(range(0, 30, 6)), list(range(0, 30, 5))
     assert made == {
-        "train-images-idx3-ubyte.xz": by_six, "train-labels-idx1-ubyte.xz": by_six,
-        "t10k-images-idx3-ubyte.xz": by_five, "t10k-labels-idx1-ubyte.xz": by_five,
-    }  # fmt: skip
+        "train-images-idx3-ubyte.xz": by_six,
+        "train-labels-idx1-ubyte.xz": by_six,
+        "t10k-images-idx3-ubyte.xz": by_five,
+        "t10k-labels-idx1-ubyte.xz": by_five,
+    }
 
 
-def test_a_download_tries_mirrors_and_verifies_checksums(digits: ModuleType, tmp_path: Path) -> None:
+def test_a_download_tries_mirrors_and_verifies_checksums(
+    digits: ModuleType, tmp_path: Path
+) -> None:
     content = idx(1, 2, 3)
     bad, cut, good, target = (tmp_path / name for name in ("bad", "cut", "good", "target"))
     for folder, packed in (
@@ -152,7 +185,10 @@ def test_a_download_tries_mirrors_and_verifies_checksums(digits: ModuleType, tmp
     ):
         folder.mkdir()
         (folder / "some-idx1-ubyte.gz").write_bytes(packed)
-    mirrors = [f"{(tmp_path / 'absent').as_uri()}/", *(f"{each.as_uri()}/" for each in (bad, cut, good))]
+    mirrors = [
+        f"{(tmp_path / 'absent').as_uri()}/",
+        *(f"{each.as_uri()}/" for each in (bad, cut, good)),
+    ]
     sums: dict[str, Any] = {"some-idx1-ubyte": hashlib.sha256(content).hexdigest()}
     with pytest.raises(OSError, match="could not be fetched") as caught:
         digits.download(target, mirrors=mirrors[:3], sums=sums)

@@ -19,7 +19,9 @@ SHORT = ["--shards", "4", "--epochs", "6"]  # rank 0 has 100 and 300 points, ran
 
 def test_steps_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    (accuracy, printed), (other, silent) = ranks(run_example, 2, "stream", [*SHORT, "--folder", str(whole)])
+    (accuracy, printed), (other, silent) = ranks(
+        run_example, 2, "stream", [*SHORT, "--folder", str(whole)]
+    )
     assert accuracy == other > 0.9
     assert "final test accuracy" in printed
     assert silent == ""
@@ -32,7 +34,9 @@ def test_steps_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> None:
 def test_joined_ranks_learn_and_resume_after_the_epoch(ranks: Ranks, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     args = ["--join", *SHORT]
-    (accuracy, printed), (other, _) = ranks(run_example, 2, "stream", [*args, "--folder", str(whole)])
+    (accuracy, printed), (other, _) = ranks(
+        run_example, 2, "stream", [*args, "--folder", str(whole)]
+    )
     assert accuracy == other > 0.9
     assert printed.count("done: [400, 600] points") == 6
     (nothing, until), _ = ranks(run_example, 2, "stream", [*args, "--folder", str(parts)], 30)
@@ -57,7 +61,11 @@ def read_epochs(folder: str, workers: int) -> list[list[Any]]:
     loader = make_loader(data, batch_size=32, identity=identity, **options)
     epochs = []
     for epoch in range(2):
-        found = [point for micro in loader.micro_batches(epoch) for point in micro.data[0].tolist()[: micro.count]]
+        found = [
+            point
+            for micro in loader.micro_batches(epoch)
+            for point in micro.data[0].tolist()[: micro.count]
+        ]
         epochs.append([tuple(point) for point in found])
     loader.close()
     dist.destroy_process_group()
@@ -68,7 +76,9 @@ def read_epochs(folder: str, workers: int) -> list[list[Any]]:
 def test_every_point_counts_once(ranks: Ranks, tmp_path: Path, workers: int) -> None:
     first, second = ranks(read_epochs, 2, str(tmp_path), workers)
     assert (len(first[0]), len(second[0])) == (900, 600)
-    lines = [line for path in (tmp_path / "0").glob("*.csv") for line in path.read_text().splitlines()]
+    lines = [
+        line for path in (tmp_path / "0").glob("*.csv") for line in path.read_text().splitlines()
+    ]
     everything = Counter(tuple(map(float, line.split(",")[:2])) for line in lines)
     for epoch in range(2):
         read = Counter((round(x, 4), round(y, 4)) for x, y in first[epoch] + second[epoch])

@@ -15,27 +15,48 @@ import torch
 from tests.examples.ranks import EXAMPLES, assert_same_end, import_from, logged, run_example
 from tests.forked_ranks import Ranks
 
-SHORT = ["--steps", "70", "--batch-size", "16", "--warmup", "10", "--eval-every", "40", "--sample", "20"]
+SHORT = [
+    "--steps",
+    "70",
+    "--batch-size",
+    "16",
+    "--warmup",
+    "10",
+    "--eval-every",
+    "40",
+    "--sample",
+    "20",
+]
 
 
 def test_two_ranks_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> None:
     tokens, whole, parts = (tmp_path / name for name in ("tokens", "whole", "parts"))
     made = subprocess.run(
-        [sys.executable, EXAMPLES / "text" / "stories.py"], capture_output=True, text=True, check=True
+        [sys.executable, EXAMPLES / "text" / "stories.py"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     text = tmp_path / "stories.txt"
     text.write_text("".join(made.stdout.splitlines(keepends=True)[:300]), encoding="utf-8")
     args = [*SHORT, "--data", str(text), "--tokens", str(tokens)]
-    (perplexity, printed), (other, silent) = ranks(run_example, 2, "text", [*args, "--folder", str(whole)], timeout=300)
+    (perplexity, printed), (other, silent) = ranks(
+        run_example, 2, "text", [*args, "--folder", str(whole)], timeout=300
+    )
     assert perplexity == other
     assert silent == ""
-    unigram = re.search(r"final perplexity: .* \(a unigram model has ([\d.]+)\)\nOnce there was ", printed)
+    unigram = re.search(
+        r"final perplexity: .* \(a unigram model has ([\d.]+)\)\nOnce there was ", printed
+    )
     assert unigram, printed
     assert perplexity < 0.6 * float(unigram[1])
     stopped = ranks(run_example, 2, "text", [*args, "--folder", str(parts)], 25, timeout=300)
     assert stopped[0][0] is None
     assert max(logged(parts, "loss")) < 60, "it was stopped in the middle"
-    assert ranks(run_example, 2, "text", [*args, "--folder", str(parts)], timeout=300)[0][0] == perplexity
+    assert (
+        ranks(run_example, 2, "text", [*args, "--folder", str(parts)], timeout=300)[0][0]
+        == perplexity
+    )
     assert logged(parts, "perplexity") == logged(whole, "perplexity")
     assert_same_end(parts, whole)
 
@@ -44,13 +65,42 @@ def test_every_option_on_a_folder_of_text(ranks: Ranks, tmp_path: Path) -> None:
     books = tmp_path / "books" / "shelf"
     books.mkdir(parents=True)
     for name in ("a", "b"):
-        (books / f"{name}.txt").write_text("A café at the sea, and the sea was calm.\n" * 40, encoding="utf-8")
+        (books / f"{name}.txt").write_text(
+            "A café at the sea, and the sea was calm.\n" * 40, encoding="utf-8"
+        )
     args = [
-        "--data", str(tmp_path / "books"), "--tokenizer", "bpe", "--vocab", "280", "--tokens", str(tmp_path / "tokens"),
-        "--fsdp", "--precision", "bf16", "--accumulate", "2", "--batch-size", "4", "--dropout", "0.1", "--steps", "3",
-        "--eval-every", "0", "--workers", "1", "--lr", "0", "--prompt", "A café", "--sample", "3",
-        "--folder", str(tmp_path / "out"),
-    ]  # fmt: skip
+        "--data",
+        str(tmp_path / "books"),
+        "--tokenizer",
+        "bpe",
+        "--vocab",
+        "280",
+        "--tokens",
+        str(tmp_path / "tokens"),
+        "--fsdp",
+        "--precision",
+        "bf16",
+        "--accumulate",
+        "2",
+        "--batch-size",
+        "4",
+        "--dropout",
+        "0.1",
+        "--steps",
+        "3",
+        "--eval-every",
+        "0",
+        "--workers",
+        "1",
+        "--lr",
+        "0",
+        "--prompt",
+        "A café",
+        "--sample",
+        "3",
+        "--folder",
+        str(tmp_path / "out"),
+    ]
     (perplexity, printed), _ = ranks(run_example, 2, "text", args, timeout=300)
     assert 1 < perplexity < 1000
     assert "step 2: perplexity" not in printed, "--eval-every 0"
@@ -69,7 +119,11 @@ def test_a_text_cannot_begin_with_nothing() -> None:
 def prepare_at_once(folder: str) -> tuple[str, list[int], int]:
     tokens = import_from("text", "tokens")
     corpus = tokens.prepare(None, Path(folder))
-    return corpus.folder.name, corpus.blocks("train", 64).tokens[:5].tolist(), len(list(Path(folder).iterdir()))
+    return (
+        corpus.folder.name,
+        corpus.blocks("train", 64).tokens[:5].tolist(),
+        len(list(Path(folder).iterdir())),
+    )
 
 
 def test_processes_prepare_the_same_tokens_at_once(ranks: Ranks, tmp_path: Path) -> None:
@@ -83,7 +137,10 @@ def cut_tokens(folder: str) -> dict[str, Any]:
     text = Path(folder) / "x.txt"
     text.write_text("0123456789" * 10, encoding="utf-8")
     corpus = tokens.prepare(text, Path(folder) / "tokens")
-    found: dict[str, Any] = {"folders": {corpus.folder}, "lines": corpus.tokenizer.decode([97, 256, 98])}
+    found: dict[str, Any] = {
+        "folders": {corpus.folder},
+        "lines": corpus.tokenizer.decode([97, 256, 98]),
+    }
     for part in ("train", "validation"):
         blocks = corpus.blocks(part, 8)
         inputs, targets = zip(*(blocks[index] for index in range(len(blocks))), strict=True)
@@ -93,8 +150,12 @@ def cut_tokens(folder: str) -> dict[str, Any]:
     bpe = tokens.prepare(text, Path(folder) / "tokens", tokenizer="bpe", vocab=258)
     found["folders"].add(bpe.folder)
     found["text"] = bpe.tokenizer.decode(bpe.blocks("train", 8).tokens.tolist())
-    again = tokens.prepare(text, Path(folder) / "tokens", tokenizer=str(bpe.folder / "tokenizer.json"))
-    found["equal"] = (again.folder / "tokens.bin").read_bytes() == (bpe.folder / "tokens.bin").read_bytes()
+    again = tokens.prepare(
+        text, Path(folder) / "tokens", tokenizer=str(bpe.folder / "tokenizer.json")
+    )
+    found["equal"] = (again.folder / "tokens.bin").read_bytes() == (
+        bpe.folder / "tokens.bin"
+    ).read_bytes()
     return found
 
 
@@ -123,7 +184,9 @@ def compute_losses() -> tuple[list[tuple[float, list[Any]]], Any, int]:
     targets[0, :9] = loss.IGNORE
 
     def by_torch() -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), targets.flatten(), reduction="sum")
+        return torch.nn.functional.cross_entropy(
+            net(tokens[:, :-1]).flatten(0, 1), targets.flatten(), reduction="sum"
+        )
 
     def by_rows(rows: int) -> torch.Tensor:
         loss.LOGIT_ROWS = rows

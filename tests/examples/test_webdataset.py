@@ -29,8 +29,21 @@ def test_two_ranks_learn_and_resume_exactly(ranks: Ranks, tmp_path: Path) -> Non
             members.append(archive.getnames())
     assert [len(names) for names in members] == [502, 502, 502, 500]
     assert len({name for names in members for name in names}) == 2006
-    args = ["--shards", str(shards), "--epochs", "2", "--batch-size", "32", "--lr", "5e-3", "--workers", "1"]
-    (accuracy, printed), (other, silent) = ranks(run_example, 2, "webdataset", [*args, "--folder", str(whole)])
+    args = [
+        "--shards",
+        str(shards),
+        "--epochs",
+        "2",
+        "--batch-size",
+        "32",
+        "--lr",
+        "5e-3",
+        "--workers",
+        "1",
+    ]
+    (accuracy, printed), (other, silent) = ranks(
+        run_example, 2, "webdataset", [*args, "--folder", str(whole)]
+    )
     assert accuracy == other > 0.75
     assert "final test accuracy" in printed
     assert silent == ""

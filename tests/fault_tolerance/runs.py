@@ -41,7 +41,9 @@ def until(
 class Training:
     """One run of `train.py`, over several starts."""
 
-    def __init__(self, home: Path, *options: str, gates: str = "", faults: str = "", script: Path = SCRIPT) -> None:
+    def __init__(
+        self, home: Path, *options: str, gates: str = "", faults: str = "", script: Path = SCRIPT
+    ) -> None:
         self.home = home
         self.out = home / "out"
         self.out.mkdir(parents=True)
@@ -61,12 +63,20 @@ class Training:
 
     def _run(self, *args: str) -> None:
         assert self.process is None or self.process.poll() is not None
-        environment = {**os.environ, "PACELINE_SCRATCH": str(self.home / "scratch"), "COLUMNS": "120"}
+        environment = {
+            **os.environ,
+            "PACELINE_SCRATCH": str(self.home / "scratch"),
+            "COLUMNS": "120",
+        }
         with open(self.home / "console", "ab") as console:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "paceline", "run", "--cpu", *args],
-                cwd=self.home, env=environment, stdin=subprocess.DEVNULL, stdout=console, stderr=console,
-            )  # fmt: skip
+                cwd=self.home,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+            )
 
     def wait(self) -> int:
         assert self.process is not None
@@ -100,13 +110,20 @@ class Training:
     def logs(self) -> str:
         """Return everything that could explain a failure."""
         texts = []
-        for path in [self.home / "console", *sorted((self.home / "scratch").glob("*/*/*/attempt-*/rank-*.log"))]:
+        for path in [
+            self.home / "console",
+            *sorted((self.home / "scratch").glob("*/*/*/attempt-*/rank-*.log")),
+        ]:
             if path.exists():
                 texts.append(f"--- {path}\n{path.read_text(errors='replace')[-3000:]}")
         return "\n".join(texts)
 
     def events(self) -> list[dict[str, Any]]:
-        lines = [line for file in self.run.events.glob("*.jsonl") for line in file.read_text().splitlines()]
+        lines = [
+            line
+            for file in self.run.events.glob("*.jsonl")
+            for line in file.read_text().splitlines()
+        ]
         return sorted((json.loads(line) for line in lines), key=lambda event: event["time"])
 
     def events_named(self, event: str) -> list[dict[str, Any]]:
@@ -130,9 +147,12 @@ class Training:
         """Wait until this many ranks have reached a gate."""
         until(
             lambda: len(list(self.out.glob(f"at-{gate}-*"))) >= ranks or self._has_ended(),
-            f"no rank reaches the gate {gate}", details=self.logs,
-        )  # fmt: skip
-        assert list(self.out.glob(f"at-{gate}-*")), f"it ended before the gate {gate}\n{self.logs()}"
+            f"no rank reaches the gate {gate}",
+            details=self.logs,
+        )
+        assert list(self.out.glob(f"at-{gate}-*")), (
+            f"it ended before the gate {gate}\n{self.logs()}"
+        )
 
     def _has_ended(self) -> bool:
         return self.process is not None and self.process.poll() is not None
@@ -147,12 +167,18 @@ class Training:
         if by_file:
             job_starts = {each["job_start"] for each in self.events_named("started")}
             self.run.job_start(
-                next(job_start for job_start in job_starts if job_start.startswith(f"pid-{self.process.pid}-"))
+                next(
+                    job_start
+                    for job_start in job_starts
+                    if job_start.startswith(f"pid-{self.process.pid}-")
+                )
             ).stop.touch()
         else:
             self.process.send_signal(signal.SIGTERM)
         until(
-            lambda: len(self.events_named("stop_requested")) > before, "the stop request is ignored", details=self.logs
+            lambda: len(self.events_named("stop_requested")) > before,
+            "the stop request is ignored",
+            details=self.logs,
         )
 
     def stop_at(self, gate: str, *, by_file: bool = False, ranks: int = 2) -> None:
@@ -168,9 +194,13 @@ class Training:
     def losses(self) -> dict[int, list[tuple[int, str]]]:
         """Return for each rank every step of all attempts with its exact loss."""
         found: dict[int, list[tuple[int, str]]] = {}
-        for path in sorted(self.out.glob("losses-*.txt"), key=lambda path: int(path.stem.split("-")[1])):
+        for path in sorted(
+            self.out.glob("losses-*.txt"), key=lambda path: int(path.stem.split("-")[1])
+        ):
             rows = [line.split() for line in path.read_text().splitlines()]
-            found.setdefault(int(path.stem.split("-")[2]), []).extend((int(row[0]), row[1]) for row in rows)
+            found.setdefault(int(path.stem.split("-")[2]), []).extend(
+                (int(row[0]), row[1]) for row in rows
+            )
         return found
 
     def metrics(self, name: str = "loss") -> dict[int, float]:
@@ -189,7 +219,9 @@ def assert_same(ours: Training, undisturbed: Training) -> None:
     for rank, rows in ours.losses().items():
         wrong = [step for step, loss in rows if expected[rank][step] != loss]
         assert not wrong, f"rank {rank} differs at step {wrong[0]}\n{ours.logs()}"
-        assert {step for step, _ in rows} == set(range(1, STEPS + 1)), f"rank {rank} skipped steps\n{ours.logs()}"
+        assert {step for step, _ in rows} == set(range(1, STEPS + 1)), (
+            f"rank {rank} skipped steps\n{ours.logs()}"
+        )
     assert ours.metrics() == undisturbed.metrics()
     assert ours.metrics("hits") == undisturbed.metrics("hits")
     for name, tensor in undisturbed.weights().items():

@@ -20,9 +20,14 @@ pytestmark = pytest.mark.timeout(600)  # each start imports torch, perhaps on a 
 
 def test_killed_hung_and_failing_ranks_are_restarted(undisturbed: Training, training: Make) -> None:
     ours = training(
-        "--nproc", "2", "--max-restarts", "3", "--hang-timeout", "10s",
+        "--nproc",
+        "2",
+        "--max-restarts",
+        "3",
+        "--hang-timeout",
+        "10s",
         faults="13:1:kill,27:1:hang,38:0:raise,52:0:kill",
-    )  # fmt: skip
+    )
     ours.start()
     ours.finish()
     assert ours.verdicts() == ["failed"] * 4 + ["done"], ours.logs()
@@ -73,7 +78,11 @@ def test_stops_at_any_moment(undisturbed: Training, training: Make) -> None:
 def rank_pids(ours: Training) -> list[int]:
     """Return the pids that the session printed."""
     lines = ours.run.attempts()[-1].log(0).read_text().splitlines()
-    return [int(line.split("pid ")[1].split()[0]) for line in lines if line.startswith("rank ") and "pid " in line]
+    return [
+        int(line.split("pid ")[1].split()[0])
+        for line in lines
+        if line.startswith("rank ") and "pid " in line
+    ]
 
 
 @pytest.mark.slow
@@ -116,14 +125,18 @@ def test_damaged_checkpoints_are_skipped(undisturbed: Training, training: Make) 
     assert_same(ours, undisturbed)
 
 
-def test_a_full_disk_costs_checkpoints_and_nothing_else(undisturbed: Training, training: Make) -> None:
+def test_a_full_disk_costs_checkpoints_and_nothing_else(
+    undisturbed: Training, training: Make
+) -> None:
     ours = training("--nproc", "2", gates="start,step-13,step-43")
     ours.start()
     ours.at("start", ranks=2)
     folder = ours.run.checkpoints
     folder.mkdir(exist_ok=True)
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "paceline-test", str(folder)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "paceline-test", str(folder)],
+        capture_output=True,
+        text=True,
     )
     if mounted.returncode:
         pytest.skip(f"cannot mount a file system here: {mounted.stderr.strip()}")
@@ -131,13 +144,17 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(undisturbed: Training, t
         ours.open("start")
         ours.at("step-13", ranks=2)
         until(
-            lambda: ours.checkpoints() and ours.checkpoints()[0].name == "step-00000010", "no save", details=ours.logs
+            lambda: ours.checkpoints() and ours.checkpoints()[0].name == "step-00000010",
+            "no save",
+            details=ours.logs,
         )
         ballast = folder / "ballast"
         _fill(ballast)
         ours.open("step-13")
         ours.at("step-43", ranks=2)
-        until(lambda: len(ours.events_named("save_failed")) >= 2, "no save fails", details=ours.logs)
+        until(
+            lambda: len(ours.events_named("save_failed")) >= 2, "no save fails", details=ours.logs
+        )
         assert [each.name for each in ours.checkpoints()[:1]] == ["step-00000010"]
         ballast.unlink()
         ours.open("step-43")
@@ -180,7 +197,9 @@ def test_two_ranks_four_one(training: Make) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["torchrun", "spawn"])
 def test_other_styles(style: str, undisturbed: Training, training: Make) -> None:
-    ours = training("--nproc", "2", "--style", style, "--max-restarts", "1", faults="13:1:kill", gates="step-29")
+    ours = training(
+        "--nproc", "2", "--style", style, "--max-restarts", "1", faults="13:1:kill", gates="step-29"
+    )
     ours.start(*(["--spawn"] if style == "spawn" else []))
     ours.stop_at("step-29")
     ours.resume()
@@ -199,7 +218,11 @@ def test_spawned_ranks_save_when_all_processes_are_signalled(training: Make) -> 
     assert ours.process is not None
     for pid in (ours.process.pid, *process_tree.descendants(ours.process.pid)):
         os.kill(pid, signal.SIGTERM)
-    until(lambda: ours.events_named("stop_requested"), "the stop request is ignored", details=ours.logs)
+    until(
+        lambda: ours.events_named("stop_requested"),
+        "the stop request is ignored",
+        details=ours.logs,
+    )
     ours.open("step-17")
     ours.finish()
     assert ours.verdicts() == ["stopped"], ours.logs()
@@ -210,7 +233,15 @@ def test_spawned_ranks_save_when_all_processes_are_signalled(training: Make) -> 
 def test_a_spawned_rank_that_hangs_is_named(undisturbed: Training, training: Make) -> None:
     """The script started it, not the agent, but the agent still sees its heartbeat and can ask for its stacks."""
     ours = training(
-        "--nproc", "2", "--style", "spawn", "--max-restarts", "3", "--hang-timeout", "10s", faults="13:1:hang"
+        "--nproc",
+        "2",
+        "--style",
+        "spawn",
+        "--max-restarts",
+        "3",
+        "--hang-timeout",
+        "10s",
+        faults="13:1:hang",
     )
     ours.start("--spawn")
     ours.finish()
@@ -219,7 +250,9 @@ def test_a_spawned_rank_that_hangs_is_named(undisturbed: Training, training: Mak
     assert (hung["cause"], hung["rank"]) == ("hang", 1)
     stacks = [ours.run.attempt(1).stacks(rank).read_text() for rank in (0, 1)]
     assert "most recent call first" in stacks[0]
-    assert "train.py" in stacks[1], "where exactly it is by then depends on which thread took the signal"
+    assert "train.py" in stacks[1], (
+        "where exactly it is by then depends on which thread took the signal"
+    )
     assert_same(ours, undisturbed)
 
 
@@ -228,7 +261,10 @@ def test_the_same_error_twice_ends_the_run(training: Make) -> None:
     ours.start()
     assert ours.wait() == 1
     assert ours.verdicts() == ["failed", "failed"], ours.logs()
-    assert "it failed twice at step 12 with the same error: RuntimeError: an error in step 13" in ours.logs()
+    assert (
+        "it failed twice at step 12 with the same error: RuntimeError: an error in step 13"
+        in ours.logs()
+    )
 
 
 def test_an_error_before_the_first_step_ends_the_run(training: Make) -> None:
@@ -278,7 +314,11 @@ def test_a_straggler_is_named(training: Make) -> None:
     ours = training("--nproc", "2")
     ours.start("--straggler", "1", "--pause", "0.02")
     ours.finish()
-    slow = [line for line in map(json.loads, ours.run.metrics.read_text().splitlines()) if "stragglers" in line]
+    slow = [
+        line
+        for line in map(json.loads, ours.run.metrics.read_text().splitlines())
+        if "stragglers" in line
+    ]
     assert slow, ours.logs()
     assert all(list(line["stragglers"]) == ["1"] for line in slow)
     assert "rank 1" in ours.logs()

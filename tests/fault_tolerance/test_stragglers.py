@@ -37,13 +37,21 @@ def test_stragglers(seconds: list[float], slow: list[int]) -> None:
     ],
 )
 def test_a_straggler_is_reported_after_a_while(
-    seconds: list[float], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seconds: list[float],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A short run has none."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     detector = StragglerDetector(
-        LineWriter(None), rank=0, hosts=[], world_size=len(seconds), factor=1.5, device=torch.device("cpu")
+        LineWriter(None),
+        rank=0,
+        hosts=[],
+        world_size=len(seconds),
+        factor=1.5,
+        device=torch.device("cpu"),
     )
     for moment in (0.0, 1.0, 2.0, stragglers.MIN_DURATION - 1):
         now[0] = moment

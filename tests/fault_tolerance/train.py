@@ -31,7 +31,9 @@ class Net(nn.Module):
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 4))
+        self.layers = nn.Sequential(
+            nn.Linear(8, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 4)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
@@ -78,7 +80,9 @@ class Faults:
         time.sleep(self.pause * (4 if self.rank == self.straggler else 1))
         for at, rank, kind in self.faults:
             mark = self.out / f"fault-{at}-{rank}-{kind}"
-            if (int(at), int(rank)) != (step, self.rank) or (mark.exists() and not kind.endswith("!")):
+            if (int(at), int(rank)) != (step, self.rank) or (
+                mark.exists() and not kind.endswith("!")
+            ):
                 continue
             mark.touch()
             if kind == "kill":
@@ -99,7 +103,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--spawn", action="store_true")
     args = parser.parse_args()
-    with paceline.session(seed=7, deterministic=True, cpu=True, save_every_steps=5, keep_last=3, progress=False) as run:
+    with paceline.session(
+        seed=7, deterministic=True, cpu=True, save_every_steps=5, keep_last=3, progress=False
+    ) as run:
         train(run, args, Faults(args, run.rank))
 
 

@@ -31,25 +31,39 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "conda": {"environment.kind": "conda", "environment.path": "/opt/conda/envs/torch"},
     "modules": {"environment.modules": ["cuda/12.4", "python/3.11"]},
     "apptainer": {
-        "environment.kind": "container", "environment.image": "/shared/torch.sif",
+        "environment.kind": "container",
+        "environment.image": "/shared/torch.sif",
         "environment.binds": ["/data:/data:ro"],
     },
     "pyxis": {
-        "environment.kind": "container", "environment.engine": "pyxis",
+        "environment.kind": "container",
+        "environment.engine": "pyxis",
         "environment.image": "nvcr.io#nvidia/pytorch:25.01-py3",
     },
-}  # fmt: skip
+}
 OTHERS: dict[str, dict[str, Any]] = {
-    "srun-one-gpu-each": {"launch.style": "srun", "launch.gpu_binding": "one", "job.gpu_type": "a100"},
+    "srun-one-gpu-each": {
+        "launch.style": "srun",
+        "launch.gpu_binding": "one",
+        "job.gpu_type": "a100",
+    },
     "modules-kept": {
-        "environment.kind": "venv", "environment.path": "/home/ann/torch", "environment.modules": ["cuda/12.4"],
-        "environment.module_paths": ["/shared/module files"], "environment.purge": False,
-        "environment.setup": ["export OMP_PROC_BIND=close"], "environment.proxies": True, "launch.style": "mpirun",
+        "environment.kind": "venv",
+        "environment.path": "/home/ann/torch",
+        "environment.modules": ["cuda/12.4"],
+        "environment.module_paths": ["/shared/module files"],
+        "environment.purge": False,
+        "environment.setup": ["export OMP_PROC_BIND=close"],
+        "environment.proxies": True,
+        "launch.style": "mpirun",
     },
     "container-fetched": {
-        "environment.kind": "container", "environment.engine": "singularity",
-        "environment.image": "docker://pytorch/pytorch:2.9.1", "environment.binds": ["/data sets", "/models:/m:ro"],
-        "environment.engine_options": ["--writable-tmpfs"], "data.folder": "/local/$USER/it's mine",
+        "environment.kind": "container",
+        "environment.engine": "singularity",
+        "environment.image": "docker://pytorch/pytorch:2.9.1",
+        "environment.binds": ["/data sets", "/models:/m:ro"],
+        "environment.engine_options": ["--writable-tmpfs"],
+        "data.folder": "/local/$USER/it's mine",
         "data.stage": ["images", "/shared/labels"],
     },
     "one-node": {"job.nodes": 1},
@@ -57,19 +71,34 @@ OTHERS: dict[str, dict[str, Any]] = {
     "no-requeue": {"resume.requeue": False},
     "chosen-nodes": {"job.nodelist": "gpu[1-2]"},
     "everything": {
-        "job.name": 'a "name" with \\ and # in it', "job.comment": "änderung; $(rm -rf /) `x`",
-        "job.account": "physics", "job.qos": "long", "job.constraint": "a100&nvlink", "job.exclude": "gpu[7-9]",
-        "job.reservation": "class", "job.exclusive": True, "job.mail": "ann@example.org", "job.time": "1d12h",
-        "job.mem_per_gpu": "32G", "job.cpus_per_gpu": 12, "job.partition": "gpu,long",
+        "job.name": 'a "name" with \\ and # in it',
+        "job.comment": "änderung; $(rm -rf /) `x`",
+        "job.account": "physics",
+        "job.qos": "long",
+        "job.constraint": "a100&nvlink",
+        "job.exclude": "gpu[7-9]",
+        "job.reservation": "class",
+        "job.exclusive": True,
+        "job.mail": "ann@example.org",
+        "job.time": "1d12h",
+        "job.mem_per_gpu": "32G",
+        "job.cpus_per_gpu": 12,
+        "job.partition": "gpu,long",
         "job.extra": ["--switches=1", "--gres-flags", "enforce-binding", "-k"],
-        "environment.setup": ["ulimit -n 65536"], "environment.secrets": ["WANDB_API_KEY"],
-        "environment.variables": {"GREETING": "it's a, \"b\"\nand $c"},
+        "environment.setup": ["ulimit -n 65536"],
+        "environment.secrets": ["WANDB_API_KEY"],
+        "environment.variables": {"GREETING": 'it\'s a, "b"\nand $c'},
     },
-}  # fmt: skip
+}
 SWEEPS: dict[str, dict[str, Any]] = {
     "sweep": {"sweep.pack": 1},
     "sweep-cpu": {"sweep.pack": 1, "job.nodes": 1, "job.gpus_per_node": 0},
-    "sweep-pack": {"sweep.pack": 4, "job.nodes": 1, "job.gpus_per_node": 1, "job.mem_per_node": "8G"},
+    "sweep-pack": {
+        "sweep.pack": 4,
+        "job.nodes": 1,
+        "job.gpus_per_node": 1,
+        "job.mem_per_node": "8G",
+    },
     "sweep-mpirun": {"sweep.pack": 1, "launch.style": "mpirun"},
     "sweep-apptainer": {"sweep.pack": 1, **ENVIRONMENTS["apptainer"]},
     "sweep-pyxis": {"sweep.pack": 1, **ENVIRONMENTS["pyxis"]},
@@ -78,7 +107,12 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "sweep-exclude": {"sweep.pack": 1, "job.exclude": "gpu[7-9]"},
 }
 
-BASE: dict[str, Any] = {"job.nodes": 2, "job.gpus_per_node": 4, "job.cpus_per_gpu": 8, "job.time": "2h"}
+BASE: dict[str, Any] = {
+    "job.nodes": 2,
+    "job.gpus_per_node": 4,
+    "job.cpus_per_gpu": 8,
+    "job.time": "2h",
+}
 
 
 def cases() -> dict[str, dict[str, Any]]:
@@ -93,14 +127,18 @@ def cases() -> dict[str, dict[str, Any]]:
 
 def plan(keys: dict[str, Any], **more: Any) -> SlurmPlan:
     """The plan for `train.py --lr 0.1`, in a folder where no paceline.toml is near."""
-    requested = {key: value for key, value in {**BASE, **keys}.items() if not key.startswith("sweep.")}
+    requested = {
+        key: value for key, value in {**BASE, **keys}.items() if not key.startswith("sweep.")
+    }
     if "sweep.pack" in keys:
         sweep = replace(RUN_PATH, run_id="digits").folder.path
         run_path = replace(RUN_PATH, experiment="base/digits/submissions", run_id="1")
         more = {"run_path": run_path, "trials": Trials(sweep, keys["sweep.pack"]), **more}
     flags = [Flag(f"--{key}", key, value) for key, value in requested.items()]
     job = load_job(Program("train.py", ("--lr", "0.1")), flags=flags, cwd=Path("/home/ann/vision"))
-    return plan_slurm(job, **{"run_path": RUN_PATH, "environ": ENVIRON, "python": "/usr/bin/python3", **more})
+    return plan_slurm(
+        job, **{"run_path": RUN_PATH, "environ": ENVIRON, "python": "/usr/bin/python3", **more}
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,10 @@ import paceline
 from paceline.errors import NonFinite, UsageError
 from paceline.runtime.training.capture.fused_update import CompiledUpdate
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -57,12 +60,19 @@ def train(
     """Train with a changing learning rate. Returns the losses, the weights and the captured step."""
     model, dataset = problem(dropout)
     with paceline.session(
-        seed=0, folder=folder, report=False, max_steps=max_steps, precision=precision, save_every_steps=None
+        seed=0,
+        folder=folder,
+        report=False,
+        max_steps=max_steps,
+        precision=precision,
+        save_every_steps=None,
     ) as run:
         model = run.wrap(model, compile=compiled)
         optimizer = make(model.parameters())
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
-        loader = run.loader(dataset, batch_size=64, accumulate=accumulate, resident=resident, drop_last=False)
+        loader = run.loader(
+            dataset, batch_size=64, accumulate=accumulate, resident=resident, drop_last=False
+        )
         run.resume(model=model, optimizer=optimizer, schedule=schedule, loader=loader)
 
         def step(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -99,13 +109,17 @@ def test_losses_are_those_of_eager_steps(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Adadelta", "RMSprop", "NAdam"])
-def test_a_compiled_update_is_the_eager_one(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_compiled_update_is_the_eager_one(
+    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     from torch._inductor import config as inductor
 
     updates = count_compiled(OPTIMIZERS[name](nn.Linear(1, 1).parameters()))
     eager, _, _ = train(tmp_path / "eager", captured=False, make=OPTIMIZERS[name])
     with updates as called, inductor.patch(compile_threads=1):  # other processes would stay
-        graph, _, graphs = train(tmp_path / "graph", captured=True, make=OPTIMIZERS[name], compiled=True)
+        graph, _, graphs = train(
+            tmp_path / "graph", captured=True, make=OPTIMIZERS[name], compiled=True
+        )
     assert graphs == 2
     assert called
     assert "not compiled" not in capfd.readouterr().err
@@ -119,16 +133,19 @@ def count_compiled(optimizer: torch.optim.Optimizer) -> Iterator[list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         update = CompiledUpdate._update
         patch.setattr(
-            CompiledUpdate, "_update", lambda self, *a, **k: (called.append(self._name), update(self, *a, **k))
+            CompiledUpdate,
+            "_update",
+            lambda self, *a, **k: (called.append(self._name), update(self, *a, **k)),
         )
         yield called
     module, name = sys.modules[type(optimizer).__module__], type(optimizer).__name__.lower()
     assert getattr(module, name).__module__ == module.__name__  # torch's own again
 
 
-@pytest.mark.parametrize("options", [
-    {"dropout": 0.3}, {"accumulate": 2}, {"accumulate": 4, "dropout": 0.3}, {"resident": False},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [{"dropout": 0.3}, {"accumulate": 2}, {"accumulate": 4, "dropout": 0.3}, {"resident": False}],
+)
 def test_dropout_and_accumulation(tmp_path: Path, options: dict[str, Any]) -> None:
     eager, _, _ = train(tmp_path / "eager", captured=False, **options)
     graph, _, graphs = train(tmp_path / "graph", captured=True, **options)
@@ -190,7 +207,7 @@ def test_modules_may_change_between_steps(change: Callable[[nn.Sequential], None
         torch.manual_seed(0)
         model = nn.Sequential(
             nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.3), nn.Linear(32, 4)
-        )  # fmt: skip
+        )
         found = []
         with paceline.session(seed=0, report=False) as run:
             model = run.wrap(model)
@@ -203,7 +220,9 @@ def test_modules_may_change_between_steps(change: Callable[[nn.Sequential], None
                     change(model)
                 elif number == 30:
                     model.train()
-                found.append(chosen((1 + number % 3) * torch.randn(16, 16, device=run.device)).item())
+                found.append(
+                    chosen((1 + number % 3) * torch.randn(16, 16, device=run.device)).item()
+                )
             if captured:
                 assert not step.gave_up
                 assert step._graphs
@@ -229,7 +248,9 @@ def test_a_captured_run_resumes_eagerly(tmp_path: Path) -> None:
     assert_equal_to_rounding(losses, eager)
 
 
-def run_step(body: Callable[[Any, nn.Module, Any, torch.Tensor], Any], steps: int = 8, **options: Any) -> Any:
+def run_step(
+    body: Callable[[Any, nn.Module, Any, torch.Tensor], Any], steps: int = 8, **options: Any
+) -> Any:
     model, dataset = problem()
     with paceline.session(seed=0, report=False, max_steps=steps, **options) as run:
         model = run.wrap(model)
@@ -257,12 +278,15 @@ def test_a_wait_for_the_device_is_named() -> None:
         run_step(waits)
 
 
-@pytest.mark.parametrize(("body", "message"), [
-    (lambda run, model, opt, x: run.log(rate=0.1), "log the same value"),
-    (lambda run, model, opt, x: run.step, "run.step"),
-    (lambda run, model, opt, x: random.random(), "Python's random"),
-    (lambda run, model, opt, x: run.backward(model(x).sum(), weight=64), "weight is a number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda run, model, opt, x: run.log(rate=0.1), "log the same value"),
+        (lambda run, model, opt, x: run.step, "run.step"),
+        (lambda run, model, opt, x: random.random(), "Python's random"),
+        (lambda run, model, opt, x: run.backward(model(x).sum(), weight=64), "weight is a number"),
+    ],
+)
 def test_values_of_the_host_are_refused(body: Any, message: str) -> None:
     def step(run: Any, model: nn.Module, optimizer: Any, x: torch.Tensor) -> None:
         if "weight" not in message:
@@ -291,7 +315,10 @@ def test_a_bad_loss_ends_the_run() -> None:
             model = run.wrap(model)
             optimizer = torch.optim.AdamW(model.parameters())
             captured = run.capture(lambda x: step(run, model, optimizer, x))
-            zeros, ones = torch.zeros(8, 64, device=run.device), torch.ones(8, 64, device=run.device)
+            zeros, ones = (
+                torch.zeros(8, 64, device=run.device),
+                torch.ones(8, 64, device=run.device),
+            )
             for number in run.steps(range(40)):
                 captured(zeros if number == 9 else ones)
 
@@ -299,9 +326,14 @@ def test_a_bad_loss_ends_the_run() -> None:
         train()
 
 
-@pytest.mark.parametrize(("options", "reason"), [
-    ({"precision": "fp16"}, "fp16"), ({"on_nonfinite": "skip"}, "skip"), ({"cpu": True}, "the device is cpu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"precision": "fp16"}, "fp16"),
+        ({"on_nonfinite": "skip"}, "skip"),
+        ({"cpu": True}, "the device is cpu"),
+    ],
+)
 def test_what_cannot_be_captured_runs_eagerly(
     options: dict[str, Any], reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,7 +349,10 @@ def test_two_optimizers_and_changed_settings(tmp_path: Path) -> None:
         found = []
         with paceline.session(seed=0, report=False) as run:
             one, two = run.wrap(one), run.wrap(two)
-            first, second = torch.optim.AdamW(one.parameters(), lr=0.01), torch.optim.SGD(two.parameters(), lr=0.1)
+            first, second = (
+                torch.optim.AdamW(one.parameters(), lr=0.01),
+                torch.optim.SGD(two.parameters(), lr=0.1),
+            )
 
             def step(x: torch.Tensor) -> torch.Tensor:
                 loss = (two(one(x)) - 1).square().mean()
@@ -346,13 +381,19 @@ def test_ddp_over_nccl_with_one_rank() -> None:
         found = []
         with paceline.session(seed=0, report=False) as run:
             device = run.device
-            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+            dist.init_process_group(
+                "nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device
+            )
             try:
                 model = run.wrap(model)
                 replica = DDPModel(
-                    model, device=device, control=dist.new_group(backend="gloo"), compile_options=False,
-                    comm_hook=None, options={},
-                )  # fmt: skip
+                    model,
+                    device=device,
+                    control=dist.new_group(backend="gloo"),
+                    compile_options=False,
+                    comm_hook=None,
+                    options={},
+                )
                 run._wrapper.models[0] = replica
                 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
                 step = run.capture(lambda x: learn(run, model, optimizer, x))

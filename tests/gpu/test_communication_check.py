@@ -13,7 +13,10 @@ from paceline.runtime.distributed import communication_check
 from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.distributed.process_group import ProcessGroups
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 DEVICE = torch.device("cuda", 0)
 
 
@@ -31,7 +34,9 @@ def test_the_check_passes(group: ProcessGroups) -> None:
 
 def test_an_unresponsive_device_is_named(group: ProcessGroups) -> None:
     torch.cuda._sleep(20_000_000_000)  # cycles: about ten seconds before the sum
-    with pytest.raises(RunError, match=r"1 ranks over nccl failed: no answer within 0.5 s") as caught:
+    with pytest.raises(
+        RunError, match=r"1 ranks over nccl failed: no answer within 0.5 s"
+    ) as caught:
         communication_check.check_communication(group, read_identity(), DEVICE, timeout=0.5)
     assert "NCCL_SOCKET_IFNAME" in caught.value.hint
     torch.cuda.synchronize()

@@ -11,7 +11,10 @@ import torch
 from paceline.agent.node_usage.node_metrics import NodeMetrics
 from paceline.agent.node_usage.nvml import Gpus
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
 
 
 def test_a_busy_gpu_is_measured() -> None:

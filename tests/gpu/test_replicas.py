@@ -16,7 +16,10 @@ import paceline
 from paceline.runtime.training.checksum import Checksum
 from paceline.runtime.training.ddp import DDPModel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 DEVICE = torch.device("cuda", 0)
 
 
@@ -63,7 +66,9 @@ def check_gradients(control: Any, compiled: bool) -> None:
     torch.manual_seed(0)
     plain = Net().to(DEVICE)
     model = copy.deepcopy(plain)
-    ddp = DDPModel(model, device=DEVICE, control=control, compile_options=compiled, comm_hook=None, options={})
+    ddp = DDPModel(
+        model, device=DEVICE, control=control, compile_options=compiled, comm_hook=None, options={}
+    )
     seen, x = 0, torch.randn(8, 16, device=DEVICE)
     losses = {
         "forward": lambda each: each(x).square().mean(),
@@ -82,7 +87,9 @@ def check_gradients(control: Any, compiled: bool) -> None:
     assert_same(model, plain)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8]
+)
 def test_the_checksum_is_that_of_the_host(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     tensors = [(torch.randn(size) * 50).to(dtype) for size in (1, 7, 4096, 5_000_003)]
@@ -93,7 +100,9 @@ def test_the_checksum_is_that_of_the_host(dtype: torch.dtype) -> None:
 
 
 def test_an_update_that_the_scaler_skips_is_reported(tmp_path: Path) -> None:
-    with paceline.session(seed=0, precision="fp16", on_nonfinite="ignore", folder=tmp_path, report=False) as run:
+    with paceline.session(
+        seed=0, precision="fp16", on_nonfinite="ignore", folder=tmp_path, report=False
+    ) as run:
         model = run.wrap(Net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         stepped = []

@@ -16,7 +16,10 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.errors import LaunchError, NonFinite, RunError
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def problem() -> tuple[nn.Module, TensorDataset]:
@@ -67,7 +70,9 @@ def test_no_step_waits_for_the_device(tmp_path: Path, precision: str, resident: 
 def test_a_scaler_and_a_checkpoint(tmp_path: Path) -> None:
     def train(max_steps: int) -> tuple[int, list[torch.Tensor], float]:
         model, dataset = problem()
-        with paceline.session(seed=0, precision="fp16", folder=tmp_path, report=False, max_steps=max_steps) as run:
+        with paceline.session(
+            seed=0, precision="fp16", folder=tmp_path, report=False, max_steps=max_steps
+        ) as run:
             model = run.wrap(model)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
             loader = run.loader(dataset, batch_size=64)
@@ -130,7 +135,9 @@ def test_out_of_memory_errors_list_sizes_and_remedies() -> None:
     with pytest.raises(RunError) as error:
         train()
     text = str(error.value)
-    assert all(word in text for word in ("at step 1", "GiB are free", "accumulate=2", "bf16", "fsdp")), text
+    assert all(
+        word in text for word in ("at step 1", "GiB are free", "accumulate=2", "bf16", "fsdp")
+    ), text
 
 
 def use_a_gpu() -> None:
@@ -138,8 +145,12 @@ def use_a_gpu() -> None:
         run.sum(torch.ones(1, device=run.device))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() != 1, reason="needs a machine where two ranks must share a GPU")
-def test_two_ranks_on_one_gpu_are_an_error_before_nccl_hangs(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.skipif(
+    torch.cuda.device_count() != 1, reason="needs a machine where two ranks must share a GPU"
+)
+def test_two_ranks_on_one_gpu_are_an_error_before_nccl_hangs(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(LaunchError):
         paceline.spawn(use_a_gpu, nproc=2)
     captured: Any = capfd.readouterr()

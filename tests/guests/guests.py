@@ -50,13 +50,20 @@ GUESTS = (
     Guest("lightning_trainer", styles=("lightning", "fork", "torchrun")),
     Guest("fabric_loop", styles=("lightning", "fork", "torchrun")),
     Guest("hf_trainer"),
-)  # fmt: skip
-ON_CLUSTERS = (*GUESTS, Guest("mpi4py_sum", styles=("mpirun",), peer=MPIRUN))  # `paceline run` has no mpirun style
+)
+# `paceline run` has no mpirun style
+ON_CLUSTERS = (*GUESTS, Guest("mpi4py_sum", styles=("mpirun",), peer=MPIRUN))
 BY_NAME = {guest.name: guest for guest in ON_CLUSTERS}
 
 
 def variables(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "FIXED_PORT": str(free_port()), "COLUMNS": "120", **more}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "FIXED_PORT": str(free_port()),
+        "COLUMNS": "120",
+        **more,
+    }
 
 
 def run_peer(guest: Guest, out: Path) -> dict[str, str]:
@@ -82,9 +89,14 @@ def _run_peer(command: list[str], guest: Guest, out: Path) -> str:
     with open(out.parent / "peer.log", "w+") as log:
         process = subprocess.Popen(
             [*command, guest.script, *guest.args_for(out)],
-            cwd=SCRIPTS, env=variables(), text=True, stdin=subprocess.PIPE, stdout=log, stderr=log,
+            cwd=SCRIPTS,
+            env=variables(),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             problem = _wait_for_results(process, out, answer=guest.answer)
         finally:
@@ -113,7 +125,18 @@ def _wait_for_results(process: subprocess.Popen[str], out: Path, *, answer: str)
 
 def run_paceline(guest: Guest, style: str, out: Path, *options: str) -> dict[str, str]:
     """Run a guest under `paceline run`; return what each rank wrote."""
-    command = [sys.executable, "-m", "paceline", "run", "--cpu", "--nproc", "2", "--style", style, *options]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "--cpu",
+        "--nproc",
+        "2",
+        "--style",
+        style,
+        *options,
+    ]
     return _run([*command, guest.script, *guest.args_for(out)], guest, out)
 
 
@@ -121,9 +144,17 @@ def _run(command: list[str], guest: Guest, out: Path) -> dict[str, str]:
     out.mkdir(parents=True)
     environment = variables(PACELINE_SCRATCH=str(out.parent / "scratch"))
     done = subprocess.run(
-        command, cwd=SCRIPTS, env=environment, input=guest.answer, text=True, capture_output=True, timeout=300
+        command,
+        cwd=SCRIPTS,
+        env=environment,
+        input=guest.answer,
+        text=True,
+        capture_output=True,
+        timeout=300,
     )
-    assert done.returncode == 0, f"{guest.name}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, (
+        f"{guest.name}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
     return results(out)
 
 

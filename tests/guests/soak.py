@@ -36,7 +36,16 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder
 
 SCRIPT = Path(__file__).with_name("exit_paths.py")
-PATHS = ("ddp", "two_groups", "new_group", "fsdp", "exception", "no_destroy", "no_destroy_global", "pending")
+PATHS = (
+    "ddp",
+    "two_groups",
+    "new_group",
+    "fsdp",
+    "exception",
+    "no_destroy",
+    "no_destroy_global",
+    "pending",
+)
 OUTCOMES = ("right", "hang", "wrong exit code", "output lost")
 
 
@@ -81,16 +90,34 @@ class ZygoteLane:
 
     def run(self, path: str, folder: Path, timeout: float) -> list[int] | None:
         """Return the exit codes of both ranks; None if they hang."""
-        spec = LaunchSpec(run_id="soak", program=str(SCRIPT), args=[path], cwd=str(folder), nproc=2, style="fork")
-        common = make_rank_spec(spec, attempt=AttemptFolder(folder, 1), heartbeat=str(self.heartbeats.path))
-        environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-        logs = [os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND) for rank in (0, 0, 1, 1)]
+        spec = LaunchSpec(
+            run_id="soak", program=str(SCRIPT), args=[path], cwd=str(folder), nproc=2, style="fork"
+        )
+        common = make_rank_spec(
+            spec, attempt=AttemptFolder(folder, 1), heartbeat=str(self.heartbeats.path)
+        )
+        environ = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": "2",
+        }
+        logs = [
+            os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            for rank in (0, 0, 1, 1)
+        ]
         ranks = [
-            {"rank": rank, "local_rank": rank, "variables": {"RANK": str(rank), "LOCAL_RANK": str(rank)}}
+            {
+                "rank": rank,
+                "local_rank": rank,
+                "variables": {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            }
             for rank in (0, 1)
         ]
         self.heartbeats.reset(1)
-        self.zygote.send({"kind": "start", "common": common, "environ": environ, "ranks": ranks}, logs)
+        self.zygote.send(
+            {"kind": "start", "common": common, "environ": environ, "ranks": ranks}, logs
+        )
         for descriptor in logs:
             os.close(descriptor)
         deadline = time.monotonic() + timeout
@@ -116,8 +143,15 @@ class CommandLane:
     """Runs one command after another: `paceline run` or `torchrun`."""
 
     def __init__(self, launcher: str) -> None:
-        options = {"paceline": ["run", "--cpu", "--nproc", "2"], "torchrun": ["--nproc-per-node", "2", "--standalone"]}
-        self.command = [str(Path(sys.executable).with_name(launcher)), *options[launcher], str(SCRIPT)]
+        options = {
+            "paceline": ["run", "--cpu", "--nproc", "2"],
+            "torchrun": ["--nproc-per-node", "2", "--standalone"],
+        }
+        self.command = [
+            str(Path(sys.executable).with_name(launcher)),
+            *options[launcher],
+            str(SCRIPT),
+        ]
 
     def run(self, path: str, folder: Path, timeout: float) -> list[int] | None:
         """Return the exit code of the command; None if it hangs."""
@@ -125,10 +159,15 @@ class CommandLane:
         with (
             open(folder / "console", "wb") as console,
             subprocess.Popen(
-                [*self.command, path], cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=console,
-                stderr=console, start_new_session=True,
+                [*self.command, path],
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                start_new_session=True,
             ) as process,
-        ):  # fmt: skip
+        ):
             try:
                 return [process.wait(timeout)]
             except subprocess.TimeoutExpired:
@@ -162,11 +201,15 @@ def busy(count: int):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=200, help="runs in total, over all paths")
     parser.add_argument("--parallel", type=int, default=2, help="runs at the same time")
     parser.add_argument("--load", type=int, default=2, help="busy loops beside them")
-    parser.add_argument("--timeout", type=float, default=90.0, help="seconds until a run counts as hung")
+    parser.add_argument(
+        "--timeout", type=float, default=90.0, help="seconds until a run counts as hung"
+    )
     parser.add_argument("--launcher", choices=["zygote", "paceline", "torchrun"], default="zygote")
     parser.add_argument("--paths", nargs="+", choices=PATHS, default=PATHS)
     options = parser.parse_args()
@@ -198,10 +241,21 @@ def main() -> None:
     while not lanes.empty():
         lanes.get().close()
 
-    table = Table("path", "runs", *OUTCOMES, "median seconds", title=f"{options.launcher}, {options.load} busy loops")
+    table = Table(
+        "path",
+        "runs",
+        *OUTCOMES,
+        "median seconds",
+        title=f"{options.launcher}, {options.load} busy loops",
+    )
     for path, counts in outcomes.items():
         median = sorted(seconds[path])[len(seconds[path]) // 2]
-        table.add_row(path, str(counts.total()), *(str(counts[outcome]) for outcome in OUTCOMES), f"{median:.1f}")
+        table.add_row(
+            path,
+            str(counts.total()),
+            *(str(counts[outcome]) for outcome in OUTCOMES),
+            f"{median:.1f}",
+        )
     Console(width=110).print(table)
     if any(counts["right"] != counts.total() for counts in outcomes.values()):
         sys.exit(f"not all guests ended as they should: see {base}")

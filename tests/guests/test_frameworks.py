@@ -44,7 +44,9 @@ print("report " + json.dumps(report), flush=True)
 
 def test_the_self_test_of_accelerate(paceline: Paceline, tmp_path: Path) -> None:
     module = "accelerate.test_utils.scripts.test_script"
-    done = paceline("run", "--style", "accelerate", "--cpu", "--nproc", "2", "-m", module, cwd=tmp_path)
+    done = paceline(
+        "run", "--style", "accelerate", "--cpu", "--nproc", "2", "-m", module, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Num processes: 2" in done.stdout, "two single processes would pass as well"
     assert "independently" not in done.stderr
@@ -53,7 +55,18 @@ def test_the_self_test_of_accelerate(paceline: Paceline, tmp_path: Path) -> None
 def test_the_trainer_of_lightning_on_two_nodes(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINER)
     done = paceline(
-        "run", "--style", "lightning", "--cpu", "--nodes", "2", "--nproc", "1", "--tee", "all", "train.py", cwd=tmp_path
+        "run",
+        "--style",
+        "lightning",
+        "--cpu",
+        "--nodes",
+        "2",
+        "--nproc",
+        "1",
+        "--tee",
+        "all",
+        "train.py",
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.partition("report ")[2] for line in done.stdout.splitlines() if "report " in line]
@@ -62,11 +75,15 @@ def test_the_trainer_of_lightning_on_two_nodes(paceline: Paceline, tmp_path: Pat
         (0, 2, 0, 8),
         (1, 2, 1, 8),
     ]
-    assert reports[0]["weight"] == pytest.approx(reports[1]["weight"]), "the gradients were averaged over the nodes"
+    assert reports[0]["weight"] == pytest.approx(reports[1]["weight"]), (
+        "the gradients were averaged over the nodes"
+    )
     assert "independently" not in done.stderr
 
 
-def test_what_show_says_of_a_script_that_is_not_distributed(paceline: Paceline, tmp_path: Path) -> None:
+def test_what_show_says_of_a_script_that_is_not_distributed(
+    paceline: Paceline, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text("print('hello')\n")
     done = paceline("run", "--cpu", "--nproc", "2", "train.py", cwd=tmp_path, check=True)
     assert "2 processes run this script independently" in done.stderr

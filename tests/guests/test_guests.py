@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Completed
-from tests.guests.guests import BY_NAME, GUESTS, SCRIPTS, Guest, results, run_paceline, run_peer, variables
+from tests.guests.guests import (
+    BY_NAME,
+    GUESTS,
+    SCRIPTS,
+    Guest,
+    results,
+    run_paceline,
+    run_peer,
+    variables,
+)
 
 Peer = Callable[[Guest], dict[str, str]]
 STOPPED = 75  # the exit code of a run that was stopped
@@ -33,22 +42,34 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Peer:
 
 # Kinds of scripts that other tests run too: test_exit_paths, test_frameworks, tests/slurm, tests/agent/workers.
 ALSO_ELSEWHERE = {
-    "two_groups", "never_destroys", "config_groups", "lightning_trainer", "fabric_loop", "flat_script", "hf_trainer",
-    "mp_spawn", "accelerate_loop", "reads_stdin",
-}  # fmt: skip
+    "two_groups",
+    "never_destroys",
+    "config_groups",
+    "lightning_trainer",
+    "fabric_loop",
+    "flat_script",
+    "hf_trainer",
+    "mp_spawn",
+    "accelerate_loop",
+    "reads_stdin",
+}
 
 
 @pytest.mark.parametrize(
     "guest",
     [
-        pytest.param(guest, id=guest.name, marks=pytest.mark.slow if guest.name in ALSO_ELSEWHERE else ())
+        pytest.param(
+            guest, id=guest.name, marks=pytest.mark.slow if guest.name in ALSO_ELSEWHERE else ()
+        )
         for guest in GUESTS
     ],
 )
 def test_same_results_in_the_usual_style(guest: Guest, peer: Peer, tmp_path: Path) -> None:
     expected = peer(guest)
     assert set(expected) == {"rank-0", "rank-1"}
-    assert all(text.startswith("2 ") for text in expected.values()), "the peer did not train on two ranks"
+    assert all(text.startswith("2 ") for text in expected.values()), (
+        "the peer did not train on two ranks"
+    )
     assert run_paceline(guest, guest.styles[0], tmp_path / "out") == expected
 
 
@@ -56,7 +77,9 @@ OTHERS = [(guest, style) for guest in GUESTS for style in guest.styles[1:]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("guest", "style"), OTHERS, ids=[f"{guest.name}-{style}" for guest, style in OTHERS])
+@pytest.mark.parametrize(
+    ("guest", "style"), OTHERS, ids=[f"{guest.name}-{style}" for guest, style in OTHERS]
+)
 def test_same_results_in_other_styles(guest: Guest, style: str, peer: Peer, tmp_path: Path) -> None:
     assert run_paceline(guest, style, tmp_path / "out") == peer(guest)
 
@@ -75,13 +98,19 @@ def test_stopped_in_the_middle_and_started_again(style: str, peer: Peer, tmp_pat
     guest = BY_NAME["ddp_tutorial"]
     out = tmp_path / "out"
     out.mkdir()
-    environment = variables(PACELINE_SCRATCH=str(tmp_path / "scratch"), HOLD="1", GATE=str(tmp_path / "gate"))
+    environment = variables(
+        PACELINE_SCRATCH=str(tmp_path / "scratch"), HOLD="1", GATE=str(tmp_path / "gate")
+    )
     command = [sys.executable, "-m", "paceline", "run", "--cpu", "--nproc", "2", "--style", style]
     with open(tmp_path / "console", "w+b") as console:
         first = subprocess.Popen(
-            [*command, guest.script, str(out)], cwd=SCRIPTS, env=environment, stdout=console, stderr=console,
+            [*command, guest.script, str(out)],
+            cwd=SCRIPTS,
+            env=environment,
+            stdout=console,
+            stderr=console,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         deadline = time.monotonic() + 120
         while "epoch 1 done" not in (text := (tmp_path / "console").read_text()):
             assert first.poll() is None, text
@@ -89,22 +118,34 @@ def test_stopped_in_the_middle_and_started_again(style: str, peer: Peer, tmp_pat
             time.sleep(0.05)
         first.send_signal(signal.SIGTERM)
         assert first.wait(60) == STOPPED, (tmp_path / "console").read_text()
-    assert "progress since the script's own last checkpoint is lost" in (tmp_path / "console").read_text()
+    assert (
+        "progress since the script's own last checkpoint is lost"
+        in (tmp_path / "console").read_text()
+    )
     assert not results(out)
     again = subprocess.run(
-        [*command, guest.script, str(out)], cwd=SCRIPTS, env={**environment, "HOLD": ""}, capture_output=True,
-        text=True, stdin=subprocess.DEVNULL, timeout=120,
-    )  # fmt: skip
+        [*command, guest.script, str(out)],
+        cwd=SCRIPTS,
+        env={**environment, "HOLD": ""},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
     assert again.returncode == 0, again.stderr
     assert "epoch 0 done" not in again.stdout, "it started over"
     assert results(out) == peer(guest)
 
 
 @pytest.mark.slow  # tests/agent/health/test_independence.py has the same hint
-def test_a_script_that_starts_its_own_processes_gets_a_hint(paceline: Callable[..., Completed], tmp_path: Path) -> None:
+def test_a_script_that_starts_its_own_processes_gets_a_hint(
+    paceline: Callable[..., Completed], tmp_path: Path
+) -> None:
     """Two ranks start two processes each, and all of them want the same port."""
     guest = BY_NAME["mp_spawn"]
     never = str(tmp_path / "never")
-    done = paceline("run", "--cpu", "--nproc", "2", guest.script, str(tmp_path), cwd=SCRIPTS, HOLD=never)
+    done = paceline(
+        "run", "--cpu", "--nproc", "2", guest.script, str(tmp_path), cwd=SCRIPTS, HOLD=never
+    )
     assert done.returncode not in (0, STOPPED)
     assert "--style spawn" in done.stderr

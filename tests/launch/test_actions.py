@@ -47,7 +47,9 @@ def test_a_running_job_saves_before_it_is_cancelled_and_a_queued_one_has_nothing
     assert calls == [["scancel", "--batch", "--signal=USR1", "7_3"], ["scancel", "7_3"]]
 
 
-def test_a_running_job_requeues_itself_and_is_not_marked_as_cancelled(tmp_path: Path, calls: list[list[str]]) -> None:
+def test_a_running_job_requeues_itself_and_is_not_marked_as_cancelled(
+    tmp_path: Path, calls: list[list[str]]
+) -> None:
     folder = make_run(tmp_path, job="7")
     assert actions.requeue_run(folder, running=True, over=False) == "7"
     assert calls == [["scancel", "--batch", "--signal=USR1", "7"]]

@@ -22,7 +22,10 @@ ModuleType = type(sys)
 
 # Each module that nobody has used yet, with what optimizers, process groups and DDP call of it without compiling.
 COMPILER: dict[str, dict[str, Any]] = {
-    DYNAMO: {"disable": lambda function=None, *_, **__: function, "graph_break": lambda *_, **__: None},
+    DYNAMO: {
+        "disable": lambda function=None, *_, **__: function,
+        "graph_break": lambda *_, **__: None,
+    },
     f"{DYNAMO}.trace_rules": {"clear_lru_cache": lambda: None},
     f"{DYNAMO}.utils": {"get_optimize_ddp_mode": lambda: "ddp_optimizer"},
     INDUCTOR: {},
@@ -31,9 +34,14 @@ COMPILER: dict[str, dict[str, Any]] = {
 META = "torch._meta_registrations"
 META_KERNELS: dict[str, dict[str, Any]] = {META: {}}
 EXPORT: dict[str, dict[str, Any]] = {
-    "torch.export": {}, "torch.ao": {}, "torch.quantization": {}, "torch.nn.intrinsic": {}, "torch.nn.qat": {},
-    "torch.nn.quantizable": {}, "torch.nn.quantized": {},
-}  # fmt: skip
+    "torch.export": {},
+    "torch.ao": {},
+    "torch.quantization": {},
+    "torch.nn.intrinsic": {},
+    "torch.nn.qat": {},
+    "torch.nn.quantizable": {},
+    "torch.nn.quantized": {},
+}
 # Modules that compute with tensors on the meta device.
 USE_META = ("torch._decomp", "torch.distributed.tensor", "torch.utils.flop_counter")
 stand_ins: dict[str, Postponed] = {}
@@ -64,13 +72,25 @@ def load(name: str) -> None:
     """Import a module and what belongs to it. Whoever keeps a stand-in gets everything from its module from now on."""
     import importlib
 
-    groups = [META_KERNELS] if name in META_KERNELS else [EXPORT] if name in EXPORT else [META_KERNELS, COMPILER]
-    replaced = {each: stand_ins.pop(each) for group in groups for each in group if each in stand_ins}
+    groups = (
+        [META_KERNELS]
+        if name in META_KERNELS
+        else [EXPORT]
+        if name in EXPORT
+        else [META_KERNELS, COMPILER]
+    )
+    replaced = {
+        each: stand_ins.pop(each) for group in groups for each in group if each in stand_ins
+    }
     for each in replaced:
         sys.modules.pop(each, None)
     for each, stand_in in replaced.items():
         module = importlib.import_module(each)
-        known = {key: stand_in.__dict__.pop(key) for key in list(vars(stand_in)) if not key.startswith("__")}
+        known = {
+            key: stand_in.__dict__.pop(key)
+            for key in list(vars(stand_in))
+            if not key.startswith("__")
+        }
         if each == SETTINGS:
             for key, value in known.items():
                 setattr(module, key, value)
@@ -79,7 +99,9 @@ def load(name: str) -> None:
 class Finder:
     """Finds the stand-ins, and is their loader."""
 
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         parent = name.rpartition(".")[0]
         if name in USE_META and META in stand_ins and META in sys.modules:
             load(META)
@@ -96,7 +118,8 @@ class Finder:
         return stand_ins[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        if module.__name__ in META_KERNELS:  # these come with what a generator of random numbers needs
+        # these come with what a generator of random numbers needs
+        if module.__name__ in META_KERNELS:
             from torch import _C, _opaque_base
 
             _C._set_generator_metaclass(_opaque_base.OpaqueBaseMeta)
@@ -109,7 +132,11 @@ def keep_torch() -> None:
     import ctypes
     import gc
 
-    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in ("torch", "numpy")}
+    kept = {
+        name: sys.modules.pop(name)
+        for name in list(sys.modules)
+        if name.partition(".")[0] in ("torch", "numpy")
+    }
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     gc.freeze()
 

@@ -63,9 +63,12 @@ def slurm_node(lab_here: Lab) -> Iterator[Cluster]:
     network = NAMESPACES
     if missing := missing_packages(Settings(network=network)):
         pytest.skip(f"no Slurm to test on: install {' '.join(missing)}")
-    with tempfile.TemporaryDirectory(prefix="paceline-slurm-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="paceline-slurm-", ignore_cleanup_errors=True
+    ) as folder:
         made = Cluster.up(folder, nodes=2, gpus=1, network=network, owner=os.getpid())
-        for path in (made.folder, *made.folder.glob("*/"), *made.folder.glob("tmp/*/")):  # it is private otherwise
+        # it is private otherwise
+        for path in (made.folder, *made.folder.glob("*/"), *made.folder.glob("tmp/*/")):
             path.chmod(0o1777 if path.parent.name == "tmp" else 0o755)
         try:
             lab_here.add("slurm", {"SLURM_CONF": made.environment["SLURM_CONF"]})
@@ -116,11 +119,18 @@ def laptop(lab: Lab, project: Path, forked_cli: Commands) -> Callable[..., Compl
     """Run a `paceline` command on the laptop, without a terminal: `laptop("login", "lab")`."""
 
     def run(
-        *args: str, check: bool = False, cwd: Path = project, timeout: float = 120, input: str = "", **variables: str
+        *args: str,
+        check: bool = False,
+        cwd: Path = project,
+        timeout: float = 120,
+        input: str = "",
+        **variables: str,
     ) -> Completed:
         environment = {**os.environ, **lab.variables, **variables}
         done = forked_cli([*args], cwd=cwd, env=environment, timeout=timeout, input=input)
-        assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done
 
     return run

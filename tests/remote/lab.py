@@ -26,8 +26,11 @@ from tests.remote.relay import Relay
 
 SSHD, USERADD, USERDEL = "/usr/sbin/sshd", "/usr/sbin/useradd", "/usr/sbin/userdel"
 PAM_FOLDER = Path("/etc/pam.d")
-PAM_OATH = ("/lib/x86_64-linux-gnu/security/pam_oath.so", "/usr/lib/security/pam_oath.so",
-            "/lib/aarch64-linux-gnu/security/pam_oath.so")  # fmt: skip
+PAM_OATH = (
+    "/lib/x86_64-linux-gnu/security/pam_oath.so",
+    "/usr/lib/security/pam_oath.so",
+    "/lib/aarch64-linux-gnu/security/pam_oath.so",
+)
 FACTORS = """\
 UsePAM yes
 PasswordAuthentication no
@@ -46,9 +49,15 @@ def missing() -> str:
     if os.geteuid() != 0:
         return "only root can make users and start sshd for them"
     absent = [
-        each for each in (SSHD, shutil.which("oathtool"), shutil.which("ssh")) if not each or not os.path.exists(each)
+        each
+        for each in (SSHD, shutil.which("oathtool"), shutil.which("ssh"))
+        if not each or not os.path.exists(each)
     ]
-    return "" if not absent and any(map(os.path.exists, PAM_OATH)) else "install openssh-server libpam-oath oathtool"
+    return (
+        ""
+        if not absent and any(map(os.path.exists, PAM_OATH))
+        else "install openssh-server libpam-oath oathtool"
+    )
 
 
 @dataclass
@@ -69,13 +78,25 @@ class LoginNode:
 
     def start(self) -> None:
         if not self.host_key.exists():
-            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(self.host_key))
+            _run(
+                "ssh-keygen",
+                "-q",
+                "-t",
+                "ed25519",
+                "-N",
+                "",
+                "-C",
+                self.name,
+                "-f",
+                str(self.host_key),
+            )
         config = self.folder / f"{self.name}_config"
         set_env = " ".join(f'"{name}={value}"' for name, value in self.variables.items())
         config.write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.host_key}\nPidFile none\nStrictModes no\n"
             f"AuthorizedKeysFile {self.folder}/authorized_keys\nPrintMotd no\nMaxStartups 100\n"
-            f"Subsystem sftp internal-sftp\n{self.rules}" + (f"SetEnv {set_env}\n" if set_env else "")
+            f"Subsystem sftp internal-sftp\n{self.rules}"
+            + (f"SetEnv {set_env}\n" if set_env else "")
         )
         log = self.folder / f"{self.name}.log"
         self.process = subprocess.Popen(
@@ -121,7 +142,15 @@ class Lab:
     def up(self) -> None:
         Path("/run/sshd").mkdir(exist_ok=True)
         _run(
-            USERADD, "--create-home", "--home-dir", str(self.home), "--shell", "/bin/bash", "--password", "*", self.user
+            USERADD,
+            "--create-home",
+            "--home-dir",
+            str(self.home),
+            "--shell",
+            "/bin/bash",
+            "--password",
+            "*",
+            self.user,
         )
         self.home.chmod(0o755)
         codes = self.folder / "codes.oath"
@@ -138,9 +167,14 @@ class Lab:
         self._write_laptop()
 
     def _write_laptop(self) -> None:
-        known = [f"[127.0.0.1]:{node.port} {Path(f'{node.host_key}.pub').read_text()}" for node in self.nodes]
+        known = [
+            f"[127.0.0.1]:{node.port} {Path(f'{node.host_key}.pub').read_text()}"
+            for node in self.nodes
+        ]
         self.known_hosts.write_text("".join(known))
-        common = f"  HostName 127.0.0.1\n  User {self.user}\n  UserKnownHostsFile {self.known_hosts}\n"
+        common = (
+            f"  HostName 127.0.0.1\n  User {self.user}\n  UserKnownHostsFile {self.known_hosts}\n"
+        )
         key = f"  IdentityFile {self.key}\n  IdentitiesOnly yes\n"
         self.config = self.folder / "ssh_config"
         self.config.write_text(
@@ -156,7 +190,9 @@ class Lab:
             f"Host closed\n  Port 1\n{common}{key}"
         )
         self.bin.mkdir(exist_ok=True)
-        _write_program(self.bin / "ssh", f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.config} "$@"\n')
+        _write_program(
+            self.bin / "ssh", f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.config} "$@"\n'
+        )
         # Each question is written down; a code is good for one login, so the next question gets the next one.
         self.prompts.write_text("")
         _write_program(
@@ -207,10 +243,12 @@ class Lab:
     def variables(self) -> dict[str, str]:
         """The laptop's environment."""
         return {
-            "PATH": f"{self.bin}:{os.environ['PATH']}", "SSH_ASKPASS": str(self.bin / "askpass"),
-            "SSH_ASKPASS_REQUIRE": "force", "HOME": str(self.folder / "laptop"),
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "SSH_ASKPASS": str(self.bin / "askpass"),
+            "SSH_ASKPASS_REQUIRE": "force",
+            "HOME": str(self.folder / "laptop"),
             "XDG_RUNTIME_DIR": str(self.folder / "run"),
-        }  # fmt: skip
+        }
 
     def prompted(self) -> int:
         """Return how many questions were asked so far."""
@@ -256,10 +294,22 @@ class Lab:
         """Run a script of `sh` as the user, past ssh."""
         user = pwd.getpwnam(self.user)
         return subprocess.run(
-            ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "sh", "-c", script],
-            env={"HOME": str(self.home), "PATH": "/usr/bin:/bin"}, cwd=self.home, text=True, capture_output=True,
-            check=True, **options,
-        )  # fmt: skip
+            [
+                "setpriv",
+                f"--reuid={user.pw_uid}",
+                f"--regid={user.pw_gid}",
+                "--clear-groups",
+                "sh",
+                "-c",
+                script,
+            ],
+            env={"HOME": str(self.home), "PATH": "/usr/bin:/bin"},
+            cwd=self.home,
+            text=True,
+            capture_output=True,
+            check=True,
+            **options,
+        )
 
     def uninstall(self) -> Path:
         """Remove Paceline from the login node; return the folder where it will be."""

@@ -110,7 +110,10 @@ class Relay:
             server.settimeout(None)
             for each in (client, server):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            pair = [_Direction(self, client, server, to_server=True), _Direction(self, server, client, to_server=False)]
+            pair = [
+                _Direction(self, client, server, to_server=True),
+                _Direction(self, server, client, to_server=False),
+            ]
             with self._changed:
                 self.connections += 1
                 self._directions += pair
@@ -134,9 +137,12 @@ class Relay:
 class _Direction:
     """What goes one way through one connection."""
 
-    def __init__(self, relay: Relay, source: socket.socket, sink: socket.socket, *, to_server: bool) -> None:
+    def __init__(
+        self, relay: Relay, source: socket.socket, sink: socket.socket, *, to_server: bool
+    ) -> None:
         self.relay, self.source, self.sink, self.to_server = relay, source, sink, to_server
-        self.waiting: deque[tuple[float, bytes]] = deque()  # when each part arrives; an empty one is the end
+        # when each part arrives; an empty one is the end
+        self.waiting: deque[tuple[float, bytes]] = deque()
         self.size, self.is_over = 0, False
 
     def read(self) -> None:
@@ -160,7 +166,9 @@ class _Direction:
         relay = self.relay
         while True:
             with relay._changed:
-                relay._changed.wait_for(lambda: self.is_over or (self.waiting and not relay._stalled))
+                relay._changed.wait_for(
+                    lambda: self.is_over or (self.waiting and not relay._stalled)
+                )
                 if self.is_over:
                     return
                 due, part = self.waiting[0]

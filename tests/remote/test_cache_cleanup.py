@@ -64,8 +64,15 @@ def test_what_is_unused_goes_and_the_rest_stays(cache: Path) -> None:
         keep_sent(kept)
     os.utime(kept.parent, (LONG_AGO, LONG_AGO))
     assert objects(cache) == 4
-    sleeper = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()", str(running)]
-    with subprocess.Popen(sleeper, cwd=open_one, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    sleeper = [
+        sys.executable,
+        "-c",
+        "import sys; print(flush=True); sys.stdin.read()",
+        str(running),
+    ]
+    with subprocess.Popen(
+        sleeper, cwd=open_one, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdin
         assert process.stdout
         process.stdout.readline()  # Linux shows the arguments only once the new program is loaded

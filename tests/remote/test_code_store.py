@@ -60,7 +60,9 @@ def assert_equal(laptop: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_folder_in_which_a_job_works_is_left_alone(laptop: Path, tmp_path: Path, own: bool) -> None:
+def test_a_folder_in_which_a_job_works_is_left_alone(
+    laptop: Path, tmp_path: Path, own: bool
+) -> None:
     store = CodeStore(tmp_path)
     folder = send(laptop, store, own=own)
     keep_sent(folder)
@@ -88,7 +90,9 @@ def test_a_folder_of_its_own_is_nobody_elses(laptop: Path, tmp_path: Path) -> No
     assert send(laptop, store) == folders[2]
 
 
-def test_a_folder_that_has_lost_files_stays_beside_the_new_one(laptop: Path, tmp_path: Path) -> None:
+def test_a_folder_that_has_lost_files_stays_beside_the_new_one(
+    laptop: Path, tmp_path: Path
+) -> None:
     store = CodeStore(tmp_path)
     old = send(laptop, store)
     (old / "results.csv").unlink()
@@ -109,9 +113,12 @@ def test_only_what_an_interrupted_command_has_left_is_removed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("folder_age", "file_age", "stays"), [(2, 0, True), (30, 1, True), (2, 2, True), (30, 25, False)]
+    ("folder_age", "file_age", "stays"),
+    [(2, 0, True), (30, 1, True), (2, 2, True), (30, 25, False)],
 )
-def test_what_a_long_export_writes_stays(tmp_path: Path, folder_age: int, file_age: int, *, stays: bool) -> None:
+def test_what_a_long_export_writes_stays(
+    tmp_path: Path, folder_age: int, file_age: int, *, stays: bool
+) -> None:
     """A file that grows does not change its folder."""
     folder, now = tmp_path / "output-1", time.time()
     folder.mkdir()
@@ -123,7 +130,9 @@ def test_what_a_long_export_writes_stays(tmp_path: Path, folder_age: int, file_a
 
 
 @pytest.mark.parametrize("name", ["results.csv", "tool.sh", "sub/config.json"])
-def test_content_that_was_changed_there_is_sent_again(laptop: Path, tmp_path: Path, name: str) -> None:
+def test_content_that_was_changed_there_is_sent_again(
+    laptop: Path, tmp_path: Path, name: str
+) -> None:
     store = CodeStore(tmp_path)
     folder = send(laptop, store)
     status = (folder / name).stat()

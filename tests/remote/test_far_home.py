@@ -16,7 +16,8 @@ from paceline.ssh.remote import start, unpack
 from tests.remote.lab import Lab
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
-FEW = 60  # operations of a command with paths in the home folder; they were 1,050 when it read its modules one by one
+# operations of a command with paths in the home folder; they were 1,050 when it read its modules one by one
+FEW = 60
 
 PART = "import importlib.resources as r\nVALUE = (r.files('thing') / 'a.txt').read_text()\n"
 ENTRY = "import thing\ndef main():\n    print(thing.VALUE, thing.__file__)\n    return 7\nnote_end = print\n"
@@ -33,10 +34,19 @@ def test_a_command_there_opens_few_files(lab: Lab, laptop: Laptop, project: Path
     counting.chmod(0o755)
     laptop("login", "plain", check=True)
     laptop("ps", "--on", "plain", check=True)
-    lab.on_node("mkdir -p .cache/paceline/submissions; cd .cache/paceline/submissions; touch $(seq 100)")  # of a week
-    installed = next(path for path in (lab.home / ".cache/paceline").iterdir() if (path / start.MODULES).exists())
+    # of a week
+    lab.on_node(
+        "mkdir -p .cache/paceline/submissions; cd .cache/paceline/submissions; touch $(seq 100)"
+    )
+    installed = next(
+        path for path in (lab.home / ".cache/paceline").iterdir() if (path / start.MODULES).exists()
+    )
     lab.on_node(f"{counting} -I {installed} receive </dev/null")
-    calls = [line for line in (lab.home / "calls-receive").read_text().splitlines() if str(lab.home) in line]
+    calls = [
+        line
+        for line in (lab.home / "calls-receive").read_text().splitlines()
+        if str(lab.home) in line
+    ]
     assert 0 < len(calls) < FEW, "\n".join(calls)
     code = (
         f"import sys; sys.path.append({str(installed)!r}); import runpy;"
@@ -44,8 +54,12 @@ def test_a_command_there_opens_few_files(lab: Lab, laptop: Laptop, project: Path
         " sys.argv = ['paceline', 'ps', '--help']; from paceline.__main__ import main; main()"
     )
     (lab.home / "code.py").write_text(code)
-    lab.on_node(f"strace -f -qq -e trace=%file -o {lab.home}/calls-ps /usr/bin/python3 -I {lab.home}/code.py")
-    calls = [line for line in (lab.home / "calls-ps").read_text().splitlines() if str(lab.home) in line]
+    lab.on_node(
+        f"strace -f -qq -e trace=%file -o {lab.home}/calls-ps /usr/bin/python3 -I {lab.home}/code.py"
+    )
+    calls = [
+        line for line in (lab.home / "calls-ps").read_text().splitlines() if str(lab.home) in line
+    ]
     assert 0 < len(calls) < FEW, "\n".join(calls)
 
 
@@ -73,7 +87,8 @@ def test_modules_are_imported_from_one_file(tmp_path: Path) -> None:
         out.writestr("__main__.py", Path(start.__file__).read_bytes())
         out.writestr("thing/__init__.py", "from thing.part import VALUE\n")
         out.writestr(
-            "thing/part.py", "import importlib.resources as r\nVALUE = (r.files('thing') / 'a.txt').read_text()\n"
+            "thing/part.py",
+            "import importlib.resources as r\nVALUE = (r.files('thing') / 'a.txt').read_text()\n",
         )
         out.writestr("thing/a.txt", "text")
         out.writestr("broken.py", "this is no python\n")
@@ -88,7 +103,9 @@ def test_modules_are_imported_from_one_file(tmp_path: Path) -> None:
         unpack.write_modules(packed, str(folder), str(folder))
 
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-I", str(folder)], text=True, capture_output=True, check=False)
+        return subprocess.run(
+            [sys.executable, "-I", str(folder)], text=True, capture_output=True, check=False
+        )
 
     for path in ("thing/part.py", "thing/__init__.py"):
         (folder / path).rename(folder / f"{path}.away")

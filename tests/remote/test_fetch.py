@@ -40,7 +40,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = tmp_path_factory.mktemp("trained") / "project"
     project.mkdir()
     (project / "train.py").write_text(SCRIPT)
-    argv = [sys.executable, "-m", "paceline", "run", "--cpu", "--nproc", "1", "-J", "far", "train.py"]
+    argv = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "--cpu",
+        "--nproc",
+        "1",
+        "-J",
+        "far",
+        "train.py",
+    ]
     subprocess.run(argv, cwd=project, check=True, capture_output=True)
     return project / "runs"
 
@@ -61,12 +72,16 @@ def far_run(lab: Lab, trained: Path) -> Iterator[Path]:
     shutil.rmtree(there)
 
 
-def test_a_run_comes_home_and_is_read_here(lab: Lab, project: Path, laptop: Laptop, far_run: Path) -> None:
+def test_a_run_comes_home_and_is_read_here(
+    lab: Lab, project: Path, laptop: Laptop, far_run: Path
+) -> None:
     laptop("login", "plain", check=True)
     done = laptop("fetch", "far", "--on", "plain", check=True)
     assert re.search(r"left    checkpoints \(\S+ kB\), paceline.zip", done.stdout), done.stdout
     done = laptop("fetch", "far", "--on", "plain", "--weights", check=True)
-    assert re.search(r"left    older checkpoints \(\S+ kB\), paceline.zip", done.stdout), done.stdout
+    assert re.search(r"left    older checkpoints \(\S+ kB\), paceline.zip", done.stdout), (
+        done.stdout
+    )
     folder = project / "runs" / "project" / "default" / far_run.name
     assert f"fetched {far_run.name} (done) from plain" in done.stdout
     assert f"folder  {folder}" in done.stdout
@@ -87,7 +102,10 @@ def test_a_run_comes_home_and_is_read_here(lab: Lab, project: Path, laptop: Lapt
     assert "left " not in done.stdout
     with (far_run / "metrics.jsonl").open("a") as file:
         file.write("{}\n")
-    assert ": 1 new or changed file, " in laptop("fetch", "far", "--on", "plain", "--to", "results", check=True).stdout
+    assert (
+        ": 1 new or changed file, "
+        in laptop("fetch", "far", "--on", "plain", "--to", "results", check=True).stdout
+    )
     assert (project / "results" / far_run.name / "code" / "train.py").read_text() == SCRIPT
     lab.wait_until_idle()
 
@@ -96,12 +114,24 @@ def test_a_run_comes_home_and_is_read_here(lab: Lab, project: Path, laptop: Lapt
 def test_a_connection_that_is_cut(lab: Lab, project: Path, laptop: Laptop, far_run: Path) -> None:
     """The same command goes on where the first one was cut off."""
     size = 400 << 20
-    lab.on_node(f"mkdir -p {far_run}/collected && truncate -s {size} {far_run}/collected/huge.safetensors")
+    lab.on_node(
+        f"mkdir -p {far_run}/collected && truncate -s {size} {far_run}/collected/huge.safetensors"
+    )
     laptop("login", "plain", check=True)
     folder = project / "runs" / "project" / "default" / far_run.name
     part = folder / ".fetch" / "files" / "collected" / "huge.safetensors"
-    with start(lab, "fetch", "far", "--all", "--on", "plain", cwd=project, stdin=subprocess.DEVNULL,
-               stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
+    with start(
+        lab,
+        "fetch",
+        "far",
+        "--all",
+        "--on",
+        "plain",
+        cwd=project,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         while process.poll() is None and not (part.exists() and part.stat().st_size > size // 10):
             time.sleep(0.01)
         lab.cut()

@@ -31,7 +31,9 @@ FILE = {"name": "evil/keys", "size": 5, "mtime_ns": 5, "executable": False, "lin
 class Hostile(FileServer):
     """Adds files to the list that lie nowhere, and changes what it says of them."""
 
-    def __init__(self, run: Path, files: list[dict[str, Any]], *, listing: Any = None, arrival: Any = None) -> None:
+    def __init__(
+        self, run: Path, files: list[dict[str, Any]], *, listing: Any = None, arrival: Any = None
+    ) -> None:
         super().__init__(RunFolder(run), status=lambda: "running")
         self._files, self._listing, self._arrival = files, listing or {}, arrival or {}
 
@@ -46,7 +48,9 @@ class Hostile(FileServer):
         write_line(sink, {"name": name, "size": 5, "mtime_ns": 5, "offset": 0, **self._arrival})
         write_frame(sink, b"evil\n", compress=False)
         write_frame(sink, b"", compress=False)
-        write_line(sink, {"sha256": hashlib.sha256(b"evil\n").hexdigest(), "size": 5, "changed": False})
+        write_line(
+            sink, {"sha256": hashlib.sha256(b"evil\n").hexdigest(), "size": 5, "changed": False}
+        )
 
 
 def fetch_from(server: FileServer, home: Path, *, overwrite: bool = False) -> Fetched:
@@ -83,7 +87,9 @@ def is_untouched(victim: Path) -> bool:
 
 
 @pytest.mark.parametrize("target", ["{victim}", "../victim", "collected"])
-def test_no_file_is_written_through_a_link_of_the_list(run: Path, home: Path, victim: Path, target: str) -> None:
+def test_no_file_is_written_through_a_link_of_the_list(
+    run: Path, home: Path, victim: Path, target: str
+) -> None:
     link = {**FILE, "name": "evil", "size": 0, "link": target.format(victim=victim)}
     made = fetch_from(Hostile(run, [link, FILE]), home)
     assert any(note.startswith("evil was left out") for note in made.notes)
@@ -93,7 +99,9 @@ def test_no_file_is_written_through_a_link_of_the_list(run: Path, home: Path, vi
     assert not (home / "collected" / "keys").exists()
 
 
-def test_no_file_is_written_through_a_link_that_is_here(run: Path, home: Path, victim: Path) -> None:
+def test_no_file_is_written_through_a_link_that_is_here(
+    run: Path, home: Path, victim: Path
+) -> None:
     fetch(run, home)
     (home / "evil").symlink_to(victim)
     with pytest.raises(UsageError, match=r"Changed in .*: evil"):
@@ -135,11 +143,19 @@ def test_a_link_that_only_seems_to_stay_inside(run: Path, home: Path, victim: Pa
 @pytest.mark.parametrize(
     ("name", "target", "is_inside"),
     [
-        ("a", "b/c", True), ("a/b", "../c", True), ("a/b/c", "../../d/e", True), ("a", ".", True),
-        ("a", "..", False), ("a/b", "../../c", False), ("a", "/etc", False), ("a", "b/../c", False), ("a", "", False),
-        ("a", "./..", False), ("a", "b\0", False),
+        ("a", "b/c", True),
+        ("a/b", "../c", True),
+        ("a/b/c", "../../d/e", True),
+        ("a", ".", True),
+        ("a", "..", False),
+        ("a/b", "../../c", False),
+        ("a", "/etc", False),
+        ("a", "b/../c", False),
+        ("a", "", False),
+        ("a", "./..", False),
+        ("a", "b\0", False),
     ],
-)  # fmt: skip
+)
 def test_targets_of_links(name: str, target: str, is_inside: bool) -> None:
     assert is_contained(name, target) is is_inside
 
@@ -161,7 +177,9 @@ KINDS = {"link": _as_link, "file": _as_file, "folder": _as_folder}
 
 @pytest.mark.parametrize("before", KINDS)
 @pytest.mark.parametrize("after", KINDS)
-def test_a_file_becomes_something_else_and_back(run: Path, home: Path, before: str, after: str) -> None:
+def test_a_file_becomes_something_else_and_back(
+    run: Path, home: Path, before: str, after: str
+) -> None:
     for make in (KINDS[before], KINDS[after], KINDS[before]):
         _replace(run / "collected/x", make)
         fetch(run, home)
@@ -204,9 +222,19 @@ def test_changes_in_a_folder_that_becomes_a_file_are_kept(run: Path, home: Path)
 
 @pytest.mark.parametrize(
     "arrival",
-    [{"name": "run.json"}, {"name": "../x"}, {"name": 5}, {"offset": 3}, {"offset": -1}, {"offset": 10**12},
-     {"size": 3}, {"size": 10**18}, {"size": "5"}, {"mtime_ns": 1 << 70}],
-)  # fmt: skip
+    [
+        {"name": "run.json"},
+        {"name": "../x"},
+        {"name": 5},
+        {"offset": 3},
+        {"offset": -1},
+        {"offset": 10**12},
+        {"size": 3},
+        {"size": 10**18},
+        {"size": "5"},
+        {"mtime_ns": 1 << 70},
+    ],
+)
 def test_wrong_arrivals(run: Path, home: Path, arrival: dict[str, Any]) -> None:
     with pytest.raises(EnvironmentProblem, match="alps sent"):
         fetch_from(Hostile(run, [FILE], arrival=arrival), home)
@@ -215,15 +243,33 @@ def test_wrong_arrivals(run: Path, home: Path, arrival: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "listing",
-    [{"key": "../../x"}, {"key": ".."}, {"key": "a/b"}, {"key": 5}, {"run_path": []}, {"run_path": ["a", ".."]},
-     {"left": 5}, {"files": [{}]}, {"files": 5}, {"files": [{**FILE, "size": -1}]}, {"checkpoints": ["../x"]},
-     {"status": None}, {"checkpoints": [".git"]}, {"key": ".git"}, {"key": "bin"}, {"key": "20260101-000000-ffff"},
-     {"run_path": ["project", ".snapshots"]}, {"run_path": ["project", ".snapshots", "20260101-000000-abcd"]},
-     {"run_path": ["bin"], "key": "bin"}, {"run_path": ["a", "b", "bin"], "key": "bin"},
-     {"run_path": ["a", "b", ".git"], "key": ".git"}, {"run_path": ["a", "b", ".git", "trials", "3"], "key": ".git-3"},
-     {"run_path": ["a", "b", "c", "trials", "x"], "key": "c-x"},
-     {"run_path": ["a", "b", "c", "code", "3"], "key": "c-3"}],
-)  # fmt: skip
+    [
+        {"key": "../../x"},
+        {"key": ".."},
+        {"key": "a/b"},
+        {"key": 5},
+        {"run_path": []},
+        {"run_path": ["a", ".."]},
+        {"left": 5},
+        {"files": [{}]},
+        {"files": 5},
+        {"files": [{**FILE, "size": -1}]},
+        {"checkpoints": ["../x"]},
+        {"status": None},
+        {"checkpoints": [".git"]},
+        {"key": ".git"},
+        {"key": "bin"},
+        {"key": "20260101-000000-ffff"},
+        {"run_path": ["project", ".snapshots"]},
+        {"run_path": ["project", ".snapshots", "20260101-000000-abcd"]},
+        {"run_path": ["bin"], "key": "bin"},
+        {"run_path": ["a", "b", "bin"], "key": "bin"},
+        {"run_path": ["a", "b", ".git"], "key": ".git"},
+        {"run_path": ["a", "b", ".git", "trials", "3"], "key": ".git-3"},
+        {"run_path": ["a", "b", "c", "trials", "x"], "key": "c-x"},
+        {"run_path": ["a", "b", "c", "code", "3"], "key": "c-3"},
+    ],
+)
 def test_wrong_listings(run: Path, home: Path, listing: dict[str, Any]) -> None:
     with pytest.raises(EnvironmentProblem, match=r"alps (sent a list|listed a folder)"):
         fetch_from(Hostile(run, [], listing=listing), home)
@@ -232,14 +278,19 @@ def test_wrong_listings(run: Path, home: Path, listing: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("run_path", "key"),
-    [("a/b/20260101-000000-abcd", "20260101-000000-abcd"), (".a/b/lr sweep/trials/12", "lr sweep-12")],
+    [
+        ("a/b/20260101-000000-abcd", "20260101-000000-abcd"),
+        (".a/b/lr sweep/trials/12", "lr sweep-12"),
+    ],
 )
 def test_names_of_runs(run: Path, home: Path, run_path: str, key: str) -> None:
     made = fetch_from(Hostile(run, [], listing={"run_path": run_path.split("/"), "key": key}), home)
     assert (made.listing.key, "/".join(made.listing.run_path)) == (key, run_path)
 
 
-@pytest.mark.parametrize("name", [".git/config", ".git/hooks/post-checkout", "collected/.GIT/config", "work/p/.git"])
+@pytest.mark.parametrize(
+    "name", [".git/config", ".git/hooks/post-checkout", "collected/.GIT/config", "work/p/.git"]
+)
 def test_a_repository_is_left_out(run: Path, home: Path, name: str) -> None:
     """Git runs commands that the configuration of a repository names, also for `git status`."""
     write(run / name, b"[core]\nfsmonitor = touch /tmp/x")
@@ -251,10 +302,14 @@ def test_a_repository_is_left_out(run: Path, home: Path, name: str) -> None:
     assert (home / "collected" / ".gitignore").exists()
 
 
-def test_a_trial_is_not_fetched_into_a_sweep_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_is_not_fetched_into_a_sweep_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "paceline.toml", b"")
-    listing = Listing("/far", "sweep-3", ("project", "default", "sweep", "trials", "3"), "done", Contents())
+    listing = Listing(
+        "/far", "sweep-3", ("project", "default", "sweep", "trials", "3"), "done", Contents()
+    )
     folder = tmp_path.joinpath("runs", *listing.run_path)
     assert cli_fetch._target(listing, None) == folder
     write(tmp_path / "runs/project/default/sweep/sweep.json", b"{}")
@@ -263,7 +318,9 @@ def test_a_trial_is_not_fetched_into_a_sweep_of_this_machine(tmp_path: Path, mon
     assert cli_fetch._target(listing, tmp_path / "to") == tmp_path / "to" / "sweep-3"
 
 
-def test_what_was_fetched_is_not_executed_here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_fetched_is_not_executed_here(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The records of a run name the script, the interpreter and the variables: those are the cluster's to choose."""
     home = tmp_path / "runs" / "project" / "default" / run.name
     monkeypatch.chdir(tmp_path)
@@ -272,9 +329,12 @@ def test_what_was_fetched_is_not_executed_here(run: Path, tmp_path: Path, monkey
     with LocalCopy(home).opened():  # killed on the way
         write(home / "run.json", b"{}")
     commands = [
-        ["run", "--resume", "last"], ["run", "--resume", "last", "--here"], ["submit", "--resume", run.name],
-        ["cancel", run.name], ["run", "--resume", str(home), "train.py"],
-    ]  # fmt: skip
+        ["run", "--resume", "last"],
+        ["run", "--resume", "last", "--here"],
+        ["submit", "--resume", run.name],
+        ["cancel", run.name],
+        ["run", "--resume", str(home), "train.py"],
+    ]
     for command in commands:
         with pytest.raises(UsageError, match="was fetched from a cluster") as raised:
             dispatch(command)
@@ -300,6 +360,10 @@ def test_what_was_fetched_is_for_its_owner_alone(run: Path, home: Path) -> None:
         assert os.umask(0o022) == 0o022
     finally:
         os.umask(before)
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (home, *home.rglob("*")) if not path.is_symlink()}
+    modes = {
+        path.name: path.stat().st_mode & 0o777
+        for path in (home, *home.rglob("*"))
+        if not path.is_symlink()
+    }
     folders = {path.name for path in (home, *home.rglob("*")) if path.is_dir()}
     assert modes == {name: 0o700 if name in {*folders, "plot.png"} else 0o600 for name in modes}

@@ -104,11 +104,18 @@ def connected(folder: Path, limit: int | None = None) -> Iterator[RemoteFiles]:
 
 
 def fetch(
-    source: Path, target: Path, what: str = RECORDS, *, limit: int | None = None, overwrite: bool = False,
+    source: Path,
+    target: Path,
+    what: str = RECORDS,
+    *,
+    limit: int | None = None,
+    overwrite: bool = False,
     progress: Quiet | None = None,
-) -> Fetched:  # fmt: skip
+) -> Fetched:
     with connected(source, limit) as remote:
-        made = Download(remote, what=what, overwrite=overwrite, cluster="alps", progress=progress or Quiet())
+        made = Download(
+            remote, what=what, overwrite=overwrite, cluster="alps", progress=progress or Quiet()
+        )
         return made.run(lambda _: target)
 
 
@@ -162,10 +169,19 @@ def names(folder: Path) -> set[str]:
     return found - {"fetched.json"}
 
 
-SMALL = {"run.json", "metrics.jsonl", "attempt-1/rank-0.log", "attempt-1/verdict", "collected/plot.png", "claims/1"}
+SMALL = {
+    "run.json",
+    "metrics.jsonl",
+    "attempt-1/rank-0.log",
+    "attempt-1/verdict",
+    "collected/plot.png",
+    "claims/1",
+}
 SECRET = {"environment.sh", "collected/old-run/environment.sh"}
-NEWEST = {f"checkpoints/step-00000002/{name}" for name in (CHECKPOINT_MARKER, "objects.json",
-                                                          "share-00001-of-00001.safetensors")}  # fmt: skip
+NEWEST = {
+    f"checkpoints/step-00000002/{name}"
+    for name in (CHECKPOINT_MARKER, "objects.json", "share-00001-of-00001.safetensors")
+}
 
 
 def test_a_run_that_holds_files_with_the_names_of_ours(run: Path, home: Path) -> None:
@@ -175,10 +191,15 @@ def test_a_run_that_holds_files_with_the_names_of_ours(run: Path, home: Path) ->
     write(run / "collected" / "fetched.json", b"[1]")
     for what in (RECORDS, ALL):
         made = fetch(run, home / what, what)
-        assert made.notes == ["fetched.json was left out: Paceline's own list of what it has fetched has this name"]
+        assert made.notes == [
+            "fetched.json was left out: Paceline's own list of what it has fetched has this name"
+        ]
         assert (home / what / "collected" / "fetched.json").read_bytes() == b"[1]"
         record = json.loads((home / what / "fetched.json").read_text())
-        assert (record["cluster"], "fetched.json" in {each["name"] for each in record["files"]}) == ("alps", False)
+        assert (
+            record["cluster"],
+            "fetched.json" in {each["name"] for each in record["files"]},
+        ) == ("alps", False)
         assert not (home / what / ".fetch").exists()
         assert fetch(run, home / what, what).files == 0
 
@@ -191,8 +212,15 @@ def test_what_comes(run: Path, home: Path) -> None:
     assert fetch(run, home / "weights", WEIGHTS).checkpoints == ["step-00000002"]
     assert names(home / "weights") == SMALL | NEWEST
     fetch(run, home / "all", ALL)
-    all_files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file() or path.is_symlink()}
-    assert names(home / "all") == all_files - SECRET - {"data", "code"} | {"code/train.py", "code/setup/environment.sh"}
+    all_files = {
+        path.relative_to(run).as_posix()
+        for path in run.rglob("*")
+        if path.is_file() or path.is_symlink()
+    }
+    assert names(home / "all") == all_files - SECRET - {"data", "code"} | {
+        "code/train.py",
+        "code/setup/environment.sh",
+    }
     for name in names(home / "all") - {"claims/1"}:
         assert (home / "all" / name).read_bytes() == (run / name).read_bytes(), name
         assert (home / "all" / name).stat().st_mtime_ns == (run / name).stat().st_mtime_ns
@@ -234,7 +262,10 @@ def test_links(run: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert cli_fetch._describe(made, ALL, "alps") == 1
     said = capsys.readouterr()
     line = f"checkpoints/old -> /data/old, near -> ../near, results -> /data/big, tricky -> {run}/../near"
-    assert sorted(made.listing.contents.skipped) == [*line.split(", "), "work/live/out -> /data/out"]
+    assert sorted(made.listing.contents.skipped) == [
+        *line.split(", "),
+        "work/live/out -> /data/out",
+    ]
     assert said.out.count(" -> ") == 5
     assert "Everything else" not in said.err
     made.listing.contents.skipped = [f"{number} -> /data" for number in range(20)]
@@ -289,16 +320,28 @@ def saved_again(run: Path, home: Path) -> None:
 
 
 def is_as_there(run: Path, home: Path, name: str) -> bool:
-    record = {each["name"]: each["sha256"] for each in json.loads((home / "fetched.json").read_text())["files"]}
+    record = {
+        each["name"]: each["sha256"]
+        for each in json.loads((home / "fetched.json").read_text())["files"]
+    }
     content = (home / name).read_bytes()
-    return content == (run / name).read_bytes() and record[name] == hashlib.sha256(content).hexdigest()
+    return (
+        content == (run / name).read_bytes() and record[name] == hashlib.sha256(content).hexdigest()
+    )
 
 
 POINTS = (
-    "fsync", "fsync share", "replace weights.json", "replace metrics.jsonl", "rename step-00000002", "rename replaced-",
-    "first replace weights.json", "first rename step-00000002",
-)  # fmt: skip
-DONE = ("replace weights.json", "rename step-00000002")  # where `make test` also kills it just after the call
+    "fsync",
+    "fsync share",
+    "replace weights.json",
+    "replace metrics.jsonl",
+    "rename step-00000002",
+    "rename replaced-",
+    "first replace weights.json",
+    "first rename step-00000002",
+)
+# where `make test` also kills it just after the call
+DONE = ("replace weights.json", "rename step-00000002")
 KILLED = [
     pytest.param(point, is_done, marks=pytest.mark.slow if is_done and point not in DONE else ())
     for point in POINTS
@@ -380,8 +423,11 @@ def test_a_checkpoint_that_the_run_removes_meanwhile(run: Path, home: Path) -> N
     assert names(home) == SMALL | NEWEST
 
 
-def test_a_checkpoint_that_is_gone_is_replaced(run: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FileServer, "_hold", lambda *_: None)  # as where open files do not outlive their removal
+def test_a_checkpoint_that_is_gone_is_replaced(
+    run: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as where open files do not outlive their removal
+    monkeypatch.setattr(FileServer, "_hold", lambda *_: None)
 
     def rotate() -> None:
         shutil.rmtree(run / "checkpoints" / "step-00000002")
@@ -409,7 +455,9 @@ def test_what_was_changed_here_is_not_overwritten(run: Path, home: Path) -> None
     (home / "metrics.jsonl").write_bytes(b"mine")
     (home / "notes.txt").write_bytes(b"mine, too")
     made = fetch(run, home)  # nothing new there, so nothing to overwrite
-    assert made.notes == ["metrics.jsonl was changed here since it was fetched; --overwrite restores it"]
+    assert made.notes == [
+        "metrics.jsonl was changed here since it was fetched; --overwrite restores it"
+    ]
     assert (home / "metrics.jsonl").read_bytes() == b"mine"
     (run / "metrics.jsonl").write_bytes(b'{"step": 2}\n')
     with pytest.raises(UsageError, match=r"Changed in .* since they were fetched: metrics.jsonl"):
@@ -435,7 +483,9 @@ def test_what_was_changed_here_alone_is_restored_if_you_ask_for_it(run: Path, ho
     made = fetch(run, home, WEIGHTS, overwrite=True)
     assert (made.checkpoints, made.notes) == (["step-00000002"], [])
     for name in changed:
-        assert (home / name).read_bytes() == (run / name).read_bytes() if name != "claims/1" else True
+        assert (
+            (home / name).read_bytes() == (run / name).read_bytes() if name != "claims/1" else True
+        )
     assert os.readlink(home / "claims" / "1") == "1234-0"
     again = fetch(run, home, WEIGHTS)
     assert (again.files, again.notes) == (0, [])
@@ -452,13 +502,19 @@ def test_a_file_that_is_rewritten_while_it_is_sent_is_sent_again(run: Path, home
     assert (home / "attempt-1/rank-0.log").read_bytes() in (final, log.read_bytes())
 
 
-def test_a_file_that_is_rewritten_and_longer_is_not_taken_for_one_that_has_grown(run: Path, home: Path) -> None:
+def test_a_file_that_is_rewritten_and_longer_is_not_taken_for_one_that_has_grown(
+    run: Path, home: Path
+) -> None:
     """The rest of it was still to be read: the first part is old, and the others are new."""
     names = ("collected/result.csv", "attempt-1/rank-0.log")
     for name in names:
         old, new = os.urandom(5 * MB), os.urandom(6 * MB)
         write(run / name, old)
-        fetch(run, home / name, progress=At(name, lambda path=run / name, new=new: path.write_bytes(new)))
+        fetch(
+            run,
+            home / name,
+            progress=At(name, lambda path=run / name, new=new: path.write_bytes(new)),
+        )
         assert (home / name / name).read_bytes() == new
 
 
@@ -480,7 +536,8 @@ def test_a_log_that_grows_while_it_is_sent_comes_as_it_was(run: Path, home: Path
 def test_a_file_that_never_rests_is_named_and_everything_else_comes(
     run: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(run / "collected/result.csv", os.urandom(5 * MB))  # it does not fit into a pipe, packed or not
+    # it does not fit into a pipe, packed or not
+    write(run / "collected/result.csv", os.urandom(5 * MB))
     monkeypatch.setattr(download, "PAUSE", 0.0)
 
     class Always(Quiet):
@@ -494,7 +551,9 @@ def test_a_file_that_never_rests_is_named_and_everything_else_comes(
     assert names(home) == SMALL
 
 
-def test_what_cannot_be_read_there_is_named(run: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_there_is_named(
+    run: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hidden = [run / "work/project/secret", run / "checkpoints/step-00000003"]
     single = run / "work/project/single.json"
     for path in (*(each / "file" for each in hidden), single):
@@ -514,7 +573,10 @@ def test_what_cannot_be_read_there_is_named(run: Path, home: Path, monkeypatch: 
     monkeypatch.setattr(os, "scandir", look)  # also root may read everything
     monkeypatch.setattr(server, "open_regular", open_file)
     made, everything = fetch(run, home / "records"), fetch(run, home / "all", ALL)
-    missing = {"work/project/secret": "Permission denied", "work/project/single.json": "Permission denied"}
+    missing = {
+        "work/project/secret": "Permission denied",
+        "work/project/single.json": "Permission denied",
+    }
     assert made.missing == missing
     assert names(home / "records") == SMALL
     assert everything.missing == {**missing, "checkpoints/step-00000003": "Permission denied"}
@@ -526,7 +588,9 @@ def test_one_command_at_a_time(run: Path, home: Path) -> None:
         fetch(run, home)
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a//b", ".fetch/x", "a\0b", "fetched.json"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a/../../x", "", "a//b", ".fetch/x", "a\0b", "fetched.json"]
+)
 def test_names_lead_nowhere_else(home: Path, name: str) -> None:
     with pytest.raises(EnvironmentProblem, match="not a valid name for a file"):
         LocalCopy(home).path(name)

@@ -34,7 +34,9 @@ def clusters(slurm_node: Cluster, lab: Lab, project: Path, laptop: Laptop) -> It
         file.write('[profiles.cedar]\nhost = "cedar"\n')
     trained = lab.home / "trained"
     trained.unlink(missing_ok=True)
-    (project / "train.py").write_text(f"import os\nopen('{trained}', 'a').write(os.environ['PACELINE_RUN'] + '\\n')\n")
+    (project / "train.py").write_text(
+        f"import os\nopen('{trained}', 'a').write(os.environ['PACELINE_RUN'] + '\\n')\n"
+    )
     for name in ("slurm", "cedar"):
         laptop("login", name, check=True)
     yield slurm_node
@@ -49,7 +51,9 @@ def trained(lab: Lab) -> list[str]:
 
 def race(lab: Lab) -> dict[str, Any]:
     """Return what the laptop has recorded about its newest submission."""
-    paths = sorted((lab.folder / "laptop/.local/state/paceline/first").glob("*.json"), key=os.path.getmtime)
+    paths = sorted(
+        (lab.folder / "laptop/.local/state/paceline/first").glob("*.json"), key=os.path.getmtime
+    )
     for _ in range(100):  # it may just be written
         try:
             return dict(json.loads(paths[-1].read_text())) if paths else {}
@@ -66,7 +70,9 @@ def release(cluster: Cluster) -> None:
     """Let the jobs start that were to begin later."""
     for job in cluster.queue():
         argv = ["scontrol", "update", f"JobId={job.split()[0]}", "StartTime=now"]
-        subprocess.run(argv, env={**os.environ, **cluster.environment}, check=True, capture_output=True)
+        subprocess.run(
+            argv, env={**os.environ, **cluster.environment}, check=True, capture_output=True
+        )
 
 
 def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: Cluster) -> None:
@@ -105,11 +111,23 @@ def test_both_start_at_once_and_one_trains(lab: Lab, laptop: Laptop, clusters: C
 
 
 @pytest.mark.slow
-def test_a_laptop_that_is_killed_after_its_choice(lab: Lab, project: Path, laptop: Laptop, clusters: Cluster) -> None:
+def test_a_laptop_that_is_killed_after_its_choice(
+    lab: Lab, project: Path, laptop: Laptop, clusters: Cluster
+) -> None:
     """Whether the permission has been sent or not: only the cluster that was chosen trains, once it is finished."""
     before = race(lab).get("id")
-    with start(lab, "submit", *SMALL, "-N", "2", "train.py", cwd=project, stdin=subprocess.DEVNULL,
-               stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
+    with start(
+        lab,
+        "submit",
+        *SMALL,
+        "-N",
+        "2",
+        "train.py",
+        cwd=project,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         while process.poll() is None and (race(lab).get("id") == before or not race(lab)["chosen"]):
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
@@ -124,10 +142,23 @@ def test_a_laptop_that_is_killed_after_its_choice(lab: Lab, project: Path, lapto
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_cut_off_does_not_train(lab: Lab, project: Path, laptop: Laptop, clusters: Cluster) -> None:
+def test_a_cluster_that_is_cut_off_does_not_train(
+    lab: Lab, project: Path, laptop: Laptop, clusters: Cluster
+) -> None:
     """Its job ends by itself; the other one trains."""
-    with start(lab, "submit", *SMALL, *LATER, "--first-timeout", "15s", "train.py", cwd=project,
-               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
+    with start(
+        lab,
+        "submit",
+        *SMALL,
+        *LATER,
+        "--first-timeout",
+        "15s",
+        "train.py",
+        cwd=project,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         wait_until(lambda: len(clusters.queue()) == 2)
         wait_until(lambda: len(race(lab)["runs"]) == 2)
         laptop("logout", "cedar", check=True)
@@ -146,8 +177,17 @@ def test_a_cluster_that_is_cut_off_does_not_train(lab: Lab, project: Path, lapto
 
 @pytest.mark.slow
 def test_ctrl_c_cancels_all(lab: Lab, project: Path, clusters: Cluster) -> None:
-    with start(lab, "submit", *SMALL, *LATER, "train.py", cwd=project, stdin=subprocess.DEVNULL,
-               stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
+    with start(
+        lab,
+        "submit",
+        *SMALL,
+        *LATER,
+        "train.py",
+        cwd=project,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         wait_until(lambda: len(clusters.queue()) == 2)
         wait_until(lambda: len(race(lab)["runs"]) == 2)
         process.send_signal(signal.SIGINT)
@@ -159,10 +199,21 @@ def test_ctrl_c_cancels_all(lab: Lab, project: Path, clusters: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_gets_permission_after_ctrl_c(lab: Lab, project: Path, laptop: Laptop, clusters: Cluster) -> None:
+def test_nobody_gets_permission_after_ctrl_c(
+    lab: Lab, project: Path, laptop: Laptop, clusters: Cluster
+) -> None:
     """One was chosen, and Ctrl-C came while it could not be reached: `--finish` cancels it."""
-    with start(lab, "submit", *SMALL, *LATER, "train.py", cwd=project, stdin=subprocess.DEVNULL,
-               stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:  # fmt: skip
+    with start(
+        lab,
+        "submit",
+        *SMALL,
+        *LATER,
+        "train.py",
+        cwd=project,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         wait_until(lambda: len(clusters.queue()) == 2)
         wait_until(lambda: len(race(lab)["runs"]) == 2)
         process.send_signal(signal.SIGKILL)
@@ -178,8 +229,12 @@ def test_nobody_gets_permission_after_ctrl_c(lab: Lab, project: Path, laptop: La
     assert race(lab)["is_over"]
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_a_job_whose_answer_is_lost_is_cancelled(lab: Lab, project: Path, clusters: Cluster, end: int) -> None:
+@pytest.mark.parametrize(
+    "end", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
+def test_a_job_whose_answer_is_lost_is_cancelled(
+    lab: Lab, project: Path, clusters: Cluster, end: int
+) -> None:
     """The command ends when Slurm has the job, and before it hears of it."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     before = race(lab).get("id")
@@ -203,7 +258,9 @@ def test_a_job_whose_answer_is_lost_is_cancelled(lab: Lab, project: Path, cluste
     assert trained(lab) == []
 
 
-def test_all_questions_come_before_the_first_job(lab: Lab, project: Path, laptop: Laptop, clusters: Cluster) -> None:
+def test_all_questions_come_before_the_first_job(
+    lab: Lab, project: Path, laptop: Laptop, clusters: Cluster
+) -> None:
     """A no to the last question, or a cluster without a connection: no cluster gets the job."""
     before = race(lab).get("id")
     child, terminal = pty.fork()
@@ -235,7 +292,10 @@ def test_mistakes_are_named(laptop: Laptop, clusters: Cluster) -> None:
     for args, text in (
         (("--on", "slurm", "--first"), "needs several clusters"),
         (("--first",), "needs several clusters"),
-        (("--on", "slurm,cedar", "--first", "--dry-run"), "--dry-run cannot be combined with --first"),
+        (
+            ("--on", "slurm,cedar", "--first", "--dry-run"),
+            "--dry-run cannot be combined with --first",
+        ),
         (("--on", "slurm,cedar"), "This takes one cluster"),
     ):
         done = laptop("submit", *args, "train.py")

@@ -65,7 +65,9 @@ def test_start_up_files_that_print_without_end(lab: Lab, laptop: Laptop, when: s
     laptop("login", "plain", check=True)
     laptop("ps", "--on", "plain", check=True)
     # The second part of a command starts when its request waits.
-    condition = "true" if when == "receive" else 'ls "$HOME"/.cache/paceline/request-* >/dev/null 2>&1'
+    condition = (
+        "true" if when == "receive" else 'ls "$HOME"/.cache/paceline/request-* >/dev/null 2>&1'
+    )
     (lab.home / ".bashrc").write_text(f"if {condition}; then exec cat /dev/zero; fi\n")
     try:
         done = laptop("ps", "--on", "plain", timeout=60)
@@ -77,16 +79,22 @@ def test_start_up_files_that_print_without_end(lab: Lab, laptop: Laptop, when: s
     assert "Traceback" not in done.stderr
 
 
-def test_errors_and_exit_codes_are_passed_on(lab: Lab, laptop: Laptop, project: Path, tmp_path: Path) -> None:
+def test_errors_and_exit_codes_are_passed_on(
+    lab: Lab, laptop: Laptop, project: Path, tmp_path: Path
+) -> None:
     assert laptop("show", "--on", "plain", "nothing").returncode == 1
     (tmp_path / "lines").write_text("0.1\n0.2\n")
     (project / "train.py").touch()
     (project / "small").touch()
-    with (tmp_path / "lines").open() as lines:  # as in `while read lr; do paceline submit ...; done < lines`
+    # as in `while read lr; do paceline submit ...; done < lines`
+    with (tmp_path / "lines").open() as lines:
         for line, code in (
-            ("login plain", 0), ("ps --on plain", 0), ("show --on plain nothing", 2),
-            ("submit --on plain --dry-run train.py", 0), ("data push small --yes --on plain", 0),
-        ):  # fmt: skip
+            ("login plain", 0),
+            ("ps --on plain", 0),
+            ("show --on plain nothing", 2),
+            ("submit --on plain --dry-run train.py", 0),
+            ("data push small --yes --on plain", 0),
+        ):
             options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             with start(lab, *line.split(), cwd=project, stdin=lines, **options) as process:
                 said, _ = process.communicate(timeout=60)
@@ -119,8 +127,10 @@ def test_a_default_cluster(lab: Lab, laptop: Laptop, project: Path, tmp_path: Pa
     path = f"{lab.bin}:{_without('sbatch')}"
     laptop("login", check=True)
     there, here = str(lab.home / "paceline"), str(project / "runs")
-    found = [json.loads(laptop("ps", "--json", *more, check=True, PATH=path).stdout)["scratch"]
-             for more in ((), ("--on", "here"))]  # fmt: skip
+    found = [
+        json.loads(laptop("ps", "--json", *more, check=True, PATH=path).stdout)["scratch"]
+        for more in ((), ("--on", "here"))
+    ]
     assert found == [there, here]
     programs = tmp_path / "programs"
     programs.mkdir()
@@ -133,7 +143,9 @@ def test_a_default_cluster(lab: Lab, laptop: Laptop, project: Path, tmp_path: Pa
     path = f"{programs}:{path}"
 
     def chosen(**more: str) -> str:
-        return str(json.loads(laptop("ps", "--json", check=True, PATH=path, **more).stdout)["scratch"])
+        return str(
+            json.loads(laptop("ps", "--json", check=True, PATH=path, **more).stdout)["scratch"]
+        )
 
     assert chosen(SLURM_CONF=str(tmp_path / "absent")) == there
     (tmp_path / "slurm.conf").touch()
@@ -149,8 +161,12 @@ def _without(program: str) -> str:
 
 def start(lab: Lab, *args: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline", *args], cwd=cwd, env={**os.environ, **lab.variables}, text=True, **options,
-    )  # fmt: skip
+        [sys.executable, "-m", "paceline", *args],
+        cwd=cwd,
+        env={**os.environ, **lab.variables},
+        text=True,
+        **options,
+    )
 
 
 @pytest.fixture
@@ -179,8 +195,15 @@ def test_nothing_stays_there_when_the_command_here_ends(
 ) -> None:
     """The command writes nothing to its output, so nothing tells it that its reader is gone."""
     laptop("login", "plain", check=True)
-    with start(lab, *slow, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-               start_new_session=True) as process:  # fmt: skip
+    with start(
+        lab,
+        *slow,
+        cwd=project,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
         wait_until(lambda: follows(lab) or process.poll() is not None)
         assert process.poll() is None, process.communicate()
         os.killpg(process.pid, number)
@@ -194,7 +217,12 @@ def test_nothing_stays_there_when_the_connection_is_closed(
 ) -> None:
     laptop("login", "plain", check=True)
     with start(
-        lab, *slow, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        lab,
+        *slow,
+        cwd=project,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
         wait_until(lambda: follows(lab))
         laptop("logout", check=True)

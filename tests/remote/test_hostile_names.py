@@ -25,7 +25,19 @@ Laptop = Callable[..., subprocess.CompletedProcess[str]]
 # What a command line can hold: any bytes but NUL, as Python has them.
 ANY_BYTES = st.binary(max_size=30).map(lambda content: os.fsdecode(content.replace(b"\0", b"")))
 NASTY = st.sampled_from(
-    ["$(touch injected)", "`touch injected`", "a b", "'", '"', "\\", "\n", "-rf", "--", "!!", "\udcff"]
+    [
+        "$(touch injected)",
+        "`touch injected`",
+        "a b",
+        "'",
+        '"',
+        "\\",
+        "\n",
+        "-rf",
+        "--",
+        "!!",
+        "\udcff",
+    ]
 )
 ARGUMENTS = st.lists(st.one_of(ANY_BYTES, NASTY, st.lists(NASTY).map("".join)), max_size=8)
 
@@ -40,7 +52,9 @@ def test_a_shell_reads_back_what_was_meant(arguments: list[str]) -> None:
 
 @settings(deadline=None)
 @given(ARGUMENTS, st.dictionaries(st.sampled_from(["A", "B"]), ANY_BYTES), ANY_BYTES)
-def test_a_request_arrives_as_it_was_sent(arguments: list[str], values: dict[str, str], folder: str) -> None:
+def test_a_request_arrives_as_it_was_sent(
+    arguments: list[str], values: dict[str, str], folder: str
+) -> None:
     code = SentCode("project", {folder or "x": ("file", 1, "ab")})
     request = Request(arguments, folder, code, values, values, values)
     line = request.to_json()
@@ -83,9 +97,25 @@ def hostile(lab: Lab, laptop: Laptop, tmp_path: Path) -> Iterator[Path]:
 def test_a_project_with_a_hostile_name(lab: Lab, laptop: Laptop, hostile: Path) -> None:
     """The script that Slurm would get has the same arguments and values as on this machine."""
     line = (
-        "submit", "--dry-run", "--cpu", "--nproc", "1", "-t", "5", "--env", "V=$(touch injected) 'x'", "-J", "a$(id)b",
-        "./-train $(touch injected).py", "--x", "a b", "$(touch injected)", "a\nb", "-", "é",
-    )  # fmt: skip
+        "submit",
+        "--dry-run",
+        "--cpu",
+        "--nproc",
+        "1",
+        "-t",
+        "5",
+        "--env",
+        "V=$(touch injected) 'x'",
+        "-J",
+        "a$(id)b",
+        "./-train $(touch injected).py",
+        "--x",
+        "a b",
+        "$(touch injected)",
+        "a\nb",
+        "-",
+        "é",
+    )
     here = laptop(*line, cwd=hostile)
     there = laptop(line[0], "--on", "plain", *line[1:], cwd=hostile)
     assert there.returncode == here.returncode, there.stderr
@@ -115,14 +145,21 @@ for name in ("fork", "geteuid", "getpgid", "getuid", "killpg", "setpgid"):
 """
 
 
-@pytest.mark.parametrize("command", [("login", "far"), ("login", "--show"), ("logout",), ("ps", "--on", "far")])
+@pytest.mark.parametrize(
+    "command", [("login", "far"), ("login", "--show"), ("logout",), ("ps", "--on", "far")]
+)
 def test_windows_is_explained(tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "sitecustomize.py").write_text(LIKE_WINDOWS)
     (tmp_path / "paceline.toml").write_text('[profiles.far]\nhost = "far"\n')
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", *command], cwd=tmp_path, text=True, capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "paceline", *command],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
     assert done.returncode == 1, done.stderr
     assert "does not work on Windows" in done.stderr
     assert "Use it in WSL 2" in done.stderr
@@ -131,7 +168,9 @@ def test_windows_is_explained(tmp_path: Path, command: tuple[str, ...]) -> None:
 def test_windows_has_no_shared_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.delattr(os, "getuid")
-        with pytest.raises(EnvironmentProblem, match="OpenSSH for Windows cannot keep a connection open"):
+        with pytest.raises(
+            EnvironmentProblem, match="OpenSSH for Windows cannot keep a connection open"
+        ):
             Connection(Cluster("far", "far"))
         with pytest.raises(EnvironmentProblem, match="OpenSSH for Windows"):
             control_socket.read_logins()
@@ -161,4 +200,6 @@ def test_files_with_windows_line_ends(tmp_path: Path) -> None:
     text = '[profiles.far]\nhost = "far"\nsetup = """\nmodule load python\nexport A=1\n"""\n'
     (tmp_path / "paceline.toml").write_bytes(text.replace("\n", "\r\n").encode())
     cluster = ProjectFile.find(tmp_path).clusters()["far"]
-    assert cluster == Cluster("far", "far", None, "module load python\nexport A=1\n", has_profile=True)
+    assert cluster == Cluster(
+        "far", "far", None, "module load python\nexport A=1\n", has_profile=True
+    )

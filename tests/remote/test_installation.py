@@ -36,12 +36,16 @@ def test_two_laptops_at_once(lab: Lab, laptop: Laptop, project: Path) -> None:
     cache = clear(lab)
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "paceline", "ps", "--on", "plain", "--json"], cwd=project, text=True,
+            [sys.executable, "-m", "paceline", "ps", "--on", "plain", "--json"],
+            cwd=project,
+            text=True,
             env={**os.environ, **lab.variables, "XDG_CACHE_HOME": str(project / f"cache{number}")},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for number in range(2)
-    ]  # fmt: skip
+    ]
     for process in started:
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
@@ -56,7 +60,9 @@ def test_a_full_disk_leaves_nothing_behind(lab: Lab, laptop: Laptop) -> None:
     laptop("login", "plain", check=True)
     cache = clear(lab)
     cache.parent.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=777", "tmpfs", str(cache.parent)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=777", "tmpfs", str(cache.parent)], check=True
+    )
     try:
         done = laptop("ps", "--on", "plain")
         left = [path for path in cache.rglob("*") if path.is_file()]
@@ -71,15 +77,21 @@ def test_a_full_disk_leaves_nothing_behind(lab: Lab, laptop: Laptop) -> None:
 
 def test_a_python_that_is_too_old_is_explained(lab: Lab, laptop: Laptop, project: Path) -> None:
     old = lab.home / "old python"
-    old.write_text('#!/bin/sh\necho \'["/old/python3", [3, 9], "x86_64", "linux", ["glibc", "2.28"]]\'\n')
+    old.write_text(
+        '#!/bin/sh\necho \'["/old/python3", [3, 9], "x86_64", "linux", ["glibc", "2.28"]]\'\n'
+    )
     old.chmod(0o755)
-    (project / "paceline.toml").write_text('[profiles.plain]\nhost = "plain"\npython = "~/old python"\n')
+    (project / "paceline.toml").write_text(
+        '[profiles.plain]\nhost = "plain"\npython = "~/old python"\n'
+    )
     laptop("login", "plain", check=True)
     done = laptop("ps", "--on", "plain")
     assert done.returncode == 1
     assert "needs Python 3.10 or newer on plain, and found /old/python3 (3.9)" in done.stderr
     assert 'setup = "module load python"' in done.stderr
-    (project / "paceline.toml").write_text('[profiles.plain]\nhost = "plain"\npython = "/no/such"\n')
+    (project / "paceline.toml").write_text(
+        '[profiles.plain]\nhost = "plain"\npython = "/no/such"\n'
+    )
     assert "There is no Python '/no/such' on plain" in laptop("ps", "--on", "plain").stderr
 
 
@@ -119,7 +131,9 @@ def test_commands_of_the_profile_that_fail(
     """Before Paceline is there, and later."""
     lab, laptop = request.getfixturevalue("lab"), request.getfixturevalue("laptop")
     file = lab.home / f"setup-{code}.sh"
-    (project / "paceline.toml").write_text(f'[profiles.plain]\nhost = "plain"\nsetup = ". {file}"\n')
+    (project / "paceline.toml").write_text(
+        f'[profiles.plain]\nhost = "plain"\nsetup = ". {file}"\n'
+    )
     laptop("login", "plain", check=True)
     for _ in range(2):
         file.write_text(f"{commands}\n")
@@ -128,12 +142,15 @@ def test_commands_of_the_profile_that_fail(
         assert f"`setup` of plain failed with exit code {code}:" in done.stderr
         assert said in done.stderr
         assert "Fix `setup` in [profiles.plain]" in done.stderr
-        assert all(len(word) < 100 for word in done.stderr.split())  # not the text of the whole script
+        # not the text of the whole script
+        assert all(len(word) < 100 for word in done.stderr.split())
         file.write_text("true\n")
         laptop("ps", "--on", "plain", check=True)
 
 
-def test_a_request_that_is_not_carried_out_does_not_stay(lab: Lab, laptop: Laptop, project: Path) -> None:
+def test_a_request_that_is_not_carried_out_does_not_stay(
+    lab: Lab, laptop: Laptop, project: Path
+) -> None:
     """It may hold secrets. Here the commands of the profile fail between its arrival and its start."""
     calls = lab.home / "calls"
     setup = "echo >>$HOME/calls; [ $(wc -l <$HOME/calls) -ne 2 ]"
@@ -163,7 +180,9 @@ def test_a_request_whose_sender_is_gone_is_removed(tmp_path: Path) -> None:
     program = "import sys, pathlib; from paceline.ssh.remote import entry; entry.receive(pathlib.Path(sys.argv[1]))"
     for is_gone in (False, True):
         with subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", program, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -173,7 +192,8 @@ def test_a_request_whose_sender_is_gone_is_removed(tmp_path: Path) -> None:
             process.stdin.close()
             process.wait(60)
         assert (process.returncode == 0) != is_gone
-        assert len(list(tmp_path.glob("request-*"))) == 1  # that of the sender who waits for the answer
+        # that of the sender who waits for the answer
+        assert len(list(tmp_path.glob("request-*"))) == 1
 
 
 def test_modules_are_known_to_the_profile(lab: Lab, laptop: Laptop, project: Path) -> None:
@@ -198,7 +218,9 @@ def test_an_archive_that_was_cut_is_not_installed(tmp_path: Path) -> None:
     os.utime(old, (time.time() - 2 * unpack.ABANDONED,) * 2)
     program = [sys.executable, unpack.__file__, str(tmp_path / "cache"), "name"]
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    cut = subprocess.run([*program, digest], input=archive.read_bytes()[:-100], capture_output=True, check=False)
+    cut = subprocess.run(
+        [*program, digest], input=archive.read_bytes()[:-100], capture_output=True, check=False
+    )
     assert cut.returncode == 1
     assert b"arrived incomplete" in cut.stderr
     assert list((tmp_path / "cache").iterdir()) == []
@@ -242,7 +264,9 @@ def test_an_installation_that_was_partly_removed_is_made_again(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_what_was_removed_on_a_cluster_is_installed_again(lab: Lab, laptop: Laptop, project: Path) -> None:
+def test_what_was_removed_on_a_cluster_is_installed_again(
+    lab: Lab, laptop: Laptop, project: Path
+) -> None:
     laptop("login", "plain", check=True)
     laptop("ps", "--on", "plain", check=True)
     (complete,) = (lab.home / ".cache" / "paceline").glob(f"*/{unpack.COMPLETE}")
@@ -250,7 +274,10 @@ def test_what_was_removed_on_a_cluster_is_installed_again(lab: Lab, laptop: Lapt
     native = next(installed.glob("pydantic_core/*.so")).relative_to(installed)
     (project / "train.py").write_text("")
     submit, ps = ["submit", "--yes", "--on", "plain", "train.py"], ["ps", "--on", "plain"]
-    for command, names in ((ps, [unpack.MODULES, "paceline/cli"]), (submit, ["paceline/agent/main.py"])):
+    for command, names in (
+        (ps, [unpack.MODULES, "paceline/cli"]),
+        (submit, ["paceline/agent/main.py"]),
+    ):
         lab.on_node(f"cd {installed} && rm -rf {' '.join(names)}")
         done = laptop(*command)
         assert "installing Paceline" in done.stderr
@@ -258,16 +285,21 @@ def test_what_was_removed_on_a_cluster_is_installed_again(lab: Lab, laptop: Lapt
         assert all((installed / name).exists() for name in names)
     lab.on_node(f"cd {installed} && rm -f {native}")
     earlier = lab.requests()
-    done = laptop("ps", "--on", "plain")  # needs it, and did not look first: that happens once a day
+    # needs it, and did not look first: that happens once a day
+    done = laptop("ps", "--on", "plain")
     assert (done.returncode, "Repeat the command" in done.stderr) == (1, True), done.stderr
     assert lab.requests() <= earlier
     laptop("ps", "--on", "plain", check=True)
 
 
-def test_a_bundle_that_was_cut_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_that_was_cut_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(paceline_bundle, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(
-        paceline_bundle, "_copy_installed", lambda folder: bool((folder / "package.py").write_text("x = 1\n"))
+        paceline_bundle,
+        "_copy_installed",
+        lambda folder: bool((folder / "package.py").write_text("x = 1\n")),
     )
     monkeypatch.setattr(Target, "fits_here", lambda self: True)
     target = Target("/usr/bin/python3", (3, 11), "x86_64", "linux", (2, 28))
@@ -297,14 +329,22 @@ def _has_index() -> bool:
     ],
 )
 def test_packages_for_another_python_are_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], machine: str, expected: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, int],
+    machine: str,
+    expected: str,
 ) -> None:
     if not _has_index():
         pytest.skip("no package index can be reached")
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        made = paceline_bundle.make_bundle(Target("/usr/bin/python3", version, machine, "linux", (2, 28)))
-        again = paceline_bundle.make_bundle(Target("/usr/bin/python3", version, machine, "linux", (2, 28)))
+        made = paceline_bundle.make_bundle(
+            Target("/usr/bin/python3", version, machine, "linux", (2, 28))
+        )
+        again = paceline_bundle.make_bundle(
+            Target("/usr/bin/python3", version, machine, "linux", (2, 28))
+        )
     assert made == again
     with zipfile.ZipFile(made.path) as archive:
         names = archive.namelist()
@@ -317,4 +357,6 @@ def test_packages_for_another_python_are_downloaded(
         "psutil/__init__.py",
     } <= set(names)
     assert ("tomli/__init__.py" in names) == (version < (3, 11))
-    assert not [path for path in (tmp_path / "paceline" / "bundles").iterdir() if path.suffix != ".zip"]
+    assert not [
+        path for path in (tmp_path / "paceline" / "bundles").iterdir() if path.suffix != ".zip"
+    ]

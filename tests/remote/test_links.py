@@ -20,7 +20,8 @@ from tests.remote.lab import Lab
 from tests.remote.relay import Relay
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
-IMPATIENT = ("ServerAliveInterval 1", "ServerAliveCountMax 2")  # by default it is a minute, too long for a test
+# by default it is a minute, too long for a test
+IMPATIENT = ("ServerAliveInterval 1", "ServerAliveCountMax 2")
 
 
 def test_a_link_of_200_ms(lab: Lab, laptop: Laptop, link: Relay) -> None:
@@ -54,7 +55,9 @@ def masters(lab: Lab) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("phase", [pytest.param("before", marks=pytest.mark.slow), "installation"])
-def test_a_command_over_a_silent_link_ends(lab: Lab, laptop: Laptop, link: Relay, phase: str) -> None:
+def test_a_command_over_a_silent_link_ends(
+    lab: Lab, laptop: Laptop, link: Relay, phase: str
+) -> None:
     lab.configure(*IMPATIENT)
     laptop("login", "link", check=True)
     cache = lab.uninstall()
@@ -64,7 +67,9 @@ def test_a_command_over_a_silent_link_ends(lab: Lab, laptop: Laptop, link: Relay
         link.stall_after(500_000)
     done = laptop("ps", "--on", "link")
     assert done.returncode == 1
-    assert "connection to link was lost" in done.stderr or "not logged in to link" in done.stderr, done.stderr
+    assert "connection to link was lost" in done.stderr or "not logged in to link" in done.stderr, (
+        done.stderr
+    )
     assert "Traceback" not in done.stderr
     assert "not logged in to link" in laptop("ps", "--on", "link").stderr
     link.cut()  # the login node notices at last
@@ -87,7 +92,9 @@ def shared(lab: Lab, link: Relay) -> Iterator[Connection]:
         patch.setattr(connections, "PROBE_PAUSE", 1.0)
         subprocess.run([str(lab.bin / "ssh"), "-fN", "link"], check=True, stdin=subprocess.DEVNULL)
         yield Connection(Cluster("link", "link"))
-        subprocess.run([str(lab.bin / "ssh"), "-O", "exit", "link"], check=True, capture_output=True)
+        subprocess.run(
+            [str(lab.bin / "ssh"), "-O", "exit", "link"], check=True, capture_output=True
+        )
 
 
 def test_a_connection_of_the_users_that_notices_nothing(shared: Connection, link: Relay) -> None:

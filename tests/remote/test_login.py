@@ -51,23 +51,33 @@ def test_without_a_login_calls_fail_at_once_and_ask_nothing(
     lab: Lab, here: Callable[[str], Connection], host: str
 ) -> None:
     """Also where a key alone would do: nothing connects but `paceline login`."""
-    before, log = lab.prompted(), (lab.folder / f"{'codes' if host == 'lab' else 'plain'}.log").read_text()
+    before, log = (
+        lab.prompted(),
+        (lab.folder / f"{'codes' if host == 'lab' else 'plain'}.log").read_text(),
+    )
     with pytest.raises(ConnectionProblem) as problem:
         here(host).call("true")
     assert problem.value.message == f"You are not logged in to {host}."
     assert problem.value.hint == f"Type: paceline login {host}"
     assert lab.prompted() == before
-    assert (lab.folder / f"{'codes' if host == 'lab' else 'plain'}.log").read_text() == log  # nobody connected
+    # nobody connected
+    assert (lab.folder / f"{'codes' if host == 'lab' else 'plain'}.log").read_text() == log
 
 
-def test_a_jump_host(lab: Lab, laptop: Callable[..., Completed], here: Callable[[str], Connection]) -> None:
+def test_a_jump_host(
+    lab: Lab, laptop: Callable[..., Completed], here: Callable[[str], Connection]
+) -> None:
     before = lab.prompted()
     laptop("login", "inner", check=True)
-    assert here("inner").call("echo $SSH_CONNECTION").output.split()[3] == str(lab.codes.port).encode()
+    assert (
+        here("inner").call("echo $SSH_CONNECTION").output.split()[3] == str(lab.codes.port).encode()
+    )
     assert lab.prompted() == before + 1
 
 
-def test_a_key_agent(lab: Lab, laptop: Callable[..., Completed], here: Callable[[str], Connection]) -> None:
+def test_a_key_agent(
+    lab: Lab, laptop: Callable[..., Completed], here: Callable[[str], Connection]
+) -> None:
     socket = lab.folder / "agent"
     refused = laptop("login", "agent", SSH_AUTH_SOCK="")
     assert refused.returncode == 1
@@ -97,8 +107,11 @@ def test_a_connection_that_ssh_shares_already_is_used(
         assert "ssh -O exit shared" in laptop("logout", "shared", check=True).stderr
         assert connection.is_open()
     finally:
-        subprocess.run([str(lab.bin / "ssh"), "-O", "exit", "shared"], check=True, capture_output=True)
-    laptop("login", "shared", check=True)  # opened by Paceline, at the path that ssh's configuration names
+        subprocess.run(
+            [str(lab.bin / "ssh"), "-O", "exit", "shared"], check=True, capture_output=True
+        )
+    # opened by Paceline, at the path that ssh's configuration names
+    laptop("login", "shared", check=True)
     assert connection.is_open()
     laptop("logout", check=True)
     assert not connection.is_open()
@@ -106,7 +119,9 @@ def test_a_connection_that_ssh_shares_already_is_used(
 
 def test_a_changed_host_key_is_named(lab: Lab, laptop: Callable[..., Completed]) -> None:
     good = lab.known_hosts.read_text()
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(lab.folder / "other")], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(lab.folder / "other")], check=True
+    )
     other = (lab.folder / "other.pub").read_text()
     lab.known_hosts.write_text(f"[127.0.0.1]:{lab.plain.port} {other}")
     try:
@@ -121,9 +136,14 @@ def test_a_changed_host_key_is_named(lab: Lab, laptop: Callable[..., Completed])
 
 @pytest.mark.parametrize(
     ("host", "message"),
-    [("strange", "ssh does not know the host key of strange"), ("closed", "closed refuses connections")],
+    [
+        ("strange", "ssh does not know the host key of strange"),
+        ("closed", "closed refuses connections"),
+    ],
 )
-def test_other_failures_are_explained(laptop: Callable[..., Completed], host: str, message: str) -> None:
+def test_other_failures_are_explained(
+    laptop: Callable[..., Completed], host: str, message: str
+) -> None:
     done = laptop("login", host)
     assert done.returncode == 1
     assert message in done.stderr
@@ -142,9 +162,33 @@ def test_a_connection_that_breaks_is_not_waited_for(
 
 
 ARGUMENTS = [
-    "", " ", "a b", "it's", '"', "$(touch injected)", "`touch injected`", "$HOME", "*", "-rf", "--", "!!", "\\", "a\nb",
-    "\ttab", "é", "\udcff", "; touch injected", "~", "#", "%h", "{a,b}", "^x", "&", "|", ">x",
-]  # fmt: skip
+    "",
+    " ",
+    "a b",
+    "it's",
+    '"',
+    "$(touch injected)",
+    "`touch injected`",
+    "$HOME",
+    "*",
+    "-rf",
+    "--",
+    "!!",
+    "\\",
+    "a\nb",
+    "\ttab",
+    "é",
+    "\udcff",
+    "; touch injected",
+    "~",
+    "#",
+    "%h",
+    "{a,b}",
+    "^x",
+    "&",
+    "|",
+    ">x",
+]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish", "dash"])
@@ -153,7 +197,10 @@ def test_arguments_arrive_byte_for_byte_in_any_login_shell(
 ) -> None:
     from paceline.ssh.shell_text import words
 
-    path = next((f"{folder}/{shell}" for folder in ("/bin", "/usr/bin") if Path(folder, shell).exists()), None)
+    path = next(
+        (f"{folder}/{shell}" for folder in ("/bin", "/usr/bin") if Path(folder, shell).exists()),
+        None,
+    )
     if path is None:
         pytest.skip(f"no {shell} here")
     subprocess.run(["usermod", "--shell", path, lab.user], check=True)
@@ -183,7 +230,9 @@ def test_a_noisy_start_up_file_does_not_spoil_answers(
 @pytest.mark.parametrize(
     "host", ["-oProxyCommand=touch injected", "a b", "$(touch injected)", "a;b", "", "a\nb", "-v@x"]
 )
-def test_what_is_no_host_is_refused(laptop: Callable[..., Completed], project: Path, host: str) -> None:
+def test_what_is_no_host_is_refused(
+    laptop: Callable[..., Completed], project: Path, host: str
+) -> None:
     import json
 
     (project / "paceline.toml").write_text(f"[profiles.bad]\nhost = {json.dumps(host)}\n")
@@ -201,7 +250,9 @@ def test_clusters_of_all_projects_are_in_a_file_of_the_user(
     (folder / "clusters.toml").write_text('[mine]\nhost = "plain"\n')
     try:
         laptop("login", "mine", check=True, cwd=tmp_path)
-        assert laptop("login", "--show", check=True, cwd=tmp_path).stdout == "mine  plain  logged in\n"
+        assert (
+            laptop("login", "--show", check=True, cwd=tmp_path).stdout == "mine  plain  logged in\n"
+        )
         assert "Did you mean 'mine'" in laptop("login", "mime", cwd=tmp_path).stderr
     finally:
         (folder / "clusters.toml").unlink()

@@ -18,7 +18,19 @@ from tests.remote.test_forward import start, wait_until
 from tests.slurm.harness import Cluster
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
-SUBMIT = ("submit", "--on", "link", "--cpu", "--nproc", "1", "-t", "5", "--no-check", "train.py", "a b")
+SUBMIT = (
+    "submit",
+    "--on",
+    "link",
+    "--cpu",
+    "--nproc",
+    "1",
+    "-t",
+    "5",
+    "--no-check",
+    "train.py",
+    "a b",
+)
 SWEEP = ("sweep", *SUBMIT[1:-2], "sweep.toml")
 # An sbatch that tells when Slurm has the job, and gives its answer when it is allowed to. The job does not start, since
 # then it would record its own id.
@@ -48,11 +60,22 @@ def waiting(
     (tools / "sbatch").chmod(0o755)
     (lab.home / "hold").touch()
     (project / "train.py").write_text("import time\ntime.sleep(600)\n")
-    (project / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nname = "two"\n[space]\nx = [1, 2]\n')
-    (project / "paceline.toml").write_text('[profiles.link]\nhost = "link"\nsetup = "PATH=$HOME/tools:$PATH"\n')
+    (project / "sweep.toml").write_text(
+        '[sweep]\nscript = "train.py"\nname = "two"\n[space]\nx = [1, 2]\n'
+    )
+    (project / "paceline.toml").write_text(
+        '[profiles.link]\nhost = "link"\nsetup = "PATH=$HOME/tools:$PATH"\n'
+    )
     lab.configure("ServerAliveInterval 1", "ServerAliveCountMax 2")
     laptop("login", "link", check=True)
-    with start(lab, *line, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as it:
+    with start(
+        lab,
+        *line,
+        cwd=project,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as it:
         wait_until((lab.home / "accepted").exists)
         yield it
     for path in (lab.home / "accepted", lab.home / "hold", tools / "sbatch"):
@@ -64,15 +87,22 @@ SLOW = [pytest.param(end, marks=pytest.mark.slow) for end in ("killed", "silent"
 
 @pytest.mark.parametrize("end", ["cut", "sweep killed", *SLOW])
 def test_the_same_command_gives_one_job(
-    lab: Lab, laptop: Laptop, slurm_node: Cluster, slurm_link: Relay, *, waiting: subprocess.Popen[str],
-    line: tuple[str, ...], end: str,
-) -> None:  # fmt: skip
+    lab: Lab,
+    laptop: Laptop,
+    slurm_node: Cluster,
+    slurm_link: Relay,
+    *,
+    waiting: subprocess.Popen[str],
+    line: tuple[str, ...],
+    end: str,
+) -> None:
     (first,) = slurm_node.queue()
     if end == "cut":  # the command there notices, and withdraws the job
         slurm_link.cut()
     elif end == "killed":  # nothing there can notice
         lab.cut()
-    elif end in ("command killed", "sweep killed"):  # as by a limit on memory: the connection stays open
+    # as by a limit on memory: the connection stays open
+    elif end in ("command killed", "sweep killed"):
         (process,) = [each for each in lab.processes() if " run request-" in each]
         os.kill(int(process.split()[0]), signal.SIGKILL)
         (lab.home / "hold").unlink()
@@ -92,7 +122,8 @@ def test_the_same_command_gives_one_job(
     laptop("login", "link", check=True)
     if end == "killed":
         assert_nothing_happens_while_slurm_is_silent(lab, laptop, slurm_node)
-    again = laptop(line[0], "--yes", *line[1:], check=True)  # the same command: this only answers a question
+    # the same command: this only answers a question
+    again = laptop(line[0], "--yes", *line[1:], check=True)
     assert f"looks for its {jobs} before it submits anything" in again.stderr
     (job,) = slurm_node.queue()
     assert f"as job {job.partition('_')[0]}" in again.stdout.replace("submitted", "", 1)
@@ -104,7 +135,9 @@ def test_the_same_command_gives_one_job(
         assert len(slurm_node.queue()) == 2
 
 
-def assert_nothing_happens_while_slurm_is_silent(lab: Lab, laptop: Laptop, slurm_node: Cluster) -> None:
+def assert_nothing_happens_while_slurm_is_silent(
+    lab: Lab, laptop: Laptop, slurm_node: Cluster
+) -> None:
     squeue = lab.home / "tools" / "squeue"
     squeue.write_text("#!/bin/sh\necho 'squeue: error: Socket timed out' >&2\nexit 1\n")
     squeue.chmod(0o755)
@@ -113,6 +146,11 @@ def assert_nothing_happens_while_slurm_is_silent(lab: Lab, laptop: Laptop, slurm
     finally:
         squeue.unlink()
     assert done.returncode == 1, done.stdout
-    assert "Cannot find out whether Slurm has the job: squeue failed: Socket timed out" in done.stderr
-    assert "Nothing was submitted or cancelled. Repeat your command once Slurm responds." in done.stderr
+    assert (
+        "Cannot find out whether Slurm has the job: squeue failed: Socket timed out" in done.stderr
+    )
+    assert (
+        "Nothing was submitted or cancelled. Repeat your command once Slurm responds."
+        in done.stderr
+    )
     assert len(slurm_node.queue()) == 1

@@ -54,19 +54,31 @@ def test_exported_weights_arrive_here(
     (project / "train.py").write_text(SCRIPT)
     subprocess.run(
         [sys.executable, "-m", "paceline", "run", "--nproc", "1", "--cpu", "train.py"],
-        cwd=project, env={**os.environ, "PACELINE_SCRATCH": str(scratch_there)}, check=True, stdin=subprocess.DEVNULL,
+        cwd=project,
+        env={**os.environ, "PACELINE_SCRATCH": str(scratch_there)},
+        check=True,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
-    )  # fmt: skip
+    )
     own(lab, scratch_there)
     laptop("login", "link", check=True)
     done = laptop("export", "--on", "link", "last", "-o", "weights.safetensors", check=True)
-    assert done.stderr.splitlines()[-1] == "paceline: weights.safetensors: 2 tensors, 1.4 MB, step 2"
+    assert (
+        done.stderr.splitlines()[-1] == "paceline: weights.safetensors: 2 tensors, 1.4 MB, step 2"
+    )
     assert "output-" not in done.stdout + done.stderr  # a temporary folder there
-    again = laptop("export", "--on", "link", "last", "-o", str(project / "weights.safetensors"), check=True)
-    assert again.stderr == f"paceline: {project}/weights.safetensors: 2 tensors, 1.4 MB, step 2, replaced\n"
+    again = laptop(
+        "export", "--on", "link", "last", "-o", str(project / "weights.safetensors"), check=True
+    )
+    assert (
+        again.stderr
+        == f"paceline: {project}/weights.safetensors: 2 tensors, 1.4 MB, step 2, replaced\n"
+    )
     (record,) = scratch_there.glob("*/*/*/run.json")
     laptop("export", str(record.parent), "--on", "here", check=True)
-    assert (project / "weights.safetensors").read_bytes() == (project / "model.safetensors").read_bytes()
+    assert (project / "weights.safetensors").read_bytes() == (
+        project / "model.safetensors"
+    ).read_bytes()
     assert left_there(lab) == []
     before = (project / "weights.safetensors").stat().st_mtime_ns
     wrong = laptop("export", "--on", "link", "last", "-o", "weights.txt")
@@ -78,7 +90,9 @@ def test_exported_weights_arrive_here(
 
 
 @pytest.mark.slow
-def test_the_table_of_a_sweep_arrives_here(lab: Lab, laptop: Laptop, project: Path, scratch_there: Path) -> None:
+def test_the_table_of_a_sweep_arrives_here(
+    lab: Lab, laptop: Laptop, project: Path, scratch_there: Path
+) -> None:
     sweep = scratch_there / "project" / "default" / "digits"
     sweep.mkdir(parents=True)
     (sweep / "sweep.json").write_text(Search("digits", metric="loss").to_json())
@@ -94,10 +108,13 @@ def test_the_table_of_a_sweep_arrives_here(lab: Lab, laptop: Laptop, project: Pa
     (named_alike / "run.json").write_text('{"name": "digits"}')
     own(lab, scratch_there)
     files = ("--csv", "again.csv", "--report", "digits.html")  # the login node has no Plotly
-    done = laptop("sweep", "show", "--on", "plain", *files, check=True)  # the newest sweep, not the newest run
+    # the newest sweep, not the newest run
+    done = laptop("sweep", "show", "--on", "plain", *files, check=True)
     assert "wrote the report to digits.html" in done.stdout
     assert (project / "again.csv").read_bytes() == (project / "my trials.csv").read_bytes()
-    assert all(text in (project / "digits.html").read_text() for text in ("api/sweeps/digits", "0.125"))
+    assert all(
+        text in (project / "digits.html").read_text() for text in ("api/sweeps/digits", "0.125")
+    )
     done = laptop("sweep", "show", "digits", "--on", "plain", "--report", "named.html", check=True)
     assert "api/sweeps/digits" in (project / "named.html").read_text()
     assert left_there(lab) == []

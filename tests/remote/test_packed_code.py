@@ -22,7 +22,9 @@ def test_fetched_runs_stay_here_whatever_folder_the_cluster_uses(tmp_path: Path)
     fetched.mkdir(parents=True)
     (fetched / "weights.safetensors").write_text("large")
     (project / "train.py").write_text("print(1)\n")
-    (project / "paceline.toml").write_text('[profiles.alps.project]\nscratch = "/scratch/me/runs"\n')
+    (project / "paceline.toml").write_text(
+        '[profiles.alps.project]\nscratch = "/scratch/me/runs"\n'
+    )
     job = load_job(Program("train.py"), cwd=project, profile="alps")
     assert job.project.scratch == "/scratch/me/runs"
     parcel = pack_code(job, {}, runs=[project / "runs"], cluster="alps")
@@ -46,11 +48,17 @@ def test_code_that_is_too_large_is_data_to_push(tmp_path: Path) -> None:
 def test_too_many_files_are_data_to_push(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No option raises their number, and neither --no-snapshot nor snapshot_limit would help."""
     monkeypatch.setattr(code_snapshot, "MAX_FILES", 5)
-    for name in ("train.py", "paceline.toml", *(f"my images/{number}/0.png" for number in range(6))):
+    for name in (
+        "train.py",
+        "paceline.toml",
+        *(f"my images/{number}/0.png" for number in range(6)),
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     job = load_job(Program("train.py"), cwd=tmp_path)
-    with pytest.raises(EnvironmentProblem, match=r"has more than 5 files\. Most are in my images") as found:
+    with pytest.raises(
+        EnvironmentProblem, match=r"has more than 5 files\. Most are in my images"
+    ) as found:
         pack_code(job, {}, runs=[], cluster="alps")
     assert "paceline data push 'my images' --on alps" in found.value.hint
     assert "snapshot" not in found.value.hint
@@ -74,7 +82,9 @@ def test_what_takes_the_output_of_the_command_is_no_code(tmp_path: Path) -> None
     assert (tmp_path / "out.txt").read_text() == "train.py\n"
 
 
-def test_a_scratch_folder_that_only_the_cluster_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scratch_folder_that_only_the_cluster_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "paceline.toml").write_text('[project]\nscratch = "$SCRATCH_THERE/runs"\n')
     monkeypatch.chdir(tmp_path)
     assert cluster_request._runs_here() == []

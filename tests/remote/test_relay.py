@@ -85,7 +85,8 @@ def test_a_cut_link_ends_connections_until_it_is_restored(echo: int) -> None:
                 read(connection, 10)
         assert relay.is_cut
         assert relay.sent == 4
-        with pytest.raises(ConnectionResetError), connect(relay) as refused:  # the reset may come during connect
+        # the reset may come during connect
+        with pytest.raises(ConnectionResetError), connect(relay) as refused:
             refused.recv(1)
         relay.restore()
         with connect(relay) as connection:

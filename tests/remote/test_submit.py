@@ -26,7 +26,20 @@ from helper import TEXT
 token = hashlib.sha256(os.environ.get("MY_TOKEN", "").encode()).hexdigest()
 print(json.dumps({"args": sys.argv[1:], "text": TEXT, "token": token, "user": os.getuid()}))
 """
-ARGS = ["--lr", "0.1", "a b", "it's", '"$(touch injected)"', "`x`", "a\nb", "é", "-", "--on", "elsewhere", "*"]
+ARGS = [
+    "--lr",
+    "0.1",
+    "a b",
+    "it's",
+    '"$(touch injected)"',
+    "`x`",
+    "a\nb",
+    "é",
+    "-",
+    "--on",
+    "elsewhere",
+    "*",
+]
 SMALL = ("--on", "slurm", "--cpu", "--nproc", "1", "-t", "5")
 
 
@@ -71,9 +84,16 @@ def test_the_laptops_code_runs_there(lab: Lab, project: Path, slurm: Laptop) -> 
     folder = lab.home / "paceline" / "project" / "default" / run["run_id"]
     assert folder.is_dir()
     record = json.loads((folder / "run.json").read_text())
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project, text=True, capture_output=True, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=project, text=True, capture_output=True, check=True
+    )
     assert (record["code"]["commit"], record["code"]["changed"]) == (head.stdout.strip(), True)
-    assert sorted(os.listdir(folder / "code")) == [".gitignore", "helper.py", "paceline.toml", "train.py"]
+    assert sorted(os.listdir(folder / "code")) == [
+        ".gitignore",
+        "helper.py",
+        "paceline.toml",
+        "train.py",
+    ]
     assert outputs(slurm("logs", "first", "--on", "slurm", check=True).stdout)
     assert "first" in slurm("show", "--on", "slurm", "first", check=True).stdout
     assert not (project / "injected").exists()
@@ -97,7 +117,9 @@ def test_only_what_has_changed_is_sent(lab: Lab, project: Path, slurm: Laptop) -
     (project / "tool.sh").chmod(0o755)
     slurm("submit", *SMALL, "--dry-run", "train.py", check=True)
     assert {path.read_text() for path in stored() - before} == {"TEXT = 'again'\n", "#!/bin/sh\n"}
-    (newest,) = [path.parent for path in (lab.home / ".cache/paceline/code").glob("*/project/link.txt")]
+    (newest,) = [
+        path.parent for path in (lab.home / ".cache/paceline/code").glob("*/project/link.txt")
+    ]
     assert os.readlink(newest / "link.txt") == "large.txt"
     assert os.access(newest / "tool.sh", os.X_OK)
     assert (newest / "large.txt").read_text() == "large\n" * 1000
@@ -110,7 +132,9 @@ def test_only_what_has_changed_is_sent(lab: Lab, project: Path, slurm: Laptop) -
 
 
 @pytest.mark.slow
-def test_a_job_in_the_project_has_a_folder_of_its_own(lab: Lab, project: Path, slurm: Laptop) -> None:
+def test_a_job_in_the_project_has_a_folder_of_its_own(
+    lab: Lab, project: Path, slurm: Laptop
+) -> None:
     (project / "results.csv").write_text("loss\n")
     (project / "config.json").write_text("[1]")
     (project / "train.py").write_text(
@@ -136,7 +160,9 @@ def test_a_job_in_the_project_has_a_folder_of_its_own(lab: Lab, project: Path, s
     assert (shared / "project/config.json").read_text() == "[1]"
 
 
-def test_secrets_go_over_the_connection_and_nowhere_else(lab: Lab, project: Path, slurm: Laptop) -> None:
+def test_secrets_go_over_the_connection_and_nowhere_else(
+    lab: Lab, project: Path, slurm: Laptop
+) -> None:
     secret = "hush-4711-hush"
     (project / ".env").write_text(f"MY_TOKEN={secret}\n")
     (project / ".env").chmod(0o600)
@@ -145,7 +171,8 @@ def test_secrets_go_over_the_connection_and_nowhere_else(lab: Lab, project: Path
     assert "MY_TOKEN (.env) goes to slurm" in done.stderr
     assert outputs(done.stdout)[0]["token"] == hashlib.sha256(secret.encode()).hexdigest()
     assert not lab.on_node(f"grep -rl {secret} {lab.home} || true").stdout
-    slurm("submit", *SMALL, "--script-only", str(lab.home / "job.sh"), "train.py", check=True)  # not started yet
+    # not started yet
+    slurm("submit", *SMALL, "--script-only", str(lab.home / "job.sh"), "train.py", check=True)
     (holder,) = map(Path, lab.on_node(f"grep -rl {secret} {lab.home} || true").stdout.split())
     assert holder.name == "environment.sh"
     assert holder.stat().st_mode & 0o777 == 0o600
@@ -162,13 +189,19 @@ def test_a_script_that_would_not_be_sent_is_refused(project: Path, slurm: Laptop
     assert "huge.txt (3.1 MB)" in done.stderr
 
 
-def test_exit_codes_profiles_and_errors_are_those_of_the_other_side(project: Path, slurm: Laptop) -> None:
+def test_exit_codes_profiles_and_errors_are_those_of_the_other_side(
+    project: Path, slurm: Laptop
+) -> None:
     with (project / "paceline.toml").open("a") as file:
-        file.write('[profiles.slurm.project]\nexperiment = "far"\n[profiles.slurm.job]\npartition = "nowhere"\n')
+        file.write(
+            '[profiles.slurm.project]\nexperiment = "far"\n[profiles.slurm.job]\npartition = "nowhere"\n'
+        )
     done = slurm("submit", *SMALL, "train.py")
     assert done.returncode == 2
     assert "nowhere" in done.stderr
-    partition = re.search(r"--partition=(\S+)", slurm("submit", *SMALL, "--dry-run", "train.py").stdout)
+    partition = re.search(
+        r"--partition=(\S+)", slurm("submit", *SMALL, "--dry-run", "train.py").stdout
+    )
     assert partition is not None
     assert partition[1] == "nowhere"
     (project / "train.py").write_text("raise SystemExit(3)\n")
@@ -181,11 +214,16 @@ def test_exit_codes_profiles_and_errors_are_those_of_the_other_side(project: Pat
         file.write('[profiles.slurm.environment]\nkind = "venv"\npath = "/root/venv"\n')
     done = slurm("submit", *SMALL, "-p", "main", "train.py")
     closed = f"environment.path in profile slurm of {project.resolve()}/paceline.toml"
-    assert f"/root/venv cannot be used on slurm: you do not have permission to read /root ({closed})" in done.stderr
+    assert (
+        f"/root/venv cannot be used on slurm: you do not have permission to read /root ({closed})"
+        in done.stderr
+    )
     assert "path in [profiles.slurm.environment]" in done.stderr
 
 
-def test_a_job_is_cancelled_from_the_laptop(slurm_node: Cluster, project: Path, slurm: Laptop) -> None:
+def test_a_job_is_cancelled_from_the_laptop(
+    slurm_node: Cluster, project: Path, slurm: Laptop
+) -> None:
     (project / "train.py").write_text("import time\ntime.sleep(600)\n")
     (project / "sub").mkdir()
     slurm("submit", *SMALL, "-J", "long", "../train.py", check=True, cwd=project / "sub")
@@ -196,7 +234,9 @@ def test_a_job_is_cancelled_from_the_laptop(slurm_node: Cluster, project: Path, 
 
 
 @pytest.mark.slow
-def test_a_sweeps_own_secrets_go_along_and_hints_name_the_cluster(lab: Lab, project: Path, slurm: Laptop) -> None:
+def test_a_sweeps_own_secrets_go_along_and_hints_name_the_cluster(
+    lab: Lab, project: Path, slurm: Laptop
+) -> None:
     (project / "keys.txt").write_text("OTHER_TOKEN=hush-0815\n")
     (project / "keys.txt").chmod(0o600)
     (project / "sweep.toml").write_text(
@@ -218,14 +258,24 @@ def test_a_sweeps_own_secrets_go_along_and_hints_name_the_cluster(lab: Lab, proj
     assert "paceline sweep cancel own --on slurm" in done.stderr
 
 
-def test_it_asks_before_code_travels_for_the_first_time(lab: Lab, project: Path, slurm: Laptop) -> None:
+def test_it_asks_before_code_travels_for_the_first_time(
+    lab: Lab, project: Path, slurm: Laptop
+) -> None:
     objects = lab.home / ".cache" / "paceline" / "objects"
 
     def ask(answer: bytes | None, *more: str) -> tuple[int, str]:
         child, terminal = pty.fork()
         if child == 0:
             os.chdir(project)
-            argv = [sys.executable, "-m", "paceline", "submit", *SMALL, *(more or ["--dry-run"]), "train.py"]
+            argv = [
+                sys.executable,
+                "-m",
+                "paceline",
+                "submit",
+                *SMALL,
+                *(more or ["--dry-run"]),
+                "train.py",
+            ]
             os.execve(sys.executable, argv, {**os.environ, **lab.variables, "MY_TOKEN": "hush"})
         seen = b""
         with suppress(OSError):  # the terminal is gone once the command is
@@ -266,12 +316,16 @@ def test_it_asks_before_code_travels_for_the_first_time(lab: Lab, project: Path,
 
 
 def test_sweeps_shells_and_checks(lab: Lab, project: Path, slurm: Laptop) -> None:
-    (project / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nname = "two"\n[space]\nx = [1, 2]\n')
+    (project / "sweep.toml").write_text(
+        '[sweep]\nscript = "train.py"\nname = "two"\n[space]\nx = [1, 2]\n'
+    )
     slurm("sweep", *SMALL, "sweep.toml", check=True)
     assert json.loads(slurm("sweep", "show", "two", "--json", "--on", "slurm", check=True).stdout)
     assert json.loads(slurm("sweep", "--on", "slurm", "show", "two", "--json", check=True).stdout)
     assert "train.py compiles" in slurm("doctor", "--job", *SMALL, "train.py", check=True).stdout
-    done = slurm("shell", "--on", "slurm", "--cpu", "-t", "5", input="echo $SLURM_JOB_ID $(id -u); exit 5\n")
+    done = slurm(
+        "shell", "--on", "slurm", "--cpu", "-t", "5", input="echo $SLURM_JOB_ID $(id -u); exit 5\n"
+    )
     assert done.returncode == 5, done.stderr
     assert re.search(rf"^\d+ {os.stat(lab.home).st_uid}$", done.stdout, re.MULTILINE)
     assert "are not copied back to your laptop" in done.stderr
@@ -287,6 +341,9 @@ def test_the_partitions_of_the_cluster_go_into_its_profile(project: Path, slurm:
     script = slurm("submit", "--on", "slurm", "-t", "5", "--dry-run", "train.py", check=True).stdout
     assert "#SBATCH --partition=main\n" in script
     (project / "requirements.txt").write_text("numpy\n")
-    assert "#SBATCH --partition=main\n" in slurm("env", "build", "--on", "slurm", "--dry-run", check=True).stdout
+    assert (
+        "#SBATCH --partition=main\n"
+        in slurm("env", "build", "--on", "slurm", "--dry-run", check=True).stdout
+    )
     again = slurm("init", "--on", "slurm")
     assert (again.returncode, "already has [profiles.slurm.job]" in again.stderr) == (2, True)

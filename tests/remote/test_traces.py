@@ -26,7 +26,9 @@ SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
 def files_of(uid: int, *, besides: Path) -> set[str]:
     """Return the paths of a user's files in places that all users share."""
-    paths = [path for place in SHARED for pattern in ("*", "*/*") for path in Path(place).glob(pattern)]
+    paths = [
+        path for place in SHARED for pattern in ("*", "*/*") for path in Path(place).glob(pattern)
+    ]
     found = set()
     for path in paths:
         with suppress(OSError):
@@ -45,7 +47,19 @@ def test_nothing_is_left_after_logout(lab: Lab, laptop: Laptop, project: Path) -
     before = files_of(uid, besides=lab.folder)  # an earlier user may have had this number
     laptop("login", "lab", check=True)
     laptop("ps", "--on", "lab", check=True)
-    laptop("submit", "--on", "lab", "--dry-run", "--cpu", "--nproc", "1", "-t", "5", "train.py", check=True)
+    laptop(
+        "submit",
+        "--on",
+        "lab",
+        "--dry-run",
+        "--cpu",
+        "--nproc",
+        "1",
+        "-t",
+        "5",
+        "train.py",
+        check=True,
+    )
     assert laptop("logs", "--on", "lab", "nothing").returncode == 2
     assert masters(lab)
     assert sockets_below(lab.folder / "run")
@@ -59,8 +73,11 @@ def test_nothing_is_left_after_logout(lab: Lab, laptop: Laptop, project: Path) -
     assert {path for path in left if not path.startswith(f"/dev/shm/paceline-{uid}")} == set()
     cache = lab.home / ".cache" / "paceline"
     # Commands of other tests that nobody waited for have left empty files, which are removed after minutes.
-    kept = {path.name for path in cache.iterdir() if not path.name.startswith((*"0123456789", "ended-"))}
-    assert kept <= {"code", "objects", "submissions", "cleaned"}  # the last: when old entries were removed
+    kept = {
+        path.name for path in cache.iterdir() if not path.name.startswith((*"0123456789", "ended-"))
+    }
+    # the last: when old entries were removed
+    assert kept <= {"code", "objects", "submissions", "cleaned"}
     assert not [path for path in cache.rglob("*") if ".partial-" in path.name]
 
 
@@ -89,7 +106,9 @@ def test_a_command_in_a_terminal_asks_nothing(lab: Lab, project: Path) -> None:
         os.chdir(project)
         variables = {**os.environ, **lab.variables}
         del variables["SSH_ASKPASS_REQUIRE"]
-        os.execve(sys.executable, [sys.executable, "-m", "paceline", "ps", "--on", "lab"], variables)
+        os.execve(
+            sys.executable, [sys.executable, "-m", "paceline", "ps", "--on", "lab"], variables
+        )
     shown = b""
     while select.select([terminal], [], [], 60)[0]:
         try:
@@ -124,7 +143,9 @@ def test_nothing_is_sent_to_a_host_whose_key_has_changed(lab: Lab, laptop: Lapto
     assert os.listdir(lab.folder / "run" / "paceline") == []
 
 
-def test_a_link_that_is_cut_while_code_is_sent(lab: Lab, laptop: Laptop, project: Path, link: Relay) -> None:
+def test_a_link_that_is_cut_while_code_is_sent(
+    lab: Lab, laptop: Laptop, project: Path, link: Relay
+) -> None:
     (project / "train.py").write_text("print(1)\n")
     (project / "table.bin").write_bytes(os.urandom(3 << 20))
     submit = ("submit", "--on", "link", "--dry-run", "--cpu", "--nproc", "1", "-t", "5", "train.py")
@@ -137,12 +158,16 @@ def test_a_link_that_is_cut_while_code_is_sent(lab: Lab, laptop: Laptop, project
     assert link.is_cut
     lab.wait_until_empty()
     objects = lab.home / ".cache" / "paceline" / "objects"
-    assert not [path for path in objects.rglob("*") if path.is_file() and path.stat().st_size > 1 << 20]
+    assert not [
+        path for path in objects.rglob("*") if path.is_file() and path.stat().st_size > 1 << 20
+    ]
     link.restore()
     laptop("login", "link", check=True)
     again = laptop(*submit, check=True)
     assert "lost earlier" not in again.stderr  # nothing had been submitted
-    assert [path for path in objects.rglob("*") if path.is_file() and path.stat().st_size == 3 << 20]
+    assert [
+        path for path in objects.rglob("*") if path.is_file() and path.stat().st_size == 3 << 20
+    ]
     assert not list(objects.rglob(".partial-*"))
 
 
@@ -150,13 +175,26 @@ def test_a_link_that_is_cut_while_code_is_sent(lab: Lab, laptop: Laptop, project
 def test_a_full_disk_while_code_is_sent(lab: Lab, laptop: Laptop, project: Path) -> None:
     (project / "train.py").write_text("print(1)\n")
     (project / "table.bin").write_bytes(os.urandom(3 << 20))
-    submit = ("submit", "--on", "plain", "--dry-run", "--cpu", "--nproc", "1", "-t", "5", "train.py")
+    submit = (
+        "submit",
+        "--on",
+        "plain",
+        "--dry-run",
+        "--cpu",
+        "--nproc",
+        "1",
+        "-t",
+        "5",
+        "train.py",
+    )
     laptop("login", "plain", check=True)
     laptop("ps", "--on", "plain", check=True)
     objects = lab.home / ".cache" / "paceline" / "objects"
     subprocess.run(["rm", "-rf", str(objects)], check=True)
     objects.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "tmpfs", str(objects)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "tmpfs", str(objects)], check=True
+    )
     try:
         done = laptop(*submit)
         left = list(objects.rglob(".partial-*"))

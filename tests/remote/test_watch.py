@@ -37,12 +37,23 @@ class RunThere:
         self.folder = lab.home / "paceline" / "project" / "default" / run_id
         for each in ("claims", "attempt-1", "events", f"job-starts/{START}"):
             (self.folder / each).mkdir(parents=True)
-        about = {"run_id": run_id, "project": "project", "experiment": "default", "name": name, "nodes": 1, "nproc": 1,
-                 "program": "train.py", "created": time.time(), "command": ["paceline", "run", "train.py"]}  # fmt: skip
+        about = {
+            "run_id": run_id,
+            "project": "project",
+            "experiment": "default",
+            "name": name,
+            "nodes": 1,
+            "nproc": 1,
+            "program": "train.py",
+            "created": time.time(),
+            "command": ["paceline", "run", "train.py"],
+        }
         (self.folder / "run.json").write_text(json.dumps(about))
         (self.folder / "environment.sh").write_text("export TOKEN=secret\n")
         (self.folder / "claims" / "1").symlink_to(START)
-        (self.folder / "job-starts" / START / "process").write_text(describe_processes([os.getpid()]))
+        (self.folder / "job-starts" / START / "process").write_text(
+            describe_processes([os.getpid()])
+        )
         (self.folder / "attempt-1" / "start").write_text(f"{START} -1\n")
         self.log = self.folder / "attempt-1" / "rank-0.log"
         self.print("")
@@ -64,7 +75,10 @@ class RunThere:
             file.write(json.dumps({"time": time.time(), **numbers}) + "\n")
 
     def end(self, verdict: str = "done") -> None:
-        for path in (self.folder / "attempt-1" / "verdict", self.folder / "job-starts" / START / "verdict"):
+        for path in (
+            self.folder / "attempt-1" / "verdict",
+            self.folder / "job-starts" / START / "verdict",
+        ):
             path.write_text(verdict)
         self.own()
 
@@ -82,10 +96,13 @@ class Watcher:
         self.output, self.errors = project.parent / f"{name}.out", project.parent / f"{name}.err"
         with self.output.open("wb") as output, self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "paceline", *args], cwd=project,
+                [sys.executable, "-m", "paceline", *args],
+                cwd=project,
                 env={**os.environ, **lab.variables, **variables},
-                stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+            )
 
     def wait_for(self, text: str, *, errors: bool = False) -> None:
         path = self.errors if errors else self.output
@@ -182,7 +199,12 @@ def test_what_was_seen_is_shown_without_a_connection(
     assert "paceline_" in (project / "numbers.prom").read_text()
     laptop("logout", check=True)
     lab.wait_until_empty()
-    for command in (("show", "digits"), ("ps",), ("logs", "last"), ("report", "--light", "-o", "later.html")):
+    for command in (
+        ("show", "digits"),
+        ("ps",),
+        ("logs", "last"),
+        ("report", "--light", "-o", "later.html"),
+    ):
         done = laptop(*command, "--on", "plain", check=True)
         assert "no connection to plain; showing data received until" in done.stderr
     both = laptop("ps", "--on", "plain,closed")
@@ -207,8 +229,12 @@ def test_without_a_connection_each_run_is_as_old_as_its_own_copy(
     newer.own()
     laptop("login", "plain", check=True)
     laptop("show", "--on", "plain", older.folder.name, check=True)
-    (table,) = (lab.folder / "laptop" / ".cache" / "paceline" / "mirror" / "plain").glob("*/refreshed.json")
-    table.write_text(json.dumps({run: moment - 7200 for run, moment in json.loads(table.read_text()).items()}))
+    (table,) = (lab.folder / "laptop" / ".cache" / "paceline" / "mirror" / "plain").glob(
+        "*/refreshed.json"
+    )
+    table.write_text(
+        json.dumps({run: moment - 7200 for run, moment in json.loads(table.read_text()).items()})
+    )
     laptop("show", "--on", "plain", newer.folder.name, check=True)
     laptop("logout", check=True)
     listed = laptop("ps", "--on", "plain", check=True)
@@ -217,17 +243,24 @@ def test_without_a_connection_each_run_is_as_old_as_its_own_copy(
     assert "no step for" not in listed.stdout
     assert len(listed.stdout.splitlines()) == 3
     assert "only runs that you have watched from here are listed" in listed.stderr
-    moments = [laptop("show", "--on", "plain", run.folder.name, check=True).stderr for run in (older, newer)]
+    moments = [
+        laptop("show", "--on", "plain", run.folder.name, check=True).stderr
+        for run in (older, newer)
+    ]
     assert moments[0] != moments[1]
     for run in (older, newer):
         run.end()
     laptop("login", "plain", check=True)
-    assert "no such runs" not in laptop("ps", "--live", "--on", "plain", check=True).stderr  # the third one is live
+    # the third one is live
+    assert "no such runs" not in laptop("ps", "--live", "--on", "plain", check=True).stderr
     laptop("logout", check=True)
-    assert "no such runs" in laptop("ps", "--live", "--on", "plain", check=True).stderr  # nobody has watched it
+    # nobody has watched it
+    assert "no such runs" in laptop("ps", "--live", "--on", "plain", check=True).stderr
 
 
-def test_only_what_views_need_comes_here(lab: Lab, laptop: Laptop, run_there: Callable[..., RunThere]) -> None:
+def test_only_what_views_need_comes_here(
+    lab: Lab, laptop: Laptop, run_there: Callable[..., RunThere]
+) -> None:
     run = run_there()
     (run.folder / "work").mkdir()
     (run.folder / "work" / "weights.bin").write_bytes(bytes(100))
@@ -242,11 +275,20 @@ def test_only_what_views_need_comes_here(lab: Lab, laptop: Laptop, run_there: Ca
     laptop("show", "--on", "plain", check=True)
     (mirror,) = (lab.folder / "laptop" / ".cache" / "paceline" / "mirror" / "plain").iterdir()
     here = mirror / "runs" / "project" / "default" / run.folder.name
-    found = {str(path.relative_to(here)) for path in mirror.joinpath("runs").rglob("*") if not path.is_dir()}
+    found = {
+        str(path.relative_to(here))
+        for path in mirror.joinpath("runs").rglob("*")
+        if not path.is_dir()
+    }
     wanted = {
-        "run.json", "claims/1", f"job-starts/{START}/process", "attempt-1/start", "attempt-1/rank-0.log",
-        "attempt-1/rank-0.times", "checkpoints/step-00000010/complete.json",
-    }  # fmt: skip
+        "run.json",
+        "claims/1",
+        f"job-starts/{START}/process",
+        "attempt-1/start",
+        "attempt-1/rank-0.log",
+        "attempt-1/rank-0.times",
+        "checkpoints/step-00000010/complete.json",
+    }
     assert found == wanted
     assert mirror.stat().st_mode & 0o077 == 0
 
@@ -258,7 +300,9 @@ def test_two_watchers_share_one_reader_and_the_second_takes_over(
     run = run_there()
     run.print("one\n")
     laptop("login", "plain", check=True)
-    watchers = [Watcher(lab, project, name, "logs", "-f", "--on", "plain", "last") for name in ("a", "b")]
+    watchers = [
+        Watcher(lab, project, name, "logs", "-f", "--on", "plain", "last") for name in ("a", "b")
+    ]
     for watcher in watchers:
         watcher.wait_for("one\n")
     run.print("two\n")
@@ -284,13 +328,20 @@ def test_two_watchers_share_one_reader_and_the_second_takes_over(
 
 @pytest.mark.parametrize("is_connected", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_following_a_run_that_was_removed_ends(
-    laptop: Laptop, link: Relay, watch: Callable[..., Watcher], run_there: Callable[..., RunThere], is_connected: bool
+    laptop: Laptop,
+    link: Relay,
+    watch: Callable[..., Watcher],
+    run_there: Callable[..., RunThere],
+    is_connected: bool,
 ) -> None:
     """What had arrived is printed, also a line without an end."""
     run = run_there()
     run.print("one\nhalf of a line")
     laptop("login", "link", check=True)
-    lab, watchers = run.lab, [watch("logs", "-f", "--on", "link", "last"), watch("wait", "--on", "link", "last")]
+    lab, watchers = (
+        run.lab,
+        [watch("logs", "-f", "--on", "link", "last"), watch("wait", "--on", "link", "last")],
+    )
     watchers[0].wait_for("one\n")
     mirrors = lab.folder / "laptop" / ".cache" / "paceline" / "mirror" / "link"
     wait_until(lambda: len(list(mirrors.glob("*/following-*.json"))) == 2)  # both have the run
@@ -305,7 +356,9 @@ def test_following_a_run_that_was_removed_ends(
     for watcher in watchers:
         assert watcher.finish() == 1, watcher.errors.read_text()
         errors = watcher.errors.read_text()
-        assert re.search(rf"paceline: error: link: .*{run.folder}.*\n  .*paceline ps", errors), errors
+        assert re.search(rf"paceline: error: link: .*{run.folder}.*\n  .*paceline ps", errors), (
+            errors
+        )
     assert watchers[0].output.read_text() == "one\nhalf of a line\n"
     lab.wait_until_idle()
 
@@ -359,9 +412,13 @@ def test_the_browser_shows_runs_through_a_lost_connection_and_acts_there(
         contextlib.ExitStack() as cleanup,
     ):
         cleanup.callback(command.kill)
-        (run.folder / "job-starts" / START / "process").write_text(describe_processes([command.pid]))
+        (run.folder / "job-starts" / START / "process").write_text(
+            describe_processes([command.pid])
+        )
         run.own()
-        watcher = Watcher(lab, project, "ui", "ui", "--on", "plain", "--no-browser", "--allow-actions")
+        watcher = Watcher(
+            lab, project, "ui", "ui", "--on", "plain", "--no-browser", "--allow-actions"
+        )
         watcher.wait_for("Press Ctrl-C")
         link = re.search(r"http://127.0.0.1:\d+\S+", watcher.output.read_text())
         assert link is not None
@@ -378,7 +435,9 @@ def test_the_browser_shows_runs_through_a_lost_connection_and_acts_there(
             run.own()
             wait_until(lambda: runs()["runs"][0]["step"] == 3)
             address = f"{base}api/runs/{run.folder.name}"
-            assert "not listed on this machine" in client.get(f"{base}api/cluster").json()["problem"]
+            assert (
+                "not listed on this machine" in client.get(f"{base}api/cluster").json()["problem"]
+            )
             lab.cut()
             lab.wait_until_empty()
             wait_until(lambda: "no connection to plain since" in runs()["scratch"])
@@ -388,7 +447,11 @@ def test_the_browser_shows_runs_through_a_lost_connection_and_acts_there(
             assert command.poll() is None
             laptop("login", "plain", check=True)
             wait_until(lambda: runs()["scratch"] == f"plain:{lab.home}/paceline")
-            assert client.post(f"{address}/stop", headers=origin).json()["message"].endswith("saves and stops.")
+            assert (
+                client.post(f"{address}/stop", headers=origin)
+                .json()["message"]
+                .endswith("saves and stops.")
+            )
             assert command.wait(timeout=60) == -signal.SIGTERM
             assert (run.folder / "cancelled").exists()
             wait_until(lambda: runs()["runs"][0]["status"] == "cancelled")
@@ -406,7 +469,9 @@ def test_all_watchers_together_ask_slurm_once_a_minute(
     with (project / "paceline.toml").open("a") as file:
         file.write('[profiles.mute]\nhost = "plain"\nsetup = "PATH=$HOME/mute:$PATH"\n')
     (lab.home / "mute").mkdir()
-    (lab.home / "mute" / "squeue").write_text("#!/bin/sh\necho asked >>~/asked\necho down >&2\nexit 1\n")
+    (lab.home / "mute" / "squeue").write_text(
+        "#!/bin/sh\necho asked >>~/asked\necho down >&2\nexit 1\n"
+    )
     (lab.home / "mute" / "squeue").chmod(0o755)
     runs = [run_there(f"20260101-12000{number}-aaa{number}") for number in range(2)]
     laptop("login", "plain", check=True)
@@ -416,7 +481,9 @@ def test_all_watchers_together_ask_slurm_once_a_minute(
             run.print("one\n")
             run.own()
         names = [run.folder.name for run in runs]
-        watchers = [Watcher(lab, project, name, "logs", "-f", "--on", "mute", name) for name in names]
+        watchers = [
+            Watcher(lab, project, name, "logs", "-f", "--on", "mute", name) for name in names
+        ]
         shown = laptop("show", "--on", "mute", names[0], check=True).stdout
         assert "unknown" in shown
         for watcher, run in zip(watchers, runs, strict=True):
@@ -440,10 +507,26 @@ def test_a_job_is_followed_through_the_queue(
     (project / "train.py").write_text("for number in range(3): print('line', number)\n")
     laptop("login", "slurm", check=True)
     try:
-        submitted = ("submit", "--on", "slurm", "--cpu", "--nproc", "1", "-t", "5", "-J", "tiny", "train.py")
+        submitted = (
+            "submit",
+            "--on",
+            "slurm",
+            "--cpu",
+            "--nproc",
+            "1",
+            "-t",
+            "5",
+            "-J",
+            "tiny",
+            "train.py",
+        )
         laptop(*submitted, check=True)
         done = laptop("logs", "-f", "--on", "slurm", "tiny", check=True, timeout=300)
-        assert [line for line in done.stdout.splitlines() if "line" in line] == ["line 0", "line 1", "line 2"]
+        assert [line for line in done.stdout.splitlines() if "line" in line] == [
+            "line 0",
+            "line 1",
+            "line 2",
+        ]
         assert laptop("wait", "--on", "slurm", "tiny", timeout=300).returncode == 0
         assert "done" in laptop("show", "--on", "slurm", "tiny", check=True).stdout
         laptop("logout", check=True)
@@ -455,10 +538,20 @@ def test_a_job_is_followed_through_the_queue(
 
 @pytest.mark.parametrize(
     "number",
-    [*(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
+    [
+        *(
+            pytest.param(number, marks=pytest.mark.slow)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        ),
+        signal.SIGKILL,
+    ],
 )
 def test_no_reader_stays_on_the_login_node(
-    lab: Lab, laptop: Laptop, project: Path, run_there: Callable[..., RunThere], number: signal.Signals
+    lab: Lab,
+    laptop: Laptop,
+    project: Path,
+    run_there: Callable[..., RunThere],
+    number: signal.Signals,
 ) -> None:
     run = run_there()
     run.print("one\n")

@@ -26,7 +26,8 @@ def be_a_rank(folder: str, rank: int, world_size: int, port: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(1)
-    clean_exit.keep_process_groups(torch.distributed)  # as in every rank that Paceline forks: torch may hang otherwise
+    # as in every rank that Paceline forks: torch may hang otherwise
+    clean_exit.keep_process_groups(torch.distributed)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     os.environ.update(dict(zip(names, map(str, (rank, rank, world_size, world_size)), strict=True)))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

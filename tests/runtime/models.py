@@ -46,5 +46,8 @@ def weights(*models: nn.Module) -> list[float]:
 
 def assert_close(found: list[float], expected: list[float], atol: float = 1e-12) -> None:
     torch.testing.assert_close(
-        torch.tensor(found, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol
+        torch.tensor(found, dtype=torch.float64),
+        torch.tensor(expected, dtype=torch.float64),
+        rtol=0,
+        atol=atol,
     )

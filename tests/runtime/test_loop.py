@@ -17,7 +17,13 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+)
 from tqdm import tqdm
 
 import paceline
@@ -33,7 +39,9 @@ Body = Callable[[Any, Seen], None]
 def train(folder: Path, body: Body, max_steps: int | None = None) -> Seen:
     """Run a script's body in a session that saves at its end."""
     seen: Seen = []
-    with paceline.session(seed=1, folder=folder, cpu=True, progress=False, report=False, max_steps=max_steps) as run:
+    with paceline.session(
+        seed=1, folder=folder, cpu=True, progress=False, report=False, max_steps=max_steps
+    ) as run:
         body(run, seen)
     return seen
 
@@ -66,7 +74,9 @@ def counted(steps: Any) -> Iterator[Any]:
     assert left in (None, seen)
 
 
-def epochs_over(make: Callable[[Any], Any], *, resume_first: bool = False, peek: bool = False, **options: Any) -> Body:
+def epochs_over(
+    make: Callable[[Any], Any], *, resume_first: bool = False, peek: bool = False, **options: Any
+) -> Body:
     """Three epochs over one loader, some of which end early."""
 
     def body(run: Any, seen: Seen) -> None:
@@ -90,11 +100,16 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
         Numbers(24), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3)
     ),
     "sampler": lambda run: DataLoader(
-        Numbers(24), batch_size=2, sampler=RandomSampler(range(24), generator=torch.Generator().manual_seed(3))
+        Numbers(24),
+        batch_size=2,
+        sampler=RandomSampler(range(24), generator=torch.Generator().manual_seed(3)),
     ),
-    "set_epoch": lambda run: DataLoader(Numbers(24), batch_size=2, sampler=DistributedSampler(range(24), 1, 0)),
+    "set_epoch": lambda run: DataLoader(
+        Numbers(24), batch_size=2, sampler=DistributedSampler(range(24), 1, 0)
+    ),
     "set_epoch in batches": lambda run: DataLoader(
-        Numbers(24), batch_sampler=BatchSampler(DistributedSampler(range(24), 1, 0), 2, drop_last=False)
+        Numbers(24),
+        batch_sampler=BatchSampler(DistributedSampler(range(24), 1, 0), 2, drop_last=False),
     ),
     "dataset with a generator": lambda run: DataLoader(OwnNoise(), batch_size=2),
 }
@@ -123,7 +138,9 @@ def test_epochs_resume_into_the_same_batches_and_end_where_they_would(
 
 def test_workers_of_a_plain_dataloader_resume_exactly(tmp_path: Path) -> None:
     def make(run: Any) -> Any:
-        return DataLoader(Noisy(16), batch_size=4, shuffle=True, num_workers=1, multiprocessing_context="fork")
+        return DataLoader(
+            Noisy(16), batch_size=4, shuffle=True, num_workers=1, multiprocessing_context="fork"
+        )
 
     check_exact(tmp_path, epochs_over(make), 6)
 
@@ -133,9 +150,13 @@ def test_a_dataloader_that_keeps_its_workers_resumes_in_the_same_order(tmp_path:
 
     def body(run: Any, seen: Seen) -> None:
         loader = DataLoader(
-            Numbers(8), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True,
+            Numbers(8),
+            batch_size=4,
+            shuffle=True,
+            num_workers=1,
+            persistent_workers=True,
             multiprocessing_context="fork",
-        )  # fmt: skip
+        )
         run.resume()
         for epoch in run.epochs(3):
             for batch in run.steps(loader):
@@ -157,7 +178,9 @@ class Unsized(IterableDataset[int]):
 
 
 def test_a_stream_with_a_position_must_be_made_before_the_resume(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"run.loader was called after run.resume.*\n  Create the loader before"):
+    with pytest.raises(
+        UsageError, match=r"run.loader was called after run.resume.*\n  Create the loader before"
+    ):
         train(tmp_path, epochs_over(LOADERS["stream"], resume_first=True))
 
 
@@ -184,10 +207,19 @@ def test_progress_bars_know_how_many_batches_are_left(tmp_path: Path, kind: str)
 
     def body(run: Any, seen: Seen) -> None:
         ours = kind == "run.loader"
-        loader = run.loader(Numbers(24), batch_size=4, accumulate=2) if ours else DataLoader(Numbers(23), batch_size=2)
+        loader = (
+            run.loader(Numbers(24), batch_size=4, accumulate=2)
+            if ours
+            else DataLoader(Numbers(23), batch_size=2)
+        )
         run.resume()
         for epoch in run.epochs(2):
-            bars.append(tqdm(run.steps(loader) if ours else run.steps(loader, accumulate=2), file=io.StringIO()))
+            bars.append(
+                tqdm(
+                    run.steps(loader) if ours else run.steps(loader, accumulate=2),
+                    file=io.StringIO(),
+                )
+            )
             for batch in counted(bars[-1]):
                 seen.append((epoch, "", values(batch)))
 
@@ -198,7 +230,10 @@ def test_progress_bars_know_how_many_batches_are_left(tmp_path: Path, kind: str)
 
 def test_progress_bars_know_how_many_batches_are_evaluated(tmp_path: Path) -> None:
     with paceline.session(folder=tmp_path, cpu=True, progress=False, report=False) as run:
-        for data, size in ((Numbers(23), 4), (DataLoader(Numbers(23), batch_size=4, shuffle=True), None)):
+        for data, size in (
+            (Numbers(23), 4),
+            (DataLoader(Numbers(23), batch_size=4, shuffle=True), None),
+        ):
             bar = tqdm(run.evaluate(data, batch_size=size), file=io.StringIO())
             assert (bar.total, sum(len(batch) for batch in bar), bar.n) == (6, 23, 6)
 
@@ -222,7 +257,9 @@ def test_the_length_of_a_loop(tmp_path: Path) -> None:
 
 def two_loops(run: Any, seen: Seen) -> None:
     """Plain loaders in two loops per epoch, and a pass over one of Paceline's in between."""
-    first = DataLoader(Numbers(8), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3))
+    first = DataLoader(
+        Numbers(8), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(3)
+    )
     ours = run.loader(Numbers(8), batch_size=2)
     second = DataLoader(Numbers(6), batch_size=2, shuffle=True)
     run.resume()
@@ -234,7 +271,9 @@ def two_loops(run: Any, seen: Seen) -> None:
 
 def test_a_resumed_epoch_continues_in_the_loop_that_it_was_in(tmp_path: Path) -> None:
     seen = check_exact(tmp_path, two_loops, 2, 3, 5, 7, 9, 10, 12, 20)
-    assert [name for _, name, _ in seen[:12]] == ["first"] * 3 + ["ours"] * 3 + ["again"] * 3 + ["second"] * 3
+    assert [name for _, name, _ in seen[:12]] == ["first"] * 3 + ["ours"] * 3 + ["again"] * 3 + [
+        "second"
+    ] * 3
 
 
 def one_iterator(run: Any, seen: Seen) -> None:
@@ -258,14 +297,21 @@ def test_iterators_of_one_epoch_each_start_anew(tmp_path: Path) -> None:
             for batch in run.steps(islice((torch.tensor([number]) for number in range(100)), 4)):
                 seen.append((epoch, "", values(batch)))
 
-    assert [batch for _, _, batch in check_exact(tmp_path, body, 2, 4, 6)] == [[0], [1], [2], [3]] * 3
+    assert [batch for _, _, batch in check_exact(tmp_path, body, 2, 4, 6)] == [
+        [0],
+        [1],
+        [2],
+        [3],
+    ] * 3
 
 
 def test_other_batches_than_before_are_refused(tmp_path: Path) -> None:
     def body(offset: int, batches: int = 6, **options: Any) -> Body:
         def script(run: Any, seen: Seen) -> None:
             run.resume()
-            for batch in run.steps([torch.tensor([number + offset]) for number in range(batches)], **options):
+            for batch in run.steps(
+                [torch.tensor([number + offset]) for number in range(batches)], **options
+            ):
                 seen.append((0, "", values(batch)))
 
         return script
@@ -316,7 +362,9 @@ def test_the_last_group_of_batches_is_weighted_by_how_many_there_are(tmp_path: P
     with paceline.session(folder=tmp_path, cpu=True, progress=False, report=False) as run:
         model = run.wrap(nn.Linear(1, 1, bias=False))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        for batch in run.steps((torch.full((1, 1), float(number)) for number in range(8)), accumulate=3):
+        for batch in run.steps(
+            (torch.full((1, 1), float(number)) for number in range(8)), accumulate=3
+        ):
             run.backward(model(batch).mean())
             gradients.append(model.weight.grad.item())
             run.update(optimizer)
@@ -329,7 +377,9 @@ def test_a_dataloader_without_a_length_is_an_iterable_like_others(tmp_path: Path
     assert len(seen) == 36
 
 
-def test_what_follows_a_finished_loop_runs_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_follows_a_finished_loop_runs_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     counts: list[int] = []
 
     def body(run: Any, seen: Seen) -> None:
@@ -347,12 +397,15 @@ def test_what_follows_a_finished_loop_runs_again(tmp_path: Path, capfd: pytest.C
         train(tmp_path, body)
     train(tmp_path, body)
     assert counts == [2, 0, 2]
-    assert "epoch 0 was saved after the last step of this loop: only the code after the loop runs again" in (
-        capfd.readouterr().err
+    assert (
+        "epoch 0 was saved after the last step of this loop: only the code after the loop runs again"
+        in (capfd.readouterr().err)
     )
 
 
-def test_the_sums_in_the_guide_survive_a_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_sums_in_the_guide_survive_a_resume(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     guide = (Path(__file__).parents[2] / "docs/runtime.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```python\n(class Totals.*?)^```", guide, re.M | re.S)
 
@@ -382,13 +435,19 @@ def endless(run: Any, seen: Seen) -> None:
     raise AssertionError("the passes went on without steps")
 
 
-def test_a_script_that_goes_on_after_max_steps_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_goes_on_after_max_steps_ends(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(2):  # from the start, and resumed at its end
         with pytest.raises(SystemExit) as ended:
             train(tmp_path, endless, 3)
         assert ended.value.code == 0
-        assert "max_steps=3 is reached, but the script starts another run.steps loop" in capfd.readouterr().err
-    assert len(train(tmp_path, endless, 11)) == 8  # the end of the first pass, the second and the third
+        assert (
+            "max_steps=3 is reached, but the script starts another run.steps loop"
+            in capfd.readouterr().err
+        )
+    # the end of the first pass, the second and the third
+    assert len(train(tmp_path, endless, 11)) == 8
 
 
 def test_a_script_that_begins_a_loop_after_max_steps_ends_before_its_mean(tmp_path: Path) -> None:
@@ -407,9 +466,9 @@ def test_a_script_that_begins_a_loop_after_max_steps_ends_before_its_mean(tmp_pa
         with pytest.raises(SystemExit) as ended:
             train(tmp_path / str(max_steps), body, max_steps)
         assert ended.value.code == 0
-        assert [each.name for each in (tmp_path / str(max_steps) / "checkpoints").glob("step-*")] == [
-            f"step-{max_steps:08}"
-        ]
+        assert [
+            each.name for each in (tmp_path / str(max_steps) / "checkpoints").glob("step-*")
+        ] == [f"step-{max_steps:08}"]
     assert printed == [1, 1]
 
 
@@ -442,7 +501,9 @@ def test_what_follows_the_loop_runs_if_all_steps_were_done_before(
     assert json.loads(error.read_text())["message"] == "division by zero"
 
 
-def test_a_loop_after_max_steps_notices_a_stop(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_after_max_steps_notices_a_stop(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def body(run: Any, seen: Seen) -> None:
         loader = run.loader(Numbers(8), batch_size=2)
         for name in ("first", "second"):
@@ -476,7 +537,13 @@ def test_a_loader_of_two_loops_begins_the_second_one_anew(tmp_path: Path) -> Non
         stream = run.loader(Positioned(8), batch_size=2)
         run.resume()
         for epoch in run.epochs(2):
-            for name, loader in (("a", both), ("b", stream), ("c", between), ("d", both), ("e", stream)):
+            for name, loader in (
+                ("a", both),
+                ("b", stream),
+                ("c", between),
+                ("d", both),
+                ("e", stream),
+            ):
                 for batch in run.steps(loader):
                     seen.append((epoch, name, values(batch)))
 
@@ -519,7 +586,9 @@ ITERATORS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", ITERATORS)
-def test_an_iterator_of_a_dataloader_resumes_with_the_same_random_state(tmp_path: Path, kind: str) -> None:
+def test_an_iterator_of_a_dataloader_resumes_with_the_same_random_state(
+    tmp_path: Path, kind: str
+) -> None:
     def body(run: Any, seen: Seen) -> None:
         loader = DataLoader(Numbers(8), batch_size=2, shuffle=True)
         run.resume()
@@ -536,15 +605,21 @@ def warned_of_same_batches() -> list[int]:
     numbers = torch.arange(8.0)
     for make in (
         lambda run: DataLoader(numbers, batch_size=2),
-        lambda run: DataLoader(numbers, batch_size=2, sampler=DistributedSampler(numbers, run.world_size, run.rank)),
+        lambda run: DataLoader(
+            numbers, batch_size=2, sampler=DistributedSampler(numbers, run.world_size, run.rank)
+        ),
         lambda run: [numbers] * (1 + run.rank),  # ranks that do not have equally many
-        lambda run: [torch.cat([torch.zeros(1000), torch.ones(10) * run.rank])],  # the same at its beginning
+        # the same at its beginning
+        lambda run: [torch.cat([torch.zeros(1000), torch.ones(10) * run.rank])],
         lambda run: range(3),  # numbers of steps, not samples
         lambda run: [],
         lambda run: run.loader(numbers, batch_size=4),
     ):
         err = io.StringIO()
-        with contextlib.redirect_stderr(err), paceline.session(cpu=True, progress=False, report=False) as run:
+        with (
+            contextlib.redirect_stderr(err),
+            paceline.session(cpu=True, progress=False, report=False) as run,
+        ):
             loader = make(run)
             for _ in run.epochs(2):
                 for _ in run.steps(loader, max_steps=1):

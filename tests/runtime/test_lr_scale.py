@@ -32,7 +32,12 @@ class Rates:
 
 
 def train(
-    *, steps: int = 6, schedule: str = "", folder: Path | None = None, by_loader: bool = False, **scale: Any
+    *,
+    steps: int = 6,
+    schedule: str = "",
+    folder: Path | None = None,
+    by_loader: bool = False,
+    **scale: Any,
 ) -> tuple[list[float], list[float], list[float]]:
     """Return the rates that were used, those that the group has after each step, and the final weights."""
     x, y = data(64)
@@ -70,14 +75,18 @@ def test_the_factor_grows_from_the_unscaled_rate() -> None:
 def test_the_factor_may_come_from_a_loader_and_grow_as_a_square_root() -> None:
     assert train(by_loader=True, reference=4)[0] == pytest.approx([0.04] * 6)
     assert train(batch=64, reference=16, rule="sqrt")[0] == pytest.approx([0.02] * 6)
-    assert train(batch=8, reference=16, warmup=3)[0] == pytest.approx([0.005] * 6), "a smaller one needs no warm-up"
+    assert train(batch=8, reference=16, warmup=3)[0] == pytest.approx([0.005] * 6), (
+        "a smaller one needs no warm-up"
+    )
 
 
 @pytest.mark.parametrize("schedule", ["step", "cosine", "cycle"])
 def test_schedulers_do_not_see_the_factor(schedule: str) -> None:
     plain, left, _ = train(schedule=schedule)
     used, same, _ = train(schedule=schedule, batch=32, reference=16, warmup=2)
-    assert used == pytest.approx([rate * factor for rate, factor in zip(plain, (1, 1.5, 2, 2, 2, 2), strict=True)])
+    assert used == pytest.approx(
+        [rate * factor for rate, factor in zip(plain, (1, 1.5, 2, 2, 2, 2), strict=True)]
+    )
     assert same == left
 
 

@@ -47,9 +47,15 @@ def test_without_an_agent(tmp_path: Path) -> None:
     values = json.loads((tmp_path / "values-0.json").read_text())
     assert values.pop("variables") == dict.fromkeys(values.keys() - {"existing"}, "None")
     assert values == {
-        "source_dir": str(script.parent), "project": "my project", "experiment": "default", "scratch_dir": "None",
-        "data_dir": "None", "checkpoints_dir": "None", "logs_dir": "None", "existing": ["source_dir"],
-    }  # fmt: skip
+        "source_dir": str(script.parent),
+        "project": "my project",
+        "experiment": "default",
+        "scratch_dir": "None",
+        "data_dir": "None",
+        "checkpoints_dir": "None",
+        "logs_dir": "None",
+        "existing": ["source_dir"],
+    }
 
 
 def test_paths_from_variables_without_an_agent(tmp_path: Path) -> None:
@@ -61,7 +67,9 @@ def test_paths_from_variables_without_an_agent(tmp_path: Path) -> None:
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("style", ["fork", pytest.param("spawn", marks=SLOW), pytest.param("torchrun", marks=SLOW)])
+@pytest.mark.parametrize(
+    "style", ["fork", pytest.param("spawn", marks=SLOW), pytest.param("torchrun", marks=SLOW)]
+)
 def test_with_an_agent_paths_come_from_the_variables(
     style: str, paceline: Paceline, tmp_path: Path, scratch: Path
 ) -> None:
@@ -69,9 +77,19 @@ def test_with_an_agent_paths_come_from_the_variables(
     (tmp_path / "paceline.toml").write_text('[project]\nname = "vision"\n')
     (tmp_path / "train.py").write_text(TELL)
     done = paceline(
-        "run", "--nproc", "2", "--cpu", "--style", style, "--experiment", "tiny", "--data",
-        str(tmp_path / "data.txt"), "train.py", style,
-    )  # fmt: skip
+        "run",
+        "--nproc",
+        "2",
+        "--cpu",
+        "--style",
+        style,
+        "--experiment",
+        "tiny",
+        "--data",
+        str(tmp_path / "data.txt"),
+        "train.py",
+        style,
+    )
     assert done.returncode == 0, done.stderr
     (run_json,) = scratch.glob("*/*/*/run.json")
     folder = RunFolder(run_json.parent)
@@ -84,9 +102,13 @@ def test_with_an_agent_paths_come_from_the_variables(
         assert data != "None"
         assert existing == ["source_dir", "scratch_dir", "data_dir", "checkpoints_dir", "logs_dir"]
         assert values == {
-            "source_dir": str(tmp_path), "project": "vision", "experiment": "tiny", "scratch_dir": str(scratch),
-            "checkpoints_dir": str(folder.checkpoints), "logs_dir": str(folder.attempt(1).path),
-        }  # fmt: skip
+            "source_dir": str(tmp_path),
+            "project": "vision",
+            "experiment": "tiny",
+            "scratch_dir": str(scratch),
+            "checkpoints_dir": str(folder.checkpoints),
+            "logs_dir": str(folder.attempt(1).path),
+        }
 
 
 def test_a_session_knows_its_own_checkpoints(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ def two_sessions() -> list[tuple[int, int, float, float, int]]:
     for _ in range(2):
         with quiet() as run:
             total = run.sum(torch.tensor([run.rank + 1.0]))
-            found.append((run.rank, run.world_size, total.item(), run.mean(float(run.rank)), run.sum(3)))
+            found.append(
+                (run.rank, run.world_size, total.item(), run.mean(float(run.rank)), run.sum(3))
+            )
         assert not torch.distributed.is_initialized()
     return found
 
@@ -61,18 +63,36 @@ def sums() -> list[object]:
         except UsageError as error:
             message = error.message
         return [
-            run.sum(True), run.sum(odd), type(run.sum(odd)), run.sum(flags).tolist(), run.mean(flags).tolist(),
-            run.sum(many).tolist(), many.dtype, run.sum(late), run.sum(numpy.int32(2)), run.sum(2**60 + 1), message,
-        ]  # fmt: skip
+            run.sum(True),
+            run.sum(odd),
+            type(run.sum(odd)),
+            run.sum(flags).tolist(),
+            run.mean(flags).tolist(),
+            run.sum(many).tolist(),
+            many.dtype,
+            run.sum(late),
+            run.sum(numpy.int32(2)),
+            run.sum(2**60 + 1),
+            message,
+        ]
 
 
 def test_sums_count_booleans_and_do_not_overflow(ranks: Ranks) -> None:
     assert sums()[:6] == [1, 0, int, [1, 0, 0], [1.0, 0.0, 0.0], [200, 200]]
     refused = "run.sum and run.mean got a list, but take numbers and tensors."
     expected = [
-        3, 1, int, [3, 1, 0], pytest.approx([1.0, 1 / 3, 0.0]),
-        [600, 600], torch.uint8, 1.0, 6, 3 * (2**60 + 1), refused,
-    ]  # fmt: skip
+        3,
+        1,
+        int,
+        [3, 1, 0],
+        pytest.approx([1.0, 1 / 3, 0.0]),
+        [600, 600],
+        torch.uint8,
+        1.0,
+        6,
+        3 * (2**60 + 1),
+        refused,
+    ]
     assert ranks(sums, 3) == [expected] * 3
 
 
@@ -84,16 +104,28 @@ def weighted_means() -> list[object]:
         half = torch.full((), 30000.0, dtype=torch.float16)
         counts = torch.tensor([run.rank, 1])
         return [
-            run.mean(own, weight=run.rank), run.mean(tensor, weight=run.rank).tolist(),
-            run.mean(tensor, weight=torch.tensor(run.rank)).tolist(), run.mean(half, weight=1000).item(),
+            run.mean(own, weight=run.rank),
+            run.mean(tensor, weight=run.rank).tolist(),
+            run.mean(tensor, weight=torch.tensor(run.rank)).tolist(),
+            run.mean(half, weight=1000).item(),
             run.mean(torch.tensor([own, 2.0]), weight=counts).tolist(),
             run.mean(0 if run.rank == 0 else tensor, weight=run.rank).tolist(),
-            math.isnan(run.mean(own, weight=0)), run.mean(tensor, weight=0).isnan().all().item(),
-        ]  # fmt: skip
+            math.isnan(run.mean(own, weight=0)),
+            run.mean(tensor, weight=0).isnan().all().item(),
+        ]
 
 
 def test_a_weighted_mean_over_ranks(ranks: Ranks) -> None:
-    expected = [5 / 3, [5 / 3, -5 / 3], [5 / 3, -5 / 3], 30000, [5 / 3, 2], [5 / 3, -5 / 3], True, True]
+    expected = [
+        5 / 3,
+        [5 / 3, -5 / 3],
+        [5 / 3, -5 / 3],
+        30000,
+        [5 / 3, 2],
+        [5 / 3, -5 / 3],
+        True,
+        True,
+    ]
     for found in ranks(weighted_means, 3):
         for value, right in zip(found, expected, strict=True):
             assert value == pytest.approx(right)
@@ -113,8 +145,10 @@ def wrong_weights() -> list[object]:
 def test_ranks_agree_on_weights(ranks: Ranks) -> None:
     """Otherwise all sums that follow would be those of other values."""
     expected = [
-        "run.mean got a weight on rank 0, but no weight on rank 1.", "run.mean got a negative weight on rank 1.", 2,
-    ]  # fmt: skip
+        "run.mean got a weight on rank 0, but no weight on rank 1.",
+        "run.mean got a negative weight on rank 1.",
+        2,
+    ]
     assert ranks(wrong_weights, 2) == [expected] * 2
 
 
@@ -138,10 +172,18 @@ def gathered() -> list[object]:
         scalar = torch.tensor(rank + 1j, requires_grad=True)
         other = torch.arange(6.0).reshape(2, 3).T if rank else torch.ones(1, 1, 4)
         found += [[(each.tolist(), each.dtype) for each in run.gather(ragged)]]
-        found += [[each.tolist() for each in run.gather(value)] for value in (scalar, other, torch.ones(0) > 0)]
-        found.append(run.gather({"rank": rank, "text": "x" * rank, "tensor": torch.ones(2)})[-1]["text"])
+        found += [
+            [each.tolist() for each in run.gather(value)]
+            for value in (scalar, other, torch.ones(0) > 0)
+        ]
+        found.append(
+            run.gather({"rank": rank, "text": "x" * rank, "tensor": torch.ones(2)})[-1]["text"]
+        )
         found.append(run.gather(None))
-        for wrong in (torch.ones(1, dtype=torch.int32 if rank else torch.int64), Unpicklable() if rank else 1):
+        for wrong in (
+            torch.ones(1, dtype=torch.int32 if rank else torch.int64),
+            Unpicklable() if rank else 1,
+        ):
             try:
                 run.gather(wrong)
             except UsageError as error:
@@ -170,7 +212,11 @@ def test_gather_takes_ragged_tensors_and_objects(ranks: Ranks, world_size: int) 
     if world_size > 1:
         tensor = "run.gather got a cpu tensor of torch.int64 on rank 0, but a cpu tensor of torch.int32 on rank 1."
         mixed = "run.gather got a cpu tensor of torch.float32 on rank 0, but an object on rank 1."
-        expected += [tensor, "run.gather could not pickle the object of rank 1: ValueError: not me", mixed]
+        expected += [
+            tensor,
+            "run.gather could not pickle the object of rank 1: ValueError: not me",
+            mixed,
+        ]
     assert results == [[*expected, list(everyone)]] * world_size
 
 
@@ -190,15 +236,21 @@ def drawn(folder: str | None, steps: int) -> tuple[list[float], dict[int, float]
     return initial, numbers
 
 
-def test_ranks_draw_their_own_numbers_in_hand_written_loops_and_resume_them(ranks: Ranks, tmp_path: Path) -> None:
+def test_ranks_draw_their_own_numbers_in_hand_written_loops_and_resume_them(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     whole = ranks(drawn, 2, str(tmp_path / "whole"), 6)
     assert whole[0][0] == whole[1][0], "one seed builds one model"
     assert len({*whole[0][1].values(), *whole[1][1].values()}) == 12
     parts = [ranks(drawn, 2, str(tmp_path / "parts"), steps) for steps in (3, 6)]
-    assert [parts[0][rank][1] | parts[1][rank][1] for rank in (0, 1)] == [numbers for _, numbers in whole]
+    assert [parts[0][rank][1] | parts[1][rank][1] for rank in (0, 1)] == [
+        numbers for _, numbers in whole
+    ]
     assert sorted(parts[1][0][1]) == [3, 4, 5]
     first, second = (numbers for _, numbers in ranks(drawn, 2, None, 4))
-    assert [first[step] == second[step] for step in range(4)] == [True, False, False, False], "from the first boundary"
+    assert [first[step] == second[step] for step in range(4)] == [True, False, False, False], (
+        "from the first boundary"
+    )
 
 
 def download(folder: str) -> str:
@@ -217,7 +269,11 @@ def test_rank_zero_goes_first(ranks: Ranks, tmp_path: Path) -> None:
 
 def download_to_each_node(folder: str) -> str:
     rank = int(os.environ["RANK"])
-    os.environ |= {"LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": str(rank // 2)}
+    os.environ |= {
+        "LOCAL_RANK": str(rank % 2),
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": str(rank // 2),
+    }
     os.environ["GROUP_WORLD_SIZE"] = "2"
     with quiet() as run, run.rank_zero_first():
         cache = Path(folder) / f"node-{run.identity.node}"
@@ -277,13 +333,19 @@ def exits(folder: str, code: object) -> tuple[object, list[str]]:
                     sys.exit(code)  # type: ignore[arg-type]
     except SystemExit as leaving:
         left = leaving.code
-    return left, sorted(path.parent.name for path in Path(folder).glob("checkpoints/*/complete.json"))
+    return left, sorted(
+        path.parent.name for path in Path(folder).glob("checkpoints/*/complete.json")
+    )
 
 
 @pytest.mark.parametrize("code", [None, 0])
 def test_a_clean_exit_ends_the_session(ranks: Ranks, tmp_path: Path, code: object) -> None:
     saved = ["step-00000005"]
-    assert ranks(exits, 3, str(tmp_path), code) == [("by the end", saved), (code, saved), (code, saved)]
+    assert ranks(exits, 3, str(tmp_path), code) == [
+        ("by the end", saved),
+        (code, saved),
+        (code, saved),
+    ]
 
 
 SCRIPT = """
@@ -318,7 +380,11 @@ def start(script: Path, world_size: int) -> list[subprocess.Popen[str]]:
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
         variables = {**os.environ, **rank_variables, **rendezvous}
         process = subprocess.Popen(
-            [sys.executable, str(script)], env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, str(script)],
+            env=variables,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         started.append(process)
     return started
@@ -335,7 +401,9 @@ def running() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("action", ["raise ValueError('boom')", pytest.param("sys.exit(3)", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "action", ["raise ValueError('boom')", pytest.param("sys.exit(3)", marks=pytest.mark.slow)]
+)
 def test_a_failing_rank_does_not_hang_the_others(
     running: list[subprocess.Popen[str]], tmp_path: Path, action: str
 ) -> None:
@@ -363,9 +431,13 @@ def test_a_wrong_world_size_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
             pass
 
 
-def test_params_and_settings_come_from_the_launch_spec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_params_and_settings_come_from_the_launch_spec(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     folder = folder_with(
-        tmp_path, params={"lr": 0.1, "net": {"width": 8}}, runtime={"max_steps": 3, "seed": None, "profile": "1:3"}
+        tmp_path,
+        params={"lr": 0.1, "net": {"width": 8}},
+        runtime={"max_steps": 3, "seed": None, "profile": "1:3"},
     )
     with monkeypatch.context() as patch:
         patch.setenv(env.RUN, folder)
@@ -381,7 +453,9 @@ def test_params_and_settings_come_from_the_launch_spec(monkeypatch: pytest.Monke
     assert batches == [0, 1, 0]
     trace = json.loads((tmp_path / "profile-rank-0.json").read_text())
     assert trace["traceEvents"]
-    events = [json.loads(line) for line in (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (tmp_path / "events" / "rank-0.jsonl").read_text().splitlines()
+    ]
     names = ["training", "total_steps", "first_batch", "first_step", "session_end"]
     assert [each["event"] for each in events] == names
     assert events.pop(1)["steps"] == 3
@@ -416,10 +490,12 @@ def test_a_session_that_cannot_save_says_so_once(
     wants: str, by_hand: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings: dict[str, dict[str, Any]] = {
-        "save_every_steps": {"save_every_steps": 1}, "save_every_seconds": {"save_every_seconds": 60},
-        "best": {"best": "loss"}, "folder": {"folder": tmp_path, "save_every_steps": 1},
+        "save_every_steps": {"save_every_steps": 1},
+        "save_every_seconds": {"save_every_seconds": 60},
+        "best": {"best": "loss"},
+        "folder": {"folder": tmp_path, "save_every_steps": 1},
         "a folder": {"save_every_steps": 1},
-    }  # fmt: skip
+    }
     with quiet(progress=False, **settings.get(wants, {})) as run:
         if wants == "resume":
             run.resume()
@@ -431,19 +507,27 @@ def test_a_session_that_cannot_save_says_so_once(
             else:
                 list(run.steps(range(2)))
     error = capfd.readouterr().err
-    assert error.count("no run folder: nothing is saved; pass folder=...") == (wants not in ("", "folder", "a folder"))
+    assert error.count("no run folder: nothing is saved; pass folder=...") == (
+        wants not in ("", "folder", "a folder")
+    )
     unsaved = "save_every_steps is set, but nothing is saved: the script does not call run.resume"
     assert error.count(unsaved) == (wants == "folder")
 
 
 def test_the_report_lists_the_placement(capfd: pytest.CaptureFixture[str]) -> None:
     placement = RankPlacement(3, 4, "b", 1, "cuda:1", "GPU-77", 4242, "0-3,8")
-    assert placement.describe() == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
+    assert (
+        placement.describe()
+        == "rank 3 of 4 · node b · local rank 1 · cuda:1 (GPU-77) · pid 4242 · cpus 0-3,8"
+    )
     with paceline.session(cpu=True) as run:
         run.print("hello")
     captured = capfd.readouterr()
     assert captured.out == "hello\n"
-    assert f"rank 0 of 1 · node {os.uname().nodename} · local rank 0 · cpu · pid {os.getpid()} · cpus" in captured.err
+    assert (
+        f"rank 0 of 1 · node {os.uname().nodename} · local rank 0 · cpu · pid {os.getpid()} · cpus"
+        in captured.err
+    )
     assert "done in" in captured.err
     assert parse_cpu_list(format_cpu_list({0, 1, 2, 5, 9})) == {0, 1, 2, 5, 9}
 
@@ -477,12 +561,16 @@ def test_spawned_ranks_find_each_other(tmp_path: Path) -> None:
 def test_a_call_of_spawn_without_a_guard_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process that imports the script."""
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    with pytest.raises(UsageError, match="was called while a new process imported the script") as raised:
+    with pytest.raises(
+        UsageError, match="was called while a new process imported the script"
+    ) as raised:
         paceline.spawn(write_rank, nproc=2)
     assert IMPORTING.search(str(raised.value)), "the agent recognizes it in the log"
 
 
-def test_a_spawned_rank_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spawned_rank_that_fails_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error is also written where an agent looks for it."""
     with monkeypatch.context() as patch:
         patch.setenv(env.RUN, folder_with(tmp_path, nproc=2, style="spawn"))
@@ -508,7 +596,11 @@ def add_different_things() -> list[Any]:
         ):
             total = run.sum(value)
             found.append((total.tolist(), str(total.dtype)))
-        for one, other in ((torch.ones(2), torch.ones(2).double()), (torch.ones(2), torch.ones(3)), (1, torch.ones(2))):
+        for one, other in (
+            (torch.ones(2), torch.ones(2).double()),
+            (torch.ones(2), torch.ones(3)),
+            (1, torch.ones(2)),
+        ):
             with pytest.raises(UsageError) as error:
                 run.sum(one if first else other)
             found.append(error.value.message)
@@ -519,10 +611,13 @@ def add_different_things() -> list[Any]:
 def test_ranks_add_up_numbers_and_tensors(ranks: Ranks) -> None:
     got = "run.sum and run.mean got a cpu tensor of torch.float32 and shape (2,) on rank"
     expected = [
-        (3, "torch.int64"), (5, "torch.int64"), ([1.0, 1.0], "torch.float32"), (3.5, "torch.float32"),
+        (3, "torch.int64"),
+        (5, "torch.int64"),
+        ([1.0, 1.0], "torch.float32"),
+        (3.5, "torch.float32"),
         f"{got} 0, but a cpu tensor of torch.float64 and shape (2,) on rank 1.",
         f"{got} 0, but a cpu tensor of torch.float32 and shape (3,) on rank 1.",
         f"{got} 1, but the number 1 on rank 0.",
         2**71,
-    ]  # fmt: skip
+    ]
     assert ranks(add_different_things, 2) == [expected, expected]

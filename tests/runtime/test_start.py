@@ -103,25 +103,68 @@ assert not torch.distributed.is_initialized() and os.path.exists("checkpoints/st
 paceline.start(cpu=True, report=False)
 """
 STOP = "os.kill(os.getpid(), signal.SIGTERM) if step == 5 and run.rank == 1 else time.sleep(0.001)"
-CASES = {  # name: (ranks, script, exit codes, the steps that are saved, what rank 0 prints, what it doesn't)
+# name: (ranks, script, exit codes, the steps that are saved, what rank 0 prints, what it doesn't)
+CASES = {
     "end": (2, train(after=NO_THREADS), [0, 0], [3], "done in", "Traceback"),
     "error": (1, train(within="1 / 0"), [1], [], "ZeroDivisionError", "after the loop"),
     "exit_0": (1, train(after="sys.exit(0)"), [0], [3], "done in", "Traceback"),
     "exit_1": (1, train(after="exit('no data')"), [1], [], "no data", "done in"),
     "caught": (2, train(after=CAUGHT.format(keep=False)), [0, 0], [3], "done in", "Traceback"),
     "kept": (1, train(after=CAUGHT.format(keep=True)), [0], [3], "done in", "Traceback"),
-    "rank_caught": (1, launched(train(after=CAUGHT.format(keep=True))), [0], [3], "done in", "Traceback"),
-    "rank_exit": (1, launched(train(after="raise SystemExit(3)")), [3], [], "after the loop", "done in"),
+    "rank_caught": (
+        1,
+        launched(train(after=CAUGHT.format(keep=True))),
+        [0],
+        [3],
+        "done in",
+        "Traceback",
+    ),
+    "rank_exit": (
+        1,
+        launched(train(after="raise SystemExit(3)")),
+        [3],
+        [],
+        "after the loop",
+        "done in",
+    ),
     "hook": (1, train(within=HOOK), [1], [], "my hook: division by zero", "done in"),
     "rank_hook": (1, launched(train(within=HOOK)), [1], [], "my hook: division by zero", "done in"),
-    "finally": (1, train(after=FINALLY), [1], [], "was called during a ZeroDivisionError", "done in"),
-    "interrupt": (1, train(after="signal.raise_signal(signal.SIGINT)"), [-2], [], "KeyboardInterrupt", "done in"),
-    "stop": (2, train(within=STOP, steps=100_000), [0, 0], None, "stopped at step", "after the loop"),
+    "finally": (
+        1,
+        train(after=FINALLY),
+        [1],
+        [],
+        "was called during a ZeroDivisionError",
+        "done in",
+    ),
+    "interrupt": (
+        1,
+        train(after="signal.raise_signal(signal.SIGINT)"),
+        [-2],
+        [],
+        "KeyboardInterrupt",
+        "done in",
+    ),
+    "stop": (
+        2,
+        train(within=STOP, steps=100_000),
+        [0, 0],
+        None,
+        "stopped at step",
+        "after the loop",
+    ),
     "child": (1, train(after=CHILD), [0], [3], "done in", "Traceback"),
     "interactive": (1, train(after=INTERACTIVE), [0], [3], "ValueError: shown", "Error: a"),
     "twice": (1, train(after=TWICE), [0], [3], "already open", "Traceback"),
-    "at_exit": (1, train(after="run._save_at_end = lambda: 1 / 0"), [1], [], "ZeroDivisionError", "done in"),
-}  # fmt: skip
+    "at_exit": (
+        1,
+        train(after="run._save_at_end = lambda: 1 / 0"),
+        [1],
+        [],
+        "ZeroDivisionError",
+        "done in",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -131,22 +174,31 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     scripts = json.dumps([[name, case[0], case[1]] for name, case in CASES.items()])
     done = subprocess.run(
         [sys.executable, "-m", "tests.runtime.flat_scripts", str(folder)],
-        cwd=Path(__file__).parents[2], input=scripts, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+        cwd=Path(__file__).parents[2],
+        input=scripts,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", CASES)
-def test_a_flat_script_ends_as_a_with_block_does(finished: tuple[Path, dict[str, list[int]]], name: str) -> None:
+def test_a_flat_script_ends_as_a_with_block_does(
+    finished: tuple[Path, dict[str, list[int]]], name: str
+) -> None:
     folder, codes = finished
     _, _, expected, saved, printed, not_printed = CASES[name]
     log = (folder / name / "rank-0.log").read_text()
     assert codes[name] == expected, log
     assert printed in log
     assert not_printed not in log
-    steps = [int(path.parent.name[5:]) for path in folder.glob(f"{name}/checkpoints/*/complete.json")]
+    steps = [
+        int(path.parent.name[5:]) for path in folder.glob(f"{name}/checkpoints/*/complete.json")
+    ]
     assert steps == saved if saved is not None else len(steps) == 1 and steps[0] > 5
 
 
@@ -161,7 +213,9 @@ def start_in_a_child(folder: str, fail: bool) -> None:
 
 
 @pytest.mark.parametrize("fail", [False, True])
-def test_a_child_of_multiprocessing_ends_its_session(ranks: Ranks, tmp_path: Path, fail: bool) -> None:
+def test_a_child_of_multiprocessing_ends_its_session(
+    ranks: Ranks, tmp_path: Path, fail: bool
+) -> None:
     """Such processes run neither atexit's functions nor sys.excepthook."""
     process = ranks.context.Process(target=start_in_a_child, args=(str(tmp_path), fail))
     process.start()

@@ -46,11 +46,15 @@ def sandbox() -> Iterator[Cluster]:
         pytest.skip(f"no Slurm to test on: install {' '.join(missing)}")
     remove_orphans()
     # A private folder that all nodes see, with a name short enough for sockets.
-    with tempfile.TemporaryDirectory(prefix="paceline-slurm-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="paceline-slurm-", ignore_cleanup_errors=True
+    ) as folder:
         # A terminated test run should stop its cluster, as an interrupted one does.
         before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         try:
-            made = Cluster.up(folder, nodes=NODES, gpus=GPUS, gpu_type="a100", network=network, owner=os.getpid())
+            made = Cluster.up(
+                folder, nodes=NODES, gpus=GPUS, gpu_type="a100", network=network, owner=os.getpid()
+            )
             try:
                 yield made
             finally:
@@ -67,7 +71,9 @@ def cluster(sandbox: Cluster, guard: None) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def slurm_paceline(cluster: Cluster, paceline: Callable[..., Completed]) -> Callable[..., Completed]:
+def slurm_paceline(
+    cluster: Cluster, paceline: Callable[..., Completed]
+) -> Callable[..., Completed]:
     """Run a `paceline` command as on a login node of the cluster."""
 
     def run(*args: str, **options: Any) -> Completed:

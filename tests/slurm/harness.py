@@ -14,8 +14,16 @@ from paceline.tools.sandbox import Sandbox, daemons
 from paceline.tools.sandbox.settings import SandboxPaths, SandboxRecord
 
 ENDED = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
-}  # fmt: skip
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+}
 
 
 class Cluster(Sandbox):
@@ -42,7 +50,9 @@ class Cluster(Sandbox):
         wanted = {states} if isinstance(states, str) else set(states)
         deadline = time.monotonic() + timeout
         while (state := self.state(job)) not in wanted:
-            assert time.monotonic() < deadline, f"job {job} is {state}, not {sorted(wanted)}, after {timeout} s"
+            assert time.monotonic() < deadline, (
+                f"job {job} is {state}, not {sorted(wanted)}, after {timeout} s"
+            )
             time.sleep(0.2)
         return state
 
@@ -56,7 +66,10 @@ class Cluster(Sandbox):
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if mine.items() <= process.environ().items() and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    mine.items() <= process.environ().items()
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
         return found
 
@@ -81,7 +94,9 @@ class Cluster(Sandbox):
             self.repair(timeout=timeout)
             time.sleep(0.2)
         while any(node.state != "idle" for node in self.states().values()):
-            assert time.monotonic() < deadline, f"nodes are not idle: {self.run(['sinfo', '-N', '-l']).stdout}"
+            assert time.monotonic() < deadline, (
+                f"nodes are not idle: {self.run(['sinfo', '-N', '-l']).stdout}"
+            )
             self.repair(timeout=timeout)
             time.sleep(0.2)
 

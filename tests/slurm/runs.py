@@ -49,7 +49,11 @@ def project(folder: Path, script: str = PLAIN, *, name: str = "train.py", config
 
 def run_of(completed: Completed) -> RunFolder:
     """Return the run that `paceline submit` printed."""
-    paths = [line.split(None, 1)[1] for line in completed.stdout.splitlines() if line.startswith("  folder  ")]
+    paths = [
+        line.split(None, 1)[1]
+        for line in completed.stdout.splitlines()
+        if line.startswith("  folder  ")
+    ]
     assert len(paths) == 1, f"{completed.stdout}\n{completed.stderr}"
     return RunFolder(Path(paths[0]))
 

@@ -42,7 +42,11 @@ y = [0, 1, 2]
 
 
 def sweep_of(completed: Completed) -> SweepFolder:
-    paths = [line.split(None, 1)[1] for line in completed.stdout.splitlines() if line.startswith("  folder  ")]
+    paths = [
+        line.split(None, 1)[1]
+        for line in completed.stdout.splitlines()
+        if line.startswith("  folder  ")
+    ]
     assert len(paths) == 1, f"{completed.stdout}\n{completed.stderr}"
     return SweepFolder(Path(paths[0]))
 
@@ -92,7 +96,9 @@ def until(condition: Callable[[], bool], sweep: SweepFolder, *, timeout: float =
 @contextmanager
 def another(**settings: Any) -> Iterator[Cluster]:
     """A second, smaller cluster, with settings of its own."""
-    with tempfile.TemporaryDirectory(prefix="paceline-slurm-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="paceline-slurm-", ignore_cleanup_errors=True
+    ) as folder:
         made = Cluster.up(folder, nodes=2, gpus=0, network=PLAIN, owner=os.getpid(), **settings)
         try:
             yield made

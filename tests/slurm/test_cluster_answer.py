@@ -26,13 +26,19 @@ def test_free_gpus_and_the_queue(cluster: Cluster) -> None:
     answer = read_cluster()
     assert answer["problem"] == ""
     total = NODES * GPUS
-    assert all(each["gpus"] == [{"kind": "a100", "count": total, "free": total}] for each in answer["partitions"])
+    assert all(
+        each["gpus"] == [{"kind": "a100", "count": total, "free": total}]
+        for each in answer["partitions"]
+    )
     assert answer["queue"] == []
     job = cluster.submit("sleep 600", "--nodes=1", "--gpus-per-node=a100:3")
     cluster.wait(job, "RUNNING")
     answer = read_cluster()
     assert [(each["job"], each["state"]) for each in answer["queue"]] == [(job, "running")]
-    assert all(each["gpus"] == [{"kind": "a100", "count": total, "free": total - 3}] for each in answer["partitions"])
+    assert all(
+        each["gpus"] == [{"kind": "a100", "count": total, "free": total - 3}]
+        for each in answer["partitions"]
+    )
     waiting = cluster.submit("sleep 600", "--hold")
     cluster.wait(waiting, "PENDING")
     (row,) = (each for each in read_cluster()["queue"] if each["job"] == waiting)

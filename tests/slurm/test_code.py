@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")
 SMALL = ("--style", "srun", "--nproc", "1", "--cpu", "--time", "10m", "--sbatch-arg=--hold")
 
 
-def test_code_changes_while_a_job_is_queued(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_code_changes_while_a_job_is_queued(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project", "import part\n" + PLAIN + "print('part', part.VALUE)\n")
     (home / "part.py").write_text("VALUE = 'then'\n")
     snapshotted = slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True)
@@ -68,7 +70,9 @@ def read_lines(folder: RunFolder, rank: int, *, attempt: int = 1) -> list[str]:
 
 
 @pytest.mark.slow
-def test_relative_paths_of_a_queued_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_relative_paths_of_a_queued_job(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project", READS)
     subprocess.run(["git", "init", "-q", str(home)], check=True)
     for folder in (home, home / "sub"):
@@ -83,9 +87,23 @@ def test_relative_paths_of_a_queued_job(tmp_path: Path, cluster: Cluster, slurm_
     hold = ("--cpu", "--nproc", "1", "--time", "10m", "--sbatch-arg=--hold")
     submitted = [
         slurm_paceline("submit", "--nodes", "2", *hold, "train.py", "stop", cwd=home, check=True),
-        slurm_paceline("submit", "--style", "srun", *hold, "train.py", cwd=home / "sub", check=True),
-        slurm_paceline("submit", "--style", "srun", "--workdir", "project", *hold, "train.py", cwd=home, check=True),
-        slurm_paceline("submit", "--style", "srun", *hold, "train.py", "fail", cwd=home, check=True),
+        slurm_paceline(
+            "submit", "--style", "srun", *hold, "train.py", cwd=home / "sub", check=True
+        ),
+        slurm_paceline(
+            "submit",
+            "--style",
+            "srun",
+            "--workdir",
+            "project",
+            *hold,
+            "train.py",
+            cwd=home,
+            check=True,
+        ),
+        slurm_paceline(
+            "submit", "--style", "srun", *hold, "train.py", "fail", cwd=home, check=True
+        ),
     ]
     forked, nested, live, failed = (run_of(completed) for completed in submitted)
     work = forked.work / "project"
@@ -105,9 +123,16 @@ def test_relative_paths_of_a_queued_job(tmp_path: Path, cluster: Cluster, slurm_
     for folder, job in zip((forked, nested, live), jobs, strict=False):
         assert cluster.wait(job, timeout=300) == "COMPLETED", diagnostics(folder)
     for rank in (0, 1):
-        assert read_lines(forked, rank) == ["read then then data beside", "beside the script True then"]
+        assert read_lines(forked, rank) == [
+            "read then then data beside",
+            "beside the script True then",
+        ]
         assert read_lines(forked, rank, attempt=2)[2] == "continues from the first start"
-    assert sorted(path.relative_to(work).as_posix() for path in work.rglob("*")) == ["out", "out/0", "out/1"]
+    assert sorted(path.relative_to(work).as_posix() for path in work.rglob("*")) == [
+        "out",
+        "out/0",
+        "out/1",
+    ]
     assert f"files written in {work}: out/\n" in forked.slurm_log.read_text()
     shown = slurm_paceline("show", str(forked.path), cwd=home, check=True).stdout
     assert f"{work}: out/\n" in shown
@@ -128,4 +153,7 @@ def test_relative_paths_of_a_queued_job(tmp_path: Path, cluster: Cluster, slurm_
     # With --workdir project only the code is that of the submission, and `show --diff` says so.
     assert read_lines(live, 0)[0] == "read now now data beside"
     assert (home / "out/0").exists()
-    assert "reads other files from the project" in slurm_paceline("show", str(live.path), "--diff", cwd=home).stderr
+    assert (
+        "reads other files from the project"
+        in slurm_paceline("show", str(live.path), "--diff", cwd=home).stderr
+    )

@@ -22,8 +22,22 @@ from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
 
 pytestmark = pytest.mark.timeout(600)
-SHAPE = ("--nodes", "2", "--nproc", "1", "--cpus-per-gpu", "1", "--time", "10m", "--no-snapshot", "--no-requeue",
-         "--max-attempts", "1", "--system-metrics", "1s")  # fmt: skip
+SHAPE = (
+    "--nodes",
+    "2",
+    "--nproc",
+    "1",
+    "--cpus-per-gpu",
+    "1",
+    "--time",
+    "10m",
+    "--no-snapshot",
+    "--no-requeue",
+    "--max-attempts",
+    "1",
+    "--system-metrics",
+    "1s",
+)
 
 SLEEPS = """\
 import os, time
@@ -107,7 +121,11 @@ class Patient:
         def spans() -> list[float]:
             found = []
             for node in (0, 1):
-                times = [each["time"] for each in self.samples(node) if each["ranks"] and each["ranks"][0][2] > 0]
+                times = [
+                    each["time"]
+                    for each in self.samples(node)
+                    if each["ranks"] and each["ranks"][0][2] > 0
+                ]
                 found.append(times[-1] - times[0] if times else 0.0)
             return found
 
@@ -117,7 +135,9 @@ class Patient:
         done = self.paceline("doctor", "--json", str(self.folder.path), timeout=200)
         findings = json.loads(done.stdout)["findings"]
         bad = [each for each in findings if each["level"] in ("warning", "problem")]
-        assert done.returncode == (1 if any(each["level"] == "problem" for each in bad) else 0), done.stderr
+        assert done.returncode == (1 if any(each["level"] == "problem" for each in bad) else 0), (
+            done.stderr
+        )
         return bad
 
 
@@ -163,11 +183,20 @@ def test_short_of_gpus(patient: Patient, tmp_path: Path) -> None:
     (tmp_path / "driver.c").write_text(DRIVER.format(host=node))
     library = tmp_path / "lib" / "libnvidia-ml.so.1"
     library.parent.mkdir()
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "driver.c")], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "driver.c")], check=True
+    )
     patient.submit(
-        WAITS, "--gpus", "2", "--nproc", "2", "--env", f"LD_LIBRARY_PATH={library.parent}",
-        "--nodelist", f"{patient.cluster.nodes[0]},{node}",
-    )  # fmt: skip
+        WAITS,
+        "--gpus",
+        "2",
+        "--nproc",
+        "2",
+        "--env",
+        f"LD_LIBRARY_PATH={library.parent}",
+        "--nodelist",
+        f"{patient.cluster.nodes[0]},{node}",
+    )
     patient.until(lambda: len(patient.samples(0)) > 1 and len(patient.samples(1)) > 1, "no samples")
     (short,) = patient.problems()
     assert short["about"] == "GPUs"
@@ -176,7 +205,14 @@ def test_short_of_gpus(patient: Patient, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_wrong_interface(patient: Patient) -> None:
-    patient.submit(TRAINS.format(pause=0, work=1), "--cpu", "--env", "GLOO_SOCKET_IFNAME=lo", "--timeout", "20s")
+    patient.submit(
+        TRAINS.format(pause=0, work=1),
+        "--cpu",
+        "--env",
+        "GLOO_SOCKET_IFNAME=lo",
+        "--timeout",
+        "20s",
+    )
     patient.ends()
     (wrong,) = patient.problems()
     assert wrong["about"] == "interface"
@@ -189,8 +225,13 @@ def test_the_wrong_interface(patient: Patient) -> None:
 @pytest.mark.slow
 def test_a_cut_cable(patient: Patient) -> None:
     patient.submit(WAITS, "--cpu")
-    patient.until(lambda: any(each["ranks"][0][1] for each in patient.samples(1)), "no rank has started")
-    hosts = [json.loads(patient.folder.node_metrics(node).read_text().splitlines()[0])["host"] for node in (0, 1)]
+    patient.until(
+        lambda: any(each["ranks"][0][1] for each in patient.samples(1)), "no rank has started"
+    )
+    hosts = [
+        json.loads(patient.folder.node_metrics(node).read_text().splitlines()[0])["host"]
+        for node in (0, 1)
+    ]
     patient.cluster.cut(hosts[1])
     try:
         patient.until(patient.folder.attempt(1).verdict.exists, "nobody misses the node")
@@ -249,17 +290,23 @@ def test_a_throttled_core(patient: Patient, throttle: Callable[[list[int], float
     patient.trains(1)
     host = json.loads(patient.folder.node_metrics(1).read_text().splitlines()[0])["host"]
     throttle(processes_of(patient.cluster, host), 0.05)
-    patient.until(lambda: sum("throttled" in each for each in patient.samples(1)) > 8, "it is not throttled")
+    patient.until(
+        lambda: sum("throttled" in each for each in patient.samples(1)) > 8, "it is not throttled"
+    )
     (slow,) = patient.problems()
     assert slow["about"] == "throttled"
     assert f"The cores of {host} are throttled" in slow["text"]
 
 
 @pytest.mark.slow
-def test_fitness_goes_on_without_a_slow_node(patient: Patient, throttle: Callable[[list[int], float], None]) -> None:
+def test_fitness_goes_on_without_a_slow_node(
+    patient: Patient, throttle: Callable[[list[int], float], None]
+) -> None:
     patient.submit("print('trains')", "--cpu", "--requeue", "--fitness")
     arrived = patient.folder.events / "agent-1.jsonl"
-    patient.until(lambda: arrived.exists() and arrived.read_text().endswith("\n"), "no agent has arrived")
+    patient.until(
+        lambda: arrived.exists() and arrived.read_text().endswith("\n"), "no agent has arrived"
+    )
     slow = json.loads(arrived.read_text().splitlines()[0])["host"]
     throttle(processes_of(patient.cluster, slow), 0.02)
     start = patient.folder.job_start(f"{patient.job}-0")
@@ -267,14 +314,18 @@ def test_fitness_goes_on_without_a_slow_node(patient: Patient, throttle: Callabl
     assert start.excluded_nodes.read_text().split() == [slow]
     (found,) = [each for each in patient.problems() if each["about"] == "slow node"]
     assert f"{slow}: a limit of CPU time" in found["text"]
-    patient.until(lambda: patient.cluster.restarts(patient.job) > 0, "it does not go back into the queue")
+    patient.until(
+        lambda: patient.cluster.restarts(patient.job) > 0, "it does not go back into the queue"
+    )
     assert slow in patient.cluster.show(patient.job)["ExcNodeList"]
 
 
 @pytest.mark.slow
 def test_inside_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
     doctor = [sys.executable, "-m", "paceline", "doctor", "--json", "--scratch", str(tmp_path)]
-    done = cluster.run(["salloc", "--nodes=2", "--cpus-per-task=1", "--time=5", "--quiet", *doctor], timeout=200)
+    done = cluster.run(
+        ["salloc", "--nodes=2", "--cpus-per-task=1", "--time=5", "--quiet", *doctor], timeout=200
+    )
     found = {each["about"]: each for each in json.loads(done.stdout)["findings"]}
     assert [each["about"] for each in found.values() if each["level"] == "problem"] == []
     hosts = cluster.nodes[:2]

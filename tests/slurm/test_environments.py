@@ -62,7 +62,9 @@ def test_built_by_a_job_and_used_by_the_next(
     # Two build the same at once: one job builds, and both commands print its path.
     builds: list[Completed] = []
     both = [
-        threading.Thread(target=lambda: builds.append(slurm_paceline("env", "build", cwd=home, timeout=TIMEOUT)))
+        threading.Thread(
+            target=lambda: builds.append(slurm_paceline("env", "build", cwd=home, timeout=TIMEOUT))
+        )
         for _ in range(2)
     ]
     for each in both:
@@ -79,7 +81,9 @@ def test_built_by_a_job_and_used_by_the_next(
     again = slurm_paceline("env", "build", cwd=home, check=True)
     assert again.stdout.startswith(f"up to date: {folder}")
 
-    run = slurm_paceline("submit", *SMALL, "--nodes", "2", "--wait", "train.py", cwd=home, timeout=TIMEOUT)
+    run = slurm_paceline(
+        "submit", *SMALL, "--nodes", "2", "--wait", "train.py", cwd=home, timeout=TIMEOUT
+    )
     made = run_of(run)
     assert run.returncode == 0, diagnostics(made, run)
     for rank in (0, 1):
@@ -101,7 +105,9 @@ def test_a_failing_build_and_a_missing_module(
     assert "No matching distribution found for no-such-package-xyz" in done.stderr
     assert built(scratch) == []
     left = {path.name.partition(".")[2] for path in (scratch / "p" / ".environments").iterdir()}
-    assert all(name.startswith("build-") for name in left), "the log of what failed is all that stays"
+    assert all(name.startswith("build-") for name in left), (
+        "the log of what failed is all that stays"
+    )
 
     refused = slurm_paceline("env", "build", "--partition", "nowhere", cwd=home)
     assert refused.returncode == 1
@@ -120,10 +126,14 @@ def test_a_failing_build_and_a_missing_module(
     assert cluster.queue() == []
 
 
-def test_conda_runs_activation_scripts_of_packages(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_conda_runs_activation_scripts_of_packages(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """A folder with the layout of a conda environment: an interpreter and activation scripts."""
     prefix = tmp_path / "conda env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, env=bare())
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True, env=bare()
+    )
     hooks = prefix / "etc" / "conda" / "activate.d"
     hooks.mkdir(parents=True)
     (hooks / "proj.sh").write_text('export PROJ_DATA="$CONDA_PREFIX/share"\n')
@@ -132,12 +142,22 @@ def test_conda_runs_activation_scripts_of_packages(tmp_path: Path, cluster: Clus
     text = f'[environment]\nkind = "conda"\npath = "{prefix}"\nproxies = true\n'
     home = project(tmp_path / "project", script, config=text)
     run = slurm_paceline(
-        "submit", *SMALL, "--wait", "train.py", cwd=home, timeout=TIMEOUT, https_proxy="http://ann:hush@proxy:3128"
+        "submit",
+        *SMALL,
+        "--wait",
+        "train.py",
+        cwd=home,
+        timeout=TIMEOUT,
+        https_proxy="http://ann:hush@proxy:3128",
     )
     made = run_of(run)
     assert run.returncode == 0, diagnostics(made, run)
     assert f"seen {prefix} {prefix}/share {prefix}\n" in made.attempt(1).log(0).read_text()
-    holding = [path.name for path in made.path.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+    holding = [
+        path.name
+        for path in made.path.rglob("*")
+        if path.is_file() and b"hush" in path.read_bytes()
+    ]
     assert holding == [], "the values are gone when the run is over"
 
     (home / "paceline.toml").write_text(text.replace("conda env", "no env"))

@@ -43,7 +43,9 @@ ACCURACY = r"final test accuracy: ([\d.]+)%"
 PERPLEXITY = r"final perplexity: ([\d.]+)"
 POINTS = "--samples 1920 --epochs 60"
 CASES = {
-    "bare": Case("--samples 1920 --epochs 20", ACCURACY, 95.0, 100.0, begun="epoch 1:", is_slow=False),
+    "bare": Case(
+        "--samples 1920 --epochs 20", ACCURACY, 95.0, 100.0, begun="epoch 1:", is_slow=False
+    ),
     "stream": Case("--epochs 20", ACCURACY, 95.0, 100.0),
     "stream --join": Case("--epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 2 done"),
     "webdataset": Case(
@@ -53,8 +55,12 @@ CASES = {
         100.0,
         make=f"make_shards.py {EXAMPLES}/mnist/data shards --samples 3000 --shards 8",
     ),
-    "horovod": Case("--samples 1920 --epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 1:", needs="horovod"),
-    "deepspeed": Case("--samples 1920 --epochs 20", ACCURACY, 95.0, 100.0, begun="epoch 1:", needs="deepspeed"),
+    "horovod": Case(
+        "--samples 1920 --epochs 60", ACCURACY, 95.0, 100.0, begun="epoch 1:", needs="horovod"
+    ),
+    "deepspeed": Case(
+        "--samples 1920 --epochs 20", ACCURACY, 95.0, 100.0, begun="epoch 1:", needs="deepspeed"
+    ),
     "fsdp": Case("--epochs 5", ACCURACY, 95.0, 100.0),
     "text": Case("--steps 200 --batch-size 16", PERPLEXITY, 1.0, 8.0),
     "classify": Case("--epochs 2", ACCURACY, 90.0, 100.0),
@@ -67,9 +73,15 @@ CASES = {
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "example", [pytest.param(name, marks=pytest.mark.slow if case.is_slow else ()) for name, case in CASES.items()]
+    "example",
+    [
+        pytest.param(name, marks=pytest.mark.slow if case.is_slow else ())
+        for name, case in CASES.items()
+    ],
 )
-def test_a_preempted_example(example: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_preempted_example(
+    example: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     case = CASES[example]
     if importlib.util.find_spec(case.needs) is None:
         pytest.skip(f"{case.needs} is not installed")
@@ -79,10 +91,26 @@ def test_a_preempted_example(example: str, tmp_path: Path, cluster: Cluster, slu
     shutil.copytree(EXAMPLES / example, home, ignore=shutil.ignore_patterns("__pycache__", "runs"))
     if case.make:
         subprocess.run([sys.executable, *case.make.split()], cwd=home, check=True)
-    submit = ("submit", "--nodes", "2", "--nproc", "1", "--cpu", "--cpus-per-gpu", "1", "--time", "20m")
+    submit = (
+        "submit",
+        "--nodes",
+        "2",
+        "--nproc",
+        "1",
+        "--cpu",
+        "--cpus-per-gpu",
+        "1",
+        "--time",
+        "20m",
+    )
     folder = run_of(
         slurm_paceline(
-            *submit, script or "train.py", *case.args.replace("HOME", str(home)).split(), *options, cwd=home, check=True
+            *submit,
+            script or "train.py",
+            *case.args.replace("HOME", str(home)).split(),
+            *options,
+            cwd=home,
+            check=True,
         )
     )
     job = folder.job.read_text().strip()

@@ -36,7 +36,18 @@ if os.environ["RANK"] == "1":
 
 def test_sigterm_to_one_agent_stops_all_nodes(tmp_path: Path, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project", SCRIPT + STOPS)
-    args = ("--nodes", "2", "--gpus", "1", "--cpu", "--time", "10m", "--no-requeue", "--wait", "train.py")
+    args = (
+        "--nodes",
+        "2",
+        "--gpus",
+        "1",
+        "--cpu",
+        "--time",
+        "10m",
+        "--no-requeue",
+        "--wait",
+        "train.py",
+    )
     done = slurm_paceline("submit", *args, cwd=home, timeout=300)
     folder = run_of(done)
     assert folder.attempt(1).verdict.read_text() == "stopped\n", diagnostics(folder, done)
@@ -45,7 +56,9 @@ def test_sigterm_to_one_agent_stops_all_nodes(tmp_path: Path, slurm_paceline: Pa
 
 
 @pytest.mark.slow
-def test_ranks_that_linger_on_another_node_are_ended(tmp_path: Path, slurm_paceline: Paceline) -> None:
+def test_ranks_that_linger_on_another_node_are_ended(
+    tmp_path: Path, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project", SCRIPT + LINGERS, config='[resume]\nexit_timeout = "3s"\n')
     args = ("--nodes", "2", "--gpus", "1", "--cpu", "--time", "10m", "--wait", "train.py")
     done = slurm_paceline("submit", *args, cwd=home, timeout=300)

@@ -21,7 +21,18 @@ from tests.slurm.runs import Paceline, diagnostics, run_of
 
 pytestmark = pytest.mark.timeout(900)
 TIMEOUT = 300.0
-SHAPE = ("--nodes", "2", "--gpus", "2", "--cpus-per-gpu", "1", "--cpu", "--time", "30m", "--no-snapshot")
+SHAPE = (
+    "--nodes",
+    "2",
+    "--gpus",
+    "2",
+    "--cpus-per-gpu",
+    "1",
+    "--cpu",
+    "--time",
+    "30m",
+    "--no-snapshot",
+)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +62,9 @@ class Submitted(Training):
         return self.folder
 
     def submit(self, *options: str) -> None:
-        done = self.paceline("submit", *SHAPE, *options, str(self.script), *self.script_args, cwd=self.home)
+        done = self.paceline(
+            "submit", *SHAPE, *options, str(self.script), *self.script_args, cwd=self.home
+        )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         self.folder = run_of(done)
         self.job = self.folder.job.read_text().strip()
@@ -67,7 +80,10 @@ class Submitted(Training):
 
     def restarted(self, times: int) -> None:
         """Wait until the job has been requeued this many times."""
-        self.until(lambda: self.cluster.restarts(self.job) >= times, f"the job was not requeued {times} times")
+        self.until(
+            lambda: self.cluster.restarts(self.job) >= times,
+            f"the job was not requeued {times} times",
+        )
 
     def interrupt(self) -> None:
         """Send USR1 to the batch shell, as Slurm does before the time limit, and wait until the agent has seen it."""
@@ -76,7 +92,9 @@ class Submitted(Training):
         self.wait_for_stop_request(before)
 
     def wait_for_stop_request(self, before: int) -> None:
-        self.until(lambda: len(self.events_named("stop_requested")) > before, "the stop request is ignored")
+        self.until(
+            lambda: len(self.events_named("stop_requested")) > before, "the stop request is ignored"
+        )
 
     def completes(self) -> None:
         self.until(lambda: self.cluster.state(self.job) in ENDED, "it does not end")
@@ -84,7 +102,9 @@ class Submitted(Training):
 
 
 @pytest.fixture
-def submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> Callable[..., Submitted]:
+def submitted(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> Callable[..., Submitted]:
     def make(**keys: Any) -> Submitted:
         return Submitted(tmp_path / "training", cluster, slurm_paceline, **keys)
 
@@ -208,7 +228,9 @@ def test_a_cancelled_run_stays_cancelled_and_can_be_resumed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("partition", ["low", "grace"])
-def test_preempted(partition: str, four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
+def test_preempted(
+    partition: str, four_undisturbed: Training, submitted: Make, cluster: Cluster
+) -> None:
     ours = submitted(gates="step-23")
     ours.submit("--partition", partition)
     ours.at("step-23", ranks=4)
@@ -238,14 +260,31 @@ def test_requeued_by_hand(four_undisturbed: Training, submitted: Make, cluster: 
 
 
 @pytest.mark.slow
-def test_last_task_of_an_array(four_undisturbed: Training, submitted: Make, cluster: Cluster, tmp_path: Path) -> None:
+def test_last_task_of_an_array(
+    four_undisturbed: Training, submitted: Make, cluster: Cluster, tmp_path: Path
+) -> None:
     """Its numeric job id is the array's, but only this task may be requeued."""
     ours = submitted(gates="step-23")
     script = tmp_path / "array.sbatch"
-    done = ours.paceline("submit", *SHAPE, "--script-only", str(script), str(SCRIPT), *ours.script_args, cwd=ours.home)
+    done = ours.paceline(
+        "submit",
+        *SHAPE,
+        "--script-only",
+        str(script),
+        str(SCRIPT),
+        *ours.script_args,
+        cwd=ours.home,
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    whole = RunFolder(Path(next(line.split("=", 1)[1].split(" #")[0] for line in script.read_text().splitlines()
-                                if line.startswith("paceline_run="))))  # fmt: skip
+    whole = RunFolder(
+        Path(
+            next(
+                line.split("=", 1)[1].split(" #")[0]
+                for line in script.read_text().splitlines()
+                if line.startswith("paceline_run=")
+            )
+        )
+    )
     for task in "01":
         shutil.copytree(whole.path, tmp_path / "array" / task, symlinks=True)
     line = f"paceline_run={whole.path} "
@@ -259,7 +298,10 @@ def test_last_task_of_an_array(four_undisturbed: Training, submitted: Make, clus
     array = cluster.submit(text, "--array=0-1", output=tmp_path / "array.log")
     ours.job, ours.folder = f"{array}_1", RunFolder(tmp_path / "array" / "1")
     ours.at("step-23", ranks=4)
-    ours.until(lambda: len(list(first_out.glob("at-step-23-*"))) == 4, "the first task does not reach the gate")
+    ours.until(
+        lambda: len(list(first_out.glob("at-step-23-*"))) == 4,
+        "the first task does not reach the gate",
+    )
     ours.interrupt()
     ours.open("step-23")
     ours.restarted(1)

@@ -56,7 +56,8 @@ helper.end_training()
 @pytest.mark.parametrize(
     ("style", "script"),
     [
-        pytest.param("lightning", LIGHTNING, id="fabric", marks=pytest.mark.slow),  # the Trainer: tests/guests
+        # the Trainer: tests/guests
+        pytest.param("lightning", LIGHTNING, id="fabric", marks=pytest.mark.slow),
         pytest.param("lightning", TRAINER, id="trainer", marks=pytest.mark.slow),
         pytest.param("accelerate", ACCELERATE, id="accelerate"),
     ],
@@ -66,14 +67,35 @@ def test_framework_on_two_nodes(
 ) -> None:
     home = project(tmp_path / "project", script)
     done = slurm_paceline(
-        "submit", "--style", style, "--nodes", "2", "--nproc", "1", "--cpu", "--time", "10m", "--wait", "train.py",
-        cwd=home, timeout=400,
-    )  # fmt: skip
+        "submit",
+        "--style",
+        style,
+        "--nodes",
+        "2",
+        "--nproc",
+        "1",
+        "--cpu",
+        "--time",
+        "10m",
+        "--wait",
+        "train.py",
+        cwd=home,
+        timeout=400,
+    )
     folder = run_of(done)
     assert done.returncode == 0, diagnostics(folder, done)
     reports = []
     for rank in (0, 1):
         log = folder.attempt(1).log(rank).read_text(encoding="utf-8")
-        reports += [json.loads(line.removeprefix("report ")) for line in log.splitlines() if line.startswith("report ")]
-    assert [(each["rank"], each["world"], each["sum"]) for each in reports] == [(0, 2, 3.0), (1, 2, 3.0)]
-    assert reports[0]["weight"] == reports[1]["weight"], "the gradients were averaged over the nodes"
+        reports += [
+            json.loads(line.removeprefix("report "))
+            for line in log.splitlines()
+            if line.startswith("report ")
+        ]
+    assert [(each["rank"], each["world"], each["sum"]) for each in reports] == [
+        (0, 2, 3.0),
+        (1, 2, 3.0),
+    ]
+    assert reports[0]["weight"] == reports[1]["weight"], (
+        "the gradients were averaged over the nodes"
+    )

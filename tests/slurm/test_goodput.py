@@ -63,17 +63,32 @@ with paceline.session(save_every_steps=20, progress=False) as run:
             os.kill(os.getpid(), signal.SIGKILL)
         record("step", step=run.step)
 """
-SHAPE = ("--nodes", "1", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--time", "30m", "--no-snapshot")
+SHAPE = (
+    "--nodes",
+    "1",
+    "--gpus",
+    "1",
+    "--cpus-per-gpu",
+    "1",
+    "--cpu",
+    "--time",
+    "30m",
+    "--no-snapshot",
+)
 
 
 @pytest.mark.slow
-def test_goodput_agrees_with_injected_delays(slurm_paceline: Paceline, cluster: Cluster, tmp_path: Path) -> None:
+def test_goodput_agrees_with_injected_delays(
+    slurm_paceline: Paceline, cluster: Cluster, tmp_path: Path
+) -> None:
     script, ledger = tmp_path / "train.py", tmp_path / "ledger.jsonl"
     script.write_text(SCRIPT)
     done = slurm_paceline("submit", *SHAPE, str(script), str(ledger), cwd=tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     folder = run_of(done)
-    assert cluster.wait(folder.job.read_text().strip(), timeout=400) == "COMPLETED", diagnostics(folder)
+    assert cluster.wait(folder.job.read_text().strip(), timeout=400) == "COMPLETED", diagnostics(
+        folder
+    )
 
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     [killed] = [number for number, line in enumerate(lines) if line["what"] == "killed"]
@@ -82,7 +97,8 @@ def test_goodput_agrees_with_injected_delays(slurm_paceline: Paceline, cluster: 
     def seconds(part: list[dict[str, float]], what: str) -> float:
         return sum(line["seconds"] for line in part if line["what"] == what)
 
-    saved = next(number for number, line in enumerate(first) if line.get("step") == 39)  # 40 steps are done
+    # 40 steps are done
+    saved = next(number for number, line in enumerate(first) if line.get("step") == 39)
     lost = lines[killed]["time"] - first[saved]["time"]
     goodput = read_details(read_record(folder, lambda jobs: {})).goodput
     near = {"rel": 0.05, "abs": 0.5}
@@ -97,7 +113,8 @@ def test_goodput_agrees_with_injected_delays(slurm_paceline: Paceline, cluster: 
     assert goodput.seconds["training"] + goodput.seconds["saving"] == pytest.approx(trained, **near)
     starting = goodput.parts["starting"]
     assert starting["compile"] == pytest.approx(seconds(lines, "compile"), **near)
-    assert starting["setup"] == pytest.approx(seconds(lines, "setup"), rel=0.05, abs=1.5)  # and building the model
+    # and building the model
+    assert starting["setup"] == pytest.approx(seconds(lines, "setup"), rel=0.05, abs=1.5)
     assert starting["import"] > seconds(lines, "import")
     assert (goodput.failures, sum(goodput.seconds.values())) == (1, pytest.approx(goodput.total))
 
@@ -139,16 +156,22 @@ def test_a_hang_is_lost_from_the_last_save_until_it_is_noticed(
     ledger, timeout = tmp_path / "ledger", 40
     options = (*SHAPE, "--hang-timeout", f"{timeout}s", "train.py", str(ledger), "hang")
     folder = run_of(slurm_paceline("submit", *options, cwd=tmp_path, check=True))
-    assert cluster.wait(folder.job.read_text().strip(), timeout=400) == "COMPLETED", diagnostics(folder)
+    assert cluster.wait(folder.job.read_text().strip(), timeout=400) == "COMPLETED", diagnostics(
+        folder
+    )
     lines = read_ledger(tmp_path / "ledger-0")
     first = lines[: next(number for number, line in enumerate(lines) if line["step"] == 50) + 1]
     saved = next(line["time"] for line in first if line["step"] == 39)
     goodput = read_details(read_record(folder, lambda jobs: {})).goodput
-    assert goodput.seconds["lost"] == pytest.approx(first[-1]["time"] - saved + timeout, rel=0.05), diagnostics(folder)
+    assert goodput.seconds["lost"] == pytest.approx(
+        first[-1]["time"] - saved + timeout, rel=0.05
+    ), diagnostics(folder)
     again = lines[len(first) :]
     assert [line["step"] for line in again] == list(range(40, 100))
     trained = seconds_of_steps(first[:40]) + seconds_of_steps(again)
-    assert goodput.seconds["training"] + goodput.seconds["saving"] == pytest.approx(trained, rel=0.05, abs=0.5)
+    assert goodput.seconds["training"] + goodput.seconds["saving"] == pytest.approx(
+        trained, rel=0.05, abs=0.5
+    )
     assert (goodput.failures, sum(goodput.seconds.values())) == (1, pytest.approx(goodput.total))
 
 
@@ -160,13 +183,28 @@ def test_a_lost_node_is_lost_from_the_last_save_until_slurm_requeues_the_job(
     """The power is cut, and Slurm notices after 40 s. Then the job waits in the queue."""
     (tmp_path / "train.py").write_text(STEPS)
     ledger = tmp_path / "ledger-0"
-    shape = ("--nodes", "2", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--time", "30m", "--no-snapshot")
-    done = slurm_paceline("submit", *shape, "train.py", str(tmp_path / "ledger"), "-", cwd=tmp_path, check=True)
+    shape = (
+        "--nodes",
+        "2",
+        "--gpus",
+        "1",
+        "--cpus-per-gpu",
+        "1",
+        "--cpu",
+        "--time",
+        "30m",
+        "--no-snapshot",
+    )
+    done = slurm_paceline(
+        "submit", *shape, "train.py", str(tmp_path / "ledger"), "-", cwd=tmp_path, check=True
+    )
     folder = run_of(done)
     job = folder.job.read_text().strip()
     until(lambda: any(line["step"] >= 50 for line in read_ledger(ledger)), diagnostics(folder))
     head = cluster.show(job)["BatchHost"]
-    nodes = cluster.run(["scontrol", "show", "hostnames", cluster.show(job)["NodeList"]]).stdout.split()
+    nodes = cluster.run(
+        ["scontrol", "show", "hostnames", cluster.show(job)["NodeList"]]
+    ).stdout.split()
     cluster.kill_node(head if victim == "head" else next(node for node in nodes if node != head))
     died = time.time()
     first = read_ledger(ledger)
@@ -177,7 +215,8 @@ def test_a_lost_node_is_lost_from_the_last_save_until_slurm_requeues_the_job(
     assert resumed in (40, 60), "the newest checkpoint"
     saved = next(line["time"] for line in first if line["step"] == resumed - 1)
     details = read_details(read_record(folder, lambda jobs: {}))
-    seconds, near = details.goodput.seconds, {"rel": 0.05, "abs": 1.5}  # Slurm's times have no fractions
+    # Slurm's times have no fractions
+    seconds, near = details.goodput.seconds, {"rel": 0.05, "abs": 1.5}
     submitted = read_record(folder, lambda jobs: {}).events[0]["time"]
     waited = details.job_starts[0].began - submitted + details.job_starts[1].began - requeued
     assert seconds["queued"] == pytest.approx(waited, **near), diagnostics(folder)
@@ -188,7 +227,10 @@ def test_a_lost_node_is_lost_from_the_last_save_until_slurm_requeues_the_job(
         assert seconds["idle"] == pytest.approx(requeued - died, **near)
     trained = seconds_of_steps(first[:resumed]) + seconds_of_steps(lines[len(first) :])
     assert seconds["training"] + seconds["saving"] == pytest.approx(trained, rel=0.05, abs=0.5)
-    assert (details.goodput.failures, sum(seconds.values())) == (1, pytest.approx(details.goodput.total))
+    assert (details.goodput.failures, sum(seconds.values())) == (
+        1,
+        pytest.approx(details.goodput.total),
+    )
 
 
 # Without the runtime, so that it starts quickly: on request it says that it has saved, and the second start ends.
@@ -217,19 +259,36 @@ def test_the_wait_for_busy_nodes_after_a_requeue_is_queued(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SAVES)
-    shape = ("--nodes", "2", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--time", "30m", "--no-snapshot")
-    done = slurm_paceline("submit", *shape, "--requeue-always", str(script), str(tmp_path), cwd=tmp_path)
+    shape = (
+        "--nodes",
+        "2",
+        "--gpus",
+        "1",
+        "--cpus-per-gpu",
+        "1",
+        "--cpu",
+        "--time",
+        "30m",
+        "--no-snapshot",
+    )
+    done = slurm_paceline(
+        "submit", *shape, "--requeue-always", str(script), str(tmp_path), cwd=tmp_path
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     folder = run_of(done)
     job = folder.job.read_text().strip()
-    until(lambda: all((tmp_path / f"started-{rank}").exists() for rank in (0, 1)), diagnostics(folder))
+    until(
+        lambda: all((tmp_path / f"started-{rank}").exists() for rank in (0, 1)), diagnostics(folder)
+    )
     blocker = cluster.submit("sleep 20", "--nodes=4", "--exclusive")
     cluster.run(["scancel", "--batch", "--signal=USR1", job])
     seen: list[tuple[str, float]] = []
 
     def look() -> bool:
         """Look as a person does, who must not read of a lost or failed run meanwhile."""
-        shown = json.loads(slurm_paceline("show", folder.path.name, "--json", cwd=tmp_path, check=True).stdout)
+        shown = json.loads(
+            slurm_paceline("show", folder.path.name, "--json", cwd=tmp_path, check=True).stdout
+        )
         seen.append((shown["overview"]["status"], shown["goodput"]["seconds"]["queued"]))
         time.sleep(1)  # each look takes a second of CPU time
         return cluster.state(blocker) == "COMPLETED"
@@ -237,7 +296,8 @@ def test_the_wait_for_busy_nodes_after_a_requeue_is_queued(
     until(look, f"the other job does not end; {cluster.show(blocker)}")
     *before, last = (status for status, _ in seen)
     assert set(before) <= {"running", "ending", "queued"}, seen
-    assert last in {"running", "ending", "queued", "done"}, seen  # once the nodes are free, it does not take long
+    # once the nodes are free, it does not take long
+    assert last in {"running", "ending", "queued", "done"}, seen
     waits = [queued for status, queued in seen if status == "queued"]
     assert waits == sorted(waits)
     assert waits[-1] - waits[0] > 5, "it grows while the job waits"
@@ -246,9 +306,14 @@ def test_the_wait_for_busy_nodes_after_a_requeue_is_queued(
     requeued, began = moment(cluster, job, "SubmitTime"), moment(cluster, job, "StartTime")
     first, second = read_details(read_record(folder, lambda jobs: {})).job_starts
     goodput = read_details(read_record(folder, lambda jobs: {})).goodput
-    waited = first.began - read_record(folder, lambda jobs: {}).events[0]["time"]  # in the queue for the first time
-    near = {"rel": 0.05, "abs": 2.5}  # Slurm's times have no fractions, and agents take a moment to start
-    assert goodput.seconds["queued"] == pytest.approx(waited + began - requeued, **near), (first, second)
+    # in the queue for the first time
+    waited = first.began - read_record(folder, lambda jobs: {}).events[0]["time"]
+    # Slurm's times have no fractions, and agents take a moment to start
+    near = {"rel": 0.05, "abs": 2.5}
+    assert goodput.seconds["queued"] == pytest.approx(waited + began - requeued, **near), (
+        first,
+        second,
+    )
     assert goodput.seconds["idle"] == pytest.approx(requeued - ended, **near), (first, second)
     assert (goodput.failures, goodput.total) == (0, pytest.approx(sum(goodput.seconds.values())))
 
@@ -262,23 +327,42 @@ def test_nobody_reads_of_a_lost_run_while_the_last_answer_is_old(
     """Slurm itself requeues the job, without a word in the run folder, and is asked once in a minute."""
     script = tmp_path / "train.py"
     script.write_text(SAVES)
-    shape = ("--nodes", "2", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--time", "30m", "--no-snapshot")
-    done = slurm_paceline("submit", *shape, "--partition", "low", str(script), str(tmp_path), cwd=tmp_path)
+    shape = (
+        "--nodes",
+        "2",
+        "--gpus",
+        "1",
+        "--cpus-per-gpu",
+        "1",
+        "--cpu",
+        "--time",
+        "30m",
+        "--no-snapshot",
+    )
+    done = slurm_paceline(
+        "submit", *shape, "--partition", "low", str(script), str(tmp_path), cwd=tmp_path
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     folder = run_of(done)
     job = folder.job.read_text().strip()
-    until(lambda: all((tmp_path / f"started-{rank}").exists() for rank in (0, 1)), diagnostics(folder))
+    until(
+        lambda: all((tmp_path / f"started-{rank}").exists() for rank in (0, 1)), diagnostics(folder)
+    )
     seen: list[str] = []
     options = {"PACELINE_POLL_INTERVAL": "60"}
     environment = {**os.environ, **cluster.environment, "PACELINE_SCRATCH": str(scratch), **options}
     with open(tmp_path / "followed", "w") as out:
         following = subprocess.Popen(
-            [sys.executable, "-m", "paceline", "logs", "-f", folder.path.name], env=environment, stdout=out
+            [sys.executable, "-m", "paceline", "logs", "-f", folder.path.name],
+            env=environment,
+            stdout=out,
         )
 
     def look() -> None:
         """Look at the run in all views."""
-        shown = slurm_paceline("show", folder.path.name, "--json", cwd=tmp_path, check=True, **options)
+        shown = slurm_paceline(
+            "show", folder.path.name, "--json", cwd=tmp_path, check=True, **options
+        )
         listed = slurm_paceline("ps", "--json", cwd=tmp_path, check=True, **options)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {**cluster.environment, **options}.items():
@@ -293,10 +377,16 @@ def test_nobody_reads_of_a_lost_run_while_the_last_answer_is_old(
         assert set(seen) == {"running"}
         if event == "preemption":
             urgent = cluster.submit("sleep 15", "--partition=high", "--exclusive", "--nodes=4")
-            until(lambda: cluster.state(urgent) == "RUNNING" or look(), "the urgent job does not start")
+            until(
+                lambda: cluster.state(urgent) == "RUNNING" or look(),
+                "the urgent job does not start",
+            )
         else:
             cluster.kill_node(cluster.show(job)["BatchHost"], mark_down=True)
-        until(lambda: cluster.restarts(job) == 1 or look(), f"the job was not requeued: {cluster.show(job)}")
+        until(
+            lambda: cluster.restarts(job) == 1 or look(),
+            f"the job was not requeued: {cluster.show(job)}",
+        )
         until(lambda: cluster.state(job) == "COMPLETED" or look(), diagnostics(folder))
         look()
         assert set(seen) <= {"running", "ending", "queued", "starting", "done"}, seen

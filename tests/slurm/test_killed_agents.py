@@ -14,13 +14,29 @@ from tests.slurm.runs import Paceline, diagnostics, project, run_of
 
 @pytest.mark.usefixtures("without_torch")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("node", ["0", pytest.param("1", marks=pytest.mark.slow)], ids=["head", "member"])
-def test_a_killed_agent_on_two_nodes(node: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+@pytest.mark.parametrize(
+    "node", ["0", pytest.param("1", marks=pytest.mark.slow)], ids=["head", "member"]
+)
+def test_a_killed_agent_on_two_nodes(
+    node: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project", KILLS)
     done = slurm_paceline(
-        "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--time", "10m", "--wait",
-        "train.py", "1", node, cwd=home, timeout=250,
-    )  # fmt: skip
+        "submit",
+        "--nodes",
+        "2",
+        "--nproc",
+        "1",
+        "--cpu",
+        "--time",
+        "10m",
+        "--wait",
+        "train.py",
+        "1",
+        node,
+        cwd=home,
+        timeout=250,
+    )
     folder = run_of(done)
     assert done.returncode == 0, diagnostics(folder, done)
     assert [read_verdict(attempt.verdict) for attempt in folder.attempts()] == ["failed", "done"]

@@ -46,7 +46,9 @@ def is_data_worker(process: psutil.Process) -> bool:
 
 def is_batch_shell(process: psutil.Process) -> bool:
     """Whether it is the shell itself, and no subshell."""
-    return command(process).endswith("/slurm_script") and not command(process.parent()).endswith("/slurm_script")
+    return command(process).endswith("/slurm_script") and not command(process.parent()).endswith(
+        "/slurm_script"
+    )
 
 
 def variable(process: psutil.Process, name: str) -> str:
@@ -55,7 +57,9 @@ def variable(process: psutil.Process, name: str) -> str:
 
 KINDS: dict[str, Callable[[psutil.Process], bool]] = {
     "member agent": lambda each: is_agent(each) and variable(each, "SLURM_PROCID") == "1",
-    "zygote": lambda each: is_zygote(each) and not any(is_zygote(above) for above in each.parents()),
+    "zygote": lambda each: (
+        is_zygote(each) and not any(is_zygote(above) for above in each.parents())
+    ),
     "data-loader worker": is_data_worker,
 }  # `test_killed_agents` kills the head agent, and `test_faults` a rank
 
@@ -76,12 +80,18 @@ def kill_one(ours: Submitted, matches: Callable[[psutil.Process], bool]) -> None
 
 def check_nothing_is_left(ours: Submitted) -> None:
     ours.until(lambda: not ours.cluster.processes(ours.job), "processes are left running")
-    left = [path for base in ("/tmp", "/dev/shm") for path in glob.glob(f"{base}/paceline-*/*{ours.run.path.name}*")]
+    left = [
+        path
+        for base in ("/tmp", "/dev/shm")
+        for path in glob.glob(f"{base}/paceline-*/*{ours.run.path.name}*")
+    ]
     assert not left
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_process(kind: str, four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
+def test_a_killed_process(
+    kind: str, four_undisturbed: Training, submitted: Make, cluster: Cluster
+) -> None:
     ours = submitted(gates="step-17")
     if KINDS[kind] is is_data_worker:
         ours.script_args += ["--workers", "1"]
@@ -97,7 +107,9 @@ def test_a_killed_process(kind: str, four_undisturbed: Training, submitted: Make
     check_nothing_is_left(ours)
 
 
-def test_a_killed_tracker_service(four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
+def test_a_killed_tracker_service(
+    four_undisturbed: Training, submitted: Make, cluster: Cluster
+) -> None:
     """Training goes on, and W&B has every line all the same."""
     ours = submitted(gates="step-17")
     ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
@@ -107,11 +119,15 @@ def test_a_killed_tracker_service(four_undisturbed: Training, submitted: Make, c
     ours.completes()
     assert ours.verdicts() == ["done"], ours.logs()
     assert_same(ours, four_undisturbed)
-    assert [row for each in wandb_runs(ours.folder.trackers) for row in each.lines()] == lines_of(ours.folder.path)
+    assert [row for each in wandb_runs(ours.folder.trackers) for row in each.lines()] == lines_of(
+        ours.folder.path
+    )
     check_nothing_is_left(ours)
 
 
-def test_a_killed_batch_shell(four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
+def test_a_killed_batch_shell(
+    four_undisturbed: Training, submitted: Make, cluster: Cluster
+) -> None:
     """Slurm fails the job and ends its step. The agents ask the ranks to save; whether they do or not, it can go on."""
     ours = submitted(gates="step-17")
     ours.submit()
@@ -124,7 +140,8 @@ def test_a_killed_batch_shell(four_undisturbed: Training, submitted: Make, clust
     check_nothing_is_left(ours)
     run = ours.folder.path.name
     shown = ours.paceline("show", run, cwd=ours.home).stdout
-    assert re.search(r"\b(stopped|failed) \(the batch shell was killed", shown), shown  # failed: they could not save
+    # failed: they could not save
+    assert re.search(r"\b(stopped|failed) \(the batch shell was killed", shown), shown
     assert f"continue   paceline submit --resume {run}  (" in shown
     done = ours.paceline("submit", "--resume", run, cwd=ours.home)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -42,7 +42,9 @@ print([os.waitpid(pid, 0)[1] for pid in pids].count(0))
 
 def count_calls(cluster: Cluster) -> int:
     """Return how often the controller was asked for the queue so far. The harness itself asks for single jobs."""
-    found = re.findall(r"REQUEST_JOB(?:_USER)?_INFO\s*\(\s*\d+\)\s*count:(\d+)", cluster.run(["sdiag"]).stdout)
+    found = re.findall(
+        r"REQUEST_JOB(?:_USER)?_INFO\s*\(\s*\d+\)\s*count:(\d+)", cluster.run(["sdiag"]).stdout
+    )
     return sum(map(int, found))
 
 
@@ -54,7 +56,10 @@ def running(cluster: Cluster, tmp_path: Path) -> RunFolder:
 
 
 def environment(cluster: Cluster, tmp_path: Path, interval: float) -> dict[str, str]:
-    variables = {"PACELINE_SCRATCH": str(tmp_path / "scratch"), "PACELINE_POLL_INTERVAL": str(interval)}
+    variables = {
+        "PACELINE_SCRATCH": str(tmp_path / "scratch"),
+        "PACELINE_POLL_INTERVAL": str(interval),
+    }
     return {**os.environ, **cluster.environment, **variables}
 
 
@@ -62,20 +67,28 @@ def test_a_hundred_watchers_at_once_make_one_call(cluster: Cluster, tmp_path: Pa
     folder = running(cluster, tmp_path)
     before = count_calls(cluster)
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, str(folder.path)], env=environment(cluster, tmp_path, 60.0), text=True,
-        capture_output=True, timeout=TIMEOUT,
-    )  # fmt: skip
+        [sys.executable, "-c", LOOK, str(folder.path)],
+        env=environment(cluster, tmp_path, 60.0),
+        text=True,
+        capture_output=True,
+        timeout=TIMEOUT,
+    )
     assert done.stdout == f"{WATCHERS}\n", done.stderr
     assert count_calls(cluster) - before == 1
 
 
-def test_following_a_run_asks_once_per_interval_and_ends_with_the_verdict(cluster: Cluster, tmp_path: Path) -> None:
+def test_following_a_run_asks_once_per_interval_and_ends_with_the_verdict(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     folder = running(cluster, tmp_path)
     before, began = count_calls(cluster), time.monotonic()
     follower = subprocess.Popen(
         [sys.executable, "-m", "paceline", "logs", "-f", str(folder.path)],
-        env=environment(cluster, tmp_path, INTERVAL), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=environment(cluster, tmp_path, INTERVAL),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while time.monotonic() < began + 6 * INTERVAL or count_calls(cluster) - before < 2:
         assert follower.poll() is None, follower.communicate()[1]
         time.sleep(0.2)

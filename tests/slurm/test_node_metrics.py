@@ -25,12 +25,26 @@ while time.monotonic() < deadline and not all(path.exists() and path.read_text()
 
 
 @pytest.mark.parametrize("style", ["srun", pytest.param("mpirun", marks=pytest.mark.slow)])
-def test_one_file_per_node(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_one_file_per_node(
+    style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project", WAITING, config='[runtime]\nsystem_metrics = "1s"\n')
     done = slurm_paceline(
-        "submit", "--style", style, "--nodes", "2", "--nproc", "2", "--cpu", "--time", "10m", "--wait", "train.py",
-        cwd=home, timeout=400,
-    )  # fmt: skip
+        "submit",
+        "--style",
+        style,
+        "--nodes",
+        "2",
+        "--nproc",
+        "2",
+        "--cpu",
+        "--time",
+        "10m",
+        "--wait",
+        "train.py",
+        cwd=home,
+        timeout=400,
+    )
     folder = run_of(done)
     assert done.returncode == 0, diagnostics(folder, done)
     assert sorted(path.name for path in folder.system.iterdir()) == ["node-0.jsonl", "node-1.jsonl"]

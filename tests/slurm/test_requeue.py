@@ -64,7 +64,9 @@ while True:
 class Trial:
     """One run folder with a generated script, and its job."""
 
-    def __init__(self, cluster: Cluster, scratch: Path, name: str, *, abandoned: threading.Event) -> None:
+    def __init__(
+        self, cluster: Cluster, scratch: Path, name: str, *, abandoned: threading.Event
+    ) -> None:
         self.cluster = cluster
         self.abandoned = abandoned
         self.run_path = RunPath(scratch, "trials", "requeue", name)
@@ -77,8 +79,12 @@ class Trial:
     def submit(self, *options: str, edit: Callable[[str], str] = str, **keys: Any) -> None:
         """Plan a job of one node and one core, write its files, and submit its script."""
         settings = {
-            "job.nodes": 1, "job.gpus_per_node": 0, "job.cpus_per_gpu": 1, "launch.nproc": 1, "job.time": "20m",
-        } | {key.replace("__", "."): value for key, value in keys.items()}  # fmt: skip
+            "job.nodes": 1,
+            "job.gpus_per_node": 0,
+            "job.cpus_per_gpu": 1,
+            "launch.nproc": 1,
+            "job.time": "20m",
+        } | {key.replace("__", "."): value for key, value in keys.items()}
         made = plan(settings, run_path=self.run_path, python=sys.executable)
         self.run_path.folder.script.write_text(edit(made.script))
         self.run_path.folder.shell_library.write_text(made.library)
@@ -94,7 +100,10 @@ class Trial:
     def started(self, job_start: int, *, job: str = "") -> str:
         """Wait until the agent of a job start runs, and return its node."""
         host = self.folder / "job-starts" / f"{job or self.job}-{job_start}" / "host"
-        self.until(lambda: host.exists() and bool(host.read_text()), f"job start {job_start} does not start")
+        self.until(
+            lambda: host.exists() and bool(host.read_text()),
+            f"job start {job_start} does not start",
+        )
         return host.read_text()
 
     def verdict(self, job_start: int) -> str:
@@ -106,7 +115,9 @@ class Trial:
             log = self.run_path.folder.slurm_log
             text = log.read_text() if log.exists() else ""
             assert not self.abandoned.is_set(), "the tests were interrupted"
-            assert time.monotonic() < deadline, f"{what}; job: {self.cluster.show(self.job)}; its log:\n{text}"
+            assert time.monotonic() < deadline, (
+                f"{what}; job: {self.cluster.show(self.job)}; its log:\n{text}"
+            )
             time.sleep(0.2)
 
     def ends(self, state: str, *, restarts: int, job: str = "") -> None:
@@ -158,7 +169,9 @@ def cancelled_run_is_not_resurrected(trial: Trial) -> None:
     trial.interrupt()
     trial.ends("FAILED", restarts=0)
     assert trial.verdict(0) == "stopped"
-    again = trial.cluster.run(["sbatch", "--parsable", str(trial.run_path.folder.script)]).stdout.strip()
+    again = trial.cluster.run(
+        ["sbatch", "--parsable", str(trial.run_path.folder.script)]
+    ).stdout.strip()
     trial.ends("FAILED", restarts=0, job=again)
 
 
@@ -197,7 +210,9 @@ def no_scontrol_on_the_nodes(trial: Trial) -> None:
         if path.name != "scontrol":
             (commands / path.name).symlink_to(path)
     trial.submit(
-        edit=lambda script: script.replace("paceline_start_job", f"PATH={commands}\npaceline_start_job", 1),
+        edit=lambda script: script.replace(
+            "paceline_start_job", f"PATH={commands}\npaceline_start_job", 1
+        ),
         job__exclude=PREEMPTED,
     )
     trial.started(0)
@@ -228,11 +243,16 @@ def last_task_of_an_array_is_requeued_alone(trial: Trial) -> None:
         (trial.folder / task / "stop_and_requeue.sh").write_text(shell_library())
     folder = str(trial.folder)
     trial.submit(
-        "--array=0-1", edit=lambda script: script.replace(f"run={folder} ", f"run={folder}/$SLURM_ARRAY_TASK_ID ")
+        "--array=0-1",
+        edit=lambda script: script.replace(f"run={folder} ", f"run={folder}/$SLURM_ARRAY_TASK_ID "),
     )
     first, last = (f"{trial.job}_{task}" for task in "01")
-    job_starts = {task: trial.folder / task / "job-starts" / f"{trial.job}_{task}-0" / "host" for task in "01"}
-    trial.until(lambda: all(host.exists() for host in job_starts.values()), "the tasks do not start")
+    job_starts = {
+        task: trial.folder / task / "job-starts" / f"{trial.job}_{task}-0" / "host" for task in "01"
+    }
+    trial.until(
+        lambda: all(host.exists() for host in job_starts.values()), "the tasks do not start"
+    )
     trial.interrupt(last)
     again = trial.folder / "1" / "job-starts" / f"{last}-1" / "host"
     trial.until(again.exists, "the last task does not start again")
@@ -246,9 +266,13 @@ def last_task_of_an_array_is_requeued_alone(trial: Trial) -> None:
 def _preempted(trial: Trial, partition: str, node: str) -> None:
     trial.submit(job__partition=partition, job__nodelist=node)
     trial.started(0)
-    urgent = trial.cluster.submit("sleep 600", "--partition=high", "--exclusive", f"--nodelist={node}")
+    urgent = trial.cluster.submit(
+        "sleep 600", "--partition=high", "--exclusive", f"--nodelist={node}"
+    )
     trial.until(lambda: trial.cluster.state(urgent) == "RUNNING", "the urgent job does not start")
-    trial.until(lambda: trial.cluster.state(trial.job) == "PENDING", "the preempted job is not requeued")
+    trial.until(
+        lambda: trial.cluster.state(trial.job) == "PENDING", "the preempted job is not requeued"
+    )
     trial.cluster.run(["scancel", urgent])
     trial.started(1)
     trial.command_agent("done")
@@ -300,7 +324,9 @@ def eight_at_once_give_one_trainer(trial: Trial) -> None:
     args = ["sbatch", "--parsable", "--hold", str(trial.run_path.folder.script)]
     jobs = [trial.job, *(trial.cluster.run(args).stdout.strip() for _ in range(7))]
     trial.cluster.run(["scontrol", "release", *jobs])
-    trial.until(lambda: sum(trial.cluster.state(job) == "FAILED" for job in jobs) == 7, "several jobs train")
+    trial.until(
+        lambda: sum(trial.cluster.state(job) == "FAILED" for job in jobs) == 7, "several jobs train"
+    )
     (trainer,) = (job for job in jobs if trial.cluster.state(job) != "FAILED")
     trial.started(0, job=trainer)
     assert len(list((trial.folder / "job-starts").iterdir())) == 1
@@ -311,18 +337,30 @@ def eight_at_once_give_one_trainer(trial: Trial) -> None:
 
 
 SCENARIOS = [
-    time_limit, stopped_run_resumes, cancelled_by_scancel, cancelled_run_is_not_resurrected, crash, requeued_by_hand,
-    no_requeue_allowed, no_scontrol_on_the_nodes, unfit_node_is_excluded, last_task_of_an_array_is_requeued_alone,
+    time_limit,
+    stopped_run_resumes,
+    cancelled_by_scancel,
+    cancelled_run_is_not_resurrected,
+    crash,
+    requeued_by_hand,
+    no_requeue_allowed,
+    no_scontrol_on_the_nodes,
+    unfit_node_is_excluded,
+    last_task_of_an_array_is_requeued_alone,
     preempted_at_once,
-    preempted_after_a_grace, an_unreachable_controller_is_retried, eight_at_once_give_one_trainer,
-]  # fmt: skip
+    preempted_after_a_grace,
+    an_unreachable_controller_is_retried,
+    eight_at_once_give_one_trainer,
+]
 Scenario = Callable[[Trial], None]
 
 
 @pytest.fixture(scope="module")
 def carry_out(sandbox: Cluster) -> Iterator[Callable[[Scenario], None]]:
     """Wait for a scenario to end; all run at once. One that is retried after a failure runs alone."""
-    with tempfile.TemporaryDirectory(prefix="paceline-trials-", ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix="paceline-trials-", ignore_cleanup_errors=True
+    ) as scratch:
         count = iter(range(1000))
         abandoned = threading.Event()
 
@@ -332,7 +370,9 @@ def carry_out(sandbox: Cluster) -> Iterator[Callable[[Scenario], None]]:
 
         pool = ThreadPoolExecutor(len(SCENARIOS))
         try:
-            outcomes: dict[Scenario, Future[None]] = {each: pool.submit(run, each) for each in SCENARIOS}
+            outcomes: dict[Scenario, Future[None]] = {
+                each: pool.submit(run, each) for each in SCENARIOS
+            }
             wait(outcomes.values())
         except BaseException:
             abandoned.set()

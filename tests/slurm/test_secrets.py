@@ -25,10 +25,27 @@ def test_only_ranks_get_secrets(
     if style == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("OpenMPI is not installed: openmpi-bin")
     planted = plant_secrets(tmp_path)
-    shape = ("--style", style, "--nodes", "2", "--nproc", "1", "--cpu", "--time", "10m", "--max-attempts", "1")
+    shape = (
+        "--style",
+        style,
+        "--nodes",
+        "2",
+        "--nproc",
+        "1",
+        "--cpu",
+        "--time",
+        "10m",
+        "--max-attempts",
+        "1",
+    )
     with watch_command_lines() as lines:
         done = slurm_paceline(
-            "submit", *shape, *planted.args, cwd=planted.project, timeout=TIMEOUT, **planted.variables
+            "submit",
+            *shape,
+            *planted.args,
+            cwd=planted.project,
+            timeout=TIMEOUT,
+            **planted.variables,
         )
         folder = run_of(done)
         job = folder.job.read_text().strip()
@@ -70,6 +87,8 @@ def test_only_ranks_get_secrets(
 
 def test_dry_run_names_secrets(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     planted = plant_secrets(tmp_path)
-    done = slurm_paceline("submit", "--dry-run", *planted.args, cwd=planted.project, check=True, **planted.variables)
+    done = slurm_paceline(
+        "submit", "--dry-run", *planted.args, cwd=planted.project, check=True, **planted.variables
+    )
     assert "# secrets, whose values are only in environment.sh: FROM_DOTENV (.env)" in done.stdout
     assert not in_text(done.stdout + done.stderr, planted.values)

@@ -56,13 +56,19 @@ def shared(environ: dict[str, str]) -> dict[str, str]:
     return {name: text for name, text in environ.items() if not OF_A_RANK.fullmatch(name)}
 
 
-def shell(cluster: Cluster, *args: str, commands: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def shell(
+    cluster: Cluster, *args: str, commands: str, cwd: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run `paceline shell` with commands from a pipe."""
     return subprocess.run(
         [sys.executable, "-m", "paceline", "shell", *args],
-        input=commands, cwd=cwd, env={**os.environ, **cluster.environment, **variables}, timeout=WITHIN, text=True,
+        input=commands,
+        cwd=cwd,
+        env={**os.environ, **cluster.environment, **variables},
+        timeout=WITHIN,
+        text=True,
         capture_output=True,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.usefixtures("without_torch")
@@ -75,7 +81,10 @@ def test_a_shell_in_a_run_has_the_environment_of_its_ranks(
     variables = {"MODULESHOME": str(tmp_path / "modules")}
     folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True, **variables))
     (rank,) = until(
-        lambda: rank_reports(folder).values(), "no rank starts", details=lambda: diagnostics(folder), within=WITHIN
+        lambda: rank_reports(folder).values(),
+        "no rank starts",
+        details=lambda: diagnostics(folder),
+        within=WITHIN,
     )
     commands = """\
 python -c 'import json, os; print("report " + json.dumps(dict(os.environ)))'
@@ -84,7 +93,12 @@ echo "host $HOSTNAME, in $PWD"
 exit 7
 """
     done = shell(
-        cluster, folder.path.name, commands=commands, cwd=home, PACELINE_SCRATCH=str(scratch), ONLY_AT_LOGIN="1"
+        cluster,
+        folder.path.name,
+        commands=commands,
+        cwd=home,
+        PACELINE_SCRATCH=str(scratch),
+        ONLY_AT_LOGIN="1",
     )
     assert done.returncode == 7, done.stderr
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
@@ -100,10 +114,14 @@ exit 7
 
 
 @pytest.mark.usefixtures("without_torch")
-def test_a_shell_in_a_trial(tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_shell_in_a_trial(
+    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     config = '[environment]\nsecrets = ["API_TOKEN"]\nvariables = { GREETING = "hello" }\n'
     home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n", config=config)
-    (home / "sweep.toml").write_text('[sweep]\nscript = "train.py"\narguments = "none"\n[space]\nx = [1]\n')
+    (home / "sweep.toml").write_text(
+        '[sweep]\nscript = "train.py"\narguments = "none"\n[space]\nx = [1]\n'
+    )
     args = ("sweep", "--gpus", "1", "--time", "10m", "sweep.toml")
     slurm_paceline(*args, cwd=home, check=True, API_TOKEN="hush")
 
@@ -130,9 +148,12 @@ echo "$GREETING from $SLURM_JOB_NUM_NODES nodes"
 python -c 'import paceline; print(paceline.__file__)'
 """
     done = shell(
-        cluster, *("--nodes", "2", "--gpus", "1", "--time", "5m"), commands=commands, cwd=home,
+        cluster,
+        *("--nodes", "2", "--gpus", "1", "--time", "5m"),
+        commands=commands,
+        cwd=home,
         PACELINE_SCRATCH=str(scratch),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     greeting, half = done.stdout.splitlines()
     assert greeting == "hello from 2 nodes"
@@ -145,9 +166,13 @@ def test_an_interactive_shell_reads_no_startup_files(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     setup = "export GREETING=kept; speak() { echo it is $GREETING; }"
     process = subprocess.Popen(
-        ["bash", "-c", INTERACTIVE], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        ["bash", "-c", INTERACTIVE],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
         env={**os.environ, "HOME": str(tmp_path), env.SHELL_SETUP: setup},
-    )  # fmt: skip
+    )
     os.close(slave)
     os.write(master, f"speak; echo [${env.SHELL_SETUP}]; exit 3\n".encode())
     shown = b""
@@ -178,21 +203,29 @@ with paceline.session(cpu=True) as run:
 
 @pytest.mark.timeout(400)
 def test_cancel_saves_a_checkpoint_first(
-    tmp_path: Path, cluster: Cluster, slurm_paceline: Callable[..., subprocess.CompletedProcess[str]]
+    tmp_path: Path,
+    cluster: Cluster,
+    slurm_paceline: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     home = project(tmp_path / "project", TRAINING)
-    folder: RunFolder = run_of(slurm_paceline("submit", *SMALL, "--cpu", "train.py", cwd=home, check=True))
+    folder: RunFolder = run_of(
+        slurm_paceline("submit", *SMALL, "--cpu", "train.py", cwd=home, check=True)
+    )
     job = folder.job.read_text().strip()
     rank_events = folder.events / "rank-0.jsonl"
     until(
-        lambda: rank_events.exists() and '"training"' in rank_events.read_text(), "it does not train",
-        details=lambda: diagnostics(folder), within=300,
-    )  # fmt: skip
+        lambda: rank_events.exists() and '"training"' in rank_events.read_text(),
+        "it does not train",
+        details=lambda: diagnostics(folder),
+        within=300,
+    )
     shown = slurm_paceline("cancel", "--save", folder.path.name, cwd=home, check=True).stdout
     assert "it saves first" in shown
     cluster.wait(job, timeout=WITHIN)
     assert read_verdict(folder.job_start(f"{job}-0").verdict) == "stopped", diagnostics(folder)
-    assert [each.name for each in folder.checkpoints.glob("step-*/complete.json")], "nothing was saved"
+    assert [each.name for each in folder.checkpoints.glob("step-*/complete.json")], (
+        "nothing was saved"
+    )
     time.sleep(2)
     assert cluster.restarts(job) == 0
     assert cluster.queue() == []

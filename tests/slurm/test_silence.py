@@ -37,13 +37,17 @@ def test_a_node_that_dies_and_comes_back_at_once(
     ours.submit("--system-metrics", "1s")
     ours.at("step-23", ranks=4)
     ours.until(lambda: len(list(ours.folder.system.glob("*.jsonl"))) == 2, "nothing is sampled")
-    assert read_record(ours.folder).silence is None, "the ranks wait at the gate, but the agents write"
+    assert read_record(ours.folder).silence is None, (
+        "the ranks wait at the gate, but the agents write"
+    )
     head = cluster.show(ours.job)["BatchHost"]
     cluster.restart_controller(kill=True)  # it takes this for news of every job
     cluster.kill_node(head)
     cluster.start_node(head)
     ours.until(lambda: read_record(ours.folder).silence is not None, "nobody notices the silence")
-    assert cluster.state(ours.job) == "RUNNING", "Slurm has noticed too, so there is nothing to test"
+    assert cluster.state(ours.job) == "RUNNING", (
+        "Slurm has noticed too, so there is nothing to test"
+    )
     remedy = f"scontrol requeue {ours.job}"
     assert f"use `{remedy}`" in read_record(ours.folder).detail
     found = diagnose_run(ours.folder)

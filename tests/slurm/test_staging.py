@@ -38,7 +38,9 @@ if sys.argv[1:] == ["wait"]:
 
 
 def staged(folder: RunFolder) -> list[dict[str, Any]]:
-    lines = [line for path in folder.events.glob("agent-*") for line in path.read_text().splitlines()]
+    lines = [
+        line for path in folder.events.glob("agent-*") for line in path.read_text().splitlines()
+    ]
     return [event for event in map(json.loads, lines) if event["event"] == "staged"]
 
 
@@ -65,7 +67,9 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * number)
 
-    first = run_of(slurm_paceline("submit", *SMALL, "--no-requeue", "train.py", "wait", cwd=home, check=True))
+    first = run_of(
+        slurm_paceline("submit", *SMALL, "--no-requeue", "train.py", "wait", cwd=home, check=True)
+    )
     job = first.job.read_text().strip()
     deadline = time.monotonic() + TIMEOUT
     logs = [first.attempt(1).log(rank) for rank in (0, 1)]
@@ -80,7 +84,14 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
     assert cluster.wait(job, timeout=TIMEOUT) == "CANCELLED"
 
     again = slurm_paceline(
-        "submit", *SMALL, "--nodelist", ",".join(nodes), "--wait", "train.py", cwd=home, timeout=TIMEOUT
+        "submit",
+        *SMALL,
+        "--nodelist",
+        ",".join(nodes),
+        "--wait",
+        "train.py",
+        cwd=home,
+        timeout=TIMEOUT,
     )
     second = run_of(again)
     assert again.returncode == 0, diagnostics(second, again)
@@ -90,10 +101,14 @@ def test_staged_on_two_nodes_cancelled_collected_and_used_again(
     # Collected within the grace period of the cancel, or by the next run if this machine was too slow.
     assert results(first) == expected, diagnostics(first)
     for node in nodes:
-        assert sorted(path.name for path in (tmp_path / "disks" / node).glob("paceline-*/*")) == ["cache"]
+        assert sorted(path.name for path in (tmp_path / "disks" / node).glob("paceline-*/*")) == [
+            "cache"
+        ]
 
 
-def test_clean_on_a_node_spares_running_jobs(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_clean_on_a_node_spares_running_jobs(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """One job was killed and left its folder; another still runs and has its own beside it."""
     live = cluster.submit("sleep 600", "--nodes=1", "--ntasks=1", "--cpus-per-task=1")
     cluster.wait(live, "RUNNING", timeout=TIMEOUT)
@@ -155,12 +170,16 @@ class Job:
     def until(self, holds: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + TIMEOUT
         while not holds():
-            assert time.monotonic() < deadline, f"{what}\n{self.cluster.show(self.id)}\n{diagnostics(self.run)}"
+            assert time.monotonic() < deadline, (
+                f"{what}\n{self.cluster.show(self.id)}\n{diagnostics(self.run)}"
+            )
             time.sleep(0.2)
 
     def ready(self) -> None:
         log = self.run.attempt(1).log(0)
-        self.until(lambda: log.exists() and "ready" in log.read_text(), "the script does not get this far")
+        self.until(
+            lambda: log.exists() and "ready" in log.read_text(), "the script does not get this far"
+        )
 
     def ended(self) -> str:
         self.until(lambda: self.cluster.state(self.id) in ENDED, "the job does not end")
@@ -248,7 +267,9 @@ def test_a_disk_that_is_too_small_is_an_error_before_anything_is_copied(
 
 
 @pytest.mark.slow
-def test_results_come_back_at_the_time_limit(home: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_results_come_back_at_the_time_limit(
+    home: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     job = Job(home, cluster, slurm_paceline, "--no-requeue", "train.py", "wait")
     job.ready()
     cluster.run(["scontrol", "update", f"jobid={job.id}", "endtime=now+45"])

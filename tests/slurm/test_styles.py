@@ -40,7 +40,9 @@ with paceline.session(cpu=True) as run:
 """
 
 
-def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Paceline, per_node: int = 2, more: str) -> None:
+def check_style(
+    style: str, *, nodes: int, tmp_path: Path, paceline: Paceline, per_node: int = 2, more: str
+) -> None:
     if style.startswith("mpirun") and shutil.which("mpirun") is None:
         pytest.skip("OpenMPI is not installed: openmpi-bin")
     home = project(tmp_path / "project", PLAIN + more, config=CONFIG)
@@ -49,9 +51,20 @@ def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Paceline, p
         script = "spawning.py"
         (home / script).write_text(SPAWNING.format(path=str(home / "train.py")), encoding="utf-8")
     done = paceline(
-        "submit", *STYLES[style], "--nodes", str(nodes), "--gpus", str(per_node), "--cpu", "--time", "10m", "--wait",
-        script, cwd=home, timeout=500,
-    )  # fmt: skip
+        "submit",
+        *STYLES[style],
+        "--nodes",
+        str(nodes),
+        "--gpus",
+        str(per_node),
+        "--cpu",
+        "--time",
+        "10m",
+        "--wait",
+        script,
+        cwd=home,
+        timeout=500,
+    )
     folder, world = run_of(done), nodes * per_node
     assert done.returncode == 0, diagnostics(folder, done)
     summed = f"the sum over {world} ranks is {sum(range(world))}"
@@ -63,11 +76,17 @@ def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Paceline, p
     gpus = ",".join(map(str, range(per_node)))
     for rank, each in ranks.items():
         node, local = divmod(rank, per_node)
-        numbers = (each["WORLD_SIZE"], each["LOCAL_RANK"], each["LOCAL_WORLD_SIZE"], each["GROUP_RANK"])
+        numbers = (
+            each["WORLD_SIZE"],
+            each["LOCAL_RANK"],
+            each["LOCAL_WORLD_SIZE"],
+            each["GROUP_RANK"],
+        )
         assert numbers == (str(world), str(local), str(per_node), str(node)), rank
         assert each["host"] == hosts[node]
         slurm = [each["environ"].get(f"SLURM_{name}") for name in ("PROCID", "LOCALID", "NTASKS")]
-        if style.startswith("srun"):  # docs/migration.md: scripts that read Slurm's variables keep working
+        # docs/migration.md: scripts that read Slurm's variables keep working
+        if style.startswith("srun"):
             assert slurm == [str(rank), str(local), str(world)], rank
         elif style == "fork":  # the tasks are the agents
             assert slurm == [str(node), "0", str(nodes)], rank
@@ -78,21 +97,27 @@ def check_style(style: str, *, nodes: int, tmp_path: Path, paceline: Paceline, p
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("without_torch")
 @pytest.mark.parametrize("style", ["fork", "srun", "mpirun"])
-def test_placement_on_two_nodes(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_placement_on_two_nodes(
+    style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     check_style(style, nodes=2, tmp_path=tmp_path, paceline=slurm_paceline, more="")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_torchrun_on_two_nodes(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
-    check_style("torchrun", nodes=2, per_node=1, tmp_path=tmp_path, paceline=slurm_paceline, more=SESSION)
+    check_style(
+        "torchrun", nodes=2, per_node=1, tmp_path=tmp_path, paceline=slurm_paceline, more=SESSION
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("style", STYLES)
-def test_sessions(style: str, nodes: int, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_sessions(
+    style: str, nodes: int, tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     check_style(style, nodes=nodes, tmp_path=tmp_path, paceline=slurm_paceline, more=SESSION)
 
 
@@ -122,9 +147,19 @@ def test_loss_curve_of_a_whole_run_on_two_nodes_matches_local(
     """
     args = ("--env", "OMP_NUM_THREADS=1", str(EXAMPLE / "train.py"), "--epochs", "2")
     two_nodes = slurm_paceline(
-        "submit", "--nodes", "2", "--nproc", "1", "--cpu", "--time", "30m", "--wait", *args, timeout=1200,
+        "submit",
+        "--nodes",
+        "2",
+        "--nproc",
+        "1",
+        "--cpu",
+        "--time",
+        "30m",
+        "--wait",
+        *args,
+        timeout=1200,
         PACELINE_SCRATCH=str(tmp_path / "cluster"),
-    )  # fmt: skip
+    )
     assert two_nodes.returncode == 0, diagnostics(run_of(two_nodes), two_nodes)
     here = ("run", "--nproc", "2", "--cpu", *args)
     slurm_paceline(*here, timeout=1200, check=True, PACELINE_SCRATCH=str(tmp_path / "local"))

@@ -19,7 +19,22 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("without_torch")
 TIMEOUT = 400
 SMALL = ("--style", "srun", "--gpus", "1", "--cpu", "--time", "10m", "--cpus-per-gpu", "1")
 
-ARGUMENTS = ["a b", "it's", '"', "$(exit 1)", "`x`", "new\nline", ";", "a,b", "é", "", "--nodes", "*", "\\", "#"]
+ARGUMENTS = [
+    "a b",
+    "it's",
+    '"',
+    "$(exit 1)",
+    "`x`",
+    "new\nline",
+    ";",
+    "a,b",
+    "é",
+    "",
+    "--nodes",
+    "*",
+    "\\",
+    "#",
+]
 NASTY = "a comma, a 'quote', a \"double\", $HOME, `x`\nand a second line\t\\ end"
 
 
@@ -27,14 +42,33 @@ def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline
     """A folder and a script with spaces, odd arguments, a nasty variable, and variables left by other jobs."""
     home = project(tmp_path / "my project (1)", name="my train.py")
     leftover_variables = {
-        "SLURM_JOB_ID": "4242", "SLURM_NTASKS": "64", "SLURM_NNODES": "32", "SLURM_CPUS_PER_TASK": "99",
-        "SLURM_NTASKS_PER_NODE": "7", "OMPI_COMM_WORLD_RANK": "3", "RANK": "5", "MASTER_ADDR": "nowhere",
-        "SBATCH_PARTITION": "low", "SBATCH_TIMELIMIT": "1", "SBATCH_REQUEUE": "1", "UNASKED": "secret",
-    }  # fmt: skip
+        "SLURM_JOB_ID": "4242",
+        "SLURM_NTASKS": "64",
+        "SLURM_NNODES": "32",
+        "SLURM_CPUS_PER_TASK": "99",
+        "SLURM_NTASKS_PER_NODE": "7",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "RANK": "5",
+        "MASTER_ADDR": "nowhere",
+        "SBATCH_PARTITION": "low",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_REQUEUE": "1",
+        "UNASKED": "secret",
+    }
     done = slurm_paceline(
-        "submit", *SMALL, "--nodes", "2", "--env", f"NASTY={NASTY}", "--wait", "my train.py", *ARGUMENTS,
-        cwd=home, timeout=TIMEOUT, **leftover_variables,
-    )  # fmt: skip
+        "submit",
+        *SMALL,
+        "--nodes",
+        "2",
+        "--env",
+        f"NASTY={NASTY}",
+        "--wait",
+        "my train.py",
+        *ARGUMENTS,
+        cwd=home,
+        timeout=TIMEOUT,
+        **leftover_variables,
+    )
     folder = run_of(done)
     assert done.returncode == 0, diagnostics(folder, done)
     assert "SBATCH_PARTITION sets partition to 'low'" in done.stderr
@@ -52,13 +86,18 @@ def test_everything_odd_at_once(tmp_path: Path, cluster: Cluster, slurm_paceline
 
 def test_from_inside_a_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
     home = project(tmp_path / "project")
-    command = shlex.join([sys.executable, "-m", "paceline", "submit", *SMALL, "--nodes", "2", "--wait", "train.py"])
+    command = shlex.join(
+        [sys.executable, "-m", "paceline", "submit", *SMALL, "--nodes", "2", "--wait", "train.py"]
+    )
     log = tmp_path / "outer.log"
     scratch = shlex.quote(str(tmp_path / "scratch"))
     outer = cluster.submit(
         f"cd {shlex.quote(str(home))}\nexport PACELINE_SCRATCH={scratch}\nsrun -n1 {command}",
-        "--nodes=1", "--ntasks=3", "--cpus-per-task=2", output=log,
-    )  # fmt: skip
+        "--nodes=1",
+        "--ntasks=3",
+        "--cpus-per-task=2",
+        output=log,
+    )
     assert cluster.wait(outer, timeout=TIMEOUT) == "COMPLETED", log.read_text()
     (run,) = (tmp_path / "scratch").glob("*/*/*/run.json")
     from paceline.contract.run_folder import RunFolder
@@ -68,7 +107,9 @@ def test_from_inside_a_job(tmp_path: Path, cluster: Cluster, slurm_paceline: Pac
     assert len({each["host"] for each in ranks.values()}) == 2
 
 
-def test_two_jobs_share_a_head_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_two_jobs_share_a_head_node(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """Each job finds its own port, and no agent joins the wrong run."""
     both = PLAIN + (
         "import pathlib, time\n"
@@ -86,20 +127,31 @@ def test_two_jobs_share_a_head_node(tmp_path: Path, cluster: Cluster, slurm_pace
 
 
 TYPOS = [
-    (["--partition", "mian"], ["--partition names partition 'mian', which does not exist", "Did you mean 'main'?"]),
-    (["--gpus", "1", "--gpu-type", "a10"], ["asks for 'a10' GPUs", "Did you mean 'a100'?", "up to 4 per node"]),
+    (
+        ["--partition", "mian"],
+        ["--partition names partition 'mian', which does not exist", "Did you mean 'main'?"],
+    ),
+    (
+        ["--gpus", "1", "--gpu-type", "a10"],
+        ["asks for 'a10' GPUs", "Did you mean 'a100'?", "up to 4 per node"],
+    ),
     (["--gpus", "5"], ["--gpus is 5", "up to 4 per node"]),
     (["--time", "3 hours or so"], ['Invalid --time "3 hours or so": use a duration such as 90m']),
     (["--nodes", "9"], ["--nodes is 9, but partition main allows at most 4"]),
     (["--constraint", "fast"], ["Invalid feature specification", "--constraint"]),
     (["--sbatch-arg=--frobnicate"], ["unrecognized option '--frobnicate'", "--sbatch-arg"]),
     (["--sbatch-arg=--ntasks=4"], ["has --ntasks=4", "--nproc"]),
-    (["--after", "987654"], ["Invalid --after 987654: Slurm knows no job 987654", "--dependency afterok:987654"]),
+    (
+        ["--after", "987654"],
+        ["Invalid --after 987654: Slurm knows no job 987654", "--dependency afterok:987654"],
+    ),
     (["--mem-per-node", "900G"], ["900G per node (--mem-per-node)", "up to 4000M"]),
 ]
 
 
-def test_typos_are_found_before_submitting(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_typos_are_found_before_submitting(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project")
     project(home, "def f(:\n", name="broken.py")
     project(home, "import no_such_package_xyz\n", name="lacking.py")
@@ -121,12 +173,26 @@ def test_typos_are_found_before_submitting(tmp_path: Path, cluster: Cluster, slu
     assert not list((tmp_path / "scratch").glob("*/*/*")), "nothing half-made may remain"
 
 
-def test_a_rank_fails_on_the_second_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_rank_fails_on_the_second_node(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """The error names it with its host and traceback; the other ranks, which would wait forever, are ended."""
-    script = PLAIN + 'import time\nif os.environ["RANK"] == "1": raise ValueError("no good")\ntime.sleep(3600)\n'
+    script = (
+        PLAIN
+        + 'import time\nif os.environ["RANK"] == "1": raise ValueError("no good")\ntime.sleep(3600)\n'
+    )
     home = project(tmp_path / "project", script)
     done = slurm_paceline(
-        "submit", *SMALL, "--nodes", "2", "--max-attempts", "1", "--wait", "train.py", cwd=home, timeout=TIMEOUT
+        "submit",
+        *SMALL,
+        "--nodes",
+        "2",
+        "--max-attempts",
+        "1",
+        "--wait",
+        "train.py",
+        cwd=home,
+        timeout=TIMEOUT,
     )
     folder = run_of(done)
     assert done.returncode == 1, diagnostics(folder, done)
@@ -151,11 +217,28 @@ def test_a_node_with_too_few_gpus_is_excluded(
         f'#!/bin/bash\n[ "$SLURMD_NODENAME" = node2 ] && export CUDA_VISIBLE_DEVICES=0\nexec {sys.executable} "$@"\n'
     )
     poor.chmod(0o755)
-    home = project(tmp_path / "project", config=f"[environment]\npython = {json.dumps(str(poor))}\n")
+    home = project(
+        tmp_path / "project", config=f"[environment]\npython = {json.dumps(str(poor))}\n"
+    )
     done = slurm_paceline(
-        "submit", "--style", style, "--gpus", "2", "--nodes", "2", "--exclude", "node4", "--time", "10m",
-        "--cpus-per-gpu", "1", "--wait", "train.py", cwd=home, timeout=TIMEOUT,
-    )  # fmt: skip
+        "submit",
+        "--style",
+        style,
+        "--gpus",
+        "2",
+        "--nodes",
+        "2",
+        "--exclude",
+        "node4",
+        "--time",
+        "10m",
+        "--cpus-per-gpu",
+        "1",
+        "--wait",
+        "train.py",
+        cwd=home,
+        timeout=TIMEOUT,
+    )
     folder = run_of(done)
     assert done.returncode == 0, diagnostics(folder, done)
     job = (folder.path / "job").read_text().strip()
@@ -165,11 +248,16 @@ def test_a_node_with_too_few_gpus_is_excluded(
     assert marked == {"node2"}, "the table marks it"
     assert "node node2: 1 of the 2 GPUs requested are visible" in log
     last = max(attempt.number for attempt in folder.attempts())
-    assert {each["host"] for each in rank_reports(folder, attempt=last).values()} == {"node1", "node3"}
+    assert {each["host"] for each in rank_reports(folder, attempt=last).values()} == {
+        "node1",
+        "node3",
+    }
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a node its own hosts file")
-def test_a_node_cannot_resolve_the_head_node(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_node_cannot_resolve_the_head_node(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """The run fails, without a hang or a fallback to localhost, and names both nodes."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
@@ -177,9 +265,17 @@ def test_a_node_cannot_resolve_the_head_node(tmp_path: Path, cluster: Cluster, s
     assert cluster.exec("node2", ["mount", "--bind", str(hosts), "/etc/hosts"]).returncode == 0
     try:
         done = slurm_paceline(
-            "submit", *SMALL, "--nodes", "2", "--nodelist", "node1,node2", "--wait", "train.py",
-            cwd=home, timeout=TIMEOUT,
-        )  # fmt: skip
+            "submit",
+            *SMALL,
+            "--nodes",
+            "2",
+            "--nodelist",
+            "node1,node2",
+            "--wait",
+            "train.py",
+            cwd=home,
+            timeout=TIMEOUT,
+        )
     finally:
         cluster.exec("node2", ["umount", "/etc/hosts"])
     folder = run_of(done)
@@ -189,7 +285,9 @@ def test_a_node_cannot_resolve_the_head_node(tmp_path: Path, cluster: Cluster, s
     assert rank_reports(folder) == {}
 
 
-def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_cancelled_run_stays_cancelled(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project", PLAIN + "import time\ntime.sleep(3600)\n")
     folder = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True))
     job = (folder.path / "job").read_text().strip()
@@ -201,13 +299,23 @@ def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm
     assert folder.path.name in listed
     assert "running" in listed
     assert "report " in slurm_paceline("logs", cwd=home, check=True).stdout
-    waiting = run_of(slurm_paceline("submit", *SMALL, "--after", folder.path.name, "train.py", cwd=home, check=True))
-    assert f"waits for job {job}" in slurm_paceline("show", waiting.path.name, cwd=home, check=True).stdout
+    waiting = run_of(
+        slurm_paceline(
+            "submit", *SMALL, "--after", folder.path.name, "train.py", cwd=home, check=True
+        )
+    )
+    assert (
+        f"waits for job {job}"
+        in slurm_paceline("show", waiting.path.name, cwd=home, check=True).stdout
+    )
     slurm_paceline("cancel", folder.path.name, cwd=home, check=True)
     assert cluster.wait(job, timeout=TIMEOUT) == "CANCELLED"
     # A run that waits for it does not wait for ever.
     assert cluster.wait(waiting.job.read_text().strip(), timeout=TIMEOUT) == "CANCELLED"
-    assert f"job {job} did not succeed" in slurm_paceline("show", waiting.path.name, cwd=home, check=True).stdout
+    assert (
+        f"job {job} did not succeed"
+        in slurm_paceline("show", waiting.path.name, cwd=home, check=True).stdout
+    )
     refused = slurm_paceline("submit", *SMALL, "--after", folder.path.name, "train.py", cwd=home)
     assert "that run has ended: cancelled" in refused.stderr
     assert cluster.restarts(job) == 0
@@ -225,11 +333,21 @@ def test_a_cancelled_run_stays_cancelled(tmp_path: Path, cluster: Cluster, slurm
     assert f"{report['environ']['SLURM_JOB_ID']} (earlier: {job})" in shown
 
 
-def test_a_script_can_be_submitted_by_hand(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_script_can_be_submitted_by_hand(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project")
     file = tmp_path / "by hand.sbatch"
     done = slurm_paceline(
-        "submit", *SMALL, "--env", "ASKED=1", "--script-only", str(file), "train.py", cwd=home, check=True
+        "submit",
+        *SMALL,
+        "--env",
+        "ASKED=1",
+        "--script-only",
+        str(file),
+        "train.py",
+        cwd=home,
+        check=True,
     )
     folder = run_of(done)
     assert cluster.queue() == []
@@ -250,16 +368,31 @@ kill -STOP {controller}
 
 
 @pytest.mark.slow
-def test_a_submission_that_is_confirmed_too_late(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_submission_that_is_confirmed_too_late(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project")
-    timeout = int(re.findall(r"MessageTimeout\s*= (\d+)", cluster.run(["scontrol", "show", "config"]).stdout)[0])
+    timeout = int(
+        re.findall(r"MessageTimeout\s*= (\d+)", cluster.run(["scontrol", "show", "config"]).stdout)[
+            0
+        ]
+    )
     shim = tmp_path / "bin" / "sbatch"
     shim.parent.mkdir()
-    controller = (Path(cluster.environment["SLURM_CONF"]).parent.parent / "run" / "slurmctld.pid").read_text().strip()
+    controller = (
+        (Path(cluster.environment["SLURM_CONF"]).parent.parent / "run" / "slurmctld.pid")
+        .read_text()
+        .strip()
+    )
     shim.write_text(LATE_SBATCH.format(controller=controller, seconds=timeout + 2))
     shim.chmod(0o755)
     done = slurm_paceline(
-        "submit", *SMALL, "train.py", cwd=home, timeout=TIMEOUT, PATH=f"{shim.parent}:{os.environ['PATH']}"
+        "submit",
+        *SMALL,
+        "train.py",
+        cwd=home,
+        timeout=TIMEOUT,
+        PATH=f"{shim.parent}:{os.environ['PATH']}",
     )
     folder = run_of(done)
     job = (folder.path / "job").read_text().strip()
@@ -268,7 +401,9 @@ def test_a_submission_that_is_confirmed_too_late(tmp_path: Path, cluster: Cluste
     assert 0 in rank_reports(folder)
 
 
-def test_a_queued_job_runs_the_code_as_submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_queued_job_runs_the_code_as_submitted(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """Also, one run can wait for another with `--after`."""
     slow = "import pathlib, time\nwhile not pathlib.Path(GO).exists(): time.sleep(0.1)\n"
     proceed = tmp_path / "go"
@@ -276,37 +411,62 @@ def test_a_queued_job_runs_the_code_as_submitted(tmp_path: Path, cluster: Cluste
     first = run_of(slurm_paceline("submit", *SMALL, "train.py", cwd=home, check=True))
     project(home, PLAIN)
     after = slurm_paceline("submit", *SMALL, "--after", "last", "train.py", cwd=home, check=True)
-    assert f"{first.path.name} writes new files to {first.work / 'project'}; read them from there" in after.stderr
+    assert (
+        f"{first.path.name} writes new files to {first.work / 'project'}; read them from there"
+        in after.stderr
+    )
     second = run_of(after)
     project(home, "raise SystemExit('not the code that was submitted')\n")
     job = (second.path / "job").read_text().strip()
-    assert cluster.show(job)["Dependency"].startswith(f"afterok:{(first.path / 'job').read_text().strip()}")
+    assert cluster.show(job)["Dependency"].startswith(
+        f"afterok:{(first.path / 'job').read_text().strip()}"
+    )
     proceed.touch()
     assert cluster.wait(job, timeout=TIMEOUT) == "COMPLETED", diagnostics(second)
-    assert rank_reports(second)[0]["file"].startswith(str(os.path.realpath(second.path.parent.parent)))
+    assert rank_reports(second)[0]["file"].startswith(
+        str(os.path.realpath(second.path.parent.parent))
+    )
     first.launch_spec.unlink()  # only a note needs it
-    slurm_paceline("submit", *SMALL, "--dry-run", "--after", first.path.name, "train.py", cwd=home, check=True)
+    slurm_paceline(
+        "submit", *SMALL, "--dry-run", "--after", first.path.name, "train.py", cwd=home, check=True
+    )
 
 
-def test_a_shell_has_the_job_environment(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_shell_has_the_job_environment(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """Without a terminal the shell exits at once; what it prints first is enough."""
-    home = project(tmp_path / "project", config='[environment]\nsetup = ["echo I am on $HOSTNAME: $GREETING"]\n'
-                   '[environment.variables]\nGREETING = "it\'s me"\n')  # fmt: skip
+    home = project(
+        tmp_path / "project",
+        config='[environment]\nsetup = ["echo I am on $HOSTNAME: $GREETING"]\n'
+        '[environment.variables]\nGREETING = "it\'s me"\n',
+    )
     # An empty home folder, so that no start-up files interfere.
     done = slurm_paceline(
-        "shell", "--gpus", "1", "--time", "5m", cwd=home, timeout=TIMEOUT, HOME=str(tmp_path),
+        "shell",
+        "--gpus",
+        "1",
+        "--time",
+        "5m",
+        cwd=home,
+        timeout=TIMEOUT,
+        HOME=str(tmp_path),
         PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
-    )  # fmt: skip
+    )
     assert "I am on node" in done.stdout, done.stderr
     assert "it's me" in done.stdout
 
 
-def test_doctor_and_init_query_the_cluster(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_doctor_and_init_query_the_cluster(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project")
     seen = slurm_paceline("doctor", cwd=home, check=True).stdout
     assert "4 of 4 nodes usable" in seen
     assert "4 x a100" in seen
-    checked = slurm_paceline("doctor", "--job", "--gpus", "2", "train.py", cwd=home, check=True).stdout
+    checked = slurm_paceline(
+        "doctor", "--job", "--gpus", "2", "train.py", cwd=home, check=True
+    ).stdout
     assert "would start at" in checked
     slurm_paceline("init", cwd=home, check=True)
     script = slurm_paceline("submit", "--dry-run", "train.py", cwd=home, check=True)

@@ -10,13 +10,26 @@ import pytest
 
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, project
-from tests.slurm.sweeps import GRID, QUICK, SCRIPT, another, explain, results, states, sweep_of, tasks_of, wait
+from tests.slurm.sweeps import (
+    GRID,
+    QUICK,
+    SCRIPT,
+    another,
+    explain,
+    results,
+    states,
+    sweep_of,
+    tasks_of,
+    wait,
+)
 
 
 def test_a_grid_runs_four_at_a_time_and_failed_trials_are_resubmitted(
     cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path, scratch: Path
 ) -> None:
-    folder = project(tmp_path / "project", f"open('seen', 'a').write('again ')\n{SCRIPT}", config=QUICK)
+    folder = project(
+        tmp_path / "project", f"open('seen', 'a').write('again ')\n{SCRIPT}", config=QUICK
+    )
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
     completed = slurm_paceline("sweep", "--parallel", "4", "sweep.toml", cwd=folder, check=True)
     sweep = sweep_of(completed)
@@ -35,7 +48,8 @@ def test_a_grid_runs_four_at_a_time_and_failed_trials_are_resubmitted(
     (scratch / "mended").touch()
     again = slurm_paceline("sweep", "--resubmit", "failed", "sweep", cwd=folder, check=True)
     assert "submitted 3 trials" in again.stdout
-    assert sorted(sweep.read_jobs()[-1]["tasks"]) == sorted(map(str, failed))  # task ids are the trials' numbers
+    # task ids are the trials' numbers
+    assert sorted(sweep.read_jobs()[-1]["tasks"]) == sorted(map(str, failed))
     wait(cluster, sweep)
     assert states(sweep) == ["done"] * 12, explain(sweep)
     for number in found:  # failed trials resumed, the others did not run again
@@ -51,13 +65,19 @@ def test_a_grid_runs_four_at_a_time_and_failed_trials_are_resubmitted(
     assert "There are no failed trials in 'sweep'" in nothing.stderr
     (folder / "sweep.toml").write_text(GRID.replace("[0, 1, 2]", "[0, 1, 2, 7]"), encoding="utf-8")
     extended = slurm_paceline("sweep", "--count", "8", "sweep.toml", cwd=folder, check=True)
-    assert "submitted 2 trials" in extended.stdout  # of the first eight of the larger grid, two are new
+    # of the first eight of the larger grid, two are new
+    assert "submitted 2 trials" in extended.stdout
     wait(cluster, sweep)
-    assert [results(sweep)[number]["point"] for number in (12, 13)] == [{"x": 0, "y": 7}, {"x": 1, "y": 7}]
+    assert [results(sweep)[number]["point"] for number in (12, 13)] == [
+        {"x": 0, "y": 7},
+        {"x": 1, "y": 7},
+    ]
 
 
 @pytest.mark.slow
-def test_arrays_are_split_to_the_limits_of_the_cluster(sandbox: Cluster, paceline: Paceline, tmp_path: Path) -> None:
+def test_arrays_are_split_to_the_limits_of_the_cluster(
+    sandbox: Cluster, paceline: Paceline, tmp_path: Path
+) -> None:
     folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
     with another(max_array_size=3) as made:
@@ -130,7 +150,9 @@ y = { uniform = [-3, 3] }
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_tpe_finds_the_optimum_within_forty_trials(cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path) -> None:
+def test_tpe_finds_the_optimum_within_forty_trials(
+    cluster: Cluster, slurm_paceline: Paceline, tmp_path: Path
+) -> None:
     folder = project(tmp_path / "project", SCRIPT, config=QUICK)
     (folder / "search.toml").write_text(TPE, encoding="utf-8")
     sweep = sweep_of(slurm_paceline("sweep", "search.toml", cwd=folder, check=True))

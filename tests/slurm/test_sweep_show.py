@@ -11,7 +11,9 @@ from tests.slurm.runs import Completed, project
 from tests.slurm.sweeps import GRID, QUICK, SCRIPT, sweep_of
 
 
-def test_trials_in_the_queue(cluster: Cluster, slurm_paceline: Callable[..., Completed], tmp_path: Path) -> None:
+def test_trials_in_the_queue(
+    cluster: Cluster, slurm_paceline: Callable[..., Completed], tmp_path: Path
+) -> None:
     home = project(tmp_path / "project", SCRIPT, config=QUICK)
     (home / "digits.toml").write_text(GRID)
     completed = slurm_paceline("sweep", "--sbatch-arg=--hold", "digits.toml", cwd=home, check=True)
@@ -20,7 +22,8 @@ def test_trials_in_the_queue(cluster: Cluster, slurm_paceline: Callable[..., Com
     (job,) = [line["job"] for line in sweep_of(completed).read_jobs()]
     cluster.run(["scancel", f"{job}_[3-5]"])
     deadline = time.monotonic() + 60
-    while "missing" not in shown.stdout and time.monotonic() < deadline:  # it shows an answer that is seconds old
+    # it shows an answer that is seconds old
+    while "missing" not in shown.stdout and time.monotonic() < deadline:
         shown = slurm_paceline("sweep", "show", "digits", cwd=home, check=True)
     assert "\n3 missing · 9 pending of 12\n" in shown.stdout
     assert "again: paceline sweep --resubmit missing digits" in shown.stdout

@@ -11,7 +11,19 @@ from paceline.contract.sweep.folder import SweepFolder
 from paceline.tools.sandbox import Settings, missing_packages
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, project
-from tests.slurm.sweeps import GRID, QUICK, SCRIPT, another, explain, results, states, sweep_of, tasks_of, until, wait
+from tests.slurm.sweeps import (
+    GRID,
+    QUICK,
+    SCRIPT,
+    another,
+    explain,
+    results,
+    states,
+    sweep_of,
+    tasks_of,
+    until,
+    wait,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +55,17 @@ def test_a_trial_resumes_after_its_time_limit(
 ) -> None:
     folder = project(tmp_path / "project", STOPPED, config=QUICK)
     (folder / "sweep.toml").write_text(FOUR, encoding="utf-8")
-    args = ["sweep", "--gpus", "1", "--cpus-per-gpu", "1", "--cpu", "--pack", str(pack), "sweep.toml"]
+    args = [
+        "sweep",
+        "--gpus",
+        "1",
+        "--cpus-per-gpu",
+        "1",
+        "--cpu",
+        "--pack",
+        str(pack),
+        "sweep.toml",
+    ]
     sweep = sweep_of(slurm_paceline(*args, cwd=folder, check=True))
     (line,) = sweep.read_jobs()
     assert len(line["tasks"]) == 4 // pack
@@ -92,7 +114,9 @@ def test_tasks_run_several_trials_where_the_cluster_holds_few_jobs(
     folder = project(tmp_path / "project", SCRIPT.replace("args.x == 2", "False"), config=QUICK)
     (folder / "sweep.toml").write_text(GRID, encoding="utf-8")
     with another(options={"MaxJobCount": "5"}) as made:
-        sweep = sweep_of(paceline("sweep", "sweep.toml", cwd=folder, check=True, **made.environment))
+        sweep = sweep_of(
+            paceline("sweep", "sweep.toml", cwd=folder, check=True, **made.environment)
+        )
         allowed_few(sweep, 4)
         wait(made, sweep)
     assert states(sweep) == ["done"] * 12, explain(sweep)
@@ -116,7 +140,19 @@ def test_tasks_run_several_trials_where_an_account_may_submit_few_jobs(
         wait(made, sweep)
         assert states(sweep) == ["done"] * 12, explain(sweep)
         # A limit that no list of associations shows: sbatch refuses, and fewer tasks are tried.
-        made.run(["sacctmgr", "-i", "modify", "user", user, "where", "account=lab", "set", "maxsubmitjobs=-1"])
+        made.run(
+            [
+                "sacctmgr",
+                "-i",
+                "modify",
+                "user",
+                user,
+                "where",
+                "account=lab",
+                "set",
+                "maxsubmitjobs=-1",
+            ]
+        )
         made.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "maxsubmitjobsperuser=2"])
         args = ["sweep", "--account", "lab", "--name", "second", "sweep.toml"]
         second = sweep_of(paceline(*args, cwd=folder, check=True, **made.environment))
@@ -130,9 +166,14 @@ def test_a_cancelled_sweep_stays_cancelled_until_resubmitted(
 ) -> None:
     folder = project(tmp_path / "project", STOPPED, config=QUICK)
     (folder / "sweep.toml").write_text(FOUR, encoding="utf-8")
-    sweep = sweep_of(slurm_paceline("sweep", "--parallel", "2", "sweep.toml", cwd=folder, check=True))
+    sweep = sweep_of(
+        slurm_paceline("sweep", "--parallel", "2", "sweep.toml", cwd=folder, check=True)
+    )
     until((sweep.trial(1).path / "began").exists, sweep)
-    assert "cancelled sweep" in slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True).stdout
+    assert (
+        "cancelled sweep"
+        in slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True).stdout
+    )
     wait(cluster, sweep)
     assert list(results(sweep)) == [0]
     completed = slurm_paceline("sweep", "--resubmit", "missing", "sweep", cwd=folder, check=True)
@@ -150,7 +191,9 @@ def test_without_requeueing_a_new_job_continues_the_task(
 ) -> None:
     folder = project(tmp_path / "project", STOPPED, config=QUICK)
     (folder / "sweep.toml").write_text(FOUR, encoding="utf-8")
-    sweep = sweep_of(slurm_paceline("sweep", "--parallel", "1", "sweep.toml", cwd=folder, check=True))
+    sweep = sweep_of(
+        slurm_paceline("sweep", "--parallel", "1", "sweep.toml", cwd=folder, check=True)
+    )
     slurm_paceline("sweep", "cancel", "sweep", cwd=folder, check=True)
     wait(cluster, sweep)
     sweep.cancelled.unlink()
@@ -172,7 +215,19 @@ def test_trials_of_two_nodes_in_other_styles(
 ) -> None:
     folder = project(tmp_path / "project", SCRIPT)
     (folder / "sweep.toml").write_text(GRID.replace("[0, 1, 2, 3]", "[1, 3]"), encoding="utf-8")
-    args = ["sweep", "--style", style, "--nodes", "2", "--nproc", "2", "--count", "2", "--parallel", "1"]
+    args = [
+        "sweep",
+        "--style",
+        style,
+        "--nodes",
+        "2",
+        "--nproc",
+        "2",
+        "--count",
+        "2",
+        "--parallel",
+        "1",
+    ]
     sweep = sweep_of(slurm_paceline(*args, "sweep.toml", cwd=folder, check=True))
     wait(cluster, sweep)
     assert states(sweep) == ["done", "done"], explain(sweep)

@@ -16,7 +16,9 @@ from tests.tools.new.test_project import RESULTS
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_a_new_project_trains_on_two_nodes(template: str, tmp_path: Path, slurm_paceline: Paceline) -> None:
+def test_a_new_project_trains_on_two_nodes(
+    template: str, tmp_path: Path, slurm_paceline: Paceline
+) -> None:
     create_project("project", TEMPLATES[template], tmp_path)
     shape = ("--nodes", "2", "--nproc", "1", "--cpu", "--cpus-per-gpu", "1")
     done = slurm_paceline("submit", *shape, "--wait", cwd=tmp_path / "project", timeout=560)

@@ -55,7 +55,9 @@ def test_a_job_that_waits_runs_is_requeued_and_is_done(
     folder = project(tmp_path / "project", SCRIPT.format(finish=str(finish)))
     filler = cluster.submit("sleep 600", "--nodes=4", "--exclusive")
     cluster.wait(filler, "RUNNING")
-    done = slurm_paceline("submit", "--nproc", "1", "--cpu", "--name", "tiny", "train.py", cwd=folder, check=True)
+    done = slurm_paceline(
+        "submit", "--nproc", "1", "--cpu", "--name", "tiny", "train.py", cwd=folder, check=True
+    )
     job = run_of(done).job.read_text().strip()
 
     async def work(screen: Screen) -> None:
@@ -87,7 +89,9 @@ def test_keys_stop_submit_again_and_cancel_a_job(
     here: None,
 ) -> None:
     folder = project(tmp_path / "project", SCRIPT.format(finish=str(tmp_path / "never")))
-    done = slurm_paceline("submit", "--nproc", "1", "--cpu", "--name", "tiny", "train.py", cwd=folder, check=True)
+    done = slurm_paceline(
+        "submit", "--nproc", "1", "--cpu", "--name", "tiny", "train.py", cwd=folder, check=True
+    )
     run = run_of(done)
     name, job = run.path.name, run.job.read_text().strip()
 

@@ -17,8 +17,12 @@ from tests.slurm.test_faults import Submitted
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
-def test_a_requeued_and_restarted_run_keeps_its_id(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
-    ours = Submitted(tmp_path / "training", cluster, slurm_paceline, gates="step-17", faults="27:3:kill")
+def test_a_requeued_and_restarted_run_keeps_its_id(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
+    ours = Submitted(
+        tmp_path / "training", cluster, slurm_paceline, gates="step-17", faults="27:3:kill"
+    )
     ours.submit("--wandb-project", "survivors", "--env", "WANDB_MODE=offline")
     ours.at("step-17", ranks=4)
     ours.interrupt()
@@ -49,8 +53,12 @@ def test_a_cancelled_run_ends_in_time_and_sync_completes_it(
     lines = lines_of(ours.folder.path)
     assert lines[-1]["step"] >= 17
     with wandb_service() as service:
-        done = slurm_paceline("sync", str(ours.folder.path), **service_environment(service, tmp_path))
+        done = slurm_paceline(
+            "sync", str(ours.folder.path), **service_environment(service, tmp_path)
+        )
         assert done.returncode == 0, done.stderr
         rows = service.runs[ours.folder.path.name].history()
-        shown = [{key: value for key, value in row.items() if not key.startswith("_")} for row in rows]
+        shown = [
+            {key: value for key, value in row.items() if not key.startswith("_")} for row in rows
+        ]
         assert shown == lines

@@ -51,7 +51,9 @@ def test_the_cluster_and_the_buttons_of_a_job(
     folder = project(tmp_path / "project", SCRIPT.format(finish=str(finish)))
     filler = cluster.submit("sleep 600", f"--nodes={NODES}", "--exclusive")
     cluster.wait(filler, "RUNNING")
-    done = slurm_paceline("submit", "--nproc", "1", "--cpu", "--name", "tiny", "train.py", cwd=folder, check=True)
+    done = slurm_paceline(
+        "submit", "--nproc", "1", "--cpu", "--name", "tiny", "train.py", cwd=folder, check=True
+    )
     run = run_of(done)
     job = run.job.read_text().strip()
     page.goto(acting.link)

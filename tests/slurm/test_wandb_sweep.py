@@ -33,17 +33,34 @@ def test_agents_as_tasks(
     points = [{"x": 1}, {"x": 2}, {"x": 3}]
     with wandb_service(points, address=cluster.record.controller_address) as service:
         completed = slurm_paceline(
-            "sweep", "--wandb-sweep", "somebody/digits/s1", "--parallel", "2", "--count", "2", "--nodes", "2",
-            "--nproc", "1", "--cpus-per-gpu", "1", "--time", "10m", "train.py",
-            cwd=home, check=True, **service_environment(service, tmp_path),
-        )  # fmt: skip
+            "sweep",
+            "--wandb-sweep",
+            "somebody/digits/s1",
+            "--parallel",
+            "2",
+            "--count",
+            "2",
+            "--nodes",
+            "2",
+            "--nproc",
+            "1",
+            "--cpus-per-gpu",
+            "1",
+            "--time",
+            "10m",
+            "train.py",
+            cwd=home,
+            check=True,
+            **service_environment(service, tmp_path),
+        )
         folder = sweep_of(completed)
         (job,) = folder.read_jobs()
         assert job["tasks"] == {"0": [0, 1], "1": [2, 3]}
         wait(cluster, folder)
     output = "\n".join(diagnostics(folder.trial(number)) for number in range(4))
     sweep = read_sweep(folder)
-    assert [trial.state for trial in sweep.trials] == ["done"] * 3, output  # there was no point for the fourth
+    # there was no point for the fourth
+    assert [trial.state for trial in sweep.trials] == ["done"] * 3, output
     assert sorted(trial.point["x"] for trial in sweep.trials) == [1, 2, 3]
     for trial in sweep.trials:
         reports = rank_reports(trial.folder)

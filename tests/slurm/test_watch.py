@@ -28,20 +28,33 @@ print("rank", os.environ["RANK"], "ends", flush=True)
 
 
 def test_a_job_is_followed_through_the_queue_and_a_requeue(
-    cluster: Cluster, slurm_paceline: Callable[..., subprocess.CompletedProcess[str]], scratch: Path, tmp_path: Path
+    cluster: Cluster,
+    slurm_paceline: Callable[..., subprocess.CompletedProcess[str]],
+    scratch: Path,
+    tmp_path: Path,
 ) -> None:
     finish, told = tmp_path / "finish", tmp_path / "told"
     config = f'[notify]\ncommand = \'cat >> {told}\'\non = ["requeued", "done", "failed"]\n'
     folder = project(tmp_path / "project", SCRIPT.format(finish=str(finish)), config=config)
     filler = cluster.submit("sleep 600", "--nodes=4", "--exclusive")
     cluster.wait(filler, "RUNNING")
-    done = slurm_paceline("submit", "--nproc", "2", "--cpu", "--requeue-always", "train.py", cwd=folder, check=True)
+    done = slurm_paceline(
+        "submit", "--nproc", "2", "--cpu", "--requeue-always", "train.py", cwd=folder, check=True
+    )
     run = run_of(done)
     job = run.job.read_text().strip()
-    environment = {**os.environ, **cluster.environment, "PACELINE_SCRATCH": str(scratch), "PACELINE_POLL_INTERVAL": "2"}
+    environment = {
+        **os.environ,
+        **cluster.environment,
+        "PACELINE_SCRATCH": str(scratch),
+        "PACELINE_POLL_INTERVAL": "2",
+    }
     with open(tmp_path / "followed", "w") as out, open(tmp_path / "notes", "w") as err:
         following = subprocess.Popen(
-            [sys.executable, "-m", "paceline", "logs", "-f", run.path.name], env=environment, stdout=out, stderr=err
+            [sys.executable, "-m", "paceline", "logs", "-f", run.path.name],
+            env=environment,
+            stdout=out,
+            stderr=err,
         )
     with open(tmp_path / "waited", "w") as out:
         waiting = subprocess.Popen(
@@ -49,7 +62,9 @@ def test_a_job_is_followed_through_the_queue_and_a_requeue(
         )
     try:
         until(lambda: "is queued" in (tmp_path / "notes").read_text(), "why it waits")
-        until(lambda: "queued" in (tmp_path / "waited").read_text(), "the other command sees it too")
+        until(
+            lambda: "queued" in (tmp_path / "waited").read_text(), "the other command sees it too"
+        )
         cluster.run(["scancel", filler])
         until(lambda: (tmp_path / "followed").read_text().count("starts") == 2, "both ranks")
         cluster.run(["scontrol", "requeue", job])

@@ -42,7 +42,8 @@ from tests.soak.runs import DEFECT, OUTCOMES, UNFINISHED, Shape, SoakRun, shared
 CPUS = 12  # of each node; few enough for twenty runs to use all six nodes
 RUN_FAULT_EVERY, NODE_FAULT_EVERY = 8.0, 45.0  # seconds between two faults, on average
 REPORT_EVERY = 15.0
-IS_OF_NODE = re.compile(r"node-init\.sh|slurmd |sleep 3600$|ps -eo")  # what runs on a node without a job
+# what runs on a node without a job
+IS_OF_NODE = re.compile(r"node-init\.sh|slurmd |sleep 3600$|ps -eo")
 FINISH_WITHIN = 1200.0  # seconds for the last runs to end
 
 
@@ -63,7 +64,9 @@ class Soak:
     def run(self) -> None:
         """Keep runs alive for the time that was asked for, then let them finish."""
         for ranks in (1, 2):
-            self.undisturbed[ranks] = training = Training(self.base / f"undisturbed-{ranks}", "--nproc", str(ranks))
+            self.undisturbed[ranks] = training = Training(
+                self.base / f"undisturbed-{ranks}", "--nproc", str(ranks)
+            )
             training.start()
             try:
                 assert training.process is not None
@@ -73,8 +76,12 @@ class Soak:
                 training.close()
         self.started = time.monotonic()
         threads = [
-            threading.Thread(target=self._break, args=("runs", RUN_FAULT_EVERY, Faults.of_runs), daemon=True),
-            threading.Thread(target=self._break, args=("nodes", NODE_FAULT_EVERY, Faults.of_nodes), daemon=True),
+            threading.Thread(
+                target=self._break, args=("runs", RUN_FAULT_EVERY, Faults.of_runs), daemon=True
+            ),
+            threading.Thread(
+                target=self._break, args=("nodes", NODE_FAULT_EVERY, Faults.of_nodes), daemon=True
+            ),
             threading.Thread(target=self._submit, daemon=True),
         ]
         for thread in threads:
@@ -130,7 +137,9 @@ class Soak:
             run.faults.append(kind)
             run.step_at_fault = run.step
             with open(run.home / "faults", "a") as file:
-                file.write(f"{time.time():.1f} {time.strftime('%H:%M:%S')} {kind} at step {run.step}\n")
+                file.write(
+                    f"{time.time():.1f} {time.strftime('%H:%M:%S')} {kind} at step {run.step}\n"
+                )
 
     def _watch(self, *, until: Callable[[], bool]) -> None:
         reported = 0.0
@@ -143,7 +152,10 @@ class Soak:
                     print(f"run {run.number}: {record.detail}", flush=True)
                     self.cluster.run(remedy, check=False)
                 elif run.is_stuck:
-                    run.outcome, run.reason = DEFECT, f"stuck: {record.status} {record.detail} at step {run.step}"
+                    run.outcome, run.reason = (
+                        DEFECT,
+                        f"stuck: {record.status} {record.detail} at step {run.step}",
+                    )
                     self._end(run)
             if time.monotonic() - reported > REPORT_EVERY:
                 reported = time.monotonic()
@@ -157,7 +169,10 @@ class Soak:
                 self._complain(f"left behind: run {run.number}: {path}")
         if run.outcome == DEFECT:
             run.keep(self.kept)
-            print(f"DEFECT in run {run.number} ({run.shape}), after {run.faults}: {run.reason}", flush=True)
+            print(
+                f"DEFECT in run {run.number} ({run.shape}), after {run.faults}: {run.reason}",
+                flush=True,
+            )
             self.cluster.run(["scancel", run.job], check=False)
         self.live.remove(run)
         self.ended.append(run)
@@ -167,7 +182,9 @@ class Soak:
 
     def _report_progress(self) -> None:
         outcomes = Counter(run.outcome for run in self.ended)
-        counts = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in OUTCOMES if outcomes[outcome])
+        counts = ", ".join(
+            f"{outcomes[outcome]} {outcome}" for outcome in OUTCOMES if outcomes[outcome]
+        )
         minutes = f"{self.elapsed / 60:.1f} of {self.options.minutes:g} min"
         print(
             f"{minutes}: {len(self.live)} live, {len(self.ended)} ended ({counts}), {self.faults.total()} faults",
@@ -180,9 +197,13 @@ class Soak:
         for node in self.cluster.nodes if os.geteuid() == 0 and not self.live else []:
             find = ["find", "/dev/shm", "-mindepth", "1", "!", "-name", own_folder_name()]
             files = self.cluster.exec(node, find, timeout=60).stdout.splitlines()
-            processes = self.cluster.exec(node, ["ps", "-eo", "pid=,args="], timeout=60).stdout.splitlines()
+            processes = self.cluster.exec(
+                node, ["ps", "-eo", "pid=,args="], timeout=60
+            ).stdout.splitlines()
             found += [f"{node}: {path}" for path in files]
-            found += [f"{node}: process {line}" for line in processes if not IS_OF_NODE.search(line)]
+            found += [
+                f"{node}: process {line}" for line in processes if not IS_OF_NODE.search(line)
+            ]
         return found
 
     def results(self) -> dict[str, Any]:
@@ -202,12 +223,18 @@ class Soak:
                 for kind in kinds
             },
             "not exact": [
-                {"run": run.number, "shape": str(run.shape), "faults": run.faults, "outcome": run.outcome,
-                 "reason": run.reason}
-                for run in self.ended if run.reason
+                {
+                    "run": run.number,
+                    "shape": str(run.shape),
+                    "faults": run.faults,
+                    "outcome": run.outcome,
+                    "reason": run.reason,
+                }
+                for run in self.ended
+                if run.reason
             ],
             "problems": self.problems,
-        }  # fmt: skip
+        }
 
     def close(self) -> None:
         """Give up what is still live. The sandbox ends it when it goes down."""
@@ -235,26 +262,42 @@ class Soak:
 
 
 def print_results(results: dict[str, Any]) -> None:
-    table = Table("fault", "count", "runs hit", *OUTCOMES, title=f"{results['runs']} runs in {results['minutes']} min")
+    table = Table(
+        "fault",
+        "count",
+        "runs hit",
+        *OUTCOMES,
+        title=f"{results['runs']} runs in {results['minutes']} min",
+    )
     for kind, row in results["faults"].items():
         counts = row["runs"]
-        table.add_row(kind, str(row["count"]), str(counts.total()), *(str(counts[each]) for each in OUTCOMES))
+        table.add_row(
+            kind, str(row["count"]), str(counts.total()), *(str(counts[each]) for each in OUTCOMES)
+        )
     outcomes = Counter(results["outcomes"])
     total = sum(row["count"] for row in results["faults"].values())
     table.add_section()
     by_hand = results["requeued by hand"]
-    table.add_row("requeued by hand", "", str(by_hand.total()), *(str(by_hand[each]) for each in OUTCOMES))
-    table.add_row("all", str(total), str(results["runs"]), *(str(outcomes[each]) for each in OUTCOMES))
+    table.add_row(
+        "requeued by hand", "", str(by_hand.total()), *(str(by_hand[each]) for each in OUTCOMES)
+    )
+    table.add_row(
+        "all", str(total), str(results["runs"]), *(str(outcomes[each]) for each in OUTCOMES)
+    )
     Console(width=110).print(table)
     for each in results["not exact"]:
         after = ", ".join(each["faults"]) or "no fault"
-        print(f"run {each['run']} ({each['shape']}) after {after}: {each['outcome']}: {each['reason']}")
+        print(
+            f"run {each['run']} ({each['shape']}) after {after}: {each['outcome']}: {each['reason']}"
+        )
     for problem in results["problems"]:
         print(f"problem: {problem}")
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="how long faults happen")
     parser.add_argument("--runs", type=int, default=20, help="runs that are alive at the same time")
     parser.add_argument("--seed", type=int, default=0, help="of the runs' shapes and of the faults")
@@ -267,11 +310,14 @@ def main() -> None:
     options = parse()
     # A private folder that all nodes see, with a name short enough for sockets.
     base = Path(tempfile.mkdtemp(prefix="paceline-slurm-"))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it otherwise
+    # a background job ignores it otherwise
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     network = NAMESPACES if os.geteuid() == 0 else PLAIN
     with shared_disks(base / "disks"):
-        cluster = Cluster.up(base, nodes=options.nodes, cpus=CPUS, gpus=0, network=network, owner=os.getpid())
+        cluster = Cluster.up(
+            base, nodes=options.nodes, cpus=CPUS, gpus=0, network=network, owner=os.getpid()
+        )
         soak = Soak(options, base, cluster)
         try:
             os.environ.update(cluster.environment)

@@ -18,7 +18,9 @@ Hit = Callable[[str, Sequence[SoakRun]], None]  # is told before the fault happe
 class Faults:
     """Injects faults. `hit` records which runs each one concerns; `ending` cuts pauses short."""
 
-    def __init__(self, cluster: Cluster, rng: random.Random, hit: Hit, ending: threading.Event) -> None:
+    def __init__(
+        self, cluster: Cluster, rng: random.Random, hit: Hit, ending: threading.Event
+    ) -> None:
         self.cluster, self.rng, self.hit, self.ending = cluster, rng, hit, ending
 
     def _pick(self, runs: Sequence[SoakRun]) -> SoakRun | None:
@@ -32,7 +34,9 @@ class Faults:
 
     def _pick_node(self, runs: Sequence[SoakRun]) -> tuple[str, list[SoakRun]]:
         """Return a node, one with runs if there is any, and the runs on it."""
-        nodes = [node for node in self.cluster.nodes if any(node in run.hosts for run in runs)] or self.cluster.nodes
+        nodes = [
+            node for node in self.cluster.nodes if any(node in run.hosts for run in runs)
+        ] or self.cluster.nodes
         node = nodes[int(self.rng.random() * len(nodes))]
         return node, [run for run in runs if node in run.hosts]
 
@@ -123,7 +127,13 @@ class Faults:
 
     def of_runs(self) -> list[Callable[[Sequence[SoakRun]], None]]:
         """The faults that concern one run, the more frequent ones several times."""
-        kinds = [self.kill_rank, self.kill_head_agent, self.kill_member_agent, self.requeue, self.time_limit]
+        kinds = [
+            self.kill_rank,
+            self.kill_head_agent,
+            self.kill_member_agent,
+            self.requeue,
+            self.time_limit,
+        ]
         return [*kinds, self.kill_rank, *([self.fill_disk] if os.geteuid() == 0 else [])]
 
     def of_nodes(self) -> list[Callable[[Sequence[SoakRun]], None]]:

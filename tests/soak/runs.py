@@ -29,14 +29,19 @@ from tests.slurm.runs import run_of
 
 SCRIPT = Path(__file__).with_name("train.py")
 DISK = "4g"  # each run folder is on a file system of its own, so that it can be full
-STUCK = 420.0  # seconds in which nothing moves; `paceline ps` names a dead job and its remedy before that
-QUIET = 60.0  # seconds without a change of state or step, after which to look for smaller signs of life
+# seconds in which nothing moves; `paceline ps` names a dead job and its remedy before that
+STUCK = 420.0
+# seconds without a change of state or step, after which to look for smaller signs of life
+QUIET = 60.0
 LOOK_EVERY = 20.0  # seconds
-AT_WORK = 0.5  # share of the time in which a thread has or wants a core; those that poll want one more rarely
+# share of the time in which a thread has or wants a core; those that poll want one more rarely
+AT_WORK = 0.5
 WAITS_FOR_NODES = ("Resources", "Priority", "ReqNodeNotAvail", "Nodes required")  # Slurm's reasons
 EXACT, VERDICT, DEFECT, UNFINISHED = "exact", "verdict", "defect", "unfinished"
 OUTCOMES = (EXACT, VERDICT, DEFECT, UNFINISHED)
-REMEDY = re.compile(r"(?:no sign of life from .*|.*held[^;]*); use `((?:scontrol (?:requeue|release)|scancel) [\d_]+)`")
+REMEDY = re.compile(
+    r"(?:no sign of life from .*|.*held[^;]*); use `((?:scontrol (?:requeue|release)|scancel) [\d_]+)`"
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,10 @@ class Disk:
         path.mkdir(parents=True)
         self.mounted = os.geteuid() == 0
         if self.mounted:
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "paceline-soak", str(path)], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "paceline-soak", str(path)],
+                check=True,
+            )
 
     def fill(self) -> None:
         """Leave no space. What is written meanwhile may need another try."""
@@ -84,7 +92,9 @@ class Disk:
             self._resize(DISK)
 
     def _resize(self, size: str) -> bool:
-        done = subprocess.run(["mount", "-o", f"remount,size={size}", str(self.path)], capture_output=True)
+        done = subprocess.run(
+            ["mount", "-o", f"remount,size={size}", str(self.path)], capture_output=True
+        )
         return done.returncode == 0
 
     def remove(self) -> None:
@@ -137,16 +147,47 @@ class SoakRun:
             (home / name).mkdir(parents=True)
         disk = Disk(base / "disks" / f"{number:04d}")
         options = [
-            "--nodes", shape.nodes, "--nproc", shape.nproc, "--cpu", "--style", shape.style,
-            "--partition", shape.partition, "--time", "60m", "--grace", "100s", "--hang-timeout", "180s",
-            "--no-snapshot", "--mem-per-gpu", "100M", "--name", f"soak-{number}", "--env", f"TMPDIR={home / 'tmp'}",
-        ]  # fmt: skip
+            "--nodes",
+            shape.nodes,
+            "--nproc",
+            shape.nproc,
+            "--cpu",
+            "--style",
+            shape.style,
+            "--partition",
+            shape.partition,
+            "--time",
+            "60m",
+            "--grace",
+            "100s",
+            "--hang-timeout",
+            "180s",
+            "--no-snapshot",
+            "--mem-per-gpu",
+            "100M",
+            "--name",
+            f"soak-{number}",
+            "--env",
+            f"TMPDIR={home / 'tmp'}",
+        ]
         args = ["--out", home / "out", "--pause", shape.pause]
         done = subprocess.run(
-            [sys.executable, "-m", "paceline", "submit", *map(str, options), str(SCRIPT), *map(str, args)],
-            cwd=home, env={**os.environ, "PACELINE_SCRATCH": str(disk.path)}, text=True, capture_output=True,
-            stdin=subprocess.DEVNULL, timeout=300,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "paceline",
+                "submit",
+                *map(str, options),
+                str(SCRIPT),
+                *map(str, args),
+            ],
+            cwd=home,
+            env={**os.environ, "PACELINE_SCRATCH": str(disk.path)},
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=300,
+        )
         if done.returncode:
             disk.remove()
             raise RuntimeError(f"paceline submit failed:\n{done.stdout}\n{done.stderr}")
@@ -162,7 +203,11 @@ class SoakRun:
     def hosts(self) -> list[str]:
         """The nodes on which it runs now."""
         state = self.record.state if self.record else None
-        return expand(state.nodes) if state is not None and state.state == "RUNNING" and state.nodes else []
+        return (
+            expand(state.nodes)
+            if state is not None and state.state == "RUNNING" and state.nodes
+            else []
+        )
 
     @property
     def step(self) -> int:
@@ -211,9 +256,16 @@ class SoakRun:
             return False
         newest, wanted = self._newest_file(), _core_seconds(self._processes())
         enough = AT_WORK * (now - self._looked)
-        works = any(seconds - self._wanted.get(thread, seconds) >= enough for thread, seconds in wanted.items())
+        works = any(
+            seconds - self._wanted.get(thread, seconds) >= enough
+            for thread, seconds in wanted.items()
+        )
         state = self.record.state if self.record else None
-        waits = state is not None and state.phase == WAITING and state.reason.startswith(WAITS_FOR_NODES)
+        waits = (
+            state is not None
+            and state.phase == WAITING
+            and state.reason.startswith(WAITS_FOR_NODES)
+        )
         if waits or works or newest != self._newest:
             self.changed = now
         self._looked, self._newest, self._wanted = now, newest, wanted
@@ -271,7 +323,11 @@ class SoakRun:
             weights = ours.weights()
         except OSError as problem:
             return f"no weights: {problem}"
-        different = [name for name, tensor in undisturbed.weights().items() if not torch.equal(weights[name], tensor)]
+        different = [
+            name
+            for name, tensor in undisturbed.weights().items()
+            if not torch.equal(weights[name], tensor)
+        ]
         return f"weights differ: {', '.join(different)}" if different else ""
 
     def processes(self) -> list[str]:
@@ -297,7 +353,11 @@ class SoakRun:
         """
         folder = self.home / "tmp"
         entries = [path for path in sorted(folder.rglob("*")) if path.name != own_folder_name()]
-        found = [path for path in entries if not path.relative_to(folder).parts[0].startswith("torchinductor_")]
+        found = [
+            path
+            for path in entries
+            if not path.relative_to(folder).parts[0].startswith("torchinductor_")
+        ]
         return [str(path.relative_to(self.home)) for path in found]
 
     def keep(self, kept: Path) -> None:

@@ -55,7 +55,8 @@ def test_different_weights_are_found(tmp_path: Path) -> None:
 
 def test_a_seed_gives_the_same_shapes_again() -> None:
     first, again = (
-        [Shape.choose(rng) for _ in range(20)] for rng in (random.Random("0 shapes"), random.Random("0 shapes"))
+        [Shape.choose(rng) for _ in range(20)]
+        for rng in (random.Random("0 shapes"), random.Random("0 shapes"))
     )
     assert first == again
     assert len({(shape.nodes, shape.style) for shape in first}) > 3
@@ -66,7 +67,9 @@ def make_record(run: SoakRun, state: str, reason: str) -> Record:
 
 
 @pytest.mark.parametrize("sign", ["none", "log", "core", "core at times", "nodes", "held"])
-def test_a_run_is_stuck_if_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
+def test_a_run_is_stuck_if_nothing_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
     """Not if it is only slow, or waits for nodes. Agents that wait want a core now and then."""
     run, now, wanted = make_run(tmp_path), 1000.0, 0.0
     log = tmp_path / "log"
@@ -105,7 +108,9 @@ def test_a_thread_that_works_wants_a_core() -> None:
     assert after[threading.get_native_id()] - before[threading.get_native_id()] >= 0.04
 
 
-def test_a_run_without_a_sign_of_life_is_requeued_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_sign_of_life_is_requeued_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The words are those of `paceline ps`; without them, the soak does nothing."""
     run = make_run(tmp_path)
     run.update(make_record(run, "RUNNING", ""))

@@ -27,74 +27,168 @@ def load(folder: Path, text: str, *flags: tuple[str, str, Any], **options: Any) 
 
 # The text of a file, and what the error must contain; FILE is its path.
 WRONG = {
-    "unknown key": ("[job]\nnods = 2", ["Unknown key 'nods' in [job] of FILE.", "Did you mean 'nodes'?"]),
+    "unknown key": (
+        "[job]\nnods = 2",
+        ["Unknown key 'nods' in [job] of FILE.", "Did you mean 'nodes'?"],
+    ),
     "key of another tool": (
         "[job]\nranks_per_node = 2",
         ["Unknown key 'ranks_per_node' in [job] of FILE.", "Did you mean 'nproc' in [launch]?"],
     ),
     "a setting of the script": (
-        "[runtime]\nlr = 0.1", ["'lr' in [runtime]", "train.py --lr", "[params]", "run.params.lr", "[space]"],
+        "[runtime]\nlr = 0.1",
+        ["'lr' in [runtime]", "train.py --lr", "[params]", "run.params.lr", "[space]"],
     ),
     "a flag in the wrong table": (
-        "[runtime]\nsave_every_seconds = 5", ["Did you mean 'every_seconds' in [checkpoint]?"],
+        "[runtime]\nsave_every_seconds = 5",
+        ["Did you mean 'every_seconds' in [checkpoint]?"],
     ),
     "a name that is a flag": ('[job]\nname = "-x"', ["use a name that does not begin with a dash"]),
-    "near a key of another table": ("[job]\nhang_timout = 2", ["Did you mean 'hang_timeout' in [resume]?"]),
+    "near a key of another table": (
+        "[job]\nhang_timout = 2",
+        ["Did you mean 'hang_timeout' in [resume]?"],
+    ),
     "unknown table": ("[jobs]\nnodes = 2", ["Unknown key 'jobs' in FILE.", "Did you mean 'job'?"]),
-    "key of another table": ('[job]\nstyle = "fork"', ["Unknown key 'style' in [job] of FILE.", "Move it to [launch]"]),
-    "nothing near": ("[resume]\nzzz = 1", ["'zzz' in [resume]", "Use one of exit_timeout, grace, hang_timeout"]),
-    "a string for a number": ('[job]\nnodes = "two"', ['Invalid nodes = "two" in [job] of FILE: use a whole number.']),
-    "true for a number": ("[job]\nnodes = true", ["Invalid nodes = true in [job] of FILE: use a whole number."]),
-    "a number for a string": ("[job]\npartition = 3", ['partition = 3 in [job] of FILE: use a string, e.g. "text".']),
+    "key of another table": (
+        '[job]\nstyle = "fork"',
+        ["Unknown key 'style' in [job] of FILE.", "Move it to [launch]"],
+    ),
+    "nothing near": (
+        "[resume]\nzzz = 1",
+        ["'zzz' in [resume]", "Use one of exit_timeout, grace, hang_timeout"],
+    ),
+    "a string for a number": (
+        '[job]\nnodes = "two"',
+        ['Invalid nodes = "two" in [job] of FILE: use a whole number.'],
+    ),
+    "true for a number": (
+        "[job]\nnodes = true",
+        ["Invalid nodes = true in [job] of FILE: use a whole number."],
+    ),
+    "a number for a string": (
+        "[job]\npartition = 3",
+        ['partition = 3 in [job] of FILE: use a string, e.g. "text".'],
+    ),
     "too small": ("[job]\nnodes = 0", ["Invalid nodes = 0 in [job] of FILE: use at least 1."]),
-    "no such choice": ('[launch]\nstyle = "frok"', ['style = "frok" in [launch] of FILE: use one of fork, srun']),
-    "a string for a list": ('[environment]\nmodules = "cuda"', ['modules = "cuda" in [environment] of FILE']),
-    "a list in variables": ("[environment.variables]\nA = [1]", ["variables = {A} in [environment]", "a number for A"]),
-    "a bad variable": ('[environment.variables]\n"A B" = "1"', ["variables = {A B} in [environment]", "'A B'"]),
-    "a variable of ours": ("[environment.variables]\nRANK = 1", ["{RANK} in [environment]", "RANK is reserved"]),
+    "no such choice": (
+        '[launch]\nstyle = "frok"',
+        ['style = "frok" in [launch] of FILE: use one of fork, srun'],
+    ),
+    "a string for a list": (
+        '[environment]\nmodules = "cuda"',
+        ['modules = "cuda" in [environment] of FILE'],
+    ),
+    "a list in variables": (
+        "[environment.variables]\nA = [1]",
+        ["variables = {A} in [environment]", "a number for A"],
+    ),
+    "a bad variable": (
+        '[environment.variables]\n"A B" = "1"',
+        ["variables = {A B} in [environment]", "'A B'"],
+    ),
+    "a variable of ours": (
+        "[environment.variables]\nRANK = 1",
+        ["{RANK} in [environment]", "RANK is reserved"],
+    ),
     "a number for a table": ("job = 3", ["Invalid job = 3 in FILE: use a table."]),
-    "a bad time": ('[job]\ntime = "7x"', ['Invalid time = "7x" in [job] of FILE: use a duration such as 90m']),
-    "a bare time": ("[job]\ntime = 30", ['time = 30 in [job] of FILE: use a duration such as "30m" or "2:30:00".']),
-    "no time": ('[job]\ntime = "0"', ['time = "0" in [job] of FILE: use a time limit above zero, e.g. 30m.']),
-    "a bare number in quotes": ('[resume]\ngrace = "7"', ['Invalid grace = "7" in [resume] of FILE: use a duration']),
-    "a bad size": ('[job]\nmem_per_gpu = "lots"', ['mem_per_gpu = "lots" in [job] of FILE: use a size such as 512M']),
-    "bad steps": ('[runtime]\nprofile = "4:2"', ['profile = "4:2" in [runtime] of FILE: use steps as first:end']),
-    "a name with a slash": ('[project]\nexperiment = "a/b"', ['experiment = "a/b" in [project] of FILE: use a folder']),
+    "a bad time": (
+        '[job]\ntime = "7x"',
+        ['Invalid time = "7x" in [job] of FILE: use a duration such as 90m'],
+    ),
+    "a bare time": (
+        "[job]\ntime = 30",
+        ['time = 30 in [job] of FILE: use a duration such as "30m" or "2:30:00".'],
+    ),
+    "no time": (
+        '[job]\ntime = "0"',
+        ['time = "0" in [job] of FILE: use a time limit above zero, e.g. 30m.'],
+    ),
+    "a bare number in quotes": (
+        '[resume]\ngrace = "7"',
+        ['Invalid grace = "7" in [resume] of FILE: use a duration'],
+    ),
+    "a bad size": (
+        '[job]\nmem_per_gpu = "lots"',
+        ['mem_per_gpu = "lots" in [job] of FILE: use a size such as 512M'],
+    ),
+    "bad steps": (
+        '[runtime]\nprofile = "4:2"',
+        ['profile = "4:2" in [runtime] of FILE: use steps as first:end'],
+    ),
+    "a name with a slash": (
+        '[project]\nexperiment = "a/b"',
+        ['experiment = "a/b" in [project] of FILE: use a folder'],
+    ),
     "a profile's key": ("[profiles.x.job]\nnodez = 1", ["'nodez' in [profiles.x.job]", "'nodes'"]),
-    "a profile's value": ('[profiles.x.job]\nnodes = "a"', ['nodes = "a" in [profiles.x.job] of FILE: use a whole']),
-    "profiles that are none": ("profiles = 3", ["Invalid profiles = 3 in FILE: use tables.", "[profiles.NAME.job]"]),
+    "a profile's value": (
+        '[profiles.x.job]\nnodes = "a"',
+        ['nodes = "a" in [profiles.x.job] of FILE: use a whole'],
+    ),
+    "profiles that are none": (
+        "profiles = 3",
+        ["Invalid profiles = 3 in FILE: use tables.", "[profiles.NAME.job]"],
+    ),
     "no TOML": ("[job\nnodes = 1", ["is not valid TOML", "line 1"]),
-    "a venv without a path": ('[environment]\nkind = "venv"', ["environment.kind", "there is no path", "--venv"]),
-    "a container without image": ('[environment]\nkind = "container"', ["environment.kind", "no image", "--image"]),
+    "a venv without a path": (
+        '[environment]\nkind = "venv"',
+        ["environment.kind", "there is no path", "--venv"],
+    ),
+    "a container without image": (
+        '[environment]\nkind = "container"',
+        ["environment.kind", "no image", "--image"],
+    ),
     "two amounts of memory": (
         '[job]\nmem_per_gpu = "1G"\nmem_per_node = "1G"',
         ["job.mem_per_gpu", "job.mem_per_node", "both set the memory."],
     ),
-    "neither true nor always": ('[resume]\nrequeue = "never"', ['requeue = "never"', 'use true, false or "always"']),
+    "neither true nor always": (
+        '[resume]\nrequeue = "never"',
+        ['requeue = "never"', 'use true, false or "always"'],
+    ),
     "a webhook's address": (
         '[notify]\nwebhook = "https://example.org/hush"',
-        ["Invalid webhook = *** in [notify] of FILE: use the name of a variable that holds the address"],
+        [
+            "Invalid webhook = *** in [notify] of FILE: use the name of a variable that holds the address"
+        ],
     ),
     "a secret in a command": (
-        '[notify]\ncommand = "curl -H \'Authorization: Bearer abc\' x"',
+        "[notify]\ncommand = \"curl -H 'Authorization: Bearer abc' x\"",
         ["Invalid command = *** in [notify] of FILE: use a command without secrets"],
     ),
-    "an unknown event": ('[notify]\non = ["donee"]', ["use any of done, failed, stopped, requeued, stalled, gpu_idle"]),
+    "an unknown event": (
+        '[notify]\non = ["donee"]',
+        ["use any of done, failed, stopped, requeued, stalled, gpu_idle"],
+    ),
     "no grace": ('[resume]\ngrace = "0s"', ['grace = "0s"', "from 1s to 65535s"]),
-    "a grace that Slurm cannot store": ('[resume]\ngrace = "19h"', ['grace = "19h"', "from 1s to 65535s"]),
+    "a grace that Slurm cannot store": (
+        '[resume]\ngrace = "19h"',
+        ['grace = "19h"', "from 1s to 65535s"],
+    ),
     "too many nodes": ("[job]\nnodes = 4294967297", ["nodes = 4294967297", "use at most 65536."]),
     "too much memory": ('[job]\nmem_per_node = "9999999T"', ["mem_per_node", "use at most 1024T."]),
-    "an exit code that is none": ("[resume]\nsaved_exit_code = 300", ["saved_exit_code = 300", "use at most 255."]),
-    "a size without a unit": ("[job]\nmem_per_node = 32", ["mem_per_node = 32", 'in quotes, e.g. "32G"']),
-    "a switch in words": ('[launch]\nwarm = "yes"', ['warm = "yes"', 'use true, false or a duration such as "10m"']),
+    "an exit code that is none": (
+        "[resume]\nsaved_exit_code = 300",
+        ["saved_exit_code = 300", "use at most 255."],
+    ),
+    "a size without a unit": (
+        "[job]\nmem_per_node = 32",
+        ["mem_per_node = 32", 'in quotes, e.g. "32G"'],
+    ),
+    "a switch in words": (
+        '[launch]\nwarm = "yes"',
+        ['warm = "yes"', 'use true, false or a duration such as "10m"'],
+    ),
     "a blank name": ('[job]\npartition = " "', ['partition = " "', "use text that is not blank"]),
     "an event that is none": ('[notify]\non = ["foo"]', ['on = ["foo"]', "use any of done"]),
-    "too short a grace": ('[job]\ntime = "2h"\n[resume]\ngrace = "10s"', ["resume.grace", "10 s", "at least 60 s"]),
+    "too short a grace": (
+        '[job]\ntime = "2h"\n[resume]\ngrace = "10s"',
+        ["resume.grace", "10 s", "at least 60 s"],
+    ),
     "too long a grace": (
         '[job]\ntime = "10m"\n[resume]\ngrace = "5m"',
         ["resume.grace", "job.time", "less than half"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -113,24 +207,59 @@ def test_errors_say_what_is_wrong(case: str, tmp_path: Path) -> None:
     [
         (("--nodes", "job.nodes", 0), "Invalid --nodes 0: use at least 1."),
         (("--nodes", "job.nodes", "two"), 'Invalid --nodes "two": use a whole number.'),
-        (("--time", "job.time", "5x"), 'Invalid --time "5x": use a duration such as 90m, 2h30m or 1-12:00:00.'),
+        (
+            ("--time", "job.time", "5x"),
+            'Invalid --time "5x": use a duration such as 90m, 2h30m or 1-12:00:00.',
+        ),
         (("--time", "job.time", "-5"), 'Invalid --time "-5": use a duration'),
         (("--time", "job.time", "0"), 'Invalid --time "0": use a time limit above zero, e.g. 30m.'),
-        (("--mem-per-gpu", "job.mem_per_gpu", "32"), 'Invalid --mem-per-gpu "32": use a size such as 512M, 32G'),
+        (
+            ("--mem-per-gpu", "job.mem_per_gpu", "32"),
+            'Invalid --mem-per-gpu "32": use a size such as 512M, 32G',
+        ),
         (("--style", "launch.style", "x"), 'Invalid --style "x": use one of fork, srun, torchrun,'),
-        (("--profile", "runtime.profile", "3"), 'Invalid --profile "3": use steps as first:end, e.g. 10:13.'),
-        (("--experiment", "project.experiment", "a/b"), 'Invalid --experiment "a/b": use a folder name'),
-        (("--partition", "job.partition", "a\nb"), 'Invalid --partition "a\\nb": use one line of text.'),
-        (("--partition", "job.partition", ""), 'Invalid --partition "": use text that is not blank.'),
-        (("--env", "environment.variables", {"A B": "hush"}), "Invalid --env {A B}: use letters, digits and _"),
-        (("--env", "environment.variables", {"A": "a\0b"}), "Invalid --env {A}: use a string without NUL"),
-        (("--env", "environment.variables", {"A": "1", "MASTER_ADDR": "hush"}),
-         "Invalid --env {A, MASTER_ADDR}: use other names: MASTER_ADDR is reserved for Paceline."),
-        (("--env", "environment.variables", {"A": "x" * 131_072}), "{A}: use at most 131,000 bytes for A"),
-        (("--env", "environment.variables", {"PACELINE_RUN": "hush"}), "PACELINE_RUN is reserved for Paceline"),
-        (("--env", "environment.variables", {"NODE_RANK": "hush"}), "NODE_RANK is reserved for Paceline"),
+        (
+            ("--profile", "runtime.profile", "3"),
+            'Invalid --profile "3": use steps as first:end, e.g. 10:13.',
+        ),
+        (
+            ("--experiment", "project.experiment", "a/b"),
+            'Invalid --experiment "a/b": use a folder name',
+        ),
+        (
+            ("--partition", "job.partition", "a\nb"),
+            'Invalid --partition "a\\nb": use one line of text.',
+        ),
+        (
+            ("--partition", "job.partition", ""),
+            'Invalid --partition "": use text that is not blank.',
+        ),
+        (
+            ("--env", "environment.variables", {"A B": "hush"}),
+            "Invalid --env {A B}: use letters, digits and _",
+        ),
+        (
+            ("--env", "environment.variables", {"A": "a\0b"}),
+            "Invalid --env {A}: use a string without NUL",
+        ),
+        (
+            ("--env", "environment.variables", {"A": "1", "MASTER_ADDR": "hush"}),
+            "Invalid --env {A, MASTER_ADDR}: use other names: MASTER_ADDR is reserved for Paceline.",
+        ),
+        (
+            ("--env", "environment.variables", {"A": "x" * 131_072}),
+            "{A}: use at most 131,000 bytes for A",
+        ),
+        (
+            ("--env", "environment.variables", {"PACELINE_RUN": "hush"}),
+            "PACELINE_RUN is reserved for Paceline",
+        ),
+        (
+            ("--env", "environment.variables", {"NODE_RANK": "hush"}),
+            "NODE_RANK is reserved for Paceline",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_flag_is_named(flag: tuple[str, str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(tmp_path, "", flag)
@@ -155,14 +284,20 @@ def test_gpus_with_a_type_as_slurm_writes_them(text: str, hint: str, tmp_path: P
 
 def test_variables_that_set_up_the_command_line_are_the_users(tmp_path: Path) -> None:
     variables = {"PACELINE_SCRATCH": "/s", "PACELINE_SANDBOX": "/b"}
-    assert dict(load(tmp_path, "", ("--env", "environment.variables", variables)).environment.variables) == variables
+    assert (
+        dict(
+            load(tmp_path, "", ("--env", "environment.variables", variables)).environment.variables
+        )
+        == variables
+    )
 
 
 def test_a_time_limit_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
     assert load(tmp_path, '[job]\ntime = "30"').resources.time == 1800
     assert load(tmp_path, "", ("--time", "job.time", "30")).resources.time == 1800
     assert load(tmp_path, "", ("--time", "job.time", "1-12")).resources.time == 129600
-    assert load(tmp_path, '[job]\ntime = "2h"\n[resume]\ngrace = 90').grace == 90  # other durations: seconds
+    # other durations: seconds
+    assert load(tmp_path, '[job]\ntime = "2h"\n[resume]\ngrace = 90').grace == 90
 
 
 def test_scripts_that_resume_by_themselves(tmp_path: Path) -> None:
@@ -173,7 +308,9 @@ def test_scripts_that_resume_by_themselves(tmp_path: Path) -> None:
     assert options["--requeue-always"].all_flags == ("--requeue-always",)
 
 
-def test_a_typed_path_is_relative_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_typed_path_is_relative_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/torch.sif").touch()
     (tmp_path / "paceline.toml").touch()
@@ -211,7 +348,13 @@ time = "1-00:00:00"
 [profiles.big.environment.variables]
 A = "profile"
 """
-    job = load(tmp_path, text, ("--nodes", "job.nodes", 4), profile="big", params=["model.width=128", "lr=1"])
+    job = load(
+        tmp_path,
+        text,
+        ("--nodes", "job.nodes", 4),
+        profile="big",
+        params=["model.width=128", "lr=1"],
+    )
     assert (job.resources.nodes, job.resources.time, job.resources.partition) == (4, 86400, "main")
     assert job.environment.variables == {"A": "profile", "B": "1"}
     assert job.params == {"lr": 1, "model": {"width": 128, "depth": 2}}
@@ -249,7 +392,11 @@ nodes = 1
     ],
 )
 def test_the_profile_of_the_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str | None, profile: str | None, used: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: str | None,
+    profile: str | None,
+    used: str | None,
 ) -> None:
     """A profile that begins with "$" comes from the environment."""
     (tmp_path / "paceline.toml").write_text(PROFILES)
@@ -257,24 +404,35 @@ def test_the_profile_of_the_cluster(
         if profile and profile.startswith("$"):
             patch.setenv("PACELINE_PROFILE", profile[1:])
             profile = None
-        job = load_job(SCRIPT, cwd=tmp_path, profile=profile, cluster=ClusterProfile(lambda: cluster))
+        job = load_job(
+            SCRIPT, cwd=tmp_path, profile=profile, cluster=ClusterProfile(lambda: cluster)
+        )
     assert job.profile == used
     assert job.resources.gpus_per_node == (8 if used == "Big-One" else 1)
 
 
-def test_what_runs_here_takes_only_the_folders_from_the_profile_of_the_cluster(tmp_path: Path) -> None:
+def test_what_runs_here_takes_only_the_folders_from_the_profile_of_the_cluster(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "paceline.toml").write_text(PROFILES)
     job = load_job(SCRIPT, cwd=tmp_path, cluster=ClusterProfile(lambda: "big-one", ("project",)))
     assert (job.project.scratch, job.resources.gpus_per_node) == ("/big", 1)
     (tmp_path / "paceline.toml").write_text("[profiles.x.job]\nnodes = 1")
-    load_job(SCRIPT, cwd=tmp_path, cluster=ClusterProfile(pytest.fail, ("project",)))  # nothing to ask Slurm for
+    # nothing to ask Slurm for
+    load_job(SCRIPT, cwd=tmp_path, cluster=ClusterProfile(pytest.fail, ("project",)))
 
 
 def test_cpu_drops_the_gpus_of_files_but_not_those_that_are_typed(tmp_path: Path) -> None:
     text, cpu = PROFILES + "[profiles.off.runtime]\ncpu = false", ("--cpu", "runtime.cpu", True)
     job = load(tmp_path, text, cpu, profile="Big-One")
-    assert (job.resources.gpus_per_node, job.resources.gpu_type, job.resources.nodes) == (None, None, 2)
-    assert load(tmp_path, text, cpu, ("--gpus", "job.gpus_per_node", 2)).resources.gpus_per_node == 2
+    assert (job.resources.gpus_per_node, job.resources.gpu_type, job.resources.nodes) == (
+        None,
+        None,
+        2,
+    )
+    assert (
+        load(tmp_path, text, cpu, ("--gpus", "job.gpus_per_node", 2)).resources.gpus_per_node == 2
+    )
     assert load(tmp_path, text, ("--no-cpu", "runtime.cpu", False)).resources.gpus_per_node == 1
 
 
@@ -288,7 +446,9 @@ def test_cpu_drops_the_gpus_of_files_but_not_those_that_are_typed(tmp_path: Path
         ("10m", "5m", "Ask for more than 10m, shorten the grace, or add --no-requeue."),
     ],
 )
-def test_the_hint_about_a_grace_can_be_followed(time: str, grace: str, hint: str, tmp_path: Path) -> None:
+def test_the_hint_about_a_grace_can_be_followed(
+    time: str, grace: str, hint: str, tmp_path: Path
+) -> None:
     with pytest.raises(SpecError) as caught:
         load(tmp_path, f'[job]\ntime = "{time}"\n[resume]\ngrace = "{grace}"')
     assert caught.value.hint.endswith(hint)
@@ -302,7 +462,9 @@ def test_the_default_grace_fits_a_short_job(tmp_path: Path) -> None:
 
 
 def test_home_relative_paths_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = '[environment]\nkind = "container"\nimage = "~/torch.sif"\nbinds = ["~/data:/data", "/opt"]'
+    text = (
+        '[environment]\nkind = "container"\nimage = "~/torch.sif"\nbinds = ["~/data:/data", "/opt"]'
+    )
     with monkeypatch.context() as patch:
         patch.setenv("HOME", "/home/ann")
         environment = load(tmp_path, text).environment
@@ -348,13 +510,17 @@ def test_the_file_is_searched_up_to_the_repository_and_no_further(tmp_path: Path
     assert load_job(SCRIPT, cwd=inner, config=tmp_path / "paceline.toml").resources.nodes == 9
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: Path, *_: Any, **__: Any) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.setattr(Path, "read_text", refuse)  # root may read everything
-    with pytest.raises(SpecError, match=r"Cannot read .*pyproject\.toml: .*Permission denied") as caught:
+    with pytest.raises(
+        SpecError, match=r"Cannot read .*pyproject\.toml: .*Permission denied"
+    ) as caught:
         load_job(SCRIPT, cwd=tmp_path)
     assert "permissions" in caught.value.hint
 
@@ -374,12 +540,19 @@ def test_a_missing_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "path", "value"),
     [
-        ("lr=0.1", ["lr"], 0.1), ("n=3", ["n"], 3), ("on=true", ["on"], True), ("name=adam", ["name"], "adam"),
-        ("a.b=[1, 2]", ["a", "b"], [1, 2]), ('q="x y"', ["q"], "x y"), ("e=", ["e"], ""),
+        ("lr=0.1", ["lr"], 0.1),
+        ("n=3", ["n"], 3),
+        ("on=true", ["on"], True),
+        ("name=adam", ["name"], "adam"),
+        ("a.b=[1, 2]", ["a", "b"], [1, 2]),
+        ('q="x y"', ["q"], "x y"),
+        ("e=", ["e"], ""),
         ("d=2024-01-01", ["d"], "2024-01-01"),
-        ("two=1\nb = 2", ["two"], "1\nb = 2"), ("eq=a=b", ["eq"], "a=b"), ("t={x = 1}", ["t"], {"x": 1}),
+        ("two=1\nb = 2", ["two"], "1\nb = 2"),
+        ("eq=a=b", ["eq"], "a=b"),
+        ("t={x = 1}", ["t"], {"x": 1}),
     ],
-)  # fmt: skip
+)
 def test_params_are_typed_by_toml(text: str, path: list[str], value: Any) -> None:
     assert parse_param(text) == (path, value)
 
@@ -387,13 +560,29 @@ def test_params_are_typed_by_toml(text: str, path: list[str], value: Any) -> Non
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("True", True), ("False", False), ("None", None), (".1", 0.1), ("1.", 1.0), ("-.5", -0.5), ("1.e-3", 1e-3),
+        ("True", True),
+        ("False", False),
+        ("None", None),
+        (".1", 0.1),
+        ("1.", 1.0),
+        ("-.5", -0.5),
+        ("1.e-3", 1e-3),
         ("[True, .1, 'a']", [True, 0.1, "a"]),
-        ("5 #fff", "5 #fff"), ("#fff", "#fff"), ("5 ] #", "5 ] #"), ("True #", "True #"), ('"a # b"', "a # b"),
-        ("1, 2", "1, 2"), ("(1, 2)", "(1, 2)"), ("{'a': 1}", "{'a': 1}"), ("b'x'", "b'x'"), ("1j", "1j"),
-        ("007", "007"), ("Truely", "Truely"), ("[" * 900, "[" * 900),
+        ("5 #fff", "5 #fff"),
+        ("#fff", "#fff"),
+        ("5 ] #", "5 ] #"),
+        ("True #", "True #"),
+        ('"a # b"', "a # b"),
+        ("1, 2", "1, 2"),
+        ("(1, 2)", "(1, 2)"),
+        ("{'a': 1}", "{'a': 1}"),
+        ("b'x'", "b'x'"),
+        ("1j", "1j"),
+        ("007", "007"),
+        ("Truely", "Truely"),
+        ("[" * 900, "[" * 900),
     ],
-)  # fmt: skip
+)
 def test_params_may_be_spelled_as_in_python_and_have_no_comments(text: str, value: Any) -> None:
     found = parse_value(text)
     assert (found, type(found)) == (value, type(value))

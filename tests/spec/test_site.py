@@ -54,7 +54,9 @@ def load(tmp_path: Path, text: str = "", *flags: Flag) -> Job:
     return load_job(Program("train.py"), cwd=tmp_path, flags=flags)
 
 
-def test_defaults_are_for_jobs_that_do_not_say_otherwise(tmp_path: Path, write_site: Callable[[str], Path]) -> None:
+def test_defaults_are_for_jobs_that_do_not_say_otherwise(
+    tmp_path: Path, write_site: Callable[[str], Path]
+) -> None:
     write_site(TEXT)
     job = load(tmp_path)
     assert (job.resources.partition, job.resources.account) == ("gpu", "research")
@@ -63,19 +65,29 @@ def test_defaults_are_for_jobs_that_do_not_say_otherwise(tmp_path: Path, write_s
     assert (job.resources.partition, job.resources.account) == ("cpu", "mine")
 
 
-def test_what_nobody_has_chosen_is_lowered_to_the_limit(tmp_path: Path, write_site: Callable[[str], Path]) -> None:
+def test_what_nobody_has_chosen_is_lowered_to_the_limit(
+    tmp_path: Path, write_site: Callable[[str], Path]
+) -> None:
     write_site(TEXT)
     job = load(tmp_path, '[data]\nstage = ["images"]\n')
     assert job.resume.requeues_per_day == 10
     assert job.data.keep is None
     assert data_settings(job)["limit"] == 500 * 2**30
-    assert load(tmp_path, '[resume]\nrequeues_per_day = 3\n[data]\nkeep = "1d"\n').resume.requeues_per_day == 3
+    assert (
+        load(
+            tmp_path, '[resume]\nrequeues_per_day = 3\n[data]\nkeep = "1d"\n'
+        ).resume.requeues_per_day
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[resume]\nrequeues_per_day = 11\n", "paceline.toml is 11, but this site allows at most 10."),
+        (
+            "[resume]\nrequeues_per_day = 11\n",
+            "paceline.toml is 11, but this site allows at most 10.",
+        ),
         ('[data]\nkeep = "3d"\n', "paceline.toml is 3d, but this site allows at most 2d."),
     ],
 )
@@ -91,10 +103,14 @@ def test_a_file_or_a_flag_above_a_limit_is_an_error(
         load(tmp_path, "", Flag("--requeues-per-day", "resume.requeues_per_day", 99))
 
 
-def test_a_run_from_before_the_limit_goes_on_with_the_limit(tmp_path: Path, write_site: Callable[[str], Path]) -> None:
+def test_a_run_from_before_the_limit_goes_on_with_the_limit(
+    tmp_path: Path, write_site: Callable[[str], Path]
+) -> None:
     before = load(tmp_path, "[resume]\nrequeues_per_day = 40\n")
     write_site(TEXT)
-    again = reload_job(before, before.tables.model_dump(mode="json", exclude_unset=True), flags=(), params=())
+    again = reload_job(
+        before, before.tables.model_dump(mode="json", exclude_unset=True), flags=(), params=()
+    )
     assert again.resume.requeues_per_day == 10
 
 
@@ -128,9 +144,17 @@ def test_doctor_shows_what_the_site_sets(write_site: Callable[[str], Path]) -> N
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("[limits]\nrequeus_per_day = 3\n", "Unknown key 'requeus_per_day' in [limits]", "'requeues_per_day'"),
+        (
+            "[limits]\nrequeus_per_day = 3\n",
+            "Unknown key 'requeus_per_day' in [limits]",
+            "'requeues_per_day'",
+        ),
         ("[limit]\nrequeues_per_day = 3\n", "Unknown key 'limit' in ", "'limits'"),
-        ('[defaults]\ntime = "4h"\n', "Unknown key 'time' in [defaults]", "Use one of partition, account."),
+        (
+            '[defaults]\ntime = "4h"\n',
+            "Unknown key 'time' in [defaults]",
+            "Use one of partition, account.",
+        ),
         ("[limits]\nrequeues_per_day = 0\n", "Invalid requeues_per_day = 0 in [limits]", ""),
         ('[limits]\nstage_size = "many"\n', "Invalid stage_size = 'many' in [limits]", ""),
         ("[limits\n", "Cannot read ", "administrators"),

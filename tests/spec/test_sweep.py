@@ -20,7 +20,9 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_every_kind_of_range(tmp_path: Path) -> None:
-    path = write(tmp_path, """\
+    path = write(
+        tmp_path,
+        """\
 [sweep]
 script = "train.py"
 metric = "loss"
@@ -41,7 +43,8 @@ tokenizer = ["bpe", "word"]
 epochs = 3
 [job]
 nodes = 2
-""")  # fmt: skip
+""",
+    )
     file = load_sweep(path)
     assert file.name == "digits"
     assert file.space == {
@@ -74,24 +77,64 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        (HEAD + 'metrik = "x"\n[space]\nx = [1]\n', r"Unknown key 'metrik' in \[sweep\]", "'metric'"),
-        (HEAD + "nodes = 2\n[space]\nx = [1]\n", r"Unknown key 'nodes' in \[sweep\]", "Move it to [job]"),
+        (
+            HEAD + 'metrik = "x"\n[space]\nx = [1]\n',
+            r"Unknown key 'metrik' in \[sweep\]",
+            "'metric'",
+        ),
+        (
+            HEAD + "nodes = 2\n[space]\nx = [1]\n",
+            r"Unknown key 'nodes' in \[sweep\]",
+            "Move it to [job]",
+        ),
         (HEAD + "[spase]\nx = [1]\n", "Unknown key 'spase'", "'space'"),
         (HEAD + "[space]\nx = { unifrom = [0, 1] }\n", "Unknown key 'unifrom'", "'uniform'"),
-        (HEAD + "[space]\nx = { loguniform = [1e-4, 1] }\n", "Unknown key 'loguniform'", "'log_uniform'"),
-        (HEAD + "[space]\nx = { min = 0.0, max = 1.0 }\n", "not a range", "Write x = { uniform = [0.0, 1.0] }."),
-        (HEAD + "[space]\nx = { low = 2, high = 8 }\n", "not a range", "Write x = { integer = [2, 8] }."),
-        (HEAD + "[space]\nx = { low = 0.1, high = 8, log = true }\n", "not a", "{ log_uniform = [0.1, 8] }."),
-        (HEAD + '[space]\nx = { distribution = "uniform", min = 0, max = 1 }\n', "not a", "{ uniform = [0, 1] }."),
+        (
+            HEAD + "[space]\nx = { loguniform = [1e-4, 1] }\n",
+            "Unknown key 'loguniform'",
+            "'log_uniform'",
+        ),
+        (
+            HEAD + "[space]\nx = { min = 0.0, max = 1.0 }\n",
+            "not a range",
+            "Write x = { uniform = [0.0, 1.0] }.",
+        ),
+        (
+            HEAD + "[space]\nx = { low = 2, high = 8 }\n",
+            "not a range",
+            "Write x = { integer = [2, 8] }.",
+        ),
+        (
+            HEAD + "[space]\nx = { low = 0.1, high = 8, log = true }\n",
+            "not a",
+            "{ log_uniform = [0.1, 8] }.",
+        ),
+        (
+            HEAD + '[space]\nx = { distribution = "uniform", min = 0, max = 1 }\n',
+            "not a",
+            "{ uniform = [0, 1] }.",
+        ),
         (HEAD + '[space]\nx = { distribution = "normal", mu = 0 }\n', "not a range", "uniform"),
-        (HEAD + "[space]\nx = { value = 5 }\n", "not a range", "Write x = 5. For constants x.value, write each"),
+        (
+            HEAD + "[space]\nx = { value = 5 }\n",
+            "not a range",
+            "Write x = 5. For constants x.value, write each",
+        ),
         (HEAD + "[space]\nx = { values = [1, 2] }\n", "not a range", "Write x = [1, 2]."),
         (HEAD + 'method = "random"\n[space]\nx = [1]\n', "Unknown key 'method'", "'sampler'"),
         (HEAD + "grid = { x = [1] }\n", "Unknown key 'grid'", "[space]"),
         (HEAD + "[parameters]\nx = [1]\n", "Unknown key 'parameters'", "'space'"),
         (HEAD + "[space]\nx = { choices = [1, 2] }\n", "Unknown key 'choices'", "'grid'"),
-        (HEAD + '[space]\nhf_token = "abc"\n', r"\[space\] hf_token is a secret", "[environment] secrets"),
-        (HEAD + '[space]\ndb.password = ["a", "b"]\n', r"\[space\] db.password is a secret", ".env"),
+        (
+            HEAD + '[space]\nhf_token = "abc"\n',
+            r"\[space\] hf_token is a secret",
+            "[environment] secrets",
+        ),
+        (
+            HEAD + '[space]\ndb.password = ["a", "b"]\n',
+            r"\[space\] db.password is a secret",
+            ".env",
+        ),
         (HEAD + '[space]\nx = ["http://ann:pw@host"]\n', r"\[space\] x is a secret", ".env"),
         (HEAD + "[space]\nx = { grid = [1], stap = 2 }\n", "Unknown key 'stap'", "'step'"),
         (HEAD + "[space]\nx = { log_uniform = [0, 1] }\n", "numbers above 0", ""),
@@ -100,8 +143,16 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         (HEAD + "[space]\nx = { uniform = [0, 1], step = 1 }\n", "step only with integer", ""),
         (HEAD + "[space]\nx = []\n", "a list of values", ""),
         (HEAD + "[space]\nx = { uniform = [0, 1] }\n", "a grid needs values", "random"),
-        (HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { z = 1 } }\n", "Unknown key 'z'", "The keys are: x, y"),
-        (HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { x = 2 } }\n", "never applies", "one of [1]"),
+        (
+            HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { z = 1 } }\n",
+            "Unknown key 'z'",
+            "The keys are: x, y",
+        ),
+        (
+            HEAD + "[space]\nx = [1]\ny = { grid = [1], when = { x = 2 } }\n",
+            "never applies",
+            "one of [1]",
+        ),
         ("[sweep]\n[space]\nx = [1]\n", "needs either a script or a module", "script ="),
         (HEAD, "has no .space. to search", "lr = "),
         (
@@ -121,7 +172,11 @@ def test_errors_name_the_file(tmp_path: Path, text: str, message: str, hint: str
 
 
 def test_keys_come_after_what_they_depend_on() -> None:
-    space = {"a": {"grid": [1], "when": {"b": [1]}}, "b": {"grid": [1], "when": {"c": [1]}}, "c": {"grid": [1]}}
+    space = {
+        "a": {"grid": [1], "when": {"b": [1]}},
+        "b": {"grid": [1], "when": {"c": [1]}},
+        "c": {"grid": [1]},
+    }
     assert in_order(space) == ["c", "b", "a"]
     with pytest.raises(SpecError, match="depend on each other"):
         in_order({"a": {"when": {"b": [1]}}, "b": {"when": {"a": [1]}}})

@@ -45,7 +45,9 @@ def project_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Mo
         ('host = "login.alps"\n[alps.job]\ntime = "1h"', "job", "[profiles.alps] of paceline.toml"),
     ],
 )
-def test_an_unknown_key_of_the_users_file(own: Callable[[str], Path], text: str, key: str, hint: str) -> None:
+def test_an_unknown_key_of_the_users_file(
+    own: Callable[[str], Path], text: str, key: str, hint: str
+) -> None:
     file = own(f"[alps]\n{text}\n")
     with pytest.raises(SpecError) as raised:
         ProjectFile(None, {}).clusters()
@@ -72,14 +74,21 @@ def test_a_cluster_without_a_host(own: Callable[[str], Path], tmp_path: Path) ->
     with pytest.raises(UsageError, match="has no host") as raised:
         find_cluster("alps", ProjectFile(None, {}))
     assert raised.value.message == f"[alps] of {file} has no host."
-    project = ProjectFile(tmp_path / "paceline.toml", {"profiles": {"alps": {"host": "login.alps"}}})
+    project = ProjectFile(
+        tmp_path / "paceline.toml", {"profiles": {"alps": {"host": "login.alps"}}}
+    )
     assert find_cluster("alps", project).python == "/opt/python"
 
 
 def test_the_list_of_clusters_is_aligned(
-    own: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    own('[b]\nhost = "login.b"\n[a-long-name]\nhost = "ann@login.example.org"\n[c]\npython = "/opt/python"\n')
+    own(
+        '[b]\nhost = "login.b"\n[a-long-name]\nhost = "ann@login.example.org"\n[c]\npython = "/opt/python"\n'
+    )
     monkeypatch.chdir(tmp_path)
     assert login.command(show=True) == 0
     printed = capsys.readouterr()
@@ -99,7 +108,9 @@ def test_the_list_of_clusters_is_aligned(
         ("my cluster", "my-cluster", "login.example.org"),
     ],
 )
-def test_an_unknown_cluster_gets_valid_toml(own: Callable[[str], Path], typed: str, key: str, host: str) -> None:
+def test_an_unknown_cluster_gets_valid_toml(
+    own: Callable[[str], Path], typed: str, key: str, host: str
+) -> None:
     with pytest.raises(UsageError, match="There is no cluster") as raised:
         find_cluster(typed, ProjectFile(None, {}))
     assert f'\n    [profiles.{key}]\n    host = "{host}"\n' in raised.value.hint
@@ -108,7 +119,10 @@ def test_an_unknown_cluster_gets_valid_toml(own: Callable[[str], Path], typed: s
 
 @pytest.mark.parametrize("line", [("ps", "--on", "all"), ("login",)])
 def test_without_any_cluster_commands_say_what_to_write(
-    own: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...]
+    own: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: tuple[str, ...],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="No cluster is configured") as raised:
@@ -117,7 +131,10 @@ def test_without_any_cluster_commands_say_what_to_write(
 
 
 def test_the_empty_list_of_clusters_says_what_to_write(
-    own: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert login.command(show=True) == 0
@@ -133,11 +150,19 @@ def test_the_empty_list_of_clusters_says_what_to_write(
     ],
 )
 def test_runs_that_are_not_here_may_be_on_a_cluster(
-    own: Callable[[str], Path], project_folder: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    names: list[str], hint: str,
-) -> None:  # fmt: skip
+    own: Callable[[str], Path],
+    project_folder: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    names: list[str],
+    hint: str,
+) -> None:
     own("".join(f'[{name}]\nhost = "login.{name}"\n' for name in names))
-    for line in (["show"], ["logs", "-f", "20260101-000000-abcd"], ["cancel", "1234"], ["sweep", "show", "digits"]):
+    for line in (
+        ["show"],
+        ["logs", "-f", "20260101-000000-abcd"],
+        ["cancel", "1234"],
+        ["sweep", "show", "digits"],
+    ):
         with pytest.raises(UsageError) as raised:
             cli.dispatch(line)
         assert hint in raised.value.hint
@@ -167,9 +192,13 @@ def test_keys_in_the_wrong_table_of_a_profile(own: Callable[[str], Path], tmp_pa
 
 def test_the_flag_of_the_profiler_with_the_name_of_a_cluster(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="use steps as first:end") as raised:
-        load_job(Program("train.py"), cwd=tmp_path, flags=[Flag("--profile", "runtime.profile", "alps")])
+        load_job(
+            Program("train.py"), cwd=tmp_path, flags=[Flag("--profile", "runtime.profile", "alps")]
+        )
     assert "--on alps" in raised.value.hint
     assert "--cluster-profile alps" in raised.value.hint
     with pytest.raises(SpecError) as raised:
-        load_job(Program("train.py"), cwd=tmp_path, flags=[Flag("--profile", "runtime.profile", "10-20")])
+        load_job(
+            Program("train.py"), cwd=tmp_path, flags=[Flag("--profile", "runtime.profile", "10-20")]
+        )
     assert raised.value.hint == ""

@@ -64,7 +64,9 @@ def login(guard: None, tmp_path: Path) -> Iterator[Login]:
         patch.setattr(forwarded_command, "_carry_out", made.carry_out)
         patch.setattr(forwarded_command, "_has_ended", lambda *_: made.is_up)
         patch.setattr(
-            forwarded_command, "recorded_installation", lambda _: Installation("python", "/cache", "/cache/0", "")
+            forwarded_command,
+            "recorded_installation",
+            lambda _: Installation("python", "/cache", "/cache/0", ""),
         )
         yield made
 
@@ -98,14 +100,22 @@ def test_a_link_that_is_lost_during_the_wait(login: Login, awaits: str, command:
     with pytest.raises(ConnectionProblem) as caught:
         login.submit(awaits)
     assert "may or may not be in the queue" not in caught.value.message
-    assert "20260101-000000-abcd is submitted and continues without this command." in caught.value.message
-    assert caught.value.hint == f"Type: paceline login alps; then: paceline {command} 20260101-000000-abcd --on alps"
+    assert (
+        "20260101-000000-abcd is submitted and continues without this command."
+        in caught.value.message
+    )
+    assert (
+        caught.value.hint
+        == f"Type: paceline login alps; then: paceline {command} 20260101-000000-abcd --on alps"
+    )
     login.codes = [0, 0]
     assert login.submit(awaits) == 0
     assert login.requests[0].submission != login.requests[2].submission
 
 
-def test_nobody_waits_for_a_job_that_was_refused(login: Login, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_waits_for_a_job_that_was_refused(
+    login: Login, capsys: pytest.CaptureFixture[str]
+) -> None:
     login.codes = [2]
     assert login.submit(WAIT) == 2
     assert len(login.requests) == 1

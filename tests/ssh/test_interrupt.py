@@ -38,7 +38,12 @@ def note_end(code): pass
 def interrupt(argv: list[str], cwd: Path) -> tuple[int, str]:
     """Start a program as a terminal does, press Ctrl-C once it has made the file `begun`, and return how it ends."""
     process = subprocess.Popen(
-        argv, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        argv,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     while not (cwd / "begun").exists():
         assert process.poll() is None, process.communicate()
@@ -70,7 +75,10 @@ def test_while_python_starts_there(tmp_path: Path) -> None:
     (installed / unpack.COMPLETE).touch()
     (installed / unpack.MODULES).touch()
     made = Installation(sys.executable, str(tmp_path), str(installed))
-    assert interrupt(["sh", "-c", made.command("run", "request-1a", "pipes")], tmp_path) == (130, "")
+    assert interrupt(["sh", "-c", made.command("run", "request-1a", "pipes")], tmp_path) == (
+        130,
+        "",
+    )
 
 
 def test_ssh_is_out_of_reach_of_the_terminal() -> None:
@@ -162,7 +170,9 @@ def test_an_interrupt_after_the_job_is_known(submit: Submit) -> None:
     assert submit.notes == []
 
 
-def test_a_submission_without_a_job_has_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submission_without_a_job_has_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "request-1"
     monkeypatch.setattr(entry, "_taken", [(path, True)])
     monkeypatch.setattr(sys, "argv", ["paceline", "submit"])

@@ -16,12 +16,18 @@ from paceline.ssh.shell_text import SETUP_FAILED
 @pytest.mark.parametrize(
     ("setup", "code", "said"),
     [
-        (None, ABSENT, "Files of Paceline are missing in {folder}.\n  Repeat the command: it installs them again."),
+        (
+            None,
+            ABSENT,
+            "Files of Paceline are missing in {folder}.\n  Repeat the command: it installs them again.",
+        ),
         ("true", ABSENT, "Files of Paceline are missing"),
         ("echo 'it'\\''s'; false", SETUP_FAILED, "exit code 1"),
     ],
 )
-def test_a_request_that_cannot_start_is_removed(tmp_path: Path, setup: str | None, code: int, said: str) -> None:
+def test_a_request_that_cannot_start_is_removed(
+    tmp_path: Path, setup: str | None, code: int, said: str
+) -> None:
     cache = tmp_path / "it's a cache"
     waiting, other = cache / "request-1a", cache / "request-2b"
     cache.mkdir()
@@ -29,10 +35,15 @@ def test_a_request_that_cannot_start_is_removed(tmp_path: Path, setup: str | Non
         path.write_text("secret")
     installation = Installation(sys.executable, str(cache), str(cache / "0.1.0"), setup)
     script = installation.command("run", waiting.name, "pipes")
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == code
     assert said.format(folder=cache / "0.1.0") in done.stderr
     assert (waiting.exists(), other.exists()) == (False, True)
-    done = subprocess.run(["sh", "-c", installation.command("receive")], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (code, "")  # the laptop installs it: nothing to tell the user
+    done = subprocess.run(
+        ["sh", "-c", installation.command("receive")], capture_output=True, text=True, check=False
+    )
+    # the laptop installs it: nothing to tell the user
+    assert (done.returncode, done.stdout) == (code, "")
     assert "Files of Paceline" not in done.stderr

@@ -46,7 +46,8 @@ def test_all_that_a_process_reads_and_writes(guard: None) -> None:
     content = bytes(range(256)) * 8000  # more than a pipe holds
     done = run(["sh", "-c", "tee /dev/stderr; exit 3"], content=content, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (3, content, content)
-    done = run(["sh", "-c", "exec <&-; echo said; exit 4"], content=content, timeout=60)  # it does not read
+    # it does not read
+    done = run(["sh", "-c", "exec <&-; echo said; exit 4"], content=content, timeout=60)
     assert (done.returncode, done.stdout) == (4, b"said\n")
     with pytest.raises(subprocess.TimeoutExpired):
         run(["sleep", "600"], timeout=0.2)
@@ -59,7 +60,9 @@ def test_a_process_that_writes_too_much_is_ended(guard: None, stream: int) -> No
     with pytest.raises(TooLong) as raised:
         run(["sh", "-c", f"echo first; exec yes >&{stream}"], timeout=600, limit=1 << 20)
     assert raised.value.output.startswith(b"first\n")
-    assert run(["sh", "-c", "head -c 1000000 /dev/zero"], timeout=60, limit=1 << 20).stdout == bytes(1_000_000)
+    assert run(
+        ["sh", "-c", "head -c 1000000 /dev/zero"], timeout=60, limit=1 << 20
+    ).stdout == bytes(1_000_000)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,11 @@ def test_a_process_that_writes_too_much_is_ended(guard: None, stream: int) -> No
     [
         ("", "exec yes\n", "The answer of alps is too long: more than 4 MB."),
         ("", "exec yes >&2\n", "The answer of alps is too long: more than 4 MB."),
-        ("yes;", "exit 0\n", "The login shell of alps printed more than 4 MB before it ran a command."),
+        (
+            "yes;",
+            "exit 0\n",
+            "The login shell of alps printed more than 4 MB before it ran a command.",
+        ),
     ],
 )
 def test_an_answer_without_end_is_an_error(guard: None, noise: str, script: str, text: str) -> None:

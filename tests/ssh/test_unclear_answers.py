@@ -33,7 +33,14 @@ from paceline.ssh.remote.code_store import key_of
 from paceline.ssh.request import Request
 
 UNCLEAR = "alps gave an answer that Paceline does not understand"
-STATE = {"decision": None, "waits": False, "over": False, "status": "queued", "detail": "", "reason": ""}
+STATE = {
+    "decision": None,
+    "waits": False,
+    "over": False,
+    "status": "queued",
+    "detail": "",
+    "reason": "",
+}
 RUN = "20260101-000000-abcd"
 
 
@@ -69,7 +76,9 @@ def parcel(guard: None, tmp_path: Path) -> Parcel:
     (tmp_path / "secret").write_text("hush")
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text("pass\n")
-    return Parcel(tmp_path / "project", SentCode("p", describe_files(tmp_path / "project", ["train.py"])))
+    return Parcel(
+        tmp_path / "project", SentCode("p", describe_files(tmp_path / "project", ["train.py"]))
+    )
 
 
 def deliver(parcel: Parcel, *answers: object) -> str | None:
@@ -81,11 +90,18 @@ def deliver(parcel: Parcel, *answers: object) -> str | None:
 @pytest.mark.parametrize(
     "answer",
     [
-        {"hello": 1}, {"request": 1}, {"request": None}, {"missing": ["x"]}, {"missing": "x"}, {"missing": None},
-        {"missing": {"x": "../../etc/passwd"}}, {"missing": {"x": "../secret"}}, {"missing": {"x": ["train.py"]}},
+        {"hello": 1},
+        {"request": 1},
+        {"request": None},
+        {"missing": ["x"]},
+        {"missing": "x"},
+        {"missing": None},
+        {"missing": {"x": "../../etc/passwd"}},
+        {"missing": {"x": "../secret"}},
+        {"missing": {"x": ["train.py"]}},
         {"missing": {"x": "train.py"}},
     ],
-)  # fmt: skip
+)
 def test_the_answer_to_a_request(parcel: Parcel, answer: object) -> None:
     with pytest.raises(ConnectionProblem, match=UNCLEAR):
         deliver(parcel, answer)
@@ -99,21 +115,37 @@ def test_a_request_that_arrives(parcel: Parcel) -> None:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        *(({"target": "/data", "exists": False, "free": 9, "rsync": "rsync", **each}, UNCLEAR) for each in (
-            {"free": "9"}, {"free": None}, {"free": True}, {"target": 1}, {"exists": "no"}, {"rsync": ["rsync"]},
-        )),
-        ({}, UNCLEAR), ([], UNCLEAR), ("x", UNCLEAR), ("[" * 50_000, UNCLEAR),
+        *(
+            ({"target": "/data", "exists": False, "free": 9, "rsync": "rsync", **each}, UNCLEAR)
+            for each in (
+                {"free": "9"},
+                {"free": None},
+                {"free": True},
+                {"target": 1},
+                {"exists": "no"},
+                {"rsync": ["rsync"]},
+            )
+        ),
+        ({}, UNCLEAR),
+        ([], UNCLEAR),
+        ("x", UNCLEAR),
+        ("[" * 50_000, UNCLEAR),
         ({"error": "No room."}, "No room."),
     ],
-)  # fmt: skip
+)
 def test_the_answer_about_the_place_of_data(
     guard: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: object, text: str
 ) -> None:
     monkeypatch.setattr(
-        on_cluster, "converse", lambda _: Conversation(ALPS, says(answer).removeprefix("read -r line; "))
+        on_cluster,
+        "converse",
+        lambda _: Conversation(ALPS, says(answer).removeprefix("read -r line; ")),
     )
     with pytest.raises(PacelineError, match=text) as caught:
-        data_push._ask(Forwarded(["alps"], "data_push", [], {}), SentData(tmp_path, is_folder=True, name="data"))
+        data_push._ask(
+            Forwarded(["alps"], "data_push", [], {}),
+            SentData(tmp_path, is_folder=True, name="data"),
+        )
     assert isinstance(caught.value, EnvironmentProblem if "error" in answer else ConnectionProblem)  # type: ignore[operator]
 
 
@@ -126,20 +158,36 @@ def record(guard: None, tmp_path: Path) -> Iterator[ClusterRaceRecord]:
 
 @pytest.mark.parametrize(
     "answer",
-    [{}, [], "x", *({**STATE, **each} for each in ({"waits": 1}, {"status": None}, {"decision": 1}, {"detail": []})),
-     *({key: value for key, value in STATE.items() if key != left} for left in STATE)],
-)  # fmt: skip
+    [
+        {},
+        [],
+        "x",
+        *(
+            {**STATE, **each}
+            for each in ({"waits": 1}, {"status": None}, {"decision": 1}, {"detail": []})
+        ),
+        *({key: value for key, value in STATE.items() if key != left} for left in STATE),
+    ],
+)
 def test_the_answers_of_a_contest(
-    record: ClusterRaceRecord, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: object
+    record: ClusterRaceRecord,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: object,
 ) -> None:
     monkeypatch.setattr(cluster_race, "converse", lambda *_: Conversation(ALPS, says(answer)))
     contender = Contender("alps", RUN, "", None)
     contender._say(contender._exchange("state"))
     contender.close()
-    assert capsys.readouterr().err == "alps: gave no usable answer; without permission it does not train\n"
+    assert (
+        capsys.readouterr().err
+        == "alps: gave no usable answer; without permission it does not train\n"
+    )
 
 
-def test_a_state_that_is_understood(record: ClusterRaceRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_is_understood(
+    record: ClusterRaceRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster_race, "converse", lambda *_: Conversation(ALPS, says(STATE)))
     contender = Contender("alps", RUN, "", None)
     assert contender._exchange("state") == STATE
@@ -147,7 +195,15 @@ def test_a_state_that_is_understood(record: ClusterRaceRecord, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "answer", [{}, [], {"run": RUN}, {"run": 1, "job": "7"}, {"run": "\x1b]0;x\x07", "job": "7"}, {"run": "$(x)"}]
+    "answer",
+    [
+        {},
+        [],
+        {"run": RUN},
+        {"run": 1, "job": "7"},
+        {"run": "\x1b]0;x\x07", "job": "7"},
+        {"run": "$(x)"},
+    ],
 )
 def test_the_answer_to_a_submission_of_a_contest(
     record: ClusterRaceRecord,
@@ -166,7 +222,9 @@ def test_the_answer_to_a_submission_of_a_contest(
 
 
 @pytest.mark.parametrize("answer", [{}, {"run": 1}, {"run": "../../x"}])
-def test_the_answer_about_a_submission(guard: None, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+def test_the_answer_about_a_submission(
+    guard: None, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
     said = says(answer).replace("read -r line; ", "")
     monkeypatch.setattr(cluster_race, "converse", lambda *_: Conversation(ALPS, said))
     with pytest.raises(ValueError, match="names no run"):
@@ -177,13 +235,17 @@ def test_a_line_without_end_is_an_error(guard: None, monkeypatch: pytest.MonkeyP
     assert min(conversation.MAX_LINE, frames.MAX_LINE) >= 64 << 20
     with Conversation(ALPS, "echo first; yes | tr -d '\\n'\n") as talk:
         assert talk.read_line() == b"first\n"
-        with pytest.raises(ConnectionProblem, match="The answer of alps is too long: more than 1 MB"):
+        with pytest.raises(
+            ConnectionProblem, match="The answer of alps is too long: more than 1 MB"
+        ):
             talk.read_line(1 << 20)
     for module in (frames, "paceline.ssh.fetch.remote_files"):
         name = module if isinstance(module, str) else module.__name__
         monkeypatch.setattr(f"{name}.MAX_LINE", 1 << 20)
     with Conversation(ALPS, "read -r line; yes | tr -d '\\n'\n") as talk:
-        with pytest.raises(ConnectionProblem, match="The answer of alps is too long: more than 1 MB"):
+        with pytest.raises(
+            ConnectionProblem, match="The answer of alps is too long: more than 1 MB"
+        ):
             RemoteFiles(talk).list("records")
     with pytest.raises(EOFError):
         frames.read_line(cast(Any, io.BytesIO(b"[" * 100_000)))

@@ -33,7 +33,9 @@ def cache(guard: None, tmp_path: Path) -> Iterator[Path]:
 
 def test_identical_submissions_at_the_same_time(cache: Path) -> None:
     started = [
-        subprocess.Popen([sys.executable, "-c", MANY], stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+        subprocess.Popen(
+            [sys.executable, "-c", MANY], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        )
         for _ in range(4)
     ]
     for each in started:
@@ -49,7 +51,8 @@ def test_a_submission_is_repeated_until_its_answer_is_here() -> None:
     beside.confirm()
     first.close()  # its answer was lost
     assert not open_submission("alps", "login.alps", ["submit", "b.py"]).is_repeat
-    assert not open_submission("alps-debug", "login.alps", ["submit", "a.py"]).is_repeat  # another profile of this host
+    # another profile of this host
+    assert not open_submission("alps-debug", "login.alps", ["submit", "a.py"]).is_repeat
     again = open_submission("alps", "login.alps", ["submit", "a.py"])
     assert again.is_repeat
     assert again.id == first.id

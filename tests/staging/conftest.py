@@ -27,7 +27,9 @@ def little_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 4 MB."""
     mount = tmp_path / "little"
     mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True
+    )
     if done.returncode:
         pytest.skip("mounting a small disk needs root")
     try:

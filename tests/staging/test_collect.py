@@ -13,7 +13,13 @@ import pytest
 from paceline.contract.files import shared_folders
 from paceline.staging.collect import Collection, CollectResult
 from paceline.staging.copy.transfer import Transfer
-from paceline.staging.folders import Owner, make_private_folder, make_run_folder, remove_tree, this_process
+from paceline.staging.folders import (
+    Owner,
+    make_private_folder,
+    make_run_folder,
+    remove_tree,
+    this_process,
+)
 from paceline.staging.leftovers import active_jobs, find_leftovers, remove_leftovers
 from tests.staging.trees import ODD, content
 
@@ -25,7 +31,9 @@ def write(path: Path, text: str, *, when: float = 1000.0) -> Path:
     return path
 
 
-def collect(data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = (), claim: int = 0) -> CollectResult:
+def collect(
+    data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = (), claim: int = 0
+) -> CollectResult:
     return Collection(data, back, patterns=patterns, staged=staged, claim=claim).run(Transfer())
 
 
@@ -42,7 +50,11 @@ def test_matching_files_are_collected_and_staged_data_is_not(tmp_path: Path) -> 
     assert found.files == 5
     assert not found.problems
     assert content(back / "out") == content(data / "out")
-    collected = {str(path.relative_to(back)) for path in back.rglob("*") if not path.is_dir() or path.is_symlink()}
+    collected = {
+        str(path.relative_to(back))
+        for path in back.rglob("*")
+        if not path.is_dir() or path.is_symlink()
+    }
     assert collected == {f"out/a/{ODD}", "out/.hidden", "out/latest", "table[1].csv", "plots/x.png"}
     assert collect(data, back, "out", "plots/x.png").files == 0  # all of it is there
 
@@ -114,7 +126,9 @@ def squeue(tmp_path: Path) -> Callable[[str], dict[str, str]]:
     return answering
 
 
-def test_folders_of_another_user_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_another_user_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their markers would make us copy their files into our folders."""
     destination = tmp_path / "home" / "mine"
     destination.mkdir(parents=True)
@@ -133,11 +147,14 @@ def test_folders_of_another_user_are_left_alone(tmp_path: Path, monkeypatch: pyt
         patched.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)
         assert not remove_leftovers(theirs.parent, environ, job_start="l")
     assert not list(destination.iterdir())
-    assert remove_leftovers(theirs.parent, environ, job_start="l") == [run]  # in our own folder the marker counts
+    # in our own folder the marker counts
+    assert remove_leftovers(theirs.parent, environ, job_start="l") == [run]
     assert (destination / "planted").exists()
 
 
-def test_only_folders_of_finished_runs_are_removed(tmp_path: Path, squeue: Callable[[str], dict[str, str]]) -> None:
+def test_only_folders_of_finished_runs_are_removed(
+    tmp_path: Path, squeue: Callable[[str], dict[str, str]]
+) -> None:
     private = make_private_folder(tmp_path)
     mine = Owner(run="r", job_start="l", node=0, host="n1", **this_process())
     owners = {
@@ -161,7 +178,10 @@ def test_only_folders_of_finished_runs_are_removed(tmp_path: Path, squeue: Calla
 
     def over(environ: dict[str, str]) -> set[str]:
         mine = {**environ, "SLURM_JOB_ID": "15", "SLURM_CLUSTER_NAME": "a"}
-        return {each.path.name.removeprefix("run-") for each in find_leftovers(tmp_path, mine, job_start="15-1")}
+        return {
+            each.path.name.removeprefix("run-")
+            for each in find_leftovers(tmp_path, mine, job_start="15-1")
+        }
 
     certain = {"ended", "reused", "unmarked-old", "earlier"}
     assert over(squeue("exit 1")) == certain  # the scheduler does not answer: jobs may be alive
@@ -212,9 +232,13 @@ def test_read_only_folders_are_removed_too(tmp_path: Path) -> None:
     assert remove_tree(tree)
 
 
-def test_clean_lists_first_and_removes_with_yes(paceline: Callable[..., object], tmp_path: Path) -> None:
+def test_clean_lists_first_and_removes_with_yes(
+    paceline: Callable[..., object], tmp_path: Path
+) -> None:
     private = make_private_folder(tmp_path / "disk")
-    owner = Owner(run="r", job_start="l", node=0, host=os.uname().nodename, **{**this_process(), "pid": ENDED})
+    owner = Owner(
+        run="r", job_start="l", node=0, host=os.uname().nodename, **{**this_process(), "pid": ENDED}
+    )
     make_run_folder(private / "run-a", owner)
     make_run_folder(private / "run-b", replace(owner, pid=os.getpid()))
     args = ("clean", "--folder", str(tmp_path / "disk"))

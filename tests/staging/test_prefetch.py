@@ -37,7 +37,9 @@ def is_complete(stager: Stager) -> bool:
     return stager.transfer.done == stager.transfer.total > 0
 
 
-def test_a_current_pack_is_unpacked_once_and_large_files_follow(base: Path, node: Node, copied: list[str]) -> None:
+def test_a_current_pack_is_unpacked_once_and_large_files_follow(
+    base: Path, node: Node, copied: list[str]
+) -> None:
     source = make_tree(base / "set", large=2)
     wanted = request(base, "set", verify="checksum")
     node.stage(wanted)
@@ -73,7 +75,9 @@ def mode(source: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [rewrite, rename, remove, mode])
-def test_nothing_is_left_of_an_outdated_pack(change: Callable[[Path], None], base: Path, node: Node) -> None:
+def test_nothing_is_left_of_an_outdated_pack(
+    change: Callable[[Path], None], base: Path, node: Node
+) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
@@ -121,7 +125,9 @@ def test_a_stop_ends_the_prefetch(base: Path, node: Node, copied: list[str]) -> 
     assert not stager.result.files
 
 
-def test_a_truncated_pack_is_an_error_though_its_manifest_is_current(base: Path, node: Node) -> None:
+def test_a_truncated_pack_is_an_error_though_its_manifest_is_current(
+    base: Path, node: Node
+) -> None:
     make_tree(base / "set", large=0)
     wanted = request(base, "set")
     node.stage(wanted)
@@ -163,14 +169,18 @@ def test_helpers_prefetch(base: Path, node: Node, monkeypatch: pytest.MonkeyPatc
     node.stage(wanted)
     copied: list[helpers.Helper] = []
     real = helpers.Helper.copy
-    monkeypatch.setattr(helpers.Helper, "copy", lambda self, group: copied.append(self) or real(self, group))
+    monkeypatch.setattr(
+        helpers.Helper, "copy", lambda self, group: copied.append(self) or real(self, group)
+    )
     data, _ = node.stage(wanted)
     assert content(data / "set") == content(source)
     assert copied
     assert all(helper.process.returncode == 0 for helper in copied)
 
 
-def test_too_little_space_is_reported_as_without_a_prefetch(base: Path, little_disk: Path, tmp_path: Path) -> None:
+def test_too_little_space_is_reported_as_without_a_prefetch(
+    base: Path, little_disk: Path, tmp_path: Path
+) -> None:
     """One item has a pack and fits; both do not."""
     source = make_tree(base / "set", small=500, large=0)
     Node(tmp_path / "large disk").stage(request(base, "set"))
@@ -182,14 +192,18 @@ def test_too_little_space_is_reported_as_without_a_prefetch(base: Path, little_d
     stager.prefetcher.started["set"]._thread.join()
     planned = scan_items(wanted, stager.packs)
     needed = sum(each.manifest.disk_usage for each in planned) / 1e6
-    with pytest.raises(EnvironmentProblem, match=rf"needs {needed:.1f} MB, but .* has 4\.\d MB free"):
+    with pytest.raises(
+        EnvironmentProblem, match=rf"needs {needed:.1f} MB, but .* has 4\.\d MB free"
+    ):
         stager.stage(planned)
     assert not list(stager.data.iterdir())
     data, _ = node.stage(request(base, "set"))
     assert content(data / "set") == content(source)
 
 
-def test_a_prefetch_that_cannot_be_removed_is_an_error(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefetch_that_cannot_be_removed_is_an_error(
+    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)
@@ -223,7 +237,9 @@ def test_a_pack_in_use_is_not_old(base: Path, node: Node) -> None:
     assert len(list(store.folder.glob("*.pack"))) == 2
 
 
-def test_files_of_another_user_are_not_prefetched(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_another_user_are_not_prefetched(
+    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set")
     node.stage(wanted)

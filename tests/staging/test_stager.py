@@ -23,7 +23,15 @@ from paceline.staging.copy import helpers, small_files, transfer
 from paceline.staging.copy.progress import Progress, show_progress
 from paceline.staging.copy.transfer import Stopped, Transfer
 from paceline.staging.folders import choose_base, make_private_folder, private_path
-from paceline.staging.manifest import GROUP_BYTES, GROUP_FILES, SMALL, FileEntry, FileGroup, Manifest, scan
+from paceline.staging.manifest import (
+    GROUP_BYTES,
+    GROUP_FILES,
+    SMALL,
+    FileEntry,
+    FileGroup,
+    Manifest,
+    scan,
+)
 from paceline.staging.pack_store import Packs, make_packs
 from paceline.staging.stager import Stager, scan_items
 from tests.slurm.runs import Completed
@@ -44,14 +52,18 @@ def test_a_copy_is_like_its_source_with_and_without_a_pack(base: Path, node: Nod
     assert len(list(wanted.packs.glob("*.pack"))) == 1
 
 
-def test_later_jobs_read_the_pack_and_not_the_files(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_jobs_read_the_pack_and_not_the_files(
+    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set")
     first, _ = node.stage(wanted)
     read = []
     real = small_files.SmallFileCopier._read
     monkeypatch.setattr(
-        small_files.SmallFileCopier, "_read", lambda self, files: read.extend(files) or real(self, files)
+        small_files.SmallFileCopier,
+        "_read",
+        lambda self, files: read.extend(files) or real(self, files),
     )
     second, _ = node.stage(wanted)
     assert not read
@@ -71,10 +83,14 @@ def tree(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return source
 
 
-def test_helpers_copy_pack_and_unpack(tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helpers_copy_pack_and_unpack(
+    tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     placed = []
     real = helpers.Helper.copy
-    monkeypatch.setattr(helpers.Helper, "copy", lambda self, group: placed.append(self) or real(self, group))
+    monkeypatch.setattr(
+        helpers.Helper, "copy", lambda self, group: placed.append(self) or real(self, group)
+    )
     wanted = request(base, "set", verify="checksum")
     for _ in ("packed on the way", "out of the pack"):
         placed.clear()
@@ -88,17 +104,25 @@ def test_helpers_copy_pack_and_unpack(tree: Path, base: Path, node: Node, monkey
     assert made.read_bytes() == expected.read_bytes()
 
 
-def test_errors_in_helpers_are_reported(tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_in_helpers_are_reported(
+    tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = request(base, "set")
-    stager = Stager(wanted, private=node.private, data=node.private / "data", host="here", makes_packs=True)
+    stager = Stager(
+        wanted, private=node.private, data=node.private / "data", host="here", makes_packs=True
+    )
     planned = scan_items(wanted, stager.packs)
     (tree / ODD).write_bytes(b"longer than it was")
     with pytest.raises(EnvironmentProblem, match="changed while it was being staged"):
         stager.stage(planned)
     (tree / ODD).unlink()
     (tree / ODD).symlink_to("nowhere")
-    with pytest.raises(EnvironmentProblem, match=r"cannot stage .*a name with spaces.*No such file"):
-        Stager(wanted, private=node.private, data=node.private / "again", host="here", makes_packs=True).stage(planned)
+    with pytest.raises(
+        EnvironmentProblem, match=r"cannot stage .*a name with spaces.*No such file"
+    ):
+        Stager(
+            wanted, private=node.private, data=node.private / "again", host="here", makes_packs=True
+        ).stage(planned)
     real = helpers.Helper.copy
 
     def killed(self: helpers.Helper, group: FileGroup) -> tuple[dict[str, int], str]:
@@ -116,7 +140,9 @@ def test_helpers_leave_signals_to_the_agent(number: signal.Signals, tmp_path: Pa
     for folder in ("from", "to"):
         (tmp_path / folder).mkdir()
     (tmp_path / "from" / "file").write_text("text")
-    helper = helpers.Helper(small_files.SmallFileCopier(str(tmp_path / "from"), str(tmp_path / "to")))
+    helper = helpers.Helper(
+        small_files.SmallFileCopier(str(tmp_path / "from"), str(tmp_path / "to"))
+    )
     try:
         helper.process.send_signal(number)
         assert helper.copy(FileGroup(0, 4, (FileEntry("file", 4, 0, 0o644, 0),))) == ({}, "")
@@ -143,7 +169,9 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.mark.parametrize("makes_packs", [True, False])
 @pytest.mark.parametrize("prefetches", [True, False])
-def test_checksums_find_a_bad_pack_and_replace_it(base: Path, node: Node, makes_packs: bool, prefetches: bool) -> None:
+def test_checksums_find_a_bad_pack_and_replace_it(
+    base: Path, node: Node, makes_packs: bool, prefetches: bool
+) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set", verify="checksum")
     node.stage(wanted)
@@ -186,7 +214,11 @@ def test_checksums_come_from_the_source_and_not_from_the_pack(base: Path, node: 
     packs = Packs(wanted.packs)
     make_packs(manifests(wanted, packs), packs, Transfer())
     old = scan(source).key
-    change_in_secret(next(path for path in source.rglob("*") if path.is_file() and 0 < path.stat().st_size < SMALL))
+    change_in_secret(
+        next(
+            path for path in source.rglob("*") if path.is_file() and 0 < path.stat().st_size < SMALL
+        )
+    )
     for path in wanted.packs.glob(f"{old}.*"):
         path.rename(path.with_stem(scan(source).key))
     data, _ = node.stage(wanted)
@@ -197,7 +229,11 @@ def test_checksums_find_a_bad_copy_in_the_cache(base: Path, node: Node) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set", verify="checksum", keep=3600)
     data, stager = node.stage(wanted)
-    copy = next(path for path in (data / "set").resolve().rglob("*") if path.is_file() and path.stat().st_size > SMALL)
+    copy = next(
+        path
+        for path in (data / "set").resolve().rglob("*")
+        if path.is_file() and path.stat().st_size > SMALL
+    )
     change_in_secret(copy)
     with pytest.raises(EnvironmentProblem, match="differs from its source"):  # it is in use
         node.stage(wanted)
@@ -234,13 +270,20 @@ def test_files_with_holes_are_counted_and_copied_by_their_blocks(base: Path, nod
     assert stager.transfer.done == stager.transfer.total == 900 << 20
 
 
-def test_large_files_arrive_in_pieces(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_arrive_in_pieces(
+    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfer, "PIECE", 100_000)
     source = make_tree(base / "set", small=3, large=4)
     data, _ = node.stage(request(base, "set"))
     assert content(data / "set") == content(source)
     # File systems that cannot copy inside the kernel, or not from one to the other.
-    for ways in ([_refuse], [transfer._by_sendfile], [_refuse, transfer._by_sendfile], [_refuse, _refuse]):
+    for ways in (
+        [_refuse],
+        [transfer._by_sendfile],
+        [_refuse, transfer._by_sendfile],
+        [_refuse, _refuse],
+    ):
         monkeypatch.setattr(transfer, "_IN_KERNEL", ways)
         data, _ = node.stage(request(base, "set"))
         assert content(data / "set") == content(source)
@@ -288,7 +331,9 @@ def test_cached_data_is_reused_and_expires(base: Path, node: Node) -> None:
     assert not list((node.private / "cache").iterdir())
 
 
-def test_an_interrupted_copy_is_resumed(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_copy_is_resumed(
+    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = make_tree(base / "set", small=0, large=4)
     wanted = request(base, "set", keep=3600)
     real, pieces = transfer.ItemCopy._copy_piece, []
@@ -317,7 +362,9 @@ def test_an_interrupted_copy_is_resumed(base: Path, node: Node, monkeypatch: pyt
         lock.close()
 
 
-def test_cached_data_without_its_record_is_finished(base: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_data_without_its_record_is_finished(
+    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only the record is missing: the disk was full, or the job was killed."""
     source = make_tree(base / "set")
     wanted = request(base, "set", keep=3600)
@@ -371,17 +418,23 @@ def test_a_disk_that_is_too_small_is_an_error_before_copying(base: Path, little_
     base.mkdir(parents=True)
     (base / "set").write_bytes(bytes(5_000_000))
     node = Node(little_disk)
-    with pytest.raises(EnvironmentProblem, match=r"Node here: the data needs 5\.0 MB, but .* has 4\.\d MB free"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"Node here: the data needs 5\.0 MB, but .* has 4\.\d MB free"
+    ):
         node.stage(request(base, "set"))
     assert not list(node.private.rglob("set"))
 
 
-def test_data_above_the_limit_of_the_site_is_an_error_before_copying(base: Path, node: Node) -> None:
+def test_data_above_the_limit_of_the_site_is_an_error_before_copying(
+    base: Path, node: Node
+) -> None:
     base.mkdir(parents=True, exist_ok=True)
     (base / "large").write_bytes(b"x" * 100_000)
     data, _ = node.stage(request(base, "large", limit=200_000))
     assert (data / "large").stat().st_size == 100_000
-    with pytest.raises(EnvironmentProblem, match=r"this site allows 50\.0 kB of staged data per node"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"this site allows 50\.0 kB of staged data per node"
+    ):
         node.stage(request(base, "large", limit=50_000))
 
 
@@ -409,7 +462,11 @@ def test_cached_data_makes_space_and_a_full_disk_is_an_error(
 def test_a_source_that_changes_is_an_error(base: Path, node: Node) -> None:
     source = make_tree(base / "set")
     stager = Stager(
-        request(base, "set"), private=node.private, data=node.private / "data", host="here", makes_packs=True
+        request(base, "set"),
+        private=node.private,
+        data=node.private / "data",
+        host="here",
+        makes_packs=True,
     )
     planned = scan_items(stager.request, stager.packs)
     (source / ODD).write_bytes(b"longer than it was")
@@ -432,7 +489,10 @@ def test_invalid_paths_are_rejected(base: Path, node: Node, tmp_path: Path) -> N
     for collect in ("/etc/passwd", "../x", ""):
         with pytest.raises(UsageError, match="collect"):
             request(base, collect=[collect])
-    names = [item.name for item in request(base, "a", "a/b", str(base / "c/d"), "/x/e", "~/f", "q$x").items]
+    names = [
+        item.name
+        for item in request(base, "a", "a/b", str(base / "c/d"), "/x/e", "~/f", "q$x").items
+    ]
     assert names == ["a", "c/d", "e", "f", "q$x"]
 
 
@@ -471,7 +531,10 @@ def test_a_private_folder_is_private(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, SMALL), max_size=60), st.integers(1, 700))
 def test_groups_cover_the_pack(sizes: list[int], repeated: int) -> None:
-    files = [FileEntry(f"{n:05d}", size, 0, 0o644, 0) for n, size in enumerate(sizes * (1 + repeated // 300))]
+    files = [
+        FileEntry(f"{n:05d}", size, 0, 0o644, 0)
+        for n, size in enumerate(sizes * (1 + repeated // 300))
+    ]
     groups = list(Manifest("/s", [""], files, []).groups())
     assert [each for group in groups for each in group.files] == files
     offset = 0
@@ -517,7 +580,9 @@ def test_progress_is_shown(
     assert lines == ([] if is_terminal else [f"staging data: {text}"])
 
 
-def test_one_thread_and_several_find_the_same_files(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_and_several_find_the_same_files(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = make_tree(base / "set")
     (source / "class 0" / "deep" / "er").mkdir(parents=True)
     (source / "class 0" / "deep" / "er" / "file").write_text("text")
@@ -538,7 +603,10 @@ def test_data_stage_packs_before_any_job(base: Path, paceline: Callable[..., Com
     output = paceline("data", "stage", "set", cwd=project, check=True).stdout
     assert "set: 103 files (102 small)" in output
     assert f"packed 1 of them into {base / '.staged'}" in output
-    assert "nothing left to pack" in paceline("data", "stage", str(source), cwd=project, check=True).stdout
+    assert (
+        "nothing left to pack"
+        in paceline("data", "stage", str(source), cwd=project, check=True).stdout
+    )
     gone = paceline("data", "stage", "sets", cwd=project)
     assert gone.returncode
     assert "does not exist" in gone.stderr

@@ -31,7 +31,13 @@ def live(tmp_path: Path) -> Path:
 @pytest.fixture
 def work(tmp_path: Path, live: Path) -> WorkingDirectory:
     code = tmp_path / "run" / "code"
-    for name in ("train.py", "config.yaml", "package/part.py", "package/__pycache__/part.pyc", "results/old.csv"):
+    for name in (
+        "train.py",
+        "config.yaml",
+        "package/part.py",
+        "package/__pycache__/part.pyc",
+        "results/old.csv",
+    ):
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text(f"# {name}" if name == "train.py" else f"snapshot of {name}")
     (code / "train.py").chmod(0o755)
@@ -41,7 +47,11 @@ def work(tmp_path: Path, live: Path) -> WorkingDirectory:
     path = tmp_path / "run" / "work" / "project"
     found = WorkingDirectory.of(
         LaunchSpec(
-            "r", "train.py", [], source=str(path), work={"code": str(code), "project": str(live), "links": links}
+            "r",
+            "train.py",
+            [],
+            source=str(path),
+            work={"code": str(code), "project": str(live), "links": links},
         )
     )
     assert found is not None
@@ -49,19 +59,33 @@ def work(tmp_path: Path, live: Path) -> WorkingDirectory:
 
 
 def names(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
 
 
 def test_fill_write_and_prune(work: WorkingDirectory, live: Path, tmp_path: Path) -> None:
     path = Path(work.path)
     work.fill(f"{work.path}/package")
     assert names(path) == {
-        "train.py", "config.yaml", "package/part.py", "results/old.csv", "inside", "outside", "data",
+        "train.py",
+        "config.yaml",
+        "package/part.py",
+        "results/old.csv",
+        "inside",
+        "outside",
+        "data",
         "package/weights.bin",
-    }  # fmt: skip
+    }
     assert os.access(path / "train.py", os.X_OK)
     assert (path / "inside").read_text() == "snapshot of package/part.py"
-    assert (path / "outside").read_text() == (path / "../datasets/y.bin").read_text() == "../datasets/y.bin"
+    assert (
+        (path / "outside").read_text()
+        == (path / "../datasets/y.bin").read_text()
+        == "../datasets/y.bin"
+    )
     assert (path / "data/x.bin").read_text() == "data/x.bin"
     assert work.written() == []
 
@@ -78,7 +102,14 @@ def test_fill_write_and_prune(work: WorkingDirectory, live: Path, tmp_path: Path
     (path / "config.yaml").unlink()
     compileall.compile_file(path / "train.py", quiet=1)
     (path / "../beside").mkdir()
-    expected = ["../beside/", "out/", "package/new.txt", "package/part.py", "package/weights.bin", "results/old.csv"]
+    expected = [
+        "../beside/",
+        "out/",
+        "package/new.txt",
+        "package/part.py",
+        "package/weights.bin",
+        "results/old.csv",
+    ]
     assert work.written() == expected
     assert (live / "data/cache").exists()
     assert (tmp_path / "run/code/results/old.csv").read_text() == "snapshot of results/old.csv"
@@ -88,7 +119,13 @@ def test_fill_write_and_prune(work: WorkingDirectory, live: Path, tmp_path: Path
     assert (path / "config.yaml").exists()
     work.prune()
     assert work.written() == expected
-    written = {"out/deep/model.pt", "package/new.txt", "package/part.py", "package/weights.bin", "results/old.csv"}
+    written = {
+        "out/deep/model.pt",
+        "package/new.txt",
+        "package/part.py",
+        "package/weights.bin",
+        "results/old.csv",
+    }
     assert names(path) == written
     assert not (tmp_path / "run/code/__pycache__").exists(), "runs share no byte code"
     assert names(live) == {"data/x.bin", "data/cache", "package/weights.bin"}
@@ -128,13 +165,19 @@ def test_runs_share_no_byte_code(work: WorkingDirectory, tmp_path: Path) -> None
         Path(folder.path, "made.py").write_text(f"lr = {value}")
         os.utime(Path(folder.path, "made.py"), (1, 1))
         command = [sys.executable, "-c", "import made; print(made.lr)"]
-        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        printed.append(subprocess.check_output(command, cwd=folder.path, text=True, env=environ).strip())
+        environ = {
+            name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+        }
+        printed.append(
+            subprocess.check_output(command, cwd=folder.path, text=True, env=environ).strip()
+        )
         assert list(Path(folder.path).glob("__pycache__/made*"))
     assert printed == ["0.1", "0.9"]
 
 
-def test_links_in_folders_that_the_snapshot_lacks(work: WorkingDirectory, live: Path, tmp_path: Path) -> None:
+def test_links_in_folders_that_the_snapshot_lacks(
+    work: WorkingDirectory, live: Path, tmp_path: Path
+) -> None:
     """Such a folder has the runs, so it is not linked itself."""
     for name in ("out/old/x", "out/y"):
         (live / name).parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +209,9 @@ def test_a_start_after_a_script_or_a_kill_left_something_odd(work: WorkingDirect
     assert work.written() == ["package", "results", "train.py/"]
 
 
-def test_links_of_the_snapshot_point_to_copies(work: WorkingDirectory, live: Path, tmp_path: Path) -> None:
+def test_links_of_the_snapshot_point_to_copies(
+    work: WorkingDirectory, live: Path, tmp_path: Path
+) -> None:
     code, path = Path(work.code), Path(work.path)
     (tmp_path / "alias").symlink_to(live)
     targets = {
@@ -180,8 +225,16 @@ def test_links_of_the_snapshot_point_to_copies(work: WorkingDirectory, live: Pat
         (code / name).symlink_to(target)
     replace(work, project=str(tmp_path / "alias")).fill(work.path)
     assert os.readlink(path / "absolute") == "package/part.py"
-    assert os.readlink(path / "package/aliased") == os.readlink(path / "package/around") == "../config.yaml"
-    assert (path / "outside").resolve() == (path / "../datasets/y.bin").resolve() == live.parent / "datasets/y.bin"
+    assert (
+        os.readlink(path / "package/aliased")
+        == os.readlink(path / "package/around")
+        == "../config.yaml"
+    )
+    assert (
+        (path / "outside").resolve()
+        == (path / "../datasets/y.bin").resolve()
+        == live.parent / "datasets/y.bin"
+    )
     assert os.readlink(path / "far") == "/etc/hosts"
     assert (path / "ignored").resolve() == live / "data/x.bin"
 
@@ -201,7 +254,9 @@ def test_nothing_stays_if_nothing_was_written(work: WorkingDirectory, tmp_path: 
     work.prune()  # again, as after a job that ended in the middle of it
 
 
-def test_an_unusable_folder_is_an_error_with_its_reason(work: WorkingDirectory, tmp_path: Path) -> None:
+def test_an_unusable_folder_is_an_error_with_its_reason(
+    work: WorkingDirectory, tmp_path: Path
+) -> None:
     (tmp_path / "run/work").write_text("a file")
     with pytest.raises(LaunchError, match=r"Cannot fill the working directory .*/work") as caught:
         work.fill(work.path)
@@ -225,10 +280,17 @@ def test_packages_installed_from_the_project_come_from_its_copy(
     finder = __import__("finder_of_a_package")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder.Finder])
     monkeypatch.setattr(
-        sys, "path", [str(project / "src"), str(project / ".venv/lib"), str(project / "gone"), "/usr/lib"]
+        sys,
+        "path",
+        [str(project / "src"), str(project / ".venv/lib"), str(project / "gone"), "/usr/lib"],
     )
     bootstrap._import_from_copy(str(project), str(copy))
-    assert sys.path == [str(copy / "src"), str(project / ".venv/lib"), str(project / "gone"), "/usr/lib"]
+    assert sys.path == [
+        str(copy / "src"),
+        str(project / ".venv/lib"),
+        str(project / "gone"),
+        "/usr/lib",
+    ]
     mapping = finder.MAPPING
     assert mapping == {"inside": str(copy / "src/inside"), "other": "/elsewhere"}
 
@@ -240,7 +302,9 @@ def test_git_works_in_it(work: WorkingDirectory, live: Path) -> None:
     linked = WorkingDirectory(work.path, work.code, work.project, work.links | {".git"})
     linked.fill(work.path)
     heads = {
-        subprocess.run(["git", "rev-parse", "HEAD"], cwd=path, check=True, capture_output=True).stdout
+        subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=path, check=True, capture_output=True
+        ).stdout
         for path in (live, work.path)
     }
     assert len(heads) == 1

@@ -39,9 +39,18 @@ def begin(folder: SweepFolder, number: int, *, job: str | None = None, **fields:
         trial.job.write_text(job + "\n")
 
 
-def end(folder: SweepFolder, number: int, state: str = "done", value: float | None = None, **fields: Any) -> None:
+def end(
+    folder: SweepFolder, number: int, state: str = "done", value: float | None = None, **fields: Any
+) -> None:
     begin(folder, number, **{key: fields[key] for key in ("point", "seed") if key in fields})
-    result = {"state": state, "value": value, "started": 100.0, "ended": 130.0, "error": "", **fields}
+    result = {
+        "state": state,
+        "value": value,
+        "started": 100.0,
+        "ended": 130.0,
+        "error": "",
+        **fields,
+    }
     folder.trial(number).result.write_text(json.dumps(result))
 
 

@@ -42,7 +42,13 @@ def test_failed_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for number, job in ((5, "7_5"), (6, "12_6")):
         writer.folder.trial(number).path.mkdir()
         writer.folder.trial(number).job.write_text(f"{job}\n", encoding="utf-8")
-    args = {"7_4": "FAILED", "7_5": "CANCELLED", "9_5": "PENDING", "7_6": "COMPLETED", "12_6": "RUNNING"}
+    args = {
+        "7_4": "FAILED",
+        "7_5": "CANCELLED",
+        "9_5": "PENDING",
+        "7_6": "COMPLETED",
+        "12_6": "RUNNING",
+    }
     found = {job: JobState(job, word) for job, word in args.items()}
     monkeypatch.setattr(squeue_and_sacct, "states", lambda jobs: {job: found[job] for job in jobs})
     assert writer.select("missing") == [4]
@@ -82,7 +88,9 @@ def test_a_sweep_resumes_only_with_the_same_search(tmp_path: Path) -> None:
     (run / "run.json").touch()
     with pytest.raises(UsageError, match="is a run, not a sweep"):
         SweepWriter(RunPath(tmp_path, "project", "base", "a-run")).check_search(same)
-    assert SweepWriter(RunPath(tmp_path, *PATH)).submission_path().folder.path == writer.folder.submission(1)
+    assert SweepWriter(
+        RunPath(tmp_path, *PATH)
+    ).submission_path().folder.path == writer.folder.submission(1)
     assert writer.trial_path(3).folder.path == writer.folder.trial(3).path
 
 

@@ -62,7 +62,9 @@ def sweep_of(scratch: Path, name: str = "digits") -> SweepFolder:
 def results(sweep: SweepFolder) -> dict[int, dict[str, Any]]:
     return {
         int(path.parent.name): json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(sweep.trials.glob("*/result.json"), key=lambda path: int(path.parent.name))
+        for path in sorted(
+            sweep.trials.glob("*/result.json"), key=lambda path: int(path.parent.name)
+        )
     }
 
 
@@ -106,10 +108,20 @@ def test_seeds_and_lists(paceline: Paceline, folder: Path, scratch: Path) -> Non
         "paceline.report(order['runtime']['seed'])\n",
         encoding="utf-8",
     )
-    (folder / "configurations.txt").write_text("seeded.py --x 5 # one\n\nseeded.py 'a b'\n", encoding="utf-8")
+    (folder / "configurations.txt").write_text(
+        "seeded.py --x 5 # one\n\nseeded.py 'a b'\n", encoding="utf-8"
+    )
     paceline(
-        "sweep", "--local", "--seeds", "2", "--style", "spawn", "configurations.txt", cwd=folder, check=True
-    )  # fmt: skip
+        "sweep",
+        "--local",
+        "--seeds",
+        "2",
+        "--style",
+        "spawn",
+        "configurations.txt",
+        cwd=folder,
+        check=True,
+    )
     sweep = sweep_of(scratch, "configurations")
     assert [result["value"] for result in results(sweep).values()] == [0, 1, 0, 1]
     assert [point.group for point in sweep.read_points()] == [0, 0, 1, 1]
@@ -129,8 +141,11 @@ def test_an_interrupted_sweep_resumes(paceline: Paceline, folder: Path, scratch:
     environment = {**os.environ, "PACELINE_SCRATCH": str(scratch)}
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "sweep", "--local", "--parallel", "2", "digits.toml"],
-        cwd=folder, env=environment, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         deadline = time.monotonic() + 60
         while len(list(folder.glob("began-*"))) < 2:
@@ -144,7 +159,10 @@ def test_an_interrupted_sweep_resumes(paceline: Paceline, folder: Path, scratch:
             process.kill()
             process.wait()
     assert process.returncode == 130, stderr
-    assert "2 trials will save and stop, and no more will start; press Ctrl-C again to end at once" in stderr
+    assert (
+        "2 trials will save and stop, and no more will start; press Ctrl-C again to end at once"
+        in stderr
+    )
     assert "trial 0: stopped" in stderr
     assert "--resubmit missing digits" in stderr
     sweep = sweep_of(scratch)
@@ -191,7 +209,8 @@ def test_trials_share_this_machine(tmp_path: Path) -> None:
     assert [each.devices for each in two] == [("0", "1"), ("2", "3")]
     assert [each.cores for each in two] == [4, 4]
     assert [each.devices for each in slots(job(), machine, 2)] == [("0",), ("1",)]
-    assert len(slots(job(launch__nproc=8), machine, None)) == 1  # more than there are: an error of the plan
+    # more than there are: an error of the plan
+    assert len(slots(job(launch__nproc=8), machine, None)) == 1
     assert len(slots(job(runtime__cpu=True, launch__nproc=2), machine, None)) == 4
     assert len(slots(job(), Machine(cores=2, gpus=0), 5)) == 5
 
@@ -210,7 +229,9 @@ def test_a_trial_is_found_by_its_name(paceline: Paceline, folder: Path, scratch:
     assert len(sweep_of(scratch).trial(0).attempts()) == 2
 
 
-def test_a_local_sweep_can_be_cancelled_from_another_terminal(paceline: Paceline, folder: Path, scratch: Path) -> None:
+def test_a_local_sweep_can_be_cancelled_from_another_terminal(
+    paceline: Paceline, folder: Path, scratch: Path
+) -> None:
     (folder / "train.py").write_text(
         "import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n", encoding="utf-8"
     )
@@ -222,7 +243,10 @@ def test_a_local_sweep_can_be_cancelled_from_another_terminal(paceline: Paceline
         while not (folder / "began").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert "cancelled digits" in paceline("sweep", "cancel", "digits", cwd=folder, check=True).stdout
+        assert (
+            "cancelled digits"
+            in paceline("sweep", "cancel", "digits", cwd=folder, check=True).stdout
+        )
         process.send_signal(signal.SIGINT)  # the script ignores stop requests
         assert process.wait(60) == 130
     finally:
@@ -254,10 +278,14 @@ with paceline.session(cpu=True, seed=0) as run:
 
 
 @pytest.mark.slow
-def test_pruned_ranks_stop_together_even_within_a_step(paceline: Paceline, folder: Path, scratch: Path) -> None:
+def test_pruned_ranks_stop_together_even_within_a_step(
+    paceline: Paceline, folder: Path, scratch: Path
+) -> None:
     (folder / "train.py").write_text(TRAINING, encoding="utf-8")
     head = '[sweep]\nmetric = "loss"\nscript = "train.py"\nprune = "halving"\nparallel = 1\narguments = "none"\n'
-    (folder / "digits.toml").write_text(head + "[space]\nx = [1, 9]\n[launch]\nnproc = 2\n", encoding="utf-8")
+    (folder / "digits.toml").write_text(
+        head + "[space]\nx = [1, 9]\n[launch]\nnproc = 2\n", encoding="utf-8"
+    )
     paceline("sweep", "--local", "digits.toml", cwd=folder, check=True, timeout=280)
     sweep = sweep_of(scratch)
     assert [result["state"] for result in results(sweep).values()] == ["done", "pruned"]

@@ -11,7 +11,15 @@ import pytest
 from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import SpecError
 from paceline.sweep.array_tasks import Chunk, cut, group, ranges
-from paceline.sweep.points import choose_seeds, draw, grid, new_trials, parse_options, read_list, request_points
+from paceline.sweep.points import (
+    choose_seeds,
+    draw,
+    grid,
+    new_trials,
+    parse_options,
+    read_list,
+    request_points,
+)
 
 SPACE: dict[str, dict[str, Any]] = {
     "lr": {"grid": [0.1, 0.01]},
@@ -28,7 +36,11 @@ def test_a_grid_omits_parameters_that_do_not_apply() -> None:
         {"lr": 0.1, "optimizer": "sgd", "momentum": 0.9},
     ]
     assert len(points) == 6
-    assert list(grid({"n": {"integer": [2, 8], "step": 3, "log": False}})) == [{"n": 2}, {"n": 5}, {"n": 8}]
+    assert list(grid({"n": {"integer": [2, 8], "step": 3, "log": False}})) == [
+        {"n": 2},
+        {"n": 5},
+        {"n": 8},
+    ]
 
 
 def test_invalid_grids_are_rejected() -> None:
@@ -76,7 +88,12 @@ def test_seeds_of_a_point_are_one_group() -> None:
     assert choose_seeds(2, 7) == [7, 8]
     search = Search("s", space={"x": {"grid": [1, 2]}})
     trials = new_trials([], request_points(search, count=None), seeds=[0, 1])
-    assert [(each.number, each.group, each.seed) for each in trials] == [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]
+    assert [(each.number, each.group, each.seed) for each in trials] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+        (3, 1, 1),
+    ]
     more = new_trials(trials, request_points(search, count=None), seeds=[0, 1, 2])
     assert [(each.number, each.group, each.seed) for each in more] == [(4, 0, 2), (5, 1, 2)]
 
@@ -85,9 +102,14 @@ def test_points_of_a_sampler_are_numbered_in_advance() -> None:
     search = Search("s", sampler="tpe", space={"x": {"uniform": [0.0, 1.0]}})
     trials = new_trials([], request_points(search, count=2), seeds=[0, 1])
     assert [(each.group, each.seed, each.point) for each in trials] == [
-        (0, 0, None), (0, 1, None), (1, 0, None), (1, 1, None),
-    ]  # fmt: skip
-    assert [each.group for each in new_trials(trials, request_points(search, count=3), seeds=[0])] == [2]
+        (0, 0, None),
+        (0, 1, None),
+        (1, 0, None),
+        (1, 1, None),
+    ]
+    assert [
+        each.group for each in new_trials(trials, request_points(search, count=3), seeds=[0])
+    ] == [2]
 
 
 # -- lists -------------------------------------------------------------------------------------------------
@@ -96,7 +118,8 @@ def test_points_of_a_sampler_are_numbered_in_advance() -> None:
 def test_a_list_has_one_command_line_per_line(tmp_path: Path) -> None:
     path = tmp_path / "experiment_configurations.txt"
     path.write_text(
-        "# a comment\n\ntrain.py --lr 0.1 --name 'a b'\npython3 other.py --fast --lr=2e-3 pos\n", encoding="utf-8"
+        "# a comment\n\ntrain.py --lr 0.1 --name 'a b'\npython3 other.py --fast --lr=2e-3 pos\n",
+        encoding="utf-8",
     )
     first, second = read_list(path)
     assert (first.program, first.args) == ("train.py", ["--lr", "0.1", "--name", "a b"])
@@ -139,7 +162,11 @@ def test_a_task_index_is_its_trial_number_if_possible() -> None:
     assert chunk.listing() == "3 3\n7 7\n9 9\n"
     (chunk,) = cut(group([3, 2007, 5009]), max_array=1001)  # still one array
     assert chunk.listing() == "0 3\n1 2007\n2 5009\n"
-    assert [each.array(None) for each in cut(group(range(12)), max_array=5)] == ["0-4", "0-4", "0-1"]
+    assert [each.array(None) for each in cut(group(range(12)), max_array=5)] == [
+        "0-4",
+        "0-4",
+        "0-1",
+    ]
 
 
 def test_a_task_runs_several_trials_if_arrays_are_limited() -> None:

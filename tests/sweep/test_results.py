@@ -46,11 +46,20 @@ def test_every_state_a_trial_can_be_in(tmp_path: Path) -> None:
     end(folder, 0, value=0.5)
     end(folder, 1, "failed", error="ValueError: no\nmore")
     begin(folder, 2, job="7_2")
-    folder.trial(2).reports.write_text('{"step": 1, "value": 0.9}\n{"step": 2, "value": 0.7}\n{"ste')
+    folder.trial(2).reports.write_text(
+        '{"step": 1, "value": 0.9}\n{"step": 2, "value": 0.7}\n{"ste'
+    )
     begin(folder, 3, job="7_3")
     scheduler = Scheduler(j7_2="RUNNING", j7_3="CANCELLED", j7_4="PENDING")
     sweep = read_sweep(folder, scheduler)
-    assert states(sweep) == {0: "done", 1: "failed", 2: "running", 3: "missing", 4: "pending", 5: "missing"}
+    assert states(sweep) == {
+        0: "done",
+        1: "failed",
+        2: "running",
+        3: "missing",
+        4: "pending",
+        5: "missing",
+    }
     assert scheduler.queries == 1
     done, failed, running, _, pending, gone = sweep.trials
     assert (done.value, done.seconds, done.point) == (0.5, 30.0, {"lr": 0.1})
@@ -75,11 +84,14 @@ def test_trials_without_a_job_are_missing(tmp_path: Path, monkeypatch: pytest.Mo
     folder = make_sweep(tmp_path / "rates", grid(RATES[:3]))
     begin(folder, 0)
     claim_run(folder.trial(0))
-    folder.trial(0).job_start(local_job_start_name()).verdict.write_text("failed\n")  # interrupted: it has no result
+    # interrupted: it has no result
+    folder.trial(0).job_start(local_job_start_name()).verdict.write_text("failed\n")
     record_jobs(folder, "7", {"1": [1]})  # and the queue took no more
     submission = folder.submission(1)
     submission.mkdir(parents=True)
-    writer = SweepWriter(RunPath(tmp_path.parent.parent, tmp_path.parent.name, tmp_path.name, "rates"))
+    writer = SweepWriter(
+        RunPath(tmp_path.parent.parent, tmp_path.parent.name, tmp_path.name, "rates")
+    )
     monkeypatch.setattr(squeue_and_sacct, "states", Scheduler(j7_1="PENDING"))
 
     def states_and_missing() -> tuple[dict[int, str], list[int]]:
@@ -112,12 +124,16 @@ def test_the_error_is_found_in_the_logs_if_the_result_has_none(tmp_path: Path) -
     end(folder, 0, "failed")
     attempt = folder.trial(0).attempt(2)
     attempt.path.mkdir()
-    attempt.failure.write_text(json.dumps({"cause": "error", "type": "KeyError", "message": "'x'\nsecond"}))
+    attempt.failure.write_text(
+        json.dumps({"cause": "error", "type": "KeyError", "message": "'x'\nsecond"})
+    )
     assert read_sweep(folder).trials[0].error == "KeyError: 'x'"
 
 
 def test_points_chosen_at_run_time(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path / "late", [Point(number, number, None) for number in range(3)], sampler="tpe")
+    folder = make_sweep(
+        tmp_path / "late", [Point(number, number, None) for number in range(3)], sampler="tpe"
+    )
     end(folder, 0, value=1.0, point={"lr": 0.3})
     begin(folder, 1, point={"lr": 0.4})
     sweep = read_sweep(folder)
@@ -126,7 +142,9 @@ def test_points_chosen_at_run_time(tmp_path: Path) -> None:
 
 
 def test_a_search_without_a_point_for_a_trial(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path / "over", [Point(number, number, None) for number in range(2)], sampler="wandb")
+    folder = make_sweep(
+        tmp_path / "over", [Point(number, number, None) for number in range(2)], sampler="wandb"
+    )
     end(folder, 0, value=1.0, point={"lr": 0.3})
     end(folder, 1, "none")
     assert states(read_sweep(folder)) == {0: "done"}
@@ -146,7 +164,12 @@ def ordered(sweep: Sweep, key: str) -> list[int]:
 
 
 def test_best_first_and_by_any_column(tmp_path: Path) -> None:
-    points = [{"lr": 0.1, "name": "b"}, {"lr": 0.3, "name": "a"}, {"lr": 0.2}, {"lr": 0.4, "name": "c"}]
+    points = [
+        {"lr": 0.1, "name": "b"},
+        {"lr": 0.3, "name": "a"},
+        {"lr": 0.2},
+        {"lr": 0.4, "name": "c"},
+    ]
     for direction, best in (("minimize", [2, 0, 1, 3]), ("maximize", [0, 2, 1, 3])):
         folder = make_sweep(tmp_path / direction, grid(points), direction=direction)
         end(folder, 0, value=0.8)

@@ -28,12 +28,22 @@ def test_a_sweep_resumes_by_name_in_its_experiment(
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("")
-    (project / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n')
+    (project / "sweep.toml").write_text(
+        '[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n'
+    )
     folder = make_sweep(scratch / "project" / "other" / "renamed", grid([{"lr": 1}, {"lr": 2}]))
     started_from(folder, project / "sweep.toml")
     end(folder, 1, "failed")
     completed = paceline(
-        "sweep", "--local", "--cpu", "--dry-run", "--resubmit", "failed", "renamed", cwd=project, check=True
+        "sweep",
+        "--local",
+        "--cpu",
+        "--dry-run",
+        "--resubmit",
+        "failed",
+        "renamed",
+        cwd=project,
+        check=True,
     )
     assert f"sweep   {folder.path}\n" in completed.stdout
     assert "  1: lr=2" in completed.stdout
@@ -64,14 +74,26 @@ def test_without_a_repository_the_project_is_the_current_folder(
     below = tmp_path / "project" / "examples"
     below.mkdir(parents=True)
     (below / "train.py").write_text("")
-    (below / "digits.toml").write_text('[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n')
-    completed = paceline(
-        "sweep", "--local", "--cpu", "--dry-run", "examples/digits.toml", cwd=tmp_path / "project", check=True
+    (below / "digits.toml").write_text(
+        '[sweep]\nscript = "train.py"\nmetric = "loss"\n[space]\nlr = [1, 2]\n'
     )
-    assert f"{Path('project', 'default', 'digits')}\n" in completed.stdout, "as for a run of examples/train.py"
+    completed = paceline(
+        "sweep",
+        "--local",
+        "--cpu",
+        "--dry-run",
+        "examples/digits.toml",
+        cwd=tmp_path / "project",
+        check=True,
+    )
+    assert f"{Path('project', 'default', 'digits')}\n" in completed.stdout, (
+        "as for a run of examples/train.py"
+    )
 
 
-def test_the_original_arguments_are_reused(tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]) -> None:
+def test_the_original_arguments_are_reused(
+    tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]
+) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text("raise SystemExit('no')")
@@ -79,12 +101,17 @@ def test_the_original_arguments_are_reused(tmp_path: Path, scratch: Path, paceli
     (project / "drawn.toml").write_text(
         '[sweep]\nscript = "train.py"\nsampler = "random"\n[space]\nlr = { uniform = [0, 1] }\n'
     )
-    starts = {"lines": ("--script", "train.py", "lines.txt"), "drawn": ("--count", "2", "drawn.toml")}
+    starts = {
+        "lines": ("--script", "train.py", "lines.txt"),
+        "drawn": ("--count", "2", "drawn.toml"),
+    }
     for name, args in starts.items():
         paceline("sweep", "--local", "--cpu", "--metric", "loss", *args, cwd=project)
         folder = SweepFolder(scratch / "project" / "default" / name)
         assert len(list(folder.trials.glob("*/result.json"))) == 2
-        completed = paceline("sweep", "--local", "--dry-run", "--resubmit", "failed", name, cwd=project, check=True)
+        completed = paceline(
+            "sweep", "--local", "--dry-run", "--resubmit", "failed", name, cwd=project, check=True
+        )
         assert "trials  2" in completed.stdout
         assert folder.read_search().metric == "loss"
     # Lines removed from the list remain trials.

@@ -45,8 +45,17 @@ def written(folder: Path, text: str) -> Path:
 
 def test_wandb_sweep_files_are_parsed(tmp_path: Path) -> None:
     found = load_wandb_file(written(tmp_path, FILE))
-    assert (found.program, found.args, found.arguments) == ("train.py", ("--epochs", "3"), "options")
-    assert (found.metric, found.direction, found.points, found.name) == ("loss", "maximize", 6, "sweep")
+    assert (found.program, found.args, found.arguments) == (
+        "train.py",
+        ("--epochs", "3"),
+        "options",
+    )
+    assert (found.metric, found.direction, found.points, found.name) == (
+        "loss",
+        "maximize",
+        6,
+        "sweep",
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,9 @@ def test_wandb_sweep_files_are_parsed(tmp_path: Path) -> None:
         ("{value: 2}", "{parameters: {a: {values: [1, 2]}, b: {value: 1}}}", 12),
     ],
 )
-def test_point_count_of_a_wandb_file(tmp_path: Path, before: str, after: str, points: int | None) -> None:
+def test_point_count_of_a_wandb_file(
+    tmp_path: Path, before: str, after: str, points: int | None
+) -> None:
     assert load_wandb_file(written(tmp_path, FILE.replace(before, after))).points == points
 
 
@@ -76,7 +87,9 @@ def test_point_count_of_a_wandb_file(tmp_path: Path, before: str, after: str, po
         ("parameters:", "parameters:\n  api_key: {value: abc}", "api_key is a secret"),
     ],
 )
-def test_invalid_wandb_files_are_rejected(tmp_path: Path, before: str, after: str, message: str) -> None:
+def test_invalid_wandb_files_are_rejected(
+    tmp_path: Path, before: str, after: str, message: str
+) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         load_wandb_file(written(tmp_path, FILE.replace(before, after)))
     assert "sweep.yml" in caught.value.message
@@ -84,7 +97,9 @@ def test_invalid_wandb_files_are_rejected(tmp_path: Path, before: str, after: st
 
 
 def test_a_missing_network_is_reported_before_submission(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"http://127\.0\.0\.1:9, but 127\.0\.0\.1:9 cannot be reached"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"http://127\.0\.0\.1:9, but 127\.0\.0\.1:9 cannot be reached"
+    ):
         check_reachable(unreachable_service(tmp_path))
     with pytest.raises(EnvironmentProblem, match="WANDB_MODE is 'offline'"):
         check_reachable({**unreachable_service(tmp_path), "WANDB_MODE": "offline"})
@@ -103,7 +118,9 @@ def test_sweep_names_are_validated() -> None:
 
 def ask(sweep: str, file: Path, environment: dict[str, str]) -> dict[str, object]:
     args = [sys.executable, "-m", "paceline.runtime.trackers.wandb.agent", sweep, str(file)]
-    done = subprocess.run(args, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        args, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(file.read_text())
     return found
@@ -131,7 +148,9 @@ def submission(folder: Path) -> Path:
     """Write the files of a submission that opening a trial reads."""
     folder.mkdir()
     variables = {"OMP_NUM_THREADS": "1"}
-    launch_spec = LaunchSpec("", "train.py", [], python=sys.executable, params={"epochs": 3}, variables=variables)
+    launch_spec = LaunchSpec(
+        "", "train.py", [], python=sys.executable, params={"epochs": 3}, variables=variables
+    )
     (folder / "launch.json").write_text(launch_spec.to_json())
     (folder / "run.json").write_text("{}")
     return folder
@@ -139,10 +158,14 @@ def submission(folder: Path) -> Path:
 
 def test_a_trial_receives_its_point_as_arguments_and_params(tmp_path: Path) -> None:
     points = [Point(number, number, None) for number in range(3)]
-    sweep = make_sweep(tmp_path / "sweep", points, sampler="wandb", wandb_sweep="somebody/digits/s1")
+    sweep = make_sweep(
+        tmp_path / "sweep", points, sampler="wandb", wandb_sweep="somebody/digits/s1"
+    )
     sweep.chosen_point(0).parent.mkdir()
     variables = {"WANDB_RUN_ID": "trial-1", "WANDB_SWEEP_ID": "s1"}
-    sweep.chosen_point(0).write_text(json.dumps({"point": {"lr": 0.1, "width": 8}, "variables": variables}))
+    sweep.chosen_point(0).write_text(
+        json.dumps({"point": {"lr": 0.1, "width": 8}, "variables": variables})
+    )
     trial = open_trial(sweep, submission(tmp_path / "submission"), 0)
     launch_spec = LaunchSpec.from_json(trial.launch_spec.read_text())
     assert launch_spec.params == {"epochs": 3, "lr": 0.1, "width": 8}
@@ -150,33 +173,50 @@ def test_a_trial_receives_its_point_as_arguments_and_params(tmp_path: Path) -> N
     assert launch_spec.variables == {"OMP_NUM_THREADS": "1", **variables}
     sweep.chosen_point(1).write_text('{"point": null}')
     for number in (1, 2):  # the second is not requested at all
-        assert main(["open", str(sweep.path), str(tmp_path / "submission"), str(number)]) == NO_POINT_EXIT
+        assert (
+            main(["open", str(sweep.path), str(tmp_path / "submission"), str(number)])
+            == NO_POINT_EXIT
+        )
     assert [each.number for each in read_sweep(sweep).trials] == [0]
 
 
 def test_trials_of_a_wandb_sweep_can_be_pruned(tmp_path: Path) -> None:
     """W&B chooses the points; pruning uses the trials' reports, as in any sweep."""
     found = {"sampler": "wandb", "wandb_sweep": "somebody/digits/s1", "prune": "median"}
-    sweep = make_sweep(tmp_path / "sweep", [Point(number, number, None) for number in range(2)], **found)
+    sweep = make_sweep(
+        tmp_path / "sweep", [Point(number, number, None) for number in range(2)], **found
+    )
     sweep.chosen_point(0).parent.mkdir()
     for number in range(2):
         sweep.chosen_point(number).write_text(json.dumps({"point": {"lr": 0.1}, "variables": {}}))
-    trials = [open_trial(sweep, each, number) for number, each in enumerate([submission(tmp_path / "submission")] * 2)]
-    assert [LaunchSpec.from_json(each.launch_spec.read_text()).trial["optuna"] for each in trials] == [0, 1]
+    trials = [
+        open_trial(sweep, each, number)
+        for number, each in enumerate([submission(tmp_path / "submission")] * 2)
+    ]
+    assert [
+        LaunchSpec.from_json(each.launch_spec.read_text()).trial["optuna"] for each in trials
+    ] == [0, 1]
     trials[0].reports.write_text('{"step": 1, "value": 0.5}\n')
     close_trial(sweep, 0, "done")
     assert read_sweep(sweep).trials[0].value == 0.5
 
 
-def test_a_server_without_a_point_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = make_sweep(tmp_path / "sweep", [Point(0, 0, None)], sampler="wandb", wandb_sweep="a/b/c")
+def test_a_server_without_a_point_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = make_sweep(
+        tmp_path / "sweep", [Point(0, 0, None)], sampler="wandb", wandb_sweep="a/b/c"
+    )
     with monkeypatch.context() as patch:
         for name, value in {**unreachable_service(tmp_path), "WANDB_API_KEY": "short"}.items():
             patch.setenv(name, value)
-        with pytest.raises(LaunchError, match=r"The W&B sweep a/b/c returned no point: .*Error") as caught:
+        with pytest.raises(
+            LaunchError, match=r"The W&B sweep a/b/c returned no point: .*Error"
+        ) as caught:
             open_trial(sweep, submission(tmp_path / "submission"), 0)
     assert (tmp_path / "sweep" / "chosen" / "0.log").name in caught.value.hint
-    sweep.trial(0).slurm_log.write_text(f"paceline: {caught.value}\n")  # as the batch script writes it
+    # as the batch script writes it
+    sweep.trial(0).slurm_log.write_text(f"paceline: {caught.value}\n")
     close_trial(sweep, 0, "failed")
     (trial,) = read_sweep(sweep).trials
     assert trial.error.startswith("The W&B sweep a/b/c returned no point: ")
@@ -203,13 +243,30 @@ def test_all_ranks_train_the_point_of_one_agent(
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text(TRAINING)
-    (project / "paceline.toml").write_text('[tracking]\nwandb_project = "elsewhere"\n[project]\nsnapshot = false\n')
+    (project / "paceline.toml").write_text(
+        '[tracking]\nwandb_project = "elsewhere"\n[project]\nsnapshot = false\n'
+    )
     with wandb_service([{"lr": 0.1}]) as service:
         completed = paceline(
-            "sweep", "--local", "--cpu", "--nproc", "2", "--parallel", "1", "--count", "1", "--metric", "loss",
-            "--wandb-sweep", "somebody/digits/s1", "train.py",
-            cwd=project, timeout=280, check=True, **service_environment(service, tmp_path),
-        )  # fmt: skip
+            "sweep",
+            "--local",
+            "--cpu",
+            "--nproc",
+            "2",
+            "--parallel",
+            "1",
+            "--count",
+            "1",
+            "--metric",
+            "loss",
+            "--wandb-sweep",
+            "somebody/digits/s1",
+            "train.py",
+            cwd=project,
+            timeout=280,
+            check=True,
+            **service_environment(service, tmp_path),
+        )
     assert "best of 1: trial 0, loss 0.2, lr=0.1" in completed.stderr
     for rank in (0, 1):
         report = json.loads((project / f"report-{rank}.json").read_text())
@@ -222,7 +279,9 @@ def test_all_ranks_train_the_point_of_one_agent(
     assert (trial.state, trial.value, trial.point) == ("done", 0.2, {"lr": 0.1})
 
 
-def test_a_wandb_file_creates_the_sweep_once(tmp_path: Path, paceline: Callable[..., Completed], scratch: Path) -> None:
+def test_a_wandb_file_creates_the_sweep_once(
+    tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
+) -> None:
     """A dry run creates no sweep. The second start reuses the sweep that the first one created."""
     project = tmp_path / "project"
     project.mkdir()
@@ -241,18 +300,34 @@ def test_a_wandb_file_creates_the_sweep_once(tmp_path: Path, paceline: Callable[
         assert len(service.sweeps) == 1
     sweep = SweepFolder(scratch / "project" / "default" / "my-digits")
     search = sweep.read_search()
-    assert (search.metric, search.direction, search.wandb_sweep) == ("loss", "maximize", "digits/sweep1")
+    assert (search.metric, search.direction, search.wandb_sweep) == (
+        "loss",
+        "maximize",
+        "digits/sweep1",
+    )
     launch_spec = LaunchSpec.from_json(sweep.trial(1).launch_spec.read_text())
     assert launch_spec.args == ["--epochs", "3", "--lr", "0.1", "--width", "32", "--depth", "2"]
 
 
 def test_the_file_wins_over_the_flag(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
     (tmp_path / "train.py").write_text("")
-    (tmp_path / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nwandb_sweep = "me/digits/filed"\n')
-    args = ("sweep", "--local", "--cpu", "--count", "1", "--dry-run", "--wandb-sweep", "me/digits/typed")
+    (tmp_path / "sweep.toml").write_text(
+        '[sweep]\nscript = "train.py"\nwandb_sweep = "me/digits/filed"\n'
+    )
+    args = (
+        "sweep",
+        "--local",
+        "--cpu",
+        "--count",
+        "1",
+        "--dry-run",
+        "--wandb-sweep",
+        "me/digits/typed",
+    )
     completed = paceline(*args, "sweep.toml", check=True)
     assert (
-        "--wandb-sweep is me/digits/typed, but [sweep] wandb_sweep in sweep.toml is me/digits/filed" in completed.stderr
+        "--wandb-sweep is me/digits/typed, but [sweep] wandb_sweep in sweep.toml is me/digits/filed"
+        in completed.stderr
     )
     (tmp_path / "paceline.toml").write_text('[tracking]\nwandb_sweep = "me/digits/tracked"\n')
     completed = paceline(*args, "train.py", check=True)
@@ -261,16 +336,29 @@ def test_the_file_wins_over_the_flag(tmp_path: Path, paceline: Callable[..., Com
     assert "/train-tracked" in completed.stdout
 
 
-def test_without_a_network_no_trial_starts(tmp_path: Path, paceline: Callable[..., Completed], scratch: Path) -> None:
+def test_without_a_network_no_trial_starts(
+    tmp_path: Path, paceline: Callable[..., Completed], scratch: Path
+) -> None:
     (tmp_path / "train.py").write_text("")
-    args = ("sweep", "--local", "--cpu", "--count", "1", "--wandb-sweep", "me/digits/ab12", "train.py")
+    args = (
+        "sweep",
+        "--local",
+        "--cpu",
+        "--count",
+        "1",
+        "--wandb-sweep",
+        "me/digits/ab12",
+        "train.py",
+    )
     completed = paceline(*args, **unreachable_service(tmp_path))
     assert completed.returncode == 1
     assert "W&B at http://127.0.0.1:9, but 127.0.0.1:9 cannot be reached" in completed.stderr
     assert not scratch.exists()
 
 
-def test_the_number_of_points_is_required(tmp_path: Path, paceline: Callable[..., Completed]) -> None:
+def test_the_number_of_points_is_required(
+    tmp_path: Path, paceline: Callable[..., Completed]
+) -> None:
     (tmp_path / "train.py").write_text("")
     completed = paceline("sweep", "--wandb-sweep", "me/digits/ab12", "train.py")
     assert completed.returncode == 2
@@ -283,6 +371,6 @@ def test_the_number_of_points_is_required(tmp_path: Path, paceline: Callable[...
 @pytest.mark.slow  # wandb's agent retries for ten seconds
 def test_a_sweep_without_remaining_points(tmp_path: Path) -> None:
     with wandb_service([]) as service:
-        assert ask("somebody/digits/s1", tmp_path / "none.json", service_environment(service, tmp_path)) == {
-            "point": None
-        }
+        assert ask(
+            "somebody/digits/s1", tmp_path / "none.json", service_environment(service, tmp_path)
+        ) == {"point": None}

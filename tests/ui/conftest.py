@@ -16,7 +16,10 @@ class Console:
     problems: list[str] = field(default_factory=list)
 
     def watch(self, page: Any) -> None:
-        page.on("console", lambda message: self._note(message) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: self._note(message) if message.type in ("error", "warning") else None,
+        )
         page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
         page.on("request", lambda request: self._check(request.url))
 

@@ -21,8 +21,18 @@ from paceline.watch.goodput import Goodput
 from paceline.watch.records import read_record
 from tests.watch.records.test_records import make_run
 
-RAISED = {"type": "ValueError", "message": "no data", "where": "train.py:9 in main: raise ValueError", "code": 1}
-EXITED = {"type": "", "message": "", "code": 2, "last_line": "train.py: error: argument --lr: invalid float value: 'x'"}
+RAISED = {
+    "type": "ValueError",
+    "message": "no data",
+    "where": "train.py:9 in main: raise ValueError",
+    "code": 1,
+}
+EXITED = {
+    "type": "",
+    "message": "",
+    "code": 2,
+    "last_line": "train.py: error: argument --lr: invalid float value: 'x'",
+}
 
 
 def fail(folder: RunFolder, failure: dict[str, Any]) -> RunFolder:
@@ -37,10 +47,16 @@ def fail(folder: RunFolder, failure: dict[str, Any]) -> RunFolder:
     ("failure", "line"),
     [
         (RAISED, "rank 3 on n2: ValueError: no data"),
-        (EXITED, "rank 3 on n2: exit code 2: train.py: error: argument --lr: invalid float value: 'x'"),
+        (
+            EXITED,
+            "rank 3 on n2: exit code 2: train.py: error: argument --lr: invalid float value: 'x'",
+        ),
         ({"code": -9, "cause": "killed"}, "rank 3 on n2: killed by SIGKILL"),
         ({"code": -11, "cause": "crash", "message": ""}, "rank 3 on n2: killed by SIGSEGV"),
-        ({"type": "ValueError", "message": "x" * 10_000}, f"rank 3 on n2: ValueError: {'x' * 300}…"),
+        (
+            {"type": "ValueError", "message": "x" * 10_000},
+            f"rank 3 on n2: ValueError: {'x' * 300}…",
+        ),
     ],
 )
 def test_the_first_failing_rank_is_shown(
@@ -56,7 +72,9 @@ def test_the_first_failing_rank_is_shown(
     if "where" in failure:
         assert lines[1] == "  at train.py:9 in main: raise ValueError"
         [attempt] = read_attempts(folder, Goodput(), is_over=True, status="failed")
-        assert describe_attempt(attempt).endswith("ValueError: no data\nat train.py:9 in main: raise ValueError")
+        assert describe_attempt(attempt).endswith(
+            "ValueError: no data\nat train.py:9 in main: raise ValueError"
+        )
     assert line.endswith(_find_error(folder))  # what a sweep shows
 
 
@@ -73,13 +91,17 @@ def test_checkpoints_that_could_not_be_written_are_counted(tmp_path: Path) -> No
     folder = make_run(tmp_path, job=None, verdict="done")
     folder.events.mkdir()
     lines = [
-        {"time": step, "event": "save_failed", "step": step, "error": "No space left on device"} for step in (4, 8)
+        {"time": step, "event": "save_failed", "step": step, "error": "No space left on device"}
+        for step in (4, 8)
     ]
     (folder.events / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     record = read_record(folder)
     assert record.status == "done"
     assert "2 checkpoints could not be written" in record.detail
-    assert show_facts._failed_saves(record.events) == "2 failed, the last at step 8: No space left on device"
+    assert (
+        show_facts._failed_saves(record.events)
+        == "2 failed, the last at step 8: No space left on device"
+    )
 
 
 def test_a_run_whose_last_state_is_not_saved_is_not_plainly_done(tmp_path: Path) -> None:
@@ -92,7 +114,9 @@ def test_a_run_whose_last_state_is_not_saved_is_not_plainly_done(tmp_path: Path)
 
 def test_the_advice_of_our_own_errors_is_in_the_row_of_the_run(tmp_path: Path) -> None:
     """`ps` shows one line, which says what to do about weights that do not fit."""
-    error = CheckpointError("Cannot start from a.pt. It lacks fc.", hint="Take what fits: --no-strict.")
+    error = CheckpointError(
+        "Cannot start from a.pt. It lacks fc.", hint="Take what fits: --no-strict."
+    )
     failure = {"type": "CheckpointError", "message": str(error), "code": 1}
     folder = fail(make_run(tmp_path, verdict="failed"), failure)
     detail = read_record(folder, lambda jobs: {"7": JobState("7", "FAILED")}).detail

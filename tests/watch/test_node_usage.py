@@ -12,13 +12,34 @@ from paceline.watch.node_usage import read_node_usage
 def test_means_and_peaks(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.system.mkdir()
-    facts = {"time": 1, "host": "gpu1", "cores": 64, "memory_total": 512 << 30,
-             "gpus": [{"name": "H200", "memory": 140 << 30}] * 2}  # fmt: skip
+    facts = {
+        "time": 1,
+        "host": "gpu1",
+        "cores": 64,
+        "memory_total": 512 << 30,
+        "gpus": [{"name": "H200", "memory": 140 << 30}] * 2,
+    }
     samples = [
-        {"time": 2, "cpu": 40.0, "own_cpu": 8.0, "memory": 100 << 30, "own_memory": 60 << 30,
-         "gpus": [{"busy": 90, "memory": 70 << 30, "power": 500.0}, {"busy": 80, "memory": 60 << 30, "power": 600.0}]},
-        {"time": 3, "cpu": 60.0, "own_cpu": 12.0, "memory": 90 << 30, "own_memory": 50 << 30, "gpus": [{}, {}]},
-    ]  # fmt: skip
+        {
+            "time": 2,
+            "cpu": 40.0,
+            "own_cpu": 8.0,
+            "memory": 100 << 30,
+            "own_memory": 60 << 30,
+            "gpus": [
+                {"busy": 90, "memory": 70 << 30, "power": 500.0},
+                {"busy": 80, "memory": 60 << 30, "power": 600.0},
+            ],
+        },
+        {
+            "time": 3,
+            "cpu": 60.0,
+            "own_cpu": 12.0,
+            "memory": 90 << 30,
+            "own_memory": 50 << 30,
+            "gpus": [{}, {}],
+        },
+    ]
     lines = [json.dumps(each) for each in (facts, *samples)]
     run.node_metrics(10).write_text("\n".join([*lines, '{"time": 4, "cpu": 9']))
     run.node_metrics(2).write_text(json.dumps({"time": 1, "host": "gpu0"}) + "\n")
@@ -35,7 +56,9 @@ def test_long_files_are_read_from_their_end(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.system.mkdir()
     line = json.dumps({"time": 2, "cpu": 1.0, "filler": "x" * 1000}) + "\n"
-    text = json.dumps({"host": "a", "cores": 2}) + "\n" + line * 3000 + json.dumps({"cpu": 3.0}) + "\n"
+    text = (
+        json.dumps({"host": "a", "cores": 2}) + "\n" + line * 3000 + json.dumps({"cpu": 3.0}) + "\n"
+    )
     run.node_metrics(0).write_text(text)
     (use,) = read_node_usage(run)
     assert (use.host, use.peak("cpu")) == ("a", 3.0)

@@ -34,19 +34,25 @@ def folder(tmp_path: Path) -> RunFolder:
     folder.run_json.write_text(json.dumps({"name": EVIL, "project": "p", "nodes": 1, "nproc": 2}))
     folder.attempt(1).path.mkdir()
     (folder.events / "agent-0.jsonl").write_text(
-        at(0, "node", job_start="7-0", index=0) + at(10, "launch", attempt=1, ranks=[0])
-        + at(20, "training", step=0) + at(100, "failed", attempt=1)
-    )  # fmt: skip
+        at(0, "node", job_start="7-0", index=0)
+        + at(10, "launch", attempt=1, ranks=[0])
+        + at(20, "training", step=0)
+        + at(100, "failed", attempt=1)
+    )
     lines = [
         {"step": 1, "time": 1.0, "accuracy": 0.5},
         {"step": 2, "time": 2.0, "loss": math.nan, EVIL: 3, "note": "x"},
     ]
-    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "lo')
+    folder.metrics.write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "lo'
+    )
     return folder
 
 
 def write(*folders: RunFolder) -> str:
-    return write_openmetrics((read_details(read_record(each)), read_last_values(each.metrics)) for each in folders)
+    return write_openmetrics(
+        (read_details(read_record(each)), read_last_values(each.metrics)) for each in folders
+    )
 
 
 def test_both_parsers_of_prometheus_read_it(folder: RunFolder) -> None:
@@ -54,7 +60,9 @@ def test_both_parsers_of_prometheus_read_it(folder: RunFolder) -> None:
     assert text.endswith("\n# EOF\n")
     assert "\x1b" not in text
     families = {family.name: family for family in parse_openmetrics(write(folder))}
-    assert {name: family.type for name, family in families.items()}["paceline_run_failures"] == "counter"
+    assert {name: family.type for name, family in families.items()}[
+        "paceline_run_failures"
+    ] == "counter"
     assert families["paceline_run_time_seconds"].unit == "seconds"
     [info] = families["paceline_run_info"].samples
     assert info.labels["name"] == EVIL.replace("\x1b", "\ufffd")
@@ -65,15 +73,23 @@ def test_both_parsers_of_prometheus_read_it(folder: RunFolder) -> None:
     assert values[EVIL.replace("\x1b", "\ufffd")] == 3
     times = families["paceline_run_time_seconds"].samples
     assert sum(each.value for each in times) == pytest.approx(100)
-    assert {(each.labels["category"], each.labels["part"]): each.value for each in times}["starting", "agents"] == 10
+    assert {(each.labels["category"], each.labels["part"]): each.value for each in times}[
+        "starting", "agents"
+    ] == 10
     older = {sample.name for family in parse_prometheus(text) for sample in family.samples}
-    assert {"paceline_run_info", "paceline_run_failures_total", "paceline_run_attempts_total"} <= older
+    assert {
+        "paceline_run_info",
+        "paceline_run_failures_total",
+        "paceline_run_attempts_total",
+    } <= older
 
 
 def test_a_file_is_replaced_as_a_whole(folder: RunFolder, tmp_path: Path) -> None:
     target = tmp_path / "paceline.prom"
     target.write_text("old")
-    assert cli.dispatch(["metrics", str(folder.path), "--follow", "-o", str(target)]) == 0, "the run is over"
+    assert cli.dispatch(["metrics", str(folder.path), "--follow", "-o", str(target)]) == 0, (
+        "the run is over"
+    )
     assert target.read_text() == write(folder)
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
     with pytest.raises(UsageError):
@@ -82,6 +98,9 @@ def test_a_file_is_replaced_as_a_whole(folder: RunFolder, tmp_path: Path) -> Non
 
 def test_the_command_prints_it(folder: RunFolder) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", "metrics", str(folder.path)], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "paceline", "metrics", str(folder.path)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == write(folder)

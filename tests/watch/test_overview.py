@@ -33,7 +33,10 @@ def make_record(folder: RunFolder, status: str) -> Record:
 def metrics(count: int, *, pace: float = 2.0) -> list[dict[str, Any]]:
     """The lines of a run that logs every tenth step, the last one now."""
     now = time.time()
-    return [{"step": 10 * n, "time": now - (count - n) * 10 * pace, "loss": 1 / n} for n in range(1, count + 1)]
+    return [
+        {"step": 10 * n, "time": now - (count - n) * 10 * pace, "loss": 1 / n}
+        for n in range(1, count + 1)
+    ]
 
 
 def test_the_time_left_follows_from_the_recent_pace(tmp_path: Path) -> None:
@@ -41,7 +44,10 @@ def test_the_time_left_follows_from_the_recent_pace(tmp_path: Path) -> None:
     write_lines(folder.metrics, metrics(20))
     write_lines(
         folder.rank_events,
-        [{"time": 1.0, "event": "training", "step": 0}, {"time": 1.0, "event": "total_steps", "steps": 1200}],
+        [
+            {"time": 1.0, "event": "training", "step": 0},
+            {"time": 1.0, "event": "total_steps", "steps": 1200},
+        ],
     )
     row = make_overview(make_record(folder, "running"))
     assert (row.step, row.total_steps, row.loss) == (200, 1200, 0.05)
@@ -70,14 +76,19 @@ def test_a_run_that_hangs_does_not_count_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("age", "pause"), [(2.0, ""), (90.0, "no step for 95 s")])
-def test_the_agent_knows_steps_that_are_not_logged_yet(tmp_path: Path, age: float, pause: str) -> None:
+def test_the_agent_knows_steps_that_are_not_logged_yet(
+    tmp_path: Path, age: float, pause: str
+) -> None:
     folder = RunFolder(tmp_path)
     lines = metrics(2)
     for line in lines:
         line["time"] -= 3600
     write_lines(folder.metrics, lines)
     rows = [[0, 2, 25, age, "S", 0.01, 0.0, 0.0]]
-    write_lines(folder.node_metrics(0), [{"host": "node1", "time": 1.0}, {"time": time.time() - 5, "ranks": rows}])
+    write_lines(
+        folder.node_metrics(0),
+        [{"host": "node1", "time": 1.0}, {"time": time.time() - 5, "ranks": rows}],
+    )
     row = make_overview(make_record(folder, "running"))
     assert row.step == 25
     assert row.detail == pause
@@ -96,7 +107,9 @@ def restart(
     """The lines and events of a run that got to step 109, waited for half an hour, and started again."""
     now = time.time()
     old = [{"step": 50 + n, "time": now - 2000 + n, "loss": 1.0} for n in range(60)]
-    new = [{"step": step + 1 + n, "time": now - (lines - n) * 0.5, "loss": 1.0} for n in range(lines)]
+    new = [
+        {"step": step + 1 + n, "time": now - (lines - n) * 0.5, "loss": 1.0} for n in range(lines)
+    ]
     events: list[dict[str, Any]] = [
         {"time": now - 2100, "event": "training", "step": 0},
         {"time": now - 2100, "event": "total_steps", "steps": total},
@@ -110,7 +123,9 @@ def restart(
 
 
 @pytest.mark.parametrize("started", [20.0, 1000.0])
-def test_nobody_knows_the_time_left_while_a_run_starts_again(tmp_path: Path, started: float) -> None:
+def test_nobody_knows_the_time_left_while_a_run_starts_again(
+    tmp_path: Path, started: float
+) -> None:
     folder = RunFolder(tmp_path)
     lines, events = restart(before=started, trains=False)
     write_lines(folder.metrics, lines)
@@ -129,7 +144,9 @@ def test_a_run_that_goes_on_has_the_step_and_the_pace_of_its_newest_attempt(tmp_
     write_lines(folder.metrics, restart(before=30.0, trains=True, lines=20)[0])
     write_lines(folder.rank_events, restart(before=30.0, trains=True)[1])
     row = make_overview(make_record(folder, "running"))
-    assert (row.step, row.seconds_left) == (120, pytest.approx(680 * 0.5, abs=2)), "half an hour is not part of it"
+    assert (row.step, row.seconds_left) == (120, pytest.approx(680 * 0.5, abs=2)), (
+        "half an hour is not part of it"
+    )
 
 
 def test_an_evaluation_has_no_time_left(tmp_path: Path) -> None:
@@ -144,7 +161,9 @@ def test_an_evaluation_has_no_time_left(tmp_path: Path) -> None:
     write_lines(folder.node_metrics(0), samples(step=20, age=0.5))
     assert make_overview(make_record(folder, "running")).seconds_left == pytest.approx(20.0, abs=1)
     write_lines(folder.node_metrics(0), [])
-    assert make_overview(make_record(folder, "running")).seconds_left == pytest.approx(24.0, abs=1), "it may log late"
+    assert make_overview(make_record(folder, "running")).seconds_left == pytest.approx(
+        24.0, abs=1
+    ), "it may log late"
     write_lines(folder.metrics, [line | {"time": line["time"] - 40.0} for line in lines[60:]])
     assert make_overview(make_record(folder, "running")).seconds_left is None
 
@@ -154,7 +173,9 @@ def test_a_run_that_waits_in_the_queue_has_no_speed(tmp_path: Path) -> None:
     write_lines(folder.metrics, [{"step": 1, "time": time.time(), "seconds": 0.5}])
     running = make_record(folder, "running")
     assert (make_overview(running).rate, make_overview(running).rate_unit) == (2.0, "steps/s")
-    queued = make_overview(replace(running, status="queued", job="7", state=JobState("7", "PENDING")))
+    queued = make_overview(
+        replace(running, status="queued", job="7", state=JobState("7", "PENDING"))
+    )
     assert (queued.rate, queued.rate_unit, queued.step) == (None, "", 1)
 
 
@@ -183,7 +204,9 @@ def test_the_newest_attempt_tells_the_total() -> None:
     assert read_total_steps(first) == 10
     assert read_total_steps([*first, {"event": "training"}]) is None
     assert read_total_steps([*first, {"event": "total_steps"}]) is None
-    assert read_total_steps([*first, {"event": "training"}, {"event": "total_steps", "steps": 7}]) == 7
+    assert (
+        read_total_steps([*first, {"event": "training"}, {"event": "total_steps", "steps": 7}]) == 7
+    )
 
 
 def test_a_night_in_the_queue_is_not_part_of_the_pace(tmp_path: Path) -> None:
@@ -228,12 +251,20 @@ def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
         [{"step": 0, "time": -1e308}, {"step": 1, "time": 1e308}],
         [{"step": 3, "time": -1, "seconds": 1e308}],
         [{"step": 3, "time": -1, "seconds": 1e-320}],
-        [{"step": 3, "time": -2}, {"step": -(10**299), "time": -1.5}, {"step": 2 - 10**299, "time": -1}],
+        [
+            {"step": 3, "time": -2},
+            {"step": -(10**299), "time": -1.5},
+            {"step": 2 - 10**299, "time": -1},
+        ],
     ],
 )
-def test_metrics_of_somebody_else_cannot_break_a_list(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
+def test_metrics_of_somebody_else_cannot_break_a_list(
+    tmp_path: Path, lines: list[dict[str, Any]]
+) -> None:
     folder, now = RunFolder(tmp_path), time.time()
-    write_lines(folder.rank_events, [{"time": now - 10, "event": "training", "step": 0, "steps": 1000}])
+    write_lines(
+        folder.rank_events, [{"time": now - 10, "event": "training", "step": 0, "steps": 1000}]
+    )
     write_lines(folder.metrics, [{**line, "time": now + line["time"], "loss": 1} for line in lines])
     row = make_overview(make_record(folder, "running"))
     assert (row.total_steps, round(row.seconds_left or 0.0), row.loss) == (1000, 0, 1)
@@ -253,13 +284,19 @@ def test_the_numbers_of_one_rank_are_not_those_of_the_run(tmp_path: Path) -> Non
         assert (latest.step, latest.time, latest.loss, latest.rate) == (3, 3.0, 4.0, 300.0)
     curves = Curves()
     curves.add(lines)
-    assert [(curve.name, curve.values) for curve in curves.all()] == [("loss", [4.0]), ("samples_per_second", [300.0])]
+    assert [(curve.name, curve.values) for curve in curves.all()] == [
+        ("loss", [4.0]),
+        ("samples_per_second", [300.0]),
+    ]
 
 
 def test_a_run_that_is_over_keeps_its_speed(tmp_path: Path) -> None:
     """Its last lines may have none, such as those of an evaluation."""
     lines = [{"step": 1, "time": 1.0, "loss": 4.0, "samples_per_second": 148.0}]
-    write_lines(tmp_path / "metrics.jsonl", [*lines, *({"step": n, "time": 2.0, "loss": 4.0} for n in (2, 3, 4))])
+    write_lines(
+        tmp_path / "metrics.jsonl",
+        [*lines, *({"step": n, "time": 2.0, "loss": 4.0} for n in (2, 3, 4))],
+    )
     latest = read_latest(tmp_path / "metrics.jsonl", with_pace=False)
     assert (latest.rate, latest.rate_unit) == (148.0, "samples/s")
 

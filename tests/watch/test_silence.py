@@ -31,8 +31,15 @@ def make_run(path: Path, *, interval: float = 15.0) -> RunFolder:
     folder.job.write_text("7\n")
     folder.run_json.write_text('{"nodes": 2, "nproc": 1}')
     folder.launch_spec.write_text(json.dumps({"system_metrics": interval}))
-    files = (folder.node_metrics(0), folder.node_metrics(1), folder.events / "agent-0.jsonl", folder.slurm_log,
-             folder.metrics, attempt.log(0), job_start.agent)  # fmt: skip
+    files = (
+        folder.node_metrics(0),
+        folder.node_metrics(1),
+        folder.events / "agent-0.jsonl",
+        folder.slurm_log,
+        folder.metrics,
+        attempt.log(0),
+        job_start.agent,
+    )
     for each in files:
         each.write_text("{}\n")
     set_age(folder, HOUR)
@@ -73,7 +80,9 @@ def test_a_job_that_may_not_be_requeued_is_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["done", "failed"])
-def test_a_job_whose_end_slurm_has_missed_is_not_started_again(tmp_path: Path, verdict: str) -> None:
+def test_a_job_whose_end_slurm_has_missed_is_not_started_again(
+    tmp_path: Path, verdict: str
+) -> None:
     folder = make_run(tmp_path)
     folder.job_start("7-0").verdict.write_text(f"{verdict}\n")
     set_age(folder, HOUR)
@@ -84,8 +93,14 @@ def test_a_job_whose_end_slurm_has_missed_is_not_started_again(tmp_path: Path, v
     assert hint == "End it: `scancel 7`."
 
 
-SIGNS = ["system/node-1.jsonl", "events/agent-0.jsonl", "slurm.log", "metrics.jsonl", "attempt-1/rank-0.log",
-         "job-starts/7-0/agent"]  # fmt: skip
+SIGNS = [
+    "system/node-1.jsonl",
+    "events/agent-0.jsonl",
+    "slurm.log",
+    "metrics.jsonl",
+    "attempt-1/rank-0.log",
+    "job-starts/7-0/agent",
+]
 
 
 @pytest.mark.parametrize("sign", SIGNS)
@@ -110,17 +125,22 @@ def test_a_long_interval_needs_a_longer_silence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "job_state",
     [
-        state(name="SUSPENDED"), state(name="COMPLETING"), state(name="PENDING"), state(job="8"),
+        state(name="SUSPENDED"),
+        state(name="COMPLETING"),
+        state(name="PENDING"),
+        state(job="8"),
         state("59:00"),  # the samples are those of an earlier start, and this one loads modules
-        state(""), state("INVALID"),
+        state(""),
+        state("INVALID"),
     ],
-)  # fmt: skip
+)
 def test_silence_that_slurm_explains(tmp_path: Path, job_state: JobState) -> None:
     assert seconds_silent(make_run(tmp_path), job_state) is None
 
 
 @pytest.mark.parametrize(
-    "reason", ["no samples yet", "no sampling", "no launch spec", "the next trial", "cancelled", "no claim"]
+    "reason",
+    ["no samples yet", "no sampling", "no launch spec", "the next trial", "cancelled", "no claim"],
 )
 def test_silence_that_the_run_folder_explains(tmp_path: Path, reason: str) -> None:
     folder = make_run(tmp_path, interval=0.0 if reason == "no sampling" else 15.0)
@@ -154,12 +174,18 @@ def test_the_clock_of_the_file_server_counts(
 
 def test_the_doctor_says_the_same(tmp_path: Path) -> None:
     record = read(make_run(tmp_path), state())
-    answers = [NodeAnswer("node1", {"ranks": []}), NodeAnswer("node2", problem="no answer within 20 s")]
+    answers = [
+        NodeAnswer("node1", {"ranks": []}),
+        NodeAnswer("node2", problem="no answer within 20 s"),
+    ]
     finding = diagnose(read_evidence(record, answers))[0]
     assert (finding.about, finding.level) == ("job", "problem")
     assert finding.text == "Slurm shows job 7 as running, but node[1-2] gives no sign of life."
     assert "`scontrol requeue 7`" in finding.hint
-    assert finding.evidence[1:] == ("node1: no rank of the run is there", "node2: no answer within 20 s")
+    assert finding.evidence[1:] == (
+        "node1: no rank of the run is there",
+        "node2: no answer within 20 s",
+    )
 
 
 def test_the_doctor_does_not_restart_ranks_that_are_alive(tmp_path: Path) -> None:
@@ -170,4 +196,6 @@ def test_the_doctor_does_not_restart_ranks_that_are_alive(tmp_path: Path) -> Non
     assert finding.text == "The ranks on node1 are alive, but their agents write nothing."
     assert not any("requeue" in each.hint for each in found)
     row[4] = ""
-    assert diagnose(read_evidence(record, [NodeAnswer("node1", {"ranks": [row]})]))[0].about == "job"
+    assert (
+        diagnose(read_evidence(record, [NodeAnswer("node1", {"ranks": [row]})]))[0].about == "job"
+    )

@@ -60,7 +60,9 @@ SPARE_FILES = 32
 
 
 class Agent:
-    """One agent of a run. The head agent (index 0) also decides about restarts and writes the verdicts."""
+    """One agent of a run. The head agent (index 0) also decides about restarts and writes the
+    verdicts.
+    """
 
     def __init__(
         self,
@@ -71,11 +73,18 @@ class Agent:
         requests: Requests,
         zygote: ForkedRanks | None,
     ) -> None:
-        self.run, self.launch_spec, self.environ, self.requests = run, launch_spec, environ, requests
+        self.run, self.launch_spec, self.environ, self.requests = (
+            run,
+            launch_spec,
+            environ,
+            requests,
+        )
         self.output: OutputCapture | None = None  # of the newest attempt
         self.verdicts = VerdictWriter(run, launch_spec, environ=environ, say=self.say)
         self.job_start = self.verdicts.job_start
-        self.workers = GroupSelection(launch_spec, environ, zygote=zygote, interrupted=self._interrupted, say=self.say)
+        self.workers = GroupSelection(
+            launch_spec, environ, zygote=zygote, interrupted=self._interrupted, say=self.say
+        )
         self.work = WorkingDirectory.of(launch_spec)
         self.placement: Placement | None = None
         self.rendezvous: Rendezvous | None = None
@@ -93,7 +102,11 @@ class Agent:
     def say(self, text: str) -> None:
         """Print a note on the console."""
         try:
-            with contextlib.nullcontext("") if self.output is None else self.output.separate_line() as start:
+            with (
+                contextlib.nullcontext("")
+                if self.output is None
+                else self.output.separate_line() as start
+            ):
                 print(f"{start}paceline: {text}", file=sys.stderr, flush=True)
         except OSError:
             pass  # the console is gone, but the run is not
@@ -101,7 +114,8 @@ class Agent:
     def warn(self, text: str) -> None:
         self.say(f"warning: {text}")
 
-    # -- from start to end -----------------------------------------------------------------------------
+    # -- from start to end
+    # -----------------------------------------------------------------------------
 
     def run_to_verdict(self) -> int:
         """Return the exit code: 0 for done and stopped, 1 for failed, 130 if interrupted."""
@@ -115,22 +129,36 @@ class Agent:
         # Before it waits for the others: `paceline doctor` compares who has arrived, and with what.
         nodes = self.environ.get("SLURM_JOB_NODELIST", "")
         queued = self.job_start.read_queue_time() if placement.is_head else {}
-        self.events.write("node", job_start=job_start, index=placement.index, nodelist=nodes, **queued, **facts)
+        self.events.write(
+            "node", job_start=job_start, index=placement.index, nodelist=nodes, **queued, **facts
+        )
         if placement.is_head:
             self.verdicts.announce()
-        report = functools.partial(self.events.write, "unreachable", job_start=job_start, host=placement.host)
-        self.rendezvous = join(placement, self.environ, facts, interrupted=self._interrupted, report=report)
+        report = functools.partial(
+            self.events.write, "unreachable", job_start=job_start, host=placement.host
+        )
+        self.rendezvous = join(
+            placement, self.environ, facts, interrupted=self._interrupted, report=report
+        )
         self.attempt_number = self.rendezvous.roster[0]["attempt"]
         self.heartbeats = Heartbeats(placement.local_world_size)
         self.events.write(
-            "started", job_start=job_start, host=placement.host, pid=os.getpid(), index=placement.index,
-            heartbeat=str(self.heartbeats.path), ranks=placement.ranks, local_ranks=placement.local_ranks,
-        )  # fmt: skip
+            "started",
+            job_start=job_start,
+            host=placement.host,
+            pid=os.getpid(),
+            index=placement.index,
+            heartbeat=str(self.heartbeats.path),
+            ranks=placement.ranks,
+            local_ranks=placement.local_ranks,
+        )
         if placement.is_head:
             self.verdicts.begin(host=placement.host, newest_attempt=self.attempt_number)
             self.notifier.begin()
             if self.verdicts.from_queue and self.launch_spec.scratch:
-                self.verdicts.try_write(lambda: remember_for_checks(Path(self.launch_spec.scratch), self.job_start))
+                self.verdicts.try_write(
+                    lambda: remember_for_checks(Path(self.launch_spec.scratch), self.job_start)
+                )
         self._check_nodes()
         if self.launch_spec.grant_timeout and not self._has_grant():
             return INTERRUPTED_EXIT if self.requests.interrupt else 0
@@ -139,11 +167,17 @@ class Agent:
         self._note_thread_count()
         self._note_resume()
         if placement.is_head and self.work is not None:
-            self.work.fill(self.launch_spec.cwd)  # while the zygote imports torch; the ranks of all nodes wait for it
+            # while the zygote imports torch; the ranks of all nodes wait for it
+            self.work.fill(self.launch_spec.cwd)
         self.sampler = start_sampler(
-            self.run, self.launch_spec, placement, self.heartbeats, environ=self.environ, job_start=job_start,
+            self.run,
+            self.launch_spec,
+            placement,
+            self.heartbeats,
+            environ=self.environ,
+            job_start=job_start,
             warn=self.warn,
-        )  # fmt: skip
+        )
         if self.launch_spec.data:
             if not self._stage_data():
                 return INTERRUPTED_EXIT if self.requests.interrupt else 0
@@ -152,18 +186,28 @@ class Agent:
         return self._run_attempts()
 
     def fail(self, problem: PacelineError) -> int:
-        """Report an error of the agent itself, on the console and in the run folder. Return the exit code."""
+        """Report an error of the agent itself, on the console and in the run folder. Return the
+        exit code.
+        """
         self.say(f"error: {problem}")
         if self.rendezvous is not None and self.rendezvous.placement.count > 1:
             host = self.placement.host if self.placement else "?"
             failure = Failure(retry_policy.ERROR, host, message=problem.message, time=time.time())
             self.rendezvous.send({"kind": "failed", "failure": vars(failure), "sent": time.time()})
         lost = {"lost_host": problem.hosts[0]} if isinstance(problem, AgentsLost) else {}
-        self.events.write("failed", reason=problem.message, job_start=self.job_start.path.name, **lost)
+        self.events.write(
+            "failed", reason=problem.message, job_start=self.job_start.path.name, **lost
+        )
         is_head = self.placement is None or self.placement.is_head
-        if is_head and isinstance(problem, AgentsMissing) and problem.killed and not self.requests.interrupt:
+        if (
+            is_head
+            and isinstance(problem, AgentsMissing)
+            and problem.killed
+            and not self.requests.interrupt
+        ):
             self.has_lost_node = True  # its node may have died too, and come back
-            return RESTART_EXIT  # without a verdict, so this counts like a head agent that was killed
+            # without a verdict, so this counts like a head agent that was killed
+            return RESTART_EXIT
         if is_head and isinstance(problem, AgentsMissing):
             self.has_lost_node = True
             self.verdicts.try_write(lambda: preflight.exclude_nodes(self.job_start, problem.hosts))
@@ -171,12 +215,15 @@ class Agent:
             self.verdicts.write_verdict(FAILED)
             self.notifier.failed(problem.message)
         elif self.rendezvous is not None:
-            # The scheduler may end the whole step once one agent fails: let the head agent write its verdict first.
+            # The scheduler may end the whole step once one agent fails: let the head agent write
+            # its verdict first.
             await_verdict(self.job_start, self._interrupted)
         return problem.exit_code
 
     def cancel_start(self) -> None:
-        """End before any rank runs, because the user pressed Ctrl-C: the run is stopped, and has not failed."""
+        """End before any rank runs, because the user pressed Ctrl-C: the run is stopped, and has
+        not failed.
+        """
         self.events.write(STOPPED)
         if self.placement is None or self.placement.is_head:
             self.say("interrupted before the ranks started")
@@ -199,10 +246,13 @@ class Agent:
     def _interrupted(self) -> bool:
         return self.requests.cancels_start
 
-    # -- before the first attempt ----------------------------------------------------------------------
+    # -- before the first attempt
+    # ----------------------------------------------------------------------
 
     def _check_nodes(self) -> None:
-        """Check the facts about all nodes. All agents see the same facts and so reach the same result."""
+        """Check the facts about all nodes. All agents see the same facts and so reach the same
+        result.
+        """
         assert self.placement is not None
         assert self.rendezvous is not None
         if not self.launch_spec.check:
@@ -222,7 +272,9 @@ class Agent:
         raise LaunchError(f"Some nodes cannot run this job: {fatal}.")
 
     def _has_grant(self) -> bool:
-        """Wait for permission to start. Without it, the run ends for good, or goes back into the queue after a stop."""
+        """Wait for permission to start. Without it, the run ends for good, or goes back into the
+        queue after a stop.
+        """
         from paceline.agent.rendezvous.grant import GrantWait
         from paceline.contract.files.grant_file import GRANTED
 
@@ -234,12 +286,16 @@ class Agent:
         if found == STOPPED:
             self.verdicts.write_stopped(progress=False)
         elif found != GRANTED:
-            self.verdicts.try_write(lambda: write_atomically(self.run.cancelled, f"{time.time():.0f}\n"))
+            self.verdicts.try_write(
+                lambda: write_atomically(self.run.cancelled, f"{time.time():.0f}\n")
+            )
             self.verdicts.write_verdict(FAILED)
         return found == GRANTED
 
     def _check_fitness(self) -> None:
-        """Measure all nodes. If there is a queue to go back to, it goes on without those that are slow."""
+        """Measure all nodes. If there is a queue to go back to, it goes on without those that are
+        slow.
+        """
         from paceline.agent.fitness.check import FitnessCheck
 
         assert self.placement is not None
@@ -266,27 +322,43 @@ class Agent:
         is_head = self.placement is not None and self.placement.is_head
         if is_head and THREADS not in self.launch_spec.variables and chosen != default:
             value = self.environ[THREADS]
-            self.say(f"{THREADS}={value} from the environment; the default would be {default} per rank")
+            self.say(
+                f"{THREADS}={value} from the environment; the default would be {default} per rank"
+            )
 
     def _note_resume(self) -> None:
         """Say where a run that was started before continues, unless the runtime will say so."""
         if not self.attempt_number or self.placement is None or not self.placement.is_head:
             return
-        saved, uses_runtime = newest_checkpoint(self.run), fork_safety.uses_runtime(self.launch_spec)
+        saved, uses_runtime = (
+            newest_checkpoint(self.run),
+            fork_safety.uses_runtime(self.launch_spec),
+        )
         if not uses_runtime or saved < 0:
             self.say(f"continuing {retry_policy.describe_start(saved, uses_runtime=uses_runtime)}")
 
     def _stage_data(self) -> bool:
-        """Stage data in while the zygote imports torch. Return False if a stop was requested meanwhile."""
+        """Stage data in while the zygote imports torch. Return False if a stop was requested
+        meanwhile.
+        """
         from paceline.agent.staging.coordination import StagingContext
         from paceline.agent.staging.node_data import NodeData
 
         assert self.placement is not None
         assert self.rendezvous is not None
-        self.node_data = NodeData(StagingContext(
-            self.run, self.launch_spec, self.placement, self.environ, self.rendezvous, self.requests,
-            self.job_start, self.events, self.say,
-        ))  # fmt: skip
+        self.node_data = NodeData(
+            StagingContext(
+                self.run,
+                self.launch_spec,
+                self.placement,
+                self.environ,
+                self.rendezvous,
+                self.requests,
+                self.job_start,
+                self.events,
+                self.say,
+            )
+        )
         if self.node_data.stage_in():
             return True
         if self.placement.is_head:
@@ -295,7 +367,9 @@ class Agent:
         return False
 
     def _remove_leftovers(self) -> None:
-        """Remove what the user's earlier runs left in the default folders. Runs with data do so while staging."""
+        """Remove what the user's earlier runs left in the default folders. Runs with data do so
+        while staging.
+        """
         assert self.placement is not None
         bases = {self.environ.get("TMPDIR") or "/tmp", "/tmp"}
         ours = [Path(base) for base in sorted(bases) if find_own_folder(base) is not None]
@@ -304,11 +378,18 @@ class Agent:
         from paceline.staging.leftovers import remove_leftovers
 
         job_start = self.job_start.path.name
-        removed = [gone for base in ours for gone in remove_leftovers(base, self.environ, job_start=job_start)]
+        removed = [
+            gone
+            for base in ours
+            for gone in remove_leftovers(base, self.environ, job_start=job_start)
+        ]
         if removed:
-            self.say(f"removed {len(removed)} folders that earlier runs left on {self.placement.host}")
+            self.say(
+                f"removed {len(removed)} folders that earlier runs left on {self.placement.host}"
+            )
 
-    # -- attempts --------------------------------------------------------------------------------------
+    # -- attempts
+    # --------------------------------------------------------------------------------------
 
     def _run_attempts(self) -> int:
         assert self.placement is not None
@@ -321,7 +402,9 @@ class Agent:
             self._sleep(outcome.restart_delay)
             if outcome.agent_killed and not self.requests.interrupt:
                 return self._make_way() if self.placement.is_head else 0
-            if self.placement.is_head and (warning := self.input.rewind(fork_safety.read_program(self.launch_spec))):
+            if self.placement.is_head and (
+                warning := self.input.rewind(fork_safety.read_program(self.launch_spec))
+            ):
                 self.warn(warning)
             if self.requests.cancels_start:
                 if self.placement.is_head:
@@ -348,17 +431,29 @@ class Agent:
             self.verdicts.begin_attempt(folder, saved_before=saved_before)
         self.heartbeats.reset(self.attempt_number)
         self.events.write("launch", attempt=self.attempt_number, ranks=self.placement.ranks)
-        workers = self.workers.select(self.placement, self.heartbeats)  # it may wait for torch to be imported
+        # it may wait for torch to be imported
+        workers = self.workers.select(self.placement, self.heartbeats)
         launch = self._make_launch(folder)
         output = self.output = OutputCapture(
-            log_path=launch.log, shared_log=folder.node_log(self.placement.node) if launch.shares_log else None,
-            tee=self.launch_spec.tee, warn=self.warn,
-        )  # fmt: skip
+            log_path=launch.log,
+            shared_log=folder.node_log(self.placement.node) if launch.shares_log else None,
+            tee=self.launch_spec.tee,
+            warn=self.warn,
+        )
         attempt = Attempt(
-            launch, workers=workers, output=output, heartbeats=self.heartbeats, rendezvous=self.rendezvous,
-            requests=self.requests, job_start=self.job_start, events=self.events, say=self.say,
-        )  # fmt: skip
-        stalls = StallNotifier(self.run, folder, self.notifier, self.heartbeats, self.placement.local_ranks)
+            launch,
+            workers=workers,
+            output=output,
+            heartbeats=self.heartbeats,
+            rendezvous=self.rendezvous,
+            requests=self.requests,
+            job_start=self.job_start,
+            events=self.events,
+            say=self.say,
+        )
+        stalls = StallNotifier(
+            self.run, folder, self.notifier, self.heartbeats, self.placement.local_ranks
+        )
         try:
             if self.placement.is_head:
                 stalls.start()
@@ -369,15 +464,26 @@ class Agent:
             output.close()
             self.verdicts.try_write(lambda: _remove_empty(folder.path.glob("stacks-*.txt")))
         if self.placement.is_head:
-            self.has_lost_node = outcome.failure is not None and outcome.failure.cause == retry_policy.LOST
+            self.has_lost_node = (
+                outcome.failure is not None and outcome.failure.cause == retry_policy.LOST
+            )
             may_restart = not self.requests.cancels_start
-            self.verdicts.record_attempt(outcome, folder, saved_before=saved_before, may_restart=may_restart)
+            self.verdicts.record_attempt(
+                outcome, folder, saved_before=saved_before, may_restart=may_restart
+            )
             self._announce(outcome)
             self.notifier.attempt_over(
-                outcome, attempt=self.attempt_number, step=last_step(outcome), by_term=self.requests.by_term,
+                outcome,
+                attempt=self.attempt_number,
+                step=last_step(outcome),
+                by_term=self.requests.by_term,
                 from_queue=self.verdicts.from_queue,
-            )  # fmt: skip
-            if self.work is not None and outcome.restart_delay is None and outcome.verdict != STOPPED:
+            )
+            if (
+                self.work is not None
+                and outcome.restart_delay is None
+                and outcome.verdict != STOPPED
+            ):
                 self._clean_working_directory(self.work, outcome)
         return outcome
 
@@ -390,23 +496,40 @@ class Agent:
         environ = {**self.environ, **self.launch_spec.variables}
         peer = self.rendezvous.peer_address
         variables = network.network_variables(
-            nodes=self.launch_spec.nodes, peer=peer, runtime=self.launch_spec.runtime, environ=environ
+            nodes=self.launch_spec.nodes,
+            peer=peer,
+            runtime=self.launch_spec.runtime,
+            environ=environ,
         )
         if self.launch_spec.nodes > 1 and folder.number:
             self.events.write(
-                "network", attempt=folder.number, host=self.placement.host, peer=peer,
-                interface=network.interface_towards(peer), master=network.join_address(master.address, master.port),
-                chosen=variables, set={name: environ[name] for name in network.INTERFACE_VARIABLES if name in environ},
-            )  # fmt: skip
+                "network",
+                attempt=folder.number,
+                host=self.placement.host,
+                peer=peer,
+                interface=network.interface_towards(peer),
+                master=network.join_address(master.address, master.port),
+                chosen=variables,
+                set={
+                    name: environ[name] for name in network.INTERFACE_VARIABLES if name in environ
+                },
+            )
         is_shown = self.placement.is_head and folder.number and not self.requests.wants_stop
-        if "NCCL_SOCKET_IFNAME" in variables and is_shown:  # so that the user can override a wrong choice with --env
+        # so that the user can override a wrong choice with --env
+        if "NCCL_SOCKET_IFNAME" in variables and is_shown:
             self.say(network.describe_network(variables))
         if self.node_data is not None:
             variables |= self.node_data.variables
         return Launch(
-            self.launch_spec, self.placement, folder, heartbeat=str(self.heartbeats.path), address=master.address,
-            port=master.port, environ=self.environ, extra=variables,
-        )  # fmt: skip
+            self.launch_spec,
+            self.placement,
+            folder,
+            heartbeat=str(self.heartbeats.path),
+            address=master.address,
+            port=master.port,
+            environ=self.environ,
+            extra=variables,
+        )
 
     def _announce(self, outcome: Outcome) -> None:
         """Send the verdict to the other agents, and write it to the events."""
@@ -418,26 +541,40 @@ class Agent:
         if self.heartbeats is not None:
             fields["waited"] = round(self.heartbeats.read_times(0)[0], 3)  # of rank 0, for data
         if failure is None or failure.cause != FENCED_OFF:  # the events are another job start's now
-            self.events.write(outcome.verdict, attempt=self.attempt_number, step=last_step(outcome), **fields)
+            self.events.write(
+                outcome.verdict, attempt=self.attempt_number, step=last_step(outcome), **fields
+            )
         if outcome.restart_delay is not None:
-            self.events.write("restarted", attempt=self.attempt_number + 1, delay=outcome.restart_delay)
+            self.events.write(
+                "restarted", attempt=self.attempt_number + 1, delay=outcome.restart_delay
+            )
         message = {
-            "kind": "verdict", "verdict": outcome.verdict, "restart_delay": outcome.restart_delay,
+            "kind": "verdict",
+            "verdict": outcome.verdict,
+            "restart_delay": outcome.restart_delay,
             "agent_killed": outcome.agent_killed,
-        }  # fmt: skip
+        }
         self.rendezvous.send(message)
 
     def _clean_working_directory(self, work: WorkingDirectory, outcome: Outcome) -> None:
-        """Leave only what the script has written. A failed run keeps its code too, because its traceback names it."""
+        """Leave only what the script has written. A failed run keeps its code too, because its
+        traceback names it.
+        """
         if outcome.failure is not None and outcome.failure.type == "FileNotFoundError":
-            self.say(f"relative paths start in {self.launch_spec.cwd}; see --workdir to start in the project itself")
+            self.say(
+                f"relative paths start in {self.launch_spec.cwd}; see --workdir to start in the "
+                "project itself"
+            )
         keeps_code = outcome.verdict != DONE and not self.launch_spec.trial
         self.verdicts.try_write(work.remove_links if keeps_code else work.prune)
         # Names may have any characters, also those that are not text.
         names = [name if name.isprintable() else ascii(name)[1:-1] for name in work.written()]
         if names:
             self.events.write("files", names=names[:MAX_FILES])
-            self.say(f"files written in {work.path}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}")
+            self.say(
+                f"files written in {work.path}: "
+                f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+            )
 
     def _sleep(self, seconds: float) -> None:
         """Wait before a restart, or until a request arrives."""
@@ -447,7 +584,9 @@ class Agent:
 
 
 def remember_for_checks(scratch: Path, job_start: JobStartFolder) -> None:
-    """Leave in the scratch folder what only a job can find out, for the checks before the next submission."""
+    """Leave in the scratch folder what only a job can find out, for the checks before the next
+    submission.
+    """
     (scratch / USED_BY_JOBS).touch()
     if job_start.no_scontrol.exists():
         (scratch / NO_SCONTROL).touch()
@@ -468,5 +607,6 @@ def _require_descriptors(ranks: int) -> None:
     if allowed < wanted:
         raise LaunchError(
             f"{ranks} ranks on one node need {wanted} open files, but the limit is {allowed}.",
-            hint=f"Raise it with `ulimit -n {wanted}`, start fewer ranks, or ask an administrator for a higher limit.",
+            hint=f"Raise it with `ulimit -n {wanted}`, start fewer ranks, or ask an administrator "
+            "for a higher limit.",
         )

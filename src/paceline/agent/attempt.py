@@ -1,8 +1,8 @@
 """One attempt, from the start of its ranks to its verdict, as one agent sees it.
 
-A single loop handles rank exits, stop requests, messages from other agents and the hang reporter. It ends when the
-ranks of this node have ended and, on the head agent, those of all other nodes; a member waits for the verdict of the
-head agent.
+A single loop handles rank exits, stop requests, messages from other agents and the hang reporter.
+It ends when the ranks of this node have ended and, on the head agent, those of all other nodes; a
+member waits for the verdict of the head agent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from paceline.contract.stop.framework_presets import Preset
 from paceline.contract.verdict import DONE, FAILED
 
 TICK = 0.25  # seconds between checks of what cannot wake the loop
-TERM_TIMEOUT = 1.0  # seconds; a scheduler's TERM reaches the ranks and the agent one after the other
+# seconds; a scheduler's TERM reaches the ranks and the agent one after the other
+TERM_TIMEOUT = 1.0
 CLAIM_INTERVAL = 15.0  # seconds between two looks at who has the run folder
 OUT_OF_MEMORY = "the kernel's out-of-memory killer killed it: the job used up its memory"
 MEMBERS_TIMEOUT = 30.0  # seconds for other agents to end their ranks, beyond `kill_after`
@@ -69,20 +70,32 @@ class Attempt:
         events: EventWriter,
         say: Callable[[str], None],
     ) -> None:
-        self.launch, self.workers, self.output, self.heartbeats = launch, workers, output, heartbeats
+        self.launch, self.workers, self.output, self.heartbeats = (
+            launch,
+            workers,
+            output,
+            heartbeats,
+        )
         self.rendezvous, self.requests, self.job_start = rendezvous, requests, job_start
         self.events, self.say = events, say
-        self.launch_spec, self.placement, self.folder = launch.launch_spec, launch.placement, launch.attempt
+        self.launch_spec, self.placement, self.folder = (
+            launch.launch_spec,
+            launch.placement,
+            launch.attempt,
+        )
         self.termination = Termination(workers, heartbeats, kill_after=self.launch_spec.kill_after)
         self.hang_reporter = HangReporter(
             launch, workers=workers, output=output, heartbeats=heartbeats, rendezvous=rendezvous
         )
-        self.lingering_ranks = LingeringRanks(launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
+        self.lingering_ranks = LingeringRanks(
+            launch, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous
+        )
         self.independence = IndependenceCheck(
             launch, heartbeats=heartbeats, rendezvous=rendezvous, say=say, events=events
         )
         self.rank_of = {local_rank: rank for rank, local_rank in launch.ranks()}
-        self.spawns = self.launch_spec.style == "spawn"  # one process per node starts the ranks and is not a rank
+        # one process per node starts the ranks and is not a rank
+        self.spawns = self.launch_spec.style == "spawn"
         self.kills_before = out_of_memory_kills()
         self.pending: set[int] = set()  # local ranks whose exit is still to come
         self.ended: set[int] = set()  # local ranks
@@ -92,21 +105,25 @@ class Attempt:
         self.stop_cause = ""  # of a request that is still to be explained on the console
         self.unexplained: list[Exit] = []  # their reason may be on its way: see `_is_unexplained`
         self.member_exits: dict[int, list[RankExit]] = {}  # by agent
-        self.ends_finished = False  # ending ranks that have finished but not exited: that is no failure
+        # ending ranks that have finished but not exited: that is no failure
+        self.ends_finished = False
         self.agent_killed = False  # that of another node
         self.next_claim_check = 0.0
         self.framework: Preset | None = None  # of the ranks here, once they have imported one
         self.outcome: Outcome | None = None  # a member's, once the head agent has sent its verdict
 
-    # -- the loop --------------------------------------------------------------------------------------
+    # -- the loop
+    # --------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         self.pending = set(self.workers.start(self.launch, self.output))
         self.output.start()
         self.events.write(
-            "ranks", attempt=self.folder.number, ranks=sorted(self.rank_of.values()),
+            "ranks",
+            attempt=self.folder.number,
+            ranks=sorted(self.rank_of.values()),
             uses_runtime=fork_safety.uses_runtime(self.launch_spec),
-        )  # fmt: skip
+        )
         reported = False
         while True:
             self._wait()
@@ -136,20 +153,30 @@ class Attempt:
         self.requests.drain()
 
     def _note_framework(self) -> None:
-        """On the head agent: record the framework that the ranks have imported, for `paceline show`."""
+        """On the head agent: record the framework that the ranks have imported, for `paceline
+        show`.
+        """
         found = next(filter(None, map(self.heartbeats.read_framework, self.rank_of)), None)
         if found is not None and found != self.framework and self.placement.is_head:
             self.framework = found
             self.events.write("framework", attempt=self.folder.number, name=found.name)
 
-    # -- requests --------------------------------------------------------------------------------------
+    # -- requests
+    # --------------------------------------------------------------------------------------
 
     def _handle_requests(self) -> None:
         if self.requests.end_now:
             if not self.termination.started:
                 by = "Ctrl-C" if self.requests.interrupt > 1 else "a second stop request"
                 message = f"killed immediately by {by}: nothing was saved since the last checkpoint"
-                self._fail(Failure(rank_failures.INTERRUPTED, self.placement.host, message=message, time=time.time()))
+                self._fail(
+                    Failure(
+                        rank_failures.INTERRUPTED,
+                        self.placement.host,
+                        message=message,
+                        time=time.time(),
+                    )
+                )
             self.termination.kill_now()
         way = self._requested_way()
         if way is not None and self.stop.is_news(way):
@@ -193,16 +220,20 @@ class Attempt:
                 self.say(line)
 
     def _end_overdue(self, local_ranks: set[int]) -> None:
-        """End the ranks that have not stopped by the deadline; agents do so on their own, at about the same time."""
+        """End the ranks that have not stopped by the deadline; agents do so on their own, at about
+        the same time.
+        """
         self.hang_reporter.dump_stacks(local_ranks)
         ranks = ", ".join(str(self.rank_of[local_rank]) for local_rank in sorted(local_ranks))
         self.say(
-            f"warning: these ranks on {self.placement.host} did not stop within {self.stop.timeout:g} s and were "
+            f"warning: these ranks on {self.placement.host} did not stop within "
+            f"{self.stop.timeout:g} s and were "
             f"killed: {ranks}; stacks: {self.folder.path}/stacks-*.txt"
         )
         self.termination.start()
 
-    # -- exits of ranks --------------------------------------------------------------------------------
+    # -- exits of ranks
+    # --------------------------------------------------------------------------------
 
     def _handle_exits(self) -> None:
         if self.workers.has_failed_rank() and not self.termination.started:
@@ -220,14 +251,16 @@ class Attempt:
                 self._record_exit(rank_exit, explained=False)
 
     def _is_unexplained(self, rank_exit: Exit) -> bool:
-        """Whether to wait for the reason of an exit: the SIGTERM came from outside, or a peer's connection was closed.
+        """Whether to wait for the reason of an exit: the SIGTERM came from outside, or a peer's
+        connection was closed.
 
         A scheduler's SIGTERM reaches the ranks and agents of all nodes one after the other.
         """
         if self.stop.requested or self.termination.started:
             return False
         return rank_exit.code in rank_failures.TERM_EXITS or (
-            self._is_failure(rank_exit) and self._read_failure(rank_exit, with_log=False).is_consequence
+            self._is_failure(rank_exit)
+            and self._read_failure(rank_exit, with_log=False).is_consequence
         )
 
     def _record_exit(self, rank_exit: Exit, *, explained: bool = True) -> None:
@@ -241,24 +274,37 @@ class Attempt:
             # It had failed on its own, and was slow to exit.
             rank_exit = Exit(rank_exit.local_rank, 1, rank_exit.time)
         if self._is_failure(rank_exit, explained=explained):
-            # After a stop request, a closed connection means that a peer has stopped; others may still be saving.
-            if not (self.stop.requested and self._read_failure(rank_exit, with_log=False).is_consequence):
+            # After a stop request, a closed connection means that a peer has stopped; others may
+            # still be saving.
+            if not (
+                self.stop.requested and self._read_failure(rank_exit, with_log=False).is_consequence
+            ):
                 self.termination.start()
             failure = self._read_failure(rank_exit)
         coordination = self.heartbeats.read_coordination(rank_exit.local_rank)
-        self.exits.append(RankExit(
-            rank, rank_exit.code, rank_exit.time, heartbeat.state, heartbeat.step, failure, coordination,
-            got_term=self.stop.has_terminated(heartbeat),
-            says_saved=self.stop.says_saved(heartbeat, rank_exit.code),
-            unsaved=self.heartbeats.read_unsaved(rank_exit.local_rank),
-            in_session=self.heartbeats.is_in_session(rank_exit.local_rank),
-        ))  # fmt: skip
+        self.exits.append(
+            RankExit(
+                rank,
+                rank_exit.code,
+                rank_exit.time,
+                heartbeat.state,
+                heartbeat.step,
+                failure,
+                coordination,
+                got_term=self.stop.has_terminated(heartbeat),
+                says_saved=self.stop.says_saved(heartbeat, rank_exit.code),
+                unsaved=self.heartbeats.read_unsaved(rank_exit.local_rank),
+                in_session=self.heartbeats.is_in_session(rank_exit.local_rank),
+            )
+        )
         if failure is not None and self.termination.started:
             self._fail(failure)
 
     def _read_failure(self, rank_exit: Exit, *, with_log: bool = True) -> Failure:
         output = self.output if with_log else None
-        failure = rank_failures.explain_exit(rank_exit, self.launch, heartbeats=self.heartbeats, output=output)
+        failure = rank_failures.explain_exit(
+            rank_exit, self.launch, heartbeats=self.heartbeats, output=output
+        )
         if failure.code == -signal.SIGKILL and out_of_memory_kills() > self.kills_before:
             return replace(failure, last_line=OUT_OF_MEMORY, out_of_memory=True)
         return failure
@@ -271,15 +317,20 @@ class Attempt:
         heartbeat = self.heartbeats.read(rank_exit.local_rank)
         if self.stop.has_ended(heartbeat, rank_exit.code) or self._is_interrupted(rank_exit):
             return False
-        # While this agent terminates the ranks, only what it did not cause counts: it may be the first failure.
+        # While this agent terminates the ranks, only what it did not cause counts: it may be the
+        # first failure.
         return rank_exit.code > 0 or rank_exit.local_rank not in self.termination.killed
 
     def _is_interrupted(self, rank_exit: Exit) -> bool:
-        """Whether Ctrl-C ended a rank: with KeyboardInterrupt, or (as Lightning does) after it with any exit code."""
+        """Whether Ctrl-C ended a rank: with KeyboardInterrupt, or (as Lightning does) after it
+        with any exit code.
+        """
         if not self.stop.has_interrupted(self.heartbeats.read(rank_exit.local_rank)):
             return False
         reported = self.folder.error(self.rank_of[rank_exit.local_rank]).exists()
-        return rank_exit.code in rank_failures.INTERRUPT_EXITS or (rank_exit.code > 0 and not reported)
+        return rank_exit.code in rank_failures.INTERRUPT_EXITS or (
+            rank_exit.code > 0 and not reported
+        )
 
     def _fail(self, failure: Failure) -> None:
         """Tell all agents about a failure, and end the ranks here."""
@@ -288,17 +339,27 @@ class Attempt:
         self.termination.start()
 
     def _check_claim(self) -> None:
-        """On the head agent: end ranks that train for nobody, because another job start has taken the run folder over.
+        """On the head agent: end ranks that train for nobody, because another job start has taken
+        the run folder over.
 
-        They commit no checkpoint any more, but would go on to write logs and metrics until they come to the next one.
+        They commit no checkpoint any more, but would go on to write logs and metrics until they
+        come to the next one.
         """
-        if not self.placement.is_head or self.termination.started or time.monotonic() < self.next_claim_check:
+        if (
+            not self.placement.is_head
+            or self.termination.started
+            or time.monotonic() < self.next_claim_check
+        ):
             return
         self.next_claim_check = time.monotonic() + CLAIM_INTERVAL
         successor = RunFolder(self.folder.path.parent).successor(self.job_start.path.name)
         if successor:
             message = f"job start {successor} has taken over this run"
-            self._fail(Failure(rank_failures.FENCED_OFF, self.placement.host, message=message, time=time.time()))
+            self._fail(
+                Failure(
+                    rank_failures.FENCED_OFF, self.placement.host, message=message, time=time.time()
+                )
+            )
 
     def _check_progress(self) -> None:
         """Look for ranks that hang, and for ranks that linger after others have exited."""
@@ -314,7 +375,9 @@ class Attempt:
             self._end_lingering(lingering)
 
     def _end_lingering(self, lingering: list[IdleRank]) -> None:
-        """On the head agent: end ranks that do nothing although others have exited, or warn; say why."""
+        """On the head agent: end ranks that do nothing although others have exited, or warn; say
+        why.
+        """
         detected = time.time()
         self.hang_reporter.dump_all_stacks(set(self.rank_of) - self.ended)
         is_overdue = self.lingering_ranks.is_overdue(lingering)
@@ -322,7 +385,10 @@ class Attempt:
         if failure is not None and not self.stop.requested:
             self._fail(failure)
             return
-        self.say(f"warning: {self.lingering_ranks.describe(lingering)}; stacks: {self.folder.path}/stacks-*.txt")
+        self.say(
+            f"warning: {self.lingering_ranks.describe(lingering)}; stacks: "
+            f"{self.folder.path}/stacks-*.txt"
+        )
         if not is_overdue:
             return
         self.rendezvous.send({"kind": "end"})
@@ -332,22 +398,29 @@ class Attempt:
         self.ends_finished = True
         self.termination.start()
 
-    # -- other agents ----------------------------------------------------------------------------------
+    # -- other agents
+    # ----------------------------------------------------------------------------------
 
     def _handle_messages(self) -> None:
         for message in self.rendezvous.poll():
             kind = message.get("kind")
             if kind == "failed":
-                self.failures.append(rank_failures.received_failure(message["failure"], sent=message["sent"]))
+                self.failures.append(
+                    rank_failures.received_failure(message["failure"], sent=message["sent"])
+                )
                 self.termination.start()
             elif kind == "stop" and self.stop.is_news(message["way"]):
                 self._stop(message["cause"], message["way"])
             elif kind == "exits":
-                exits = [RankExit.from_json(fields, sent=message["sent"]) for fields in message["exits"]]
+                exits = [
+                    RankExit.from_json(fields, sent=message["sent"]) for fields in message["exits"]
+                ]
                 self.member_exits[message["from"]] = exits
             elif kind == "verdict":
                 self.outcome = Outcome(
-                    message["verdict"], restart_delay=message["restart_delay"], agent_killed=message["agent_killed"]
+                    message["verdict"],
+                    restart_delay=message["restart_delay"],
+                    agent_killed=message["agent_killed"],
                 )
             elif kind == independence.REPORT:
                 self.independence.update(message)
@@ -361,7 +434,9 @@ class Attempt:
                 self.hang_reporter.dump_stacks(set(self.rank_of) - self.ended)
             elif kind in ("lost", "left"):
                 closed = bool(message.get("closed"))
-                self._handle_loss(message["index"] if kind == "lost" else message["from"], closed=closed)
+                self._handle_loss(
+                    message["index"] if kind == "lost" else message["from"], closed=closed
+                )
 
     def _handle_loss(self, index: int, *, closed: bool) -> None:
         if index in self.member_exits or self.outcome is not None:
@@ -373,7 +448,9 @@ class Attempt:
         self.termination.start()  # before asking the node, which may take a moment
         if self.placement.is_head and self.rendezvous.was_killed(index, closed=closed):
             self.agent_killed = True
-            message = "its agent was killed: by the kernel, by a user, or because its node went down"
+            message = (
+                "its agent was killed: by the kernel, by a user, or because its node went down"
+            )
             self._fail(Failure(retry_policy.KILLED, host, message=message, time=lost))
         else:
             message = "its agent is gone: the node went down or lost its network connection"
@@ -391,12 +468,19 @@ class Attempt:
         return len(self.member_exits) >= self.placement.count - 1
 
     def _timed_out(self) -> bool:
-        """Return whether other agents take too long to end. While ranks still train, they never do."""
+        """Return whether other agents take too long to end. While ranks still train, they never
+        do.
+        """
         limit = self.launch_spec.kill_after + MEMBERS_TIMEOUT
-        return self.termination.since is not None and time.monotonic() - self.termination.since > limit
+        return (
+            self.termination.since is not None and time.monotonic() - self.termination.since > limit
+        )
 
     def _head_outcome(self) -> Outcome:
-        exits = [*self.exits, *(rank_exit for exits in self.member_exits.values() for rank_exit in exits)]
+        exits = [
+            *self.exits,
+            *(rank_exit for exits in self.member_exits.values() for rank_exit in exits),
+        ]
         verdict, failure = decide_verdict(self.failures, exits, stop_requested=self.stop.requested)
         exits.sort(key=lambda rank_exit: rank_exit.rank)
         if verdict == DONE:

@@ -1,4 +1,6 @@
-"""An agent that is started early: it imports everything while the command line is parsed, then waits for its run."""
+"""An agent that is started early: it imports everything while the command line is parsed, then
+waits for its run.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import sys
 
 from paceline.contract.processes.process import die_with_parent
 
-# What an agent imports until its ranks start; most of it only when it is needed, but here nobody waits for it.
+# What an agent imports until its ranks start; most of it only when it is needed, but here nobody
+# waits for it.
 MODULES = ("paceline.agent.agent", "paceline.staging.leftovers", "paceline.agent.workers.bootstrap")
 
 

@@ -1,7 +1,8 @@
 """An agent's placement: its index among the agents, its node, and the ranks it starts.
 
-There is one agent per node, or one per rank (styles `srun` and `mpirun`). The environment says which one this is. What
-it says is checked against the launch spec; a contradiction is an error that names both.
+There is one agent per node, or one per rank (styles `srun` and `mpirun`). The environment says
+which one this is. What it says is checked against the launch spec; a contradiction is an error that
+names both.
 """
 
 from __future__ import annotations
@@ -21,9 +22,15 @@ RANK_STYLES = ("srun",)  # the scheduler starts one agent per rank
 EITHER_STYLES = ("mpirun",)  # one agent per rank, or one per node (mpirun over torchrun)
 
 _NAMES = {
-    "slurm": "Slurm", "openmpi": "OpenMPI", "mvapich": "MVAPICH", "intelmpi": "Intel MPI", "mpich": "MPICH",
-}  # fmt: skip
-_NOT_YOURS = "The launcher sets this variable: check whether your shell or a `setup` line sets it, too."
+    "slurm": "Slurm",
+    "openmpi": "OpenMPI",
+    "mvapich": "MVAPICH",
+    "intelmpi": "Intel MPI",
+    "mpich": "MPICH",
+}
+_NOT_YOURS = (
+    "The launcher sets this variable: check whether your shell or a `setup` line sets it, too."
+)
 
 
 @dataclass(frozen=True)
@@ -62,11 +69,14 @@ class _Numbers:
 
 
 def find_placement(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Placement:
-    """Return this agent's placement. If the environment contradicts the launch spec, the error names both."""
+    """Return this agent's placement. If the environment contradicts the launch spec, the error
+    names both.
+    """
     numbers = _read_numbers(launch_spec.style, environ)
     if not 0 <= numbers.index < numbers.count:
         raise LaunchError(
-            f"{numbers.source} gives this agent the index {numbers.index} of {numbers.count}, which is out of range.",
+            f"{numbers.source} gives this agent the index {numbers.index} of {numbers.count}, "
+            "which is out of range.",
             hint="Check whether your shell or a `setup` line sets variables of the launcher.",
         )
     per_rank = launch_spec.style in RANK_STYLES or (
@@ -76,11 +86,17 @@ def find_placement(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Place
     if numbers.count != expected:
         shape = f"{launch_spec.nodes} nodes" + (f" x {launch_spec.nproc} ranks" if per_rank else "")
         raise LaunchError(
-            f"The run has {shape}, so style {launch_spec.style} needs {expected} agents, but there are "
-            f"{numbers.count} according to {numbers.source} (this is index {numbers.index}, on {numbers.host}).",
-            hint=f"Start {expected} tasks." if per_rank else f"Start one task on each of {expected} nodes.",
+            f"The run has {shape}, so style {launch_spec.style} needs {expected} agents, but "
+            "there are "
+            f"{numbers.count} according to {numbers.source} (this is index {numbers.index}, on "
+            f"{numbers.host}).",
+            hint=f"Start {expected} tasks."
+            if per_rank
+            else f"Start one task on each of {expected} nodes.",
         )
-    return _rank_placement(launch_spec, numbers) if per_rank else _node_placement(launch_spec, numbers)
+    return (
+        _rank_placement(launch_spec, numbers) if per_rank else _node_placement(launch_spec, numbers)
+    )
 
 
 def _read_numbers(style: str, environ: Mapping[str, str]) -> _Numbers:
@@ -89,16 +105,20 @@ def _read_numbers(style: str, environ: Mapping[str, str]) -> _Numbers:
         match = re.fullmatch(r"(\d+)/(\d+)", environ[env.AGENT])
         if match is None:
             raise LaunchError(
-                f'Invalid {env.AGENT}="{environ[env.AGENT]}": use "index/count", e.g. "0/2".', hint=_NOT_YOURS
+                f'Invalid {env.AGENT}="{environ[env.AGENT]}": use "index/count", e.g. "0/2".',
+                hint=_NOT_YOURS,
             )
         return _Numbers(env.AGENT, int(match[1]), int(match[2]), host)
     for row in TABLE:
         if _numbers_agents(row, style, environ):
             return _Numbers(
-                _NAMES[row.source], _number(environ, row.rank), _number(environ, row.world_size), host,
+                _NAMES[row.source],
+                _number(environ, row.rank),
+                _number(environ, row.world_size),
+                host,
                 local_rank=_number(environ, row.local_rank) if row.local_rank in environ else None,
                 node=_number(environ, row.node) if row.node in environ else None,
-            )  # fmt: skip
+            )
     return _Numbers("the environment (no scheduler step)", 0, 1, host)
 
 
@@ -108,13 +128,21 @@ def _node_placement(launch_spec: LaunchSpec, numbers: _Numbers) -> Placement:
     node = numbers.index if numbers.node is None else numbers.node
     if node != numbers.index:
         raise LaunchError(
-            f"{numbers.source} gives this agent the index {numbers.index}, but its node the index {node}.",
+            f"{numbers.source} gives this agent the index {numbers.index}, but its node the index "
+            f"{node}.",
             hint=f"Start one task per node: style {launch_spec.style} needs that.",
         )
     nproc = launch_spec.nproc
     return Placement(
-        numbers.index, numbers.count, node, launch_spec.nodes, list(range(nproc)), node * nproc, nproc, numbers.host
-    )  # fmt: skip
+        numbers.index,
+        numbers.count,
+        node,
+        launch_spec.nodes,
+        list(range(nproc)),
+        node * nproc,
+        nproc,
+        numbers.host,
+    )
 
 
 def _rank_placement(launch_spec: LaunchSpec, numbers: _Numbers) -> Placement:
@@ -127,13 +155,15 @@ def _rank_placement(launch_spec: LaunchSpec, numbers: _Numbers) -> Placement:
         node, expected = divmod(rank, nproc)
         if local_rank != expected:
             raise LaunchError(
-                f"{numbers.source} made rank {rank} local rank {local_rank} of {host}, but with {nproc} ranks per "
+                f"{numbers.source} made rank {rank} local rank {local_rank} of {host}, but with "
+                f"{nproc} ranks per "
                 f"node it must be local rank {expected}.",
                 hint=f"Let mpirun fill node after node: --map-by ppr:{nproc}:node.",
             )
     if not (0 <= local_rank < nproc and 0 <= node < launch_spec.nodes):
         raise LaunchError(
-            f"The run has {launch_spec.nodes} nodes x {nproc} ranks, but {numbers.source} made rank {rank} local "
+            f"The run has {launch_spec.nodes} nodes x {nproc} ranks, but {numbers.source} made "
+            f"rank {rank} local "
             f"rank {local_rank} of node {node} ({host}).",
             hint=f"Start {nproc} tasks on every node (--ntasks-per-node={nproc}).",
         )
@@ -145,9 +175,15 @@ def _numbers_agents(row: RankVariables, style: str, environ: Mapping[str, str]) 
     if row.rank not in environ or row.world_size not in environ:
         return False
     if row.source == "slurm":
-        return in_slurm_step(environ)  # a job submitted from `srun --pty` inherits its SLURM_PTY_PORT
-    # An older Hydra sets no MPI_LOCALRANKID. Ranks need it to tell mpirun from srun; here the style does.
-    return style in EITHER_STYLES and row.source in MPI and (row.source == "mpich" or row.condition(environ))
+        # a job submitted from `srun --pty` inherits its SLURM_PTY_PORT
+        return in_slurm_step(environ)
+    # An older Hydra sets no MPI_LOCALRANKID. Ranks need it to tell mpirun from srun; here the style
+    # does.
+    return (
+        style in EITHER_STYLES
+        and row.source in MPI
+        and (row.source == "mpich" or row.condition(environ))
+    )
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -158,7 +194,9 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def node_name(node: int, environ: Mapping[str, str]) -> str:
-    """Return the name of a node in Slurm's list; empty if there is none. For nodes that have not joined."""
+    """Return the name of a node in Slurm's list; empty if there is none. For nodes that have not
+    joined.
+    """
     listed = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     try:
         hosts = expand(listed)

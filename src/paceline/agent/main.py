@@ -1,4 +1,6 @@
-"""An agent process, from its start to its exit code. The slow part, importing torch, starts first."""
+"""An agent process, from its start to its exit code. The slow part, importing torch, starts
+first.
+"""
 
 from __future__ import annotations
 
@@ -57,18 +59,23 @@ def main() -> int:
 def _read_launch_spec() -> tuple[RunFolder, LaunchSpec]:
     folder = os.environ.get(env.RUN)
     if not folder:
-        raise LaunchError(f"{env.RUN} is not set.", hint="Start agents with `paceline run` or `paceline submit`.")
+        raise LaunchError(
+            f"{env.RUN} is not set.", hint="Start agents with `paceline run` or `paceline submit`."
+        )
     run = RunFolder(Path(folder))
     try:
         return run, LaunchSpec.from_json(run.launch_spec.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as problem:
         raise LaunchError(
-            f"Cannot read {run.launch_spec}: {problem}.", hint="Put the run folder on a path that all nodes see."
+            f"Cannot read {run.launch_spec}: {problem}.",
+            hint="Put the run folder on a path that all nodes see.",
         ) from None
 
 
 def _start_zygote(launch_spec: LaunchSpec) -> tuple[forked_ranks.ForkedRanks | None, str]:
-    """Start the zygote for styles that fork ranks. Otherwise return None, and why not if the user should know."""
+    """Start the zygote for styles that fork ranks. Otherwise return None, and why not if the user
+    should know.
+    """
     forks = launch_spec.style in FORKING_STYLES
     why_not = (forked_ranks.reason_not_to_fork(launch_spec, os.environ) or "") if forks else ""
     if not forks or why_not:

@@ -27,16 +27,20 @@ TERM_EXITS = (-signal.SIGTERM, 128 + signal.SIGTERM)
 INTERRUPT_EXITS = (-signal.SIGINT, 128 + signal.SIGINT)
 # An error that matches is the consequence of another rank's death.
 CONSEQUENCE = re.compile(
-    r"closed by peer|reset by peer|Broken pipe|Connection (closed|refused|reset)|DistNetworkError|DistStoreError"
+    r"closed by peer|reset by peer|Broken pipe|Connection "
+    r"(closed|refused|reset)|DistNetworkError|DistStoreError"
     r"|remote process exited|NCCL communicator was aborted|Socket Timeout|recvBytes|sendBytes",
     re.IGNORECASE,
 )
 PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)\n(?:\s+(?!\s|File )(.+))?', re.MULTILINE)
 # What Python and `paceline.spawn` print if a script starts processes while one of these imports it.
-IMPORTING = re.compile(r"has finished its bootstrapping phase|paceline\.spawn was called while a new process imported")
+IMPORTING = re.compile(
+    r"has finished its bootstrapping phase|paceline\.spawn was called while a new process imported"
+)
 UNGUARDED = (
-    'Each process that the script starts imports it again. Start processes only under `if __name__ == "__main__":`.'
+    "Each process that the script starts imports it again. Start processes only under `if "
+    '__name__ == "__main__":`.'
 )
 MAX_LINE = 300  # characters of a log's last line
 WRAPPED = re.compile(r"Caught (?P<type>\S+) (?P<where>in [^\n]*)\.\nOriginal Traceback")
@@ -60,11 +64,14 @@ class Failure:
     where: str = ""  # the last frame of the traceback in the user's own code
     last_line: str = ""  # of the log, if there was no exception, such as the message of argparse
     out_of_memory: bool = False  # the kernel's out-of-memory killer ended the rank
-    ended_ranks: Sequence[int] = ()  # ranks that ended normally while this one still waited for them
+    # ranks that ended normally while this one still waited for them
+    ended_ranks: Sequence[int] = ()
 
     @property
     def is_consequence(self) -> bool:
-        return self.cause == retry_policy.ERROR and bool(CONSEQUENCE.search(f"{self.type}: {self.message}"))
+        return self.cause == retry_policy.ERROR and bool(
+            CONSEQUENCE.search(f"{self.type}: {self.message}")
+        )
 
     @property
     def error(self) -> str:
@@ -90,23 +97,39 @@ class Failure:
         return f"rank {self.rank} of {world_size} on host {self.host} failed: {self.summary}{where}"
 
     def hint(self, style: str) -> str:
-        """Return what to do about a script that clashes with how its ranks are started; empty if it does not."""
+        """Return what to do about a script that clashes with how its ranks are started; empty if
+        it does not.
+        """
         text = f"{self.message}\n{self.traceback}"
         if style == "spawn" or not PORT_IN_USE.search(text):
             return ""
         if CALLS_SPAWN in text:
-            return "each rank calls mp.spawn: use --style spawn, which starts the script once per node, or --nproc 1"
+            return (
+                "each rank calls mp.spawn: use --style spawn, which starts the script once per "
+                "node, or --nproc 1"
+            )
         return (
             "a port is already in use: do not change MASTER_ADDR and MASTER_PORT, "
             "or use --style spawn if the script starts its ranks itself"
         )
 
-    def format(self, world_size: int, *, with_traceback: bool, consequences: Sequence[int] = ()) -> str:
-        """Return the text for the console. `consequences` are ranks there that have lost a connection because of it."""
+    def format(
+        self, world_size: int, *, with_traceback: bool, consequences: Sequence[int] = ()
+    ) -> str:
+        """Return the text for the console. `consequences` are ranks there that have lost a
+        connection because of it.
+        """
         lines = [self.headline(world_size)]
         if consequences:
-            whose = f"rank {consequences[0]}" if len(consequences) == 1 else f"{len(consequences)} other ranks"
-            lines.append(f"  this failed first; the error of {whose} is a consequence: the connection was lost")
+            whose = (
+                f"rank {consequences[0]}"
+                if len(consequences) == 1
+                else f"{len(consequences)} other ranks"
+            )
+            lines.append(
+                f"  this failed first; the error of {whose} is a consequence: the connection was "
+                "lost"
+            )
         if with_traceback and self.traceback:
             lines.append(self.traceback.rstrip())
         if self.log:
@@ -135,7 +158,8 @@ class RankExit:
         """Whether it saved and stopped, or (if there is a stop request) the request ended it."""
         if self.code == 0:  # handlers of SIGTERM that save and exit do not often know of 75
             return self.state == SAVED_AND_STOPPED or self.got_term or self.says_saved
-        return self.failure is None  # by code 75 or its own, by a signal of the request, or killed at its deadline
+        # by code 75 or its own, by a signal of the request, or killed at its deadline
+        return self.failure is None
 
     @classmethod
     def from_json(cls, fields: dict[str, Any], *, sent: float) -> RankExit:
@@ -148,7 +172,9 @@ class RankExit:
 
 
 def local_time(moment: float, sent: float) -> float:
-    """Return a moment of another host in this one's time: clocks differ, but how long ago it was does not."""
+    """Return a moment of another host in this one's time: clocks differ, but how long ago it was
+    does not.
+    """
     return time.time() - (sent - moment)
 
 
@@ -160,7 +186,8 @@ def received_failure(fields: dict[str, Any], *, sent: float) -> Failure:
 def explain_exit(
     rank_exit: Exit, launch: Launch, *, heartbeats: Heartbeats, output: OutputCapture | None = None
 ) -> Failure:
-    """Return the failure behind an exit. For a process that spawns its ranks, it is that of the first rank.
+    """Return the failure behind an exit. For a process that spawns its ranks, it is that of the
+    first rank.
 
     The end of the log, read from `output`, may take a moment to arrive.
     """
@@ -171,20 +198,37 @@ def explain_exit(
     found = []
     for local_rank in reported or [rank_exit.local_rank]:
         heartbeat = heartbeats.read(local_rank)
-        found.append(_read_failure(
-            launch.attempt, rank=rank_of[local_rank], host=launch.placement.host, code=rank_exit.code,
-            when=rank_exit.time, step=heartbeat.step if heartbeat.state >= RUNNING else None,
-            log=launch.log(logged), tail="" if output is None else output.tail(logged),
-        ))  # fmt: skip
+        found.append(
+            _read_failure(
+                launch.attempt,
+                rank=rank_of[local_rank],
+                host=launch.placement.host,
+                code=rank_exit.code,
+                when=rank_exit.time,
+                step=heartbeat.step if heartbeat.state >= RUNNING else None,
+                log=launch.log(logged),
+                tail="" if output is None else output.tail(logged),
+            )
+        )
     first = first_failure(found)
     assert first is not None
     return first
 
 
 def _read_failure(
-    attempt: AttemptFolder, *, rank: int, host: str, code: int, when: float, step: int | None, log: Path, tail: str
+    attempt: AttemptFolder,
+    *,
+    rank: int,
+    host: str,
+    code: int,
+    when: float,
+    step: int | None,
+    log: Path,
+    tail: str,
 ) -> Failure:
-    """Return what is known about a failed rank: its own error report if it left one, else the end of its log."""
+    """Return what is known about a failed rank: its own error report if it left one, else the end
+    of its log.
+    """
     try:
         report = json.loads(attempt.error(rank).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -197,9 +241,17 @@ def _read_failure(
     lines = tail.splitlines()
     last = next((line.strip()[:MAX_LINE] for line in reversed(lines) if line.strip()), "")
     plain = Failure(
-        cause, host, rank, code, step=step, time=when, log=str(log), traceback="\n".join(lines[-20:]),
-        last_line=last if code > 0 else "", where=read_crash(tail) if cause == retry_policy.CRASH else "",
-    )  # fmt: skip
+        cause,
+        host,
+        rank,
+        code,
+        step=step,
+        time=when,
+        log=str(log),
+        traceback="\n".join(lines[-20:]),
+        last_line=last if code > 0 else "",
+        where=read_crash(tail) if cause == retry_policy.CRASH else "",
+    )
     is_unguarded = code > 0 and IMPORTING.search(tail) is not None
     if is_unguarded:
         plain = replace(plain, last_line=UNGUARDED, where=find_user_frame(tail))
@@ -207,32 +259,46 @@ def _read_failure(
         trace, message = str(report["traceback"]), shorten(unwrap(str(report["message"])))
         message = f"{UNGUARDED}\n{message}" if is_unguarded and report["type"] else message
         return replace(
-            plain, type=str(report["type"]), message=message, traceback=trace or plain.traceback,
-            time=min(when, float(report["time"])), where=find_user_frame(trace) or plain.where,
+            plain,
+            type=str(report["type"]),
+            message=message,
+            traceback=trace or plain.traceback,
+            time=min(when, float(report["time"])),
+            where=find_user_frame(trace) or plain.where,
             last_line="" if report["type"] else plain.last_line,
-        )  # fmt: skip
+        )
     except (ValueError, KeyError, TypeError):
         return plain
 
 
 def unwrap(message: str) -> str:
-    """Return the original message of an error that torch has passed on from another process, such as a data worker."""
+    """Return the original message of an error that torch has passed on from another process, such
+    as a data worker.
+    """
     found = WRAPPED.match(message)
     if found is None:
         return message
     lines = message.strip().splitlines()
-    last_frame = max(number for number, line in enumerate(lines) if line.startswith(("  ", "Original Traceback")))
+    last_frame = max(
+        number for number, line in enumerate(lines) if line.startswith(("  ", "Original Traceback"))
+    )
     first, *rest = lines[last_frame + 1 :] or [lines[-1]]
-    return "\n".join([f"{first.removeprefix(found['type']).removeprefix(': ')} ({found['where']})", *rest])
+    return "\n".join(
+        [f"{first.removeprefix(found['type']).removeprefix(': ')} ({found['where']})", *rest]
+    )
 
 
 def shorten(message: str) -> str:
     """Cut lines that nobody can read. The rank's log has all of them."""
-    return "\n".join(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}…" for line in message.splitlines())
+    return "\n".join(
+        line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}…" for line in message.splitlines()
+    )
 
 
 def find_user_frame(trace: str) -> str:
-    """Return the last frame of a traceback that is not in a library, such as `train.py:12 in main: loss = f(x)`."""
+    """Return the last frame of a traceback that is not in a library, such as `train.py:12 in main:
+    loss = f(x)`.
+    """
     frames = [found for found in FRAME.findall(trace) if not LIBRARY.search(found[0])]
     if not frames:
         return ""
@@ -249,7 +315,9 @@ def with_stack(failure: Failure, attempt: AttemptFolder) -> Failure:
     except OSError:
         return failure
     main_thread = text.strip().split("\n\n")[-1].splitlines()
-    return replace(failure, traceback="\n".join(line for line in main_thread if "paceline/agent/" not in line))
+    return replace(
+        failure, traceback="\n".join(line for line in main_thread if "paceline/agent/" not in line)
+    )
 
 
 def write_failure(attempt: AttemptFolder, failure: Failure) -> None:
@@ -257,5 +325,7 @@ def write_failure(attempt: AttemptFolder, failure: Failure) -> None:
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure | None:
-    """Return the root failure. A lost connection is never the root if there is any other failure."""
+    """Return the root failure. A lost connection is never the root if there is any other
+    failure.
+    """
     return min(failures, key=lambda failure: (failure.is_consequence, failure.time), default=None)

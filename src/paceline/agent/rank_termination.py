@@ -10,11 +10,14 @@ from paceline.agent.workers import process_tree
 from paceline.agent.workers.started_ranks import StartedRanks
 from paceline.contract.heartbeat_file import RUNNING
 
-RUNTIME_KILL_AFTER = 1.0  # seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
+# seconds; a rank that uses the runtime ends at once on SIGTERM, unless it is stuck in C
+RUNTIME_KILL_AFTER = 1.0
 
 
 class Termination:
-    """Ends the ranks of this node: SIGTERM first, then SIGKILL to the process group of each that remains."""
+    """Ends the ranks of this node: SIGTERM first, then SIGKILL to the process group of each that
+    remains.
+    """
 
     def __init__(self, workers: StartedRanks, heartbeats: Heartbeats, *, kill_after: float) -> None:
         self._workers = workers
@@ -48,7 +51,9 @@ class Termination:
         waited = time.monotonic() - self.since
         for local_rank, pid in self._workers.pids().items():
             uses_runtime = self._heartbeats.read(local_rank).state >= RUNNING
-            kill_after = min(self._kill_after, RUNTIME_KILL_AFTER) if uses_runtime else self._kill_after
+            kill_after = (
+                min(self._kill_after, RUNTIME_KILL_AFTER) if uses_runtime else self._kill_after
+            )
             if waited >= kill_after:
                 self.killed.add(local_rank)
                 process_tree.signal_group(pid, signal.SIGKILL)

@@ -2,18 +2,22 @@
 
 Decisions are pure: what happened so far goes in, a decision comes out. The rules, in order:
 
-1. A node was lost or failed preflight, or ranks on it were killed, crashed or hung in two attempts: not in this
+1. A node was lost or failed preflight, or ranks on it were killed, crashed or hung in two attempts:
+  not in this
    allocation. Requeue without that node, if there is a queue.
 2. The user asked for no restarts: no.
 3. Some ranks had exited, and the rest lingered: no. The program may be complete.
-4. The program failed on its own before its first step: no. After another cause it is tried once more.
+4. The program failed on its own before its first step: no. After another cause it is tried once
+  more.
 5. The same error at the same step, twice: no.
-6. Each attempt of this job start that did not advance the checkpoint uses one of `max_restarts`. When none are left:
+6. Each attempt of this job start that did not advance the checkpoint uses one of `max_restarts`.
+  When none are left:
    no. Requeue, if there is a queue, unless the program failed on its own.
 7. A stop was requested: no. Requeue, if there is a queue: the next job start may try again.
 8. Otherwise yes: at once the first time, then after a delay that doubles.
 
-A run whose checkpoint did not advance in several job starts in a row is not requeued after a failure.
+A run whose checkpoint did not advance in several job starts in a row is not requeued after a
+failure.
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ FREE = "free, as the checkpoint advanced"
 FIRST_DELAY = 1.0  # seconds before the second restart in a row without progress
 MAX_DELAY = 60.0
 MAX_STOPS_WITHOUT_PROGRESS = 10  # stops in a row, each before anything was saved
-SHORT_JOB_START = 600.0  # seconds: a script without the runtime that stops sooner may have saved nothing
+# seconds: a script without the runtime that stops sooner may have saved nothing
+SHORT_JOB_START = 600.0
 DAY = 86400.0  # seconds
 MAX_JOB_STARTS_WITHOUT_PROGRESS = 3  # in a row; then the run is no longer requeued
 MAX_EXCLUSIONS = 3  # requeues of a failed run to get rid of unfit nodes
@@ -52,9 +57,10 @@ MAX_EXCLUSIONS = 3  # requeues of a failed run to get rid of unfit nodes
 def has_progressed(*, saved: bool, stepped: bool | None, says_saved: bool, seconds: float) -> bool:
     """Return whether a job start that was stopped got anywhere, in any launch style.
 
-    `saved`: there is something new among the checkpoints. `stepped`: ranks passed steps beyond the checkpoint that they
-    began with; None if they never came to the runtime's first step boundary. `says_saved`: a stop was requested, and
-    ranks without the runtime exited with the code that says so. `seconds`: how long it lasted.
+    `saved`: there is something new among the checkpoints. `stepped`: ranks passed steps beyond the
+    checkpoint that they began with; None if they never came to the runtime's first step boundary.
+    `says_saved`: a stop was requested, and ranks without the runtime exited with the code that says
+    so. `seconds`: how long it lasted.
     """
     if saved or says_saved:
         return True
@@ -62,7 +68,9 @@ def has_progressed(*, saved: bool, stepped: bool | None, says_saved: bool, secon
 
 
 def count_requeues(lines: Iterable[str], *, now: float, job_start: str) -> int:
-    """Return how often other job starts went back into the queue within a day. Each line is `TIME JOB-START`."""
+    """Return how often other job starts went back into the queue within a day. Each line is `TIME
+    JOB-START`.
+    """
     found = set()
     for line in lines:
         moment, _, name = line.strip().partition(" ")
@@ -81,7 +89,8 @@ class AttemptSummary:
     step: int | None = None  # the last completed step; None if no step boundary was passed
     resumed_from: int = -1  # step of the newest checkpoint at its start; -1 if there was none
     saved: int = -1  # and at its end
-    hosts: list[str] = field(default_factory=list)  # where it failed; for LOST and PREFLIGHT the unfit nodes
+    # where it failed; for LOST and PREFLIGHT the unfit nodes
+    hosts: list[str] = field(default_factory=list)
     uses_runtime: bool = True  # otherwise the script passes no step boundaries
     job_start: str = ""
 
@@ -104,11 +113,16 @@ class Decision:
 
 
 def decide(
-    history: Sequence[AttemptSummary], max_restarts: int, *, other_nodes: bool = True, stop_requested: bool = False
+    history: Sequence[AttemptSummary],
+    max_restarts: int,
+    *,
+    other_nodes: bool = True,
+    stop_requested: bool = False,
 ) -> Decision:
     """Decide what to do after the last of these failed attempts, oldest first.
 
-    `other_nodes` says whether there are nodes to move to: the only machine there is cannot be excluded.
+    `other_nodes` says whether there are nodes to move to: the only machine there is cannot be
+    excluded.
     """
     assert history, "there is nothing to decide without a failed attempt"
     last = history[-1]
@@ -116,7 +130,9 @@ def decide(
     if last.cause in (LOST, PREFLIGHT) or set(last.hosts) & set(exclude):
         names = ", ".join(exclude) or "a node"
         requeue = _idle_job_starts(history) <= MAX_JOB_STARTS_WITHOUT_PROGRESS
-        return Decision(False, f"no restart: {names} cannot be used", requeue=requeue, exclude=exclude)
+        return Decision(
+            False, f"no restart: {names} cannot be used", requeue=requeue, exclude=exclude
+        )
     if max_restarts <= 0:
         return Decision(False, "no restart was requested", exclude=exclude)
     if last.cause == LINGERED:
@@ -125,13 +141,20 @@ def decide(
         if last.cause in PROGRAM_CAUSES:
             return Decision(False, "no restart: it failed before its first step", exclude=exclude)
         if len(history) > 1 and history[-2].before_first_step:
-            return Decision(False, "no restart: it ended twice before its first step", exclude=exclude)
+            return Decision(
+                False, "no restart: it ended twice before its first step", exclude=exclude
+            )
     if any(_same_failure(last, attempt) for attempt in history[:-1]):
-        reason = f"no restart: it failed twice at step {last.step} with the same error: {last.error}"
+        reason = (
+            f"no restart: it failed twice at step {last.step} with the same error: {last.error}"
+        )
         return Decision(False, reason, exclude=exclude)
     used = count_used(history, last.job_start)
     if used > max_restarts:
-        requeue = last.cause not in PROGRAM_CAUSES and _idle_job_starts(history) <= MAX_JOB_STARTS_WITHOUT_PROGRESS
+        requeue = (
+            last.cause not in PROGRAM_CAUSES
+            and _idle_job_starts(history) <= MAX_JOB_STARTS_WITHOUT_PROGRESS
+        )
         reason = f"no restart: all {max_restarts} restarts are used up"
         return Decision(False, reason, requeue=requeue, exclude=exclude)
     if stop_requested:
@@ -145,39 +168,58 @@ def decide(
 
 
 def count_used(history: Iterable[AttemptSummary], job_start: str) -> int:
-    """Return how many restarts a job start has used: one for each attempt that did not advance the checkpoint."""
+    """Return how many restarts a job start has used: one for each attempt that did not advance the
+    checkpoint.
+    """
     return sum(1 for attempt in history if attempt.job_start == job_start and not attempt.advanced)
 
 
 def describe_start(saved: int, *, uses_runtime: bool) -> str:
-    """Describe where an attempt starts, from the step of the newest checkpoint; -1 if there is none."""
+    """Describe where an attempt starts, from the step of the newest checkpoint; -1 if there is
+    none.
+    """
     if saved >= 0:
         return f"from step {saved}"
-    return "from the beginning: no checkpoint yet" if uses_runtime else "from the script's own checkpoint, if any"
+    return (
+        "from the beginning: no checkpoint yet"
+        if uses_runtime
+        else "from the script's own checkpoint, if any"
+    )
 
 
 def nodes_to_exclude(history: Sequence[AttemptSummary]) -> list[str]:
-    """Return the nodes that were lost or unfit once, or whose ranks were killed, crashed or hung twice."""
-    blamed = Counter(host for attempt in history if attempt.cause in NODE_CAUSES for host in set(attempt.hosts))
+    """Return the nodes that were lost or unfit once, or whose ranks were killed, crashed or hung
+    twice.
+    """
+    blamed = Counter(
+        host for attempt in history if attempt.cause in NODE_CAUSES for host in set(attempt.hosts)
+    )
     exclude = {host for host, times in blamed.items() if times >= 2}
-    exclude |= {host for attempt in history if attempt.cause in (LOST, PREFLIGHT) for host in attempt.hosts}
+    exclude |= {
+        host for attempt in history if attempt.cause in (LOST, PREFLIGHT) for host in attempt.hosts
+    }
     return sorted(exclude)
 
 
 def may_requeue(verdict: str, *, wanted: bool, can_exclude: bool, exclusions: int) -> bool:
     """Return whether a job start with this verdict may go back into the queue.
 
-    None may unless there is a queue and the user lets it (`wanted`). A stopped run may then; a failed one only if this
-    job start found nodes that can be excluded (`can_exclude`), and the run has not been requeued for that too often.
+    None may unless there is a queue and the user lets it (`wanted`). A stopped run may then; a
+    failed one only if this job start found nodes that can be excluded (`can_exclude`), and the run
+    has not been requeued for that too often.
     `exclusions` counts the job starts that did, this one included.
     """
     if not wanted:
         return False
-    return verdict == STOPPED or (verdict == FAILED and can_exclude and exclusions <= MAX_EXCLUSIONS)
+    return verdict == STOPPED or (
+        verdict == FAILED and can_exclude and exclusions <= MAX_EXCLUSIONS
+    )
 
 
 def may_stop_again(stops: int) -> bool:
-    """Return whether a run may be requeued that was stopped this often in a row before it saved anything."""
+    """Return whether a run may be requeued that was stopped this often in a row before it saved
+    anything.
+    """
     return stops < MAX_STOPS_WITHOUT_PROGRESS
 
 
@@ -219,7 +261,9 @@ def read_history(run: RunFolder) -> list[AttemptSummary]:
     for attempt in run.attempts():
         try:
             summary = json.loads(attempt.summary.read_text(encoding="utf-8"))
-            history.append(AttemptSummary(**{key: value for key, value in summary.items() if key in known}))
+            history.append(
+                AttemptSummary(**{key: value for key, value in summary.items() if key in known})
+            )
         except (OSError, ValueError, TypeError, AttributeError):
             continue
     return history

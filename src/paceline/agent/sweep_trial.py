@@ -1,7 +1,7 @@
 """One trial of a sweep: create its run folder when it starts, and write its result when it ends.
 
-The batch script calls this before and after the agents: `python paceline.zip trial open SWEEP SUBMISSION NUMBER`. So a
-submission writes only a few files, however many trials it has.
+The batch script calls this before and after the agents: `python paceline.zip trial open SWEEP
+SUBMISSION NUMBER`. So a submission writes only a few files, however many trials it has.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-# -- opening ---------------------------------------------------------------------------------------------
+# -- opening
+# ---------------------------------------------------------------------------------------------
 
 
 def open_trial(
@@ -76,7 +77,8 @@ def open_trial(
 ) -> TrialFolder:
     """Fill the trial's run folder. A trial that was started before keeps its point.
 
-    Outside of jobs, `variables` are those that the job's environment would have, such as the key of a service.
+    Outside of jobs, `variables` are those that the job's environment would have, such as the key of
+    a service.
     """
     search = sweep.read_search()
     point = _point(sweep, number)
@@ -86,13 +88,17 @@ def open_trial(
         _check_pruned(sweep, point, trial)
     launch_spec = json.loads((submission / "launch.json").read_text(encoding="utf-8"))
     try:
-        record = _choose_point(sweep, search, point, TrialPython(launch_spec["python"], variables or {}))
+        record = _choose_point(
+            sweep, search, point, TrialPython(launch_spec["python"], variables or {})
+        )
     except NoPoint:
         write_atomically(trial.result, json.dumps({"state": NO_POINT}) + "\n")
         raise
     write_atomically(trial.trial, json.dumps(record) + "\n")
     launch_spec["programs"] = _read(submission / "programs.json")
-    made = _with_own_working_directory(_trial_launch_spec(sweep, search, point, launch_spec, record), submission, trial)
+    made = _with_own_working_directory(
+        _trial_launch_spec(sweep, search, point, launch_spec, record), submission, trial
+    )
     _remove_old_copies(trial, submission, made)
     write_atomically(trial.launch_spec, json.dumps(asdict(made), indent=1) + "\n", mode=0o600)
     _link(submission / "code", trial.code)
@@ -100,17 +106,24 @@ def open_trial(
     run = json.loads((submission / "run.json").read_text(encoding="utf-8"))
     if not trial.run_json.exists():
         run |= {"run_id": made.run_id, "experiment": made.experiment, "created": time.time()}
-        run |= {"sweep": sweep.name, "args": redact_args(made.args), "trial": _redact_record(record)}
+        run |= {
+            "sweep": sweep.name,
+            "args": redact_args(made.args),
+            "trial": _redact_record(record),
+        }
         write_atomically(trial.run_json, json.dumps(run, indent=1) + "\n")
     trial.result.unlink(missing_ok=True)
-    trial.pruned.unlink(missing_ok=True)  # of an earlier start that did not end: the pruner decides again
+    # of an earlier start that did not end: the pruner decides again
+    trial.pruned.unlink(missing_ok=True)
     return trial
 
 
 def _redact_record(record: dict[str, Any]) -> dict[str, Any]:
     shown = {**record, "point": redact_values(record["point"])}
     if "variables" in record:
-        shown["variables"] = {name: redact(name, str(value)) for name, value in record["variables"].items()}
+        shown["variables"] = {
+            name: redact(name, str(value)) for name, value in record["variables"].items()
+        }
     return shown
 
 
@@ -120,8 +133,12 @@ def _point(sweep: SweepFolder, number: int) -> Point:
             try:
                 return make(Point, line)
             except ValueError as problem:
-                raise LaunchError(f"Trial {number} in {sweep.points} is invalid: {problem}.") from None
-    raise LaunchError(f"{sweep.points} has no trial {number}.", hint="Check whether the file was edited.")
+                raise LaunchError(
+                    f"Trial {number} in {sweep.points} is invalid: {problem}."
+                ) from None
+    raise LaunchError(
+        f"{sweep.points} has no trial {number}.", hint="Check whether the file was edited."
+    )
 
 
 def _check_pruned(sweep: SweepFolder, point: Point, trial: TrialFolder) -> None:
@@ -138,7 +155,9 @@ def _check_pruned(sweep: SweepFolder, point: Point, trial: TrialFolder) -> None:
         raise NoPoint(f"trial {point.number} does not start: its point was pruned")
 
 
-def _choose_point(sweep: SweepFolder, search: Search, point: Point, python: TrialPython) -> dict[str, Any]:
+def _choose_point(
+    sweep: SweepFolder, search: Search, point: Point, python: TrialPython
+) -> dict[str, Any]:
     """Return trial.json, with the point from the list or from the sampler."""
     values, known, variables = point.point, None, {}
     if search.sampler == "wandb":
@@ -151,7 +170,9 @@ def _choose_point(sweep: SweepFolder, search: Search, point: Point, python: Tria
             sweep, search, point.group, point=values, shared=point.seed is not None
         )
     if values is None:
-        raise LaunchError(f"Trial {point.number} in {sweep.points} has no point.", hint="Was the file edited?")
+        raise LaunchError(
+            f"Trial {point.number} in {sweep.points} has no point.", hint="Was the file edited?"
+        )
     return {
         "number": point.number,
         "group": point.group,
@@ -170,28 +191,44 @@ def _trial_launch_spec(
     runtime = dict(launch_spec.runtime)
     if point.seed is not None:
         runtime["seed"] = point.seed
-    # sweep.json hides secrets in its arguments, and anybody may read it; the launch spec is the user's alone.
+    # sweep.json hides secrets in its arguments, and anybody may read it; the launch spec is the
+    # user's alone.
     search = replace(search, args=launch_spec.args)
     program, args = launch_spec.program, arguments(search, record["point"], point.seed)
     if point.args is not None:
         args = point.args
         program = shared["programs"].get(point.program)  # its path in the snapshot of the code
         if not isinstance(program, str):
-            raise LaunchError(f"Trial {point.number} names the script {point.program!r}, which is not in its sweep.")
+            raise LaunchError(
+                f"Trial {point.number} names the script {point.program!r}, which is not in its "
+                "sweep."
+            )
     trial = {
-        "sweep": str(sweep.path), "prune": search.prune, "metric": search.metric, "optuna": record["optuna"],
+        "sweep": str(sweep.path),
+        "prune": search.prune,
+        "metric": search.metric,
+        "optuna": record["optuna"],
         "number": point.number,
-    }  # fmt: skip
+    }
     return replace(
-        launch_spec, run_id=f"{sweep.name}-{point.number}", program=program, args=args, runtime=runtime,
-        params=merge_params(launch_spec.params, record["point"]), trial=trial,
+        launch_spec,
+        run_id=f"{sweep.name}-{point.number}",
+        program=program,
+        args=args,
+        runtime=runtime,
+        params=merge_params(launch_spec.params, record["point"]),
+        trial=trial,
         variables={**launch_spec.variables, **record.get("variables", {})},
         tracking={**launch_spec.tracking, **tracking_of(record.get("variables", {}))},
-    )  # fmt: skip
+    )
 
 
-def _with_own_working_directory(launch_spec: LaunchSpec, submission: Path, trial: TrialFolder) -> LaunchSpec:
-    """Each trial has a working directory of its own: trials must not overwrite each other's files."""
+def _with_own_working_directory(
+    launch_spec: LaunchSpec, submission: Path, trial: TrialFolder
+) -> LaunchSpec:
+    """Each trial has a working directory of its own: trials must not overwrite each other's
+    files.
+    """
     if not launch_spec.work:
         return launch_spec
     shared = str(RunFolder(submission).work)
@@ -200,16 +237,23 @@ def _with_own_working_directory(launch_spec: LaunchSpec, submission: Path, trial
         return f"{trial.work}{path[len(shared) :]}" if path.startswith(f"{shared}/") else path
 
     return replace(
-        launch_spec, program=move(launch_spec.program), cwd=move(launch_spec.cwd), source=move(launch_spec.source),
+        launch_spec,
+        program=move(launch_spec.program),
+        cwd=move(launch_spec.cwd),
+        source=move(launch_spec.source),
         import_path=[move(path) for path in launch_spec.import_path],
         work={**launch_spec.work, "code": str(trial.code)},
-    )  # fmt: skip
+    )
 
 
 def _remove_old_copies(trial: TrialFolder, submission: Path, made: LaunchSpec) -> None:
-    """Remove the code and the links of an earlier submission from the working directory, if they are not the same."""
+    """Remove the code and the links of an earlier submission from the working directory, if they
+    are not the same.
+    """
     try:
-        before = WorkingDirectory.of(LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8")))
+        before = WorkingDirectory.of(
+            LaunchSpec.from_json(trial.launch_spec.read_text(encoding="utf-8"))
+        )
     except FileNotFoundError:
         return
     now = WorkingDirectory.of(
@@ -220,17 +264,22 @@ def _remove_old_copies(trial: TrialFolder, submission: Path, made: LaunchSpec) -
 
 
 def arguments(search: Search, point: dict[str, Any], seed: int | None) -> list[str]:
-    """Return the script's arguments: `args` with its placeholders filled, then the keys that it doesn't name.
+    """Return the script's arguments: `args` with its placeholders filled, then the keys that it
+    doesn't name.
 
     If a key doesn't apply to this point, its placeholder and the flag before it are dropped.
     """
     values = {**point, **({} if seed is None else {"seed": seed})}
     args: list[str] = []
     for arg in search.args:
-        names = [name for name in PLACEHOLDER.findall(arg) if name in search.space or name == "seed"]
+        names = [
+            name for name in PLACEHOLDER.findall(arg) if name in search.space or name == "seed"
+        ]
         if all(name in values for name in names):
             args.append(
-                PLACEHOLDER.sub(lambda match: to_text(values[match[1]]) if match[1] in values else match[0], arg)
+                PLACEHOLDER.sub(
+                    lambda match: to_text(values[match[1]]) if match[1] in values else match[0], arg
+                )
             )
         elif args and args[-1].startswith("-") and arg == f"{{{names[0]}}}":
             args.pop()
@@ -247,7 +296,11 @@ def option(key: str, value: Any) -> list[str]:
     """Return `--key value`; for a boolean `--key` or nothing, as with argparse's store_true."""
     if isinstance(value, bool):
         return [f"--{key}"] if value else []
-    return [f"--{key}", *map(to_text, value)] if isinstance(value, list) else [f"--{key}", to_text(value)]
+    return (
+        [f"--{key}", *map(to_text, value)]
+        if isinstance(value, list)
+        else [f"--{key}", to_text(value)]
+    )
 
 
 def to_text(value: Any) -> str:
@@ -257,7 +310,9 @@ def to_text(value: Any) -> str:
 
 
 def merge_params(params: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
-    """Return `run.params`: the file's, overridden by the point. A dot in a key names a nested table."""
+    """Return `run.params`: the file's, overridden by the point. A dot in a key names a nested
+    table.
+    """
     merged: dict[str, Any] = json.loads(json.dumps(params))
     for key, value in point.items():
         table = merged
@@ -279,11 +334,16 @@ def _link(target: Path, link: Path) -> None:
     os.replace(partial, link)
 
 
-# -- closing ---------------------------------------------------------------------------------------------
+# -- closing
+# ---------------------------------------------------------------------------------------------
 
 
-def close_trial(sweep: SweepFolder, number: int, verdict: str, *, error: str = "") -> dict[str, Any]:
-    """Write the result of a trial that has ended, also to the sampler's study. `error`: why it never started."""
+def close_trial(
+    sweep: SweepFolder, number: int, verdict: str, *, error: str = ""
+) -> dict[str, Any]:
+    """Write the result of a trial that has ended, also to the sampler's study. `error`: why it
+    never started.
+    """
     search, trial = sweep.read_search(), sweep.trial(number)
     record = _read(trial.trial)
     state = DONE if verdict == DONE else FAILED
@@ -295,22 +355,31 @@ def close_trial(sweep: SweepFolder, number: int, verdict: str, *, error: str = "
     elif state == DONE and value is None and search.metric:
         error = f"it ended without a value for {search.metric}"
     result = {
-        "state": state, "value": value, "step": step, "started": _read(trial.run_json).get("created"),
-        "ended": time.time(), "error": error,
-        "point": record.get("point"), "seed": record.get("seed"),
-    }  # fmt: skip
+        "state": state,
+        "value": value,
+        "step": step,
+        "started": _read(trial.run_json).get("created"),
+        "ended": time.time(),
+        "error": error,
+        "point": record.get("point"),
+        "seed": record.get("seed"),
+    }
     write_atomically(trial.result, json.dumps(result) + "\n")
     if record.get("optuna") is not None:
         from paceline.contract.sweep import optuna_study
 
         if (mean := _group_result(sweep, record["group"])) is not None:
             group_state, group_value = mean
-            optuna_study.finish_trial(sweep, search, record["optuna"], state=group_state, value=group_value)
+            optuna_study.finish_trial(
+                sweep, search, record["optuna"], state=group_state, value=group_value
+            )
     return result
 
 
 def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | None:
-    """Return a point's state and its mean over seeds; None until all seeds have ended. Pruned points have no mean."""
+    """Return a point's state and its mean over seeds; None until all seeds have ended. Pruned
+    points have no mean.
+    """
     results = []
     for line in read_lines(sweep.points):
         if line.get("group") == group:
@@ -318,7 +387,11 @@ def _group_result(sweep: SweepFolder, group: int) -> tuple[str, float | None] | 
             if not result:
                 return None
             results.append(result)
-    values = [result["value"] for result in results if result["state"] == DONE and result["value"] is not None]
+    values = [
+        result["value"]
+        for result in results
+        if result["state"] == DONE and result["value"] is not None
+    ]
     if any(result["state"] == PRUNED for result in results):
         return PRUNED, None
     return (DONE, sum(values) / len(values)) if values else (FAILED, None)
@@ -347,7 +420,9 @@ def _find_error(trial: TrialFolder, verdict: str) -> str:
 
 
 def _agent_error(trial: TrialFolder) -> str:
-    """Return why an agent of this job start, if known, failed before any rank started; empty if none has said so."""
+    """Return why an agent of this job start, if known, failed before any rank started; empty if
+    none has said so.
+    """
     events = [event for path in trial.events.glob("agent-*.jsonl") for event in read_objects(path)]
     failed = [event for event in events if event.get("event") == "failed" and event.get("reason")]
     if name := os.environ.get(env.JOB_START):

@@ -1,4 +1,6 @@
-"""The head agent's verdicts: how an attempt ended, whether there is another, and whether the job may be requeued."""
+"""The head agent's verdicts: how an attempt ended, whether there is another, and whether the job
+may be requeued.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,23 @@ from paceline.errors import LaunchError
 
 
 class VerdictWriter:
-    """Writes the verdicts of one job start. A file that cannot be written causes a warning and does not end the run."""
+    """Writes the verdicts of one job start. A file that cannot be written causes a warning and
+    does not end the run.
+    """
 
     def __init__(
-        self, run: RunFolder, launch_spec: LaunchSpec, *, environ: Mapping[str, str], say: Callable[[str], None]
+        self,
+        run: RunFolder,
+        launch_spec: LaunchSpec,
+        *,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
     ) -> None:
         self.run, self.launch_spec, self.say = run, launch_spec, say
         self.job_start_name = environ.get(env.JOB_START) or f"pid-{os.getpid()}"
         self.job_start: JobStartFolder = run.job_start(self.job_start_name)
-        # Whether there is a queue to go back to, and other nodes in it. A run that was started by hand inside
-        # an allocation has neither.
+        # Whether there is a queue to go back to, and other nodes in it. A run that was started by
+        # hand inside an allocation has neither.
         self.from_queue = "SLURM_JOB_ID" in environ and not self.job_start_name.startswith("pid-")
         self.may_requeue = self.from_queue and launch_spec.requeue
         self.began = 0  # head agents before this one that no attempt's summary counts
@@ -49,23 +58,27 @@ class VerdictWriter:
         self.first_files = _checkpoint_files(run)
 
     def announce(self) -> None:
-        """Leave a sign that there is a head agent, before the others join it: if it is killed, they all start again.
+        """Leave a sign that there is a head agent, before the others join it: if it is killed, they
+        all start again.
 
-        In a job, srun kills a head agent that waits for a node which cannot be reached. The batch script counts how
-        often; it costs no restart.
+        In a job, srun kills a head agent that waits for a node which cannot be reached. The batch
+        script counts how often; it costs no restart.
         """
-        self.began = 0 if self.job_start.verdict.exists() else self._read_count(self.job_start.agent)
+        self.began = (
+            0 if self.job_start.verdict.exists() else self._read_count(self.job_start.agent)
+        )
         self.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
         self._write_agents(self.began if self.from_queue else self.began + 1)
 
     def begin(self, *, host: str, newest_attempt: int) -> None:
         """Reserve space for the verdict, once all agents are here. Called by the head agent.
 
-        `newest_attempt` is the number of the newest attempt before the agents met: another agent may have begun the
-        next one since.
+        `newest_attempt` is the number of the newest attempt before the agents met: another agent
+        may have begun the next one since.
 
-        A head agent that finds the traces of another was started again because an agent was killed. This costs a
-        restart, unless the attempt that it ended had advanced the checkpoint. Raises LaunchError if none are left.
+        A head agent that finds the traces of another was started again because an agent was killed.
+        This costs a restart, unless the attempt that it ended had advanced the checkpoint. Raises
+        LaunchError if none are left.
         """
         for path in (self.job_start.verdict, self.job_start.requeue, self.job_start.unsaved):
             self.try_write(functools.partial(reserve, path))
@@ -73,15 +86,19 @@ class VerdictWriter:
             self._write_agents(1)
             return
         ended = self._end_killed_attempt(newest_attempt, host)
-        killed = self.began if ended is None else self.began - 1  # outside of attempts: no summary counts them
+        # outside of attempts: no summary counts them
+        killed = self.began if ended is None else self.began - 1
         self._write_agents(killed + 1)
         allowed = self.launch_spec.max_restarts
-        used = killed + retry_policy.count_used(retry_policy.read_history(self.run), self.job_start_name)
+        used = killed + retry_policy.count_used(
+            retry_policy.read_history(self.run), self.job_start_name
+        )
         if not allowed or used > allowed:
             why = f"all {allowed} restarts are used up" if allowed else "no restart was requested"
             raise LaunchError(
                 f"An agent was killed, and {why}.",
-                hint="Check the memory of the nodes. --max-attempts sets how often the run may start.",
+                hint="Check the memory of the nodes. --max-attempts sets how often the run may "
+                "start.",
             )
         uses_runtime = fork_safety.uses_runtime(self.launch_spec)
         start = retry_policy.describe_start(self.first_checkpoint, uses_runtime=uses_runtime)
@@ -91,15 +108,21 @@ class VerdictWriter:
 
     def begin_attempt(self, attempt: AttemptFolder, *, saved_before: int) -> None:
         """Write what a later head agent must know about this attempt if this one is killed."""
-        self.try_write(lambda: write_atomically(attempt.start, f"{self.job_start_name} {saved_before}\n"))
+        self.try_write(
+            lambda: write_atomically(attempt.start, f"{self.job_start_name} {saved_before}\n")
+        )
 
     def _end_killed_attempt(self, number: int, host: str) -> retry_policy.AttemptSummary | None:
-        """Record that this attempt ended with its agent. Returns None if it did not, or is of another job start."""
+        """Record that this attempt ended with its agent. Returns None if it did not, or is of
+        another job start.
+        """
         attempt = self.run.attempt(number)
         if attempt.verdict.exists():
             return None
         try:
-            job_start, _, saved_before = attempt.start.read_text(encoding="utf-8").strip().rpartition(" ")
+            job_start, _, saved_before = (
+                attempt.start.read_text(encoding="utf-8").strip().rpartition(" ")
+            )
             resumed_from = int(saved_before)
         except (OSError, ValueError):
             return None
@@ -108,9 +131,14 @@ class VerdictWriter:
         message = "An agent was killed. The out-of-memory killer may have ended it."
         failure = Failure(retry_policy.KILLED, host, message=message, time=time.time())
         summary = retry_policy.AttemptSummary(
-            number=attempt.number, cause=retry_policy.KILLED, resumed_from=resumed_from,
-            saved=self.first_checkpoint, uses_runtime=False, job_start=job_start,  # nobody knows its steps any more
-        )  # fmt: skip
+            number=attempt.number,
+            cause=retry_policy.KILLED,
+            resumed_from=resumed_from,
+            # nobody knows its steps any more
+            saved=self.first_checkpoint,
+            uses_runtime=False,
+            job_start=job_start,
+        )
         self.try_write(lambda: rank_failures.write_failure(attempt, failure))
         self.try_write(lambda: retry_policy.write_summary(attempt, summary))
         self.try_write(lambda: write_atomically(attempt.verdict, FAILED + "\n"))
@@ -123,18 +151,28 @@ class VerdictWriter:
         """Let other agents continue: this attempt's failure has been counted already."""
         self._write_agents(0)
 
-    def record_attempt(self, outcome: Outcome, attempt: AttemptFolder, *, saved_before: int, may_restart: bool) -> None:
+    def record_attempt(
+        self, outcome: Outcome, attempt: AttemptFolder, *, saved_before: int, may_restart: bool
+    ) -> None:
         """Write what came of an attempt, and set `outcome.restart_delay` if there is another.
 
         `may_restart` is false once the user wants the whole run to end.
         """
-        if outcome.failure is not None and outcome.failure.cause == rank_failures.INTERRUPTED and not self.from_queue:
+        if (
+            outcome.failure is not None
+            and outcome.failure.cause == rank_failures.INTERRUPTED
+            and not self.from_queue
+        ):
             self.say(outcome.failure.message)
-            outcome.verdict, outcome.failure = STOPPED, None  # the user ended it: that is no failure of the run
+            # the user ended it: that is no failure of the run
+            outcome.verdict, outcome.failure = STOPPED, None
         verdict = outcome.verdict
         if outcome.verdict == FAILED:
             failure = outcome.failure or Failure(
-                retry_policy.ERROR, "?", message="ranks ended without an error report", time=time.time()
+                retry_policy.ERROR,
+                "?",
+                message="ranks ended without an error report",
+                time=time.time(),
             )
             outcome.failure = failure = rank_failures.with_stack(failure, attempt)
             self.try_write(lambda: rank_failures.write_failure(attempt, failure))
@@ -148,8 +186,11 @@ class VerdictWriter:
                 if self.launch_spec.max_restarts:
                     self.say(decision.reason)
                 if decision.requeue:
-                    # Only then: excluded nodes send a failed run back into the queue to get rid of them.
-                    self.try_write(lambda: preflight.exclude_nodes(self.job_start, decision.exclude))
+                    # Only then: excluded nodes send a failed run back into the queue to get rid of
+                    # them.
+                    self.try_write(
+                        lambda: preflight.exclude_nodes(self.job_start, decision.exclude)
+                    )
                     verdict = STOPPED if self.from_queue else verdict
         self.try_write(lambda: write_atomically(attempt.verdict, outcome.verdict + "\n"))
         if outcome.verdict != FAILED:
@@ -160,7 +201,9 @@ class VerdictWriter:
             self.write_verdict(verdict)
 
     def _report_unsaved(self, outcome: Outcome) -> None:
-        """Say so, and leave a mark in reserved space, if the last state could not be saved: the disk may be full."""
+        """Say so, and leave a mark in reserved space, if the last state could not be saved: the
+        disk may be full.
+        """
         steps = [rank_exit.unsaved for rank_exit in outcome.exits if rank_exit.unsaved is not None]
         if steps:
             text = f"the last state (step {max(steps)}) could not be saved"
@@ -168,7 +211,9 @@ class VerdictWriter:
             self.try_write(lambda: write_reserved(self.job_start.unsaved, text + "\n"))
 
     def write_stopped(self, *, progress: bool) -> None:
-        """Write the job start's verdict after a stop: `stopped`, or `failed` after too many without progress."""
+        """Write the job start's verdict after a stop: `stopped`, or `failed` after too many
+        without progress.
+        """
         path = self.run.stops_without_progress
         if progress or not self.may_requeue:
             self.try_write(lambda: path.unlink(missing_ok=True))
@@ -180,24 +225,32 @@ class VerdictWriter:
             self.write_verdict(STOPPED)
             return
         self._report_no_requeue(
-            f"the run was stopped {count} times in a row before it saved anything; request more time, or save more "
+            f"the run was stopped {count} times in a row before it saved anything; request more "
+            "time, or save more "
             "often"
         )
         self.write_verdict(FAILED)
 
     def _report_no_requeue(self, reason: str) -> None:
-        """Say why the run does not go back into the queue, on the console and in `paceline ps` and `show`."""
+        """Say why the run does not go back into the queue, on the console and in `paceline ps` and
+        `show`.
+        """
         self.say(f"not requeued: {reason}")
         self.try_write(lambda: self.job_start.path.mkdir(parents=True, exist_ok=True))
         self.try_write(lambda: write_atomically(self.job_start.requeue_failed, reason + "\n"))
 
     def write_verdict(self, verdict: str) -> None:
-        """Write whether the batch script may requeue the job, then, even if that fails, the job start's verdict."""
+        """Write whether the batch script may requeue the job, then, even if that fails, the job
+        start's verdict.
+        """
         limit = self.launch_spec.requeues_per_day
         would_requeue = verdict == STOPPED and self.may_requeue
-        if would_requeue and not retry_policy.may_requeue_today(self._requeues_today(), limit=limit):
+        if would_requeue and not retry_policy.may_requeue_today(
+            self._requeues_today(), limit=limit
+        ):
             self._report_no_requeue(
-                f"the run was requeued {limit} times within a day; to allow more, set requeues_per_day in [resume]"
+                f"the run was requeued {limit} times within a day; to allow more, set "
+                "requeues_per_day in [resume]"
             )
             verdict = FAILED
 
@@ -214,22 +267,30 @@ class VerdictWriter:
         try:
             action()
         except OSError as problem:
-            self.say(f"warning: cannot write {problem.filename or self.run.path}: {problem.strerror}")
+            self.say(
+                f"warning: cannot write {problem.filename or self.run.path}: {problem.strerror}"
+            )
 
     def _write_requeue(self, verdict: str) -> None:
         lists = [job_start.excluded_nodes for job_start in self.run.job_starts()]
         lists = [] if self.launch_spec.fixed_nodes else [path for path in lists if path.exists()]
         allowed = retry_policy.may_requeue(
-            verdict, wanted=self.may_requeue, can_exclude=self.job_start.excluded_nodes in lists, exclusions=len(lists)
+            verdict,
+            wanted=self.may_requeue,
+            can_exclude=self.job_start.excluded_nodes in lists,
+            exclusions=len(lists),
         )
         if not allowed:
             self.job_start.requeue.unlink(missing_ok=True)
             release(self.job_start.requeue)
             return
         self.job_start.path.mkdir(parents=True, exist_ok=True)
-        exclude = sorted({host for path in lists for host in path.read_text(encoding="utf-8").split()})
+        exclude = sorted(
+            {host for path in lists for host in path.read_text(encoding="utf-8").split()}
+        )
         write_reserved(self.job_start.requeue, ",".join(exclude) + "\n")
-        with open(self.run.requeues, "a", encoding="utf-8") as requeues:  # last: it may not fit on a full disk
+        # last: it may not fit on a full disk
+        with open(self.run.requeues, "a", encoding="utf-8") as requeues:
             requeues.write(f"{time.time():.0f} {self.job_start_name}\n")
 
     def _requeues_today(self) -> int:
@@ -261,11 +322,20 @@ class VerdictWriter:
             self.say(failure.message)
             return
         on_console = self._is_on_console(failure.rank)
-        with_traceback = not on_console or failure.code is None  # a stack that the rank did not print itself
-        lost = [each.rank for each in exits if each.failure is not None and each.failure.is_consequence]
+        # a stack that the rank did not print itself
+        with_traceback = not on_console or failure.code is None
+        lost = [
+            each.rank for each in exits if each.failure is not None and each.failure.is_consequence
+        ]
         shown = [rank for rank in lost if rank != failure.rank and self._is_on_console(rank)]
         consequences = [] if failure.is_consequence else shown
-        self.say(failure.format(self.launch_spec.world_size, with_traceback=with_traceback, consequences=consequences))
+        self.say(
+            failure.format(
+                self.launch_spec.world_size,
+                with_traceback=with_traceback,
+                consequences=consequences,
+            )
+        )
         if self.launch_spec.world_size > 1 and (hint := failure.hint(self.launch_spec.style)):
             self.say(hint)
 
@@ -275,32 +345,52 @@ class VerdictWriter:
     def _decide(
         self, outcome: Outcome, failure: Failure, attempt: AttemptFolder, saved_before: int
     ) -> retry_policy.Decision:
-        in_session = any(rank_exit.in_session or rank_exit.state >= RUNNING for rank_exit in outcome.exits)
+        in_session = any(
+            rank_exit.in_session or rank_exit.state >= RUNNING for rank_exit in outcome.exits
+        )
         summary = retry_policy.AttemptSummary(
-            number=attempt.number, cause=failure.cause, error=failure.error, step=last_step(outcome),
-            resumed_from=saved_before, saved=newest_checkpoint(self.run), hosts=[failure.host],
-            uses_runtime=in_session or fork_safety.uses_runtime(self.launch_spec), job_start=self.job_start_name,
-        )  # fmt: skip
+            number=attempt.number,
+            cause=failure.cause,
+            error=failure.error,
+            step=last_step(outcome),
+            resumed_from=saved_before,
+            saved=newest_checkpoint(self.run),
+            hosts=[failure.host],
+            uses_runtime=in_session or fork_safety.uses_runtime(self.launch_spec),
+            job_start=self.job_start_name,
+        )
         self.try_write(lambda: retry_policy.write_summary(attempt, summary))
-        earlier = [each for each in retry_policy.read_history(self.run) if each.number != attempt.number]
-        # Once an agent is killed, srun sends SIGTERM to the others. If the batch shell got one too, it starts no more.
-        stopped_by_srun = outcome.agent_killed and self.from_queue and not self.job_start.stop.exists()
+        earlier = [
+            each for each in retry_policy.read_history(self.run) if each.number != attempt.number
+        ]
+        # Once an agent is killed, srun sends SIGTERM to the others. If the batch shell got one too,
+        # it starts no more.
+        stopped_by_srun = (
+            outcome.agent_killed and self.from_queue and not self.job_start.stop.exists()
+        )
         return retry_policy.decide(
-            [*earlier, summary], self.launch_spec.max_restarts,
-            other_nodes=self.from_queue, stop_requested=outcome.stop_requested and not stopped_by_srun,
-        )  # fmt: skip
+            [*earlier, summary],
+            self.launch_spec.max_restarts,
+            other_nodes=self.from_queue,
+            stop_requested=outcome.stop_requested and not stopped_by_srun,
+        )
 
 
 def _checkpoint_files(run: RunFolder) -> set[tuple[str, int]]:
     """Return what is in the checkpoint folder, which scripts without the runtime may use too."""
     try:
-        return {(entry.name, entry.stat(follow_symlinks=False).st_mtime_ns) for entry in os.scandir(run.checkpoints)}
+        return {
+            (entry.name, entry.stat(follow_symlinks=False).st_mtime_ns)
+            for entry in os.scandir(run.checkpoints)
+        }
     except OSError:
         return set()
 
 
 def last_step(outcome: Outcome) -> int | None:
-    """Return the last completed step of the failed rank; without one, of the rank that got furthest."""
+    """Return the last completed step of the failed rank; without one, of the rank that got
+    furthest.
+    """
     if outcome.failure is not None and outcome.failure.step is not None:
         return outcome.failure.step
     steps = (rank_exit.step for rank_exit in outcome.exits if rank_exit.state >= RUNNING)

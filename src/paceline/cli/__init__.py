@@ -36,7 +36,8 @@ TORCHRUN_ADDRESSES = ("--standalone", "--rdzv", "--master", "--node-rank", "--no
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit with its code. Expected errors print no traceback."""
     args = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a log may hold characters that this locale cannot show
+    # a log may hold characters that this locale cannot show
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = dispatch(args)
@@ -116,7 +117,9 @@ def run_command(name: str, args: list[str]) -> int:
     module = importlib.import_module(COMMANDS[name][0])
     app = getattr(module, "app", None) or single_command(module.command)
     try:
-        result = app(args=args, prog_name=f"paceline {name}", standalone_mode=False, help_option_names=HELP)
+        result = app(
+            args=args, prog_name=f"paceline {name}", standalone_mode=False, help_option_names=HELP
+        )
     except Forwarded as asked:  # some commands have something to do here, too
         carry_out = getattr(module, "forwarded", forward)
         return int(carry_out(asked))
@@ -145,7 +148,9 @@ def single_command(function: Any) -> Any:
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     takes_a_script = getattr(function, "takes_a_script", False)
-    app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": not takes_a_script})(function)
+    app.command(
+        cls=GroupedCommand, context_settings={"allow_interspersed_args": not takes_a_script}
+    )(function)
     return app
 
 
@@ -166,14 +171,20 @@ def _usage_error(error: Any, name: str, args: list[str]) -> UsageError:
     hint = f"See `{path} --help`, or `paceline reference {path.removeprefix('paceline ')}`."
     option = getattr(error, "option_name", "")
     if type(error).__name__ != "NoSuchOption":
-        message = _invalid_value(error, args) or error.format_message().replace("No such command", "Unknown command")
+        message = _invalid_value(error, args) or error.format_message().replace(
+            "No such command", "Unknown command"
+        )
         return UsageError(message if message.endswith((".", "?")) else f"{message}.", hint=hint)
     if option == "--on":
         from paceline.cli.on_cluster.misplaced_on import does_not_apply
 
         is_group = error.ctx is not None and hasattr(error.ctx.command, "commands")
         return (_misplaced_on(args, name) if is_group else None) or does_not_apply(name, hint)
-    owners = [each for each in ("run", "submit") if any(option in known.all_flags for _, known in options_of(each))]
+    owners = [
+        each
+        for each in ("run", "submit")
+        if any(option in known.all_flags for _, known in options_of(each))
+    ]
     if name == "run" and option in GPU_FLAGS:
         hint = _ranks_instead(option, args)
     if owners and name not in owners:
@@ -183,7 +194,10 @@ def _usage_error(error: Any, name: str, args: list[str]) -> UsageError:
         array = "Use `paceline sweep`: it submits job arrays, with one trial for each point."
         return UsageError(f"Unknown option {option}.", hint=array)
     if option.startswith(TORCHRUN_ADDRESSES):
-        return UsageError(f"Unknown option {option}.", hint="Omit it: Paceline finds the nodes and a free port itself.")
+        return UsageError(
+            f"Unknown option {option}.",
+            hint="Omit it: Paceline finds the nodes and a free port itself.",
+        )
     parameters = error.ctx.command.params if error.ctx else ()
     own = {flag for each in parameters for flag in (*each.opts, *each.secondary_opts)}
     if name == "run" and (meant := find_option(option, "submit")) and meant.name in GPU_FLAGS:
@@ -251,8 +265,13 @@ def _unknown_option(option: str, name: str, own: Collection[str], hint: str) -> 
         text = f"Unknown option {option}. {elsewhere.name} applies to `paceline submit`, not to `paceline {name}`."
         return UsageError(text, hint=hint)
     elif is_of_script(option):
-        close, hint = [], f"Options of your script go after it: paceline {name} train.py {option} ..."
-    return UsageError(f"Unknown option {option}.{f' Did you mean {close[0]}?' if close else ''}", hint=hint)
+        close, hint = (
+            [],
+            f"Options of your script go after it: paceline {name} train.py {option} ...",
+        )
+    return UsageError(
+        f"Unknown option {option}.{f' Did you mean {close[0]}?' if close else ''}", hint=hint
+    )
 
 
 def _unknown_command(name: str, rest: Sequence[str]) -> UsageError:
@@ -260,7 +279,9 @@ def _unknown_command(name: str, rest: Sequence[str]) -> UsageError:
 
     command = next((each for each in rest if each in COMMANDS), None)
     if name.startswith("-") and command is not None:
-        return UsageError(f"{name} must follow the command.", hint=f"Type: paceline {command} {name} ...")
+        return UsageError(
+            f"{name} must follow the command.", hint=f"Type: paceline {command} {name} ..."
+        )
     close = difflib.get_close_matches(name, (*COMMANDS, *OTHER_NAMES), n=1)
     if name.endswith(".py"):
         suggestion = f" Did you mean `paceline run {name}`?"

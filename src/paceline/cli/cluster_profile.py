@@ -52,7 +52,9 @@ class ClusterFacts:
         """Read what a cluster has sent. Raises ValueError if it is anything else."""
         found = make(cls, parse_object(text))
         parse_seconds(found.time)
-        if not found.partition or not (0 <= found.gpus_per_node < LARGEST and 0 < found.cpus_per_gpu < LARGEST):
+        if not found.partition or not (
+            0 <= found.gpus_per_node < LARGEST and 0 < found.cpus_per_gpu < LARGEST
+        ):
             raise ValueError("it has an impossible value")
         return found
 
@@ -69,7 +71,9 @@ class ClusterFacts:
         if self.gpus_per_node:
             lines.append(f"gpus_per_node = {self.gpus_per_node}")
             if self.gpu_types:
-                lines.append(f"# gpu_type = {toml(self.gpu_types[0])}    # of: {', '.join(self.gpu_types)}")
+                lines.append(
+                    f"# gpu_type = {toml(self.gpu_types[0])}    # of: {', '.join(self.gpu_types)}"
+                )
             lines.append(f"cpus_per_gpu = {self.cpus_per_gpu}")
         lines += [
             f"time = {toml(self.time)}",

@@ -5,39 +5,84 @@ from __future__ import annotations
 # Each command: its module (with a `command`, or an `app` if it has subcommands), and what it does.
 COMMANDS = {
     "run": ("paceline.cli.commands.run", "run a script here, on this machine's GPUs or CPU cores"),
-    "submit": ("paceline.cli.commands.submit", "submit a script to Slurm; --dry-run prints the exact job script"),
-    "sweep": ("paceline.cli.commands.sweep", "start a sweep: grid, random, TPE or seeds; as job arrays or here"),
+    "submit": (
+        "paceline.cli.commands.submit",
+        "submit a script to Slurm; --dry-run prints the exact job script",
+    ),
+    "sweep": (
+        "paceline.cli.commands.sweep",
+        "start a sweep: grid, random, TPE or seeds; as job arrays or here",
+    ),
     "ps": ("paceline.cli.commands.ps", "list runs and their status"),
     "top": ("paceline.cli.commands.top", "watch your runs full screen: loss, ranks, nodes, log"),
     "show": ("paceline.cli.commands.show", "show one run: curves, nodes, and where the time went"),
     "logs": ("paceline.cli.commands.logs", "print a run's output; -f follows it"),
-    "wait": ("paceline.cli.commands.wait", "wait for runs to finish; the exit code says how they ended"),
-    "metrics": ("paceline.cli.commands.metrics", "write a run's numbers for a monitoring system (OpenMetrics)"),
+    "wait": (
+        "paceline.cli.commands.wait",
+        "wait for runs to finish; the exit code says how they ended",
+    ),
+    "metrics": (
+        "paceline.cli.commands.metrics",
+        "write a run's numbers for a monitoring system (OpenMetrics)",
+    ),
     "ui": ("paceline.cli.commands.ui", "view your runs in a browser"),
-    "report": ("paceline.cli.commands.report", "write a run or a sweep to one HTML file, to share or archive"),
+    "report": (
+        "paceline.cli.commands.report",
+        "write a run or a sweep to one HTML file, to share or archive",
+    ),
     "cancel": ("paceline.cli.commands.cancel", "cancel a run permanently (it is not requeued)"),
     "export": ("paceline.cli.commands.export", "export a run's newest weights to one file"),
     "fetch": ("paceline.cli.commands.fetch", "copy a run from a cluster: records, logs, weights"),
     "sync": ("paceline.cli.commands.sync", "upload W&B data of offline runs"),
-    "prove": ("paceline.cli.commands.prove", "check that a script trains the same on any number of ranks"),
-    "inspect": ("paceline.cli.commands.inspect", "show which samples each rank gets, and check full epochs"),
-    "doctor": ("paceline.cli.commands.doctor", "find out why a run hangs, is slow or died; check a machine or a job"),
+    "prove": (
+        "paceline.cli.commands.prove",
+        "check that a script trains the same on any number of ranks",
+    ),
+    "inspect": (
+        "paceline.cli.commands.inspect",
+        "show which samples each rank gets, and check full epochs",
+    ),
+    "doctor": (
+        "paceline.cli.commands.doctor",
+        "find out why a run hangs, is slow or died; check a machine or a job",
+    ),
     "shell": ("paceline.cli.commands.shell", "open a shell on a node, with a job's environment"),
     "env": ("paceline.cli.commands.env", "build, list and remove environments of runs"),
-    "data": ("paceline.cli.commands.data", "send data to a cluster; inspect and pack the data that runs stage"),
-    "warm": ("paceline.cli.commands.warm", "show or end the processes that `run --warm` keeps for the next run"),
+    "data": (
+        "paceline.cli.commands.data",
+        "send data to a cluster; inspect and pack the data that runs stage",
+    ),
+    "warm": (
+        "paceline.cli.commands.warm",
+        "show or end the processes that `run --warm` keeps for the next run",
+    ),
     "clean": ("paceline.cli.commands.clean", "list and remove leftover files on compute nodes"),
-    "login": ("paceline.cli.commands.login", "log in to a cluster over SSH, once for all commands with --on"),
+    "login": (
+        "paceline.cli.commands.login",
+        "log in to a cluster over SSH, once for all commands with --on",
+    ),
     "logout": ("paceline.cli.commands.logout", "close the connections of `paceline login`"),
-    "new": ("paceline.cli.commands.new", "create a project that runs right away: script, settings, test"),
-    "adopt": ("paceline.cli.commands.adopt", "show what to change in a script so that it trains on several ranks"),
+    "new": (
+        "paceline.cli.commands.new",
+        "create a project that runs right away: script, settings, test",
+    ),
+    "adopt": (
+        "paceline.cli.commands.adopt",
+        "show what to change in a script so that it trains on several ranks",
+    ),
     "init": ("paceline.cli.commands.init", "write a commented paceline.toml for your cluster"),
-    "reference": ("paceline.cli.commands.reference", "look up a key, a flag, a command or a method"),
+    "reference": (
+        "paceline.cli.commands.reference",
+        "look up a key, a flag, a command or a method",
+    ),
     "completion": (
         "paceline.cli.commands.completion",
         "print a script that completes commands and options in your shell",
     ),
-    "sandbox": ("paceline.cli.commands.sandbox", "run a real multi-node Slurm on this machine, for testing"),
+    "sandbox": (
+        "paceline.cli.commands.sandbox",
+        "run a real multi-node Slurm on this machine, for testing",
+    ),
 }
 
 # What a command with --on starts on the cluster; nobody types it.
@@ -45,7 +90,9 @@ SERVERS = {"mirror-server": "paceline.cli.on_cluster.mirror_server"}
 
 # What people type for a command that has another name, and what to type instead.
 OTHER_NAMES = {
-    **dict.fromkeys(("resume", "continue"), "paceline run --resume RUN` or `paceline submit --resume RUN"),
+    **dict.fromkeys(
+        ("resume", "continue"), "paceline run --resume RUN` or `paceline submit --resume RUN"
+    ),
     **dict.fromkeys(("status", "list"), "paceline ps"),
     **dict.fromkeys(("stop", "kill"), "paceline cancel RUN"),
 }

@@ -33,10 +33,14 @@ class GroupedCommand(TyperCommand):
         text, mark, examples = inspect.cleandoc(help or "").partition("\b")
         settings = {"max_content_width": WIDTH, **(more.pop("context_settings", None) or {})}
         epilog = f"{mark}\nExamples:\n{examples.strip(chr(10))}" if examples else None
-        super().__init__(*args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings})
+        super().__init__(
+            *args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings}
+        )
         if (key := on_cluster.key_of(self)) in on_cluster.FORWARDED:
             known = {flag for each in self.params for flag in each.opts}
-            self.params += [each for each in on_cluster.options_for(key) if not known & {*each.opts}]
+            self.params += [
+                each for each in on_cluster.options_for(key) if not known & {*each.opts}
+            ]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Options that nobody has typed get their default without typer, which takes 1 ms each."""
@@ -51,9 +55,13 @@ class GroupedCommand(TyperCommand):
         on_cluster.note_misplaced(ctx, script, values)
         if on_cluster.key_of(self) in on_cluster.FORWARDED:
             _reject_two_clusters(order)
-            if not excess and not self._lacks_argument(values):  # otherwise typer says what is wrong
+            # otherwise typer says what is wrong
+            if not excess and not self._lacks_argument(values):
                 on_cluster.forward_if_asked(self, ctx, typed, script, values)
-        all_params, untyped = self.params, [each for each in self.params if each not in order and _has_default(each)]
+        all_params, untyped = (
+            self.params,
+            [each for each in self.params if each not in order and _has_default(each)],
+        )
         self.params = [each for each in all_params if each not in untyped]
         try:
             with plugins_disabled():  # typer converts values with pydantic
@@ -66,22 +74,39 @@ class GroupedCommand(TyperCommand):
         return rest
 
     def _lacks_argument(self, values: dict[str, Any]) -> bool:
-        return any(_is_argument(each) and each.required and not values.get(str(each.name)) for each in self.params)
+        return any(
+            _is_argument(each) and each.required and not values.get(str(each.name))
+            for each in self.params
+        )
 
     def _has_options_after_run(self, script: list[str]) -> bool:
         """Return whether what would be a script and its arguments is a run and options of this command."""
         names_a_run = getattr(self.callback, "names_a_run", None)
         own = {flag for each in self.params for flag in (*each.opts, *each.secondary_opts)}
-        return bool(names_a_run and script[1:] and script[1].partition("=")[0] in own and names_a_run(script[0]))
+        return bool(
+            names_a_run
+            and script[1:]
+            and script[1].partition("=")[0] in own
+            and names_a_run(script[0])
+        )
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [self.options_metavar or "", *(_usage(each) for each in self.get_params(ctx) if _is_argument(each))]
+        return [
+            self.options_metavar or "",
+            *(_usage(each) for each in self.get_params(ctx) if _is_argument(each)),
+        ]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{name: [] for name in TABLE}, GENERAL: []}
+        groups: dict[str, list[tuple[str, str]]] = {
+            "Arguments": [],
+            **{name: [] for name in TABLE},
+            GENERAL: [],
+        }
         for param in self.get_params(ctx):
             if _is_argument(param):
-                groups["Arguments"].append((param.metavar or str(param.name), getattr(param, "help", None) or ""))
+                groups["Arguments"].append(
+                    (param.metavar or str(param.name), getattr(param, "help", None) or "")
+                )
             elif record := param.get_help_record(ctx):
                 group = getattr(param, "rich_help_panel", None) or GENERAL
                 groups.setdefault(group, []).append((_flags(record[0]), record[1]))
@@ -92,7 +117,9 @@ class GroupedCommand(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         whole = self.epilog
-        self.epilog = whole and "\n".join(_wrap_example(line, formatter.width - 2) for line in whole.splitlines())
+        self.epilog = whole and "\n".join(
+            _wrap_example(line, formatter.width - 2) for line in whole.splitlines()
+        )
         super().format_epilog(ctx, formatter)
         self.epilog = whole
 
@@ -116,24 +143,36 @@ def _reject_two_names(typed: list[str], order: list[Any]) -> None:
     for param in order:
         names = [name for name in param.opts if name in words]
         if order.count(param) > 1 and len(names) > 1 and not getattr(param, "multiple", False):
-            raise UsageError(f"{' and '.join(names)} are two names for the same option.", hint="Use only one of them.")
+            raise UsageError(
+                f"{' and '.join(names)} are two names for the same option.",
+                hint="Use only one of them.",
+            )
 
 
 def _reject_two_clusters(order: list[Any]) -> None:
     if sum(each.name == "on" for each in order) > 1:
-        raise UsageError("--on is given twice.", hint="Name one cluster, or several as in --on alps,cedar.")
+        raise UsageError(
+            "--on is given twice.", hint="Name one cluster, or several as in --on alps,cedar."
+        )
 
 
 def _default_of(param: Any, ctx: Any) -> Any:
     """Return a parameter's default. Older versions of typer expect an empty tuple for a list without one."""
     default = param.get_default(ctx)
-    return () if default is None and (param.nargs == -1 or getattr(param, "multiple", False)) else default
+    return (
+        ()
+        if default is None and (param.nargs == -1 or getattr(param, "multiple", False))
+        else default
+    )
 
 
 def _has_default(param: Any) -> bool:
     """Return whether an option that was not typed is simply its default, which needs no conversion."""
     special = param.required or param.callback or param.envvar or getattr(param, "prompt", None)
-    return not (_is_argument(param) or special or not param.expose_value) and param.default in (None, False)
+    return not (_is_argument(param) or special or not param.expose_value) and param.default in (
+        None,
+        False,
+    )
 
 
 def _is_argument(param: Any) -> bool:
@@ -152,4 +191,6 @@ def _usage(argument: Any) -> str:
 def _flags(text: str) -> str:
     """Write a switch as `--[no-]name`, and a value without a metavar as N or the option's own name."""
     text = _SWITCH.sub(r"--[no-]\1", text)
-    return _TYPE.sub(lambda match: f"{match[1]} {'N' if match[2] == 'int' else match[1].upper()}", text)
+    return _TYPE.sub(
+        lambda match: f"{match[1]} {'N' if match[2] == 'int' else match[1].upper()}", text
+    )

@@ -32,7 +32,9 @@ def scratch_here() -> Path:
     """Return the scratch folder of runs that start from here, or the mirror of a cluster's that is looked at."""
     if (view := viewpoint.current()) is not None:
         return view.scratch
-    return folders.resolve_scratch(load_job(Program(""), cluster=typer_options.this_cluster(here=True)), os.environ)
+    return folders.resolve_scratch(
+        load_job(Program(""), cluster=typer_options.this_cluster(here=True)), os.environ
+    )
 
 
 def project_here() -> tuple[Path, str]:
@@ -77,7 +79,9 @@ def own(name: str, *, also_fetched: bool = False) -> RunFolder:
     return _find(name, find, "sweep show", "sweep cancel")
 
 
-def _find(name: str, find: Callable[[str, Path], RunFolder], *commands: str, verb: str = "") -> RunFolder:
+def _find(
+    name: str, find: Callable[[str, Path], RunFolder], *commands: str, verb: str = ""
+) -> RunFolder:
     scratch, name = scratch_here(), meant(name)
     try:
         return find(name, scratch)
@@ -91,9 +95,17 @@ def _find(name: str, find: Callable[[str, Path], RunFolder], *commands: str, ver
             raise no_run from None
         if name not in (sweep.name, LAST):  # it is a part of the name, and may be meant for a run
             raise no_run from None
-        what = f"{name!r} is a sweep" if name != LAST else f"All your runs in {scratch} belong to a sweep"
+        what = (
+            f"{name!r} is a sweep"
+            if name != LAST
+            else f"All your runs in {scratch} belong to a sweep"
+        )
         trial = find_failed_trial(sweep)
-        one = f", and read the output of one with `{to_type(f'logs {quote(trial.key)}')}`" if trial is not None else ""
+        one = (
+            f", and read the output of one with `{to_type(f'logs {quote(trial.key)}')}`"
+            if trial is not None
+            else ""
+        )
         show, *more = (f"`{to_type(f'{command} {quote(sweep.name)}')}`" for command in commands)
         cancel = f", cancel them with {more[0]}" if more else ""
         if verb:

@@ -20,7 +20,11 @@ def explain_mistake(failure: Mapping[str, Any], job: Job) -> str:
     lacks = re.match(r"No module named '([^'.]+)", str(failure.get("message", "")))
     if failure.get("type") == "ModuleNotFoundError" and lacks:
         module = program.module_with(lacks[1], job.cwd)
-        return f"{lacks[1]} is in {job.cwd}: use `paceline run -m {module}`, which finds it" if module else ""
+        return (
+            f"{lacks[1]} is in {job.cwd}: use `paceline run -m {module}`, which finds it"
+            if module
+            else ""
+        )
     if not is_usage_error(failure):
         return ""
     flags = {flag for _, option in options_of("run") for flag in option.all_flags} | {*OWN_FLAGS}

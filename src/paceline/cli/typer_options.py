@@ -26,26 +26,36 @@ TYPED = "paceline.typed"  # in the context of a command: the names of its option
 
 ScriptArgs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCRIPT [ARGS]...", help="Your script and its arguments (default: script in [project])."),
+    typer.Argument(
+        metavar="SCRIPT [ARGS]...",
+        help="Your script and its arguments (default: script in [project]).",
+    ),
 ]
 Module = Annotated[bool, typer.Option("-m", "--module", help="Run a module, as in python -m.")]
 Config = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="File to read instead of the nearest paceline.toml.",
+        "--config",
+        metavar="FILE",
+        help="File to read instead of the nearest paceline.toml.",
         rich_help_panel=PROJECT,
     ),
-]  # fmt: skip
+]
 ClusterProfile = Annotated[
     str | None,
     typer.Option(
-        "--cluster-profile", metavar="NAME",
-        help="Use [profiles.NAME] of that file, or none (default: that of this cluster).", rich_help_panel=PROJECT,
+        "--cluster-profile",
+        metavar="NAME",
+        help="Use [profiles.NAME] of that file, or none (default: that of this cluster).",
+        rich_help_panel=PROJECT,
     ),
-]  # fmt: skip
+]
 # Options that are no settings and that several commands have.
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.", rich_help_panel=OUTPUT)
+    bool,
+    typer.Option(
+        "--dry-run", help="Print what would be done, and do nothing.", rich_help_panel=OUTPUT
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Go ahead without asking.")]
@@ -61,20 +71,32 @@ class Settings:
     profile: str | None
 
     def load(
-        self, program: Program, *, cwd: Path | None = None, flags: Sequence[Flag] | None = None, here: bool = False
+        self,
+        program: Program,
+        *,
+        cwd: Path | None = None,
+        flags: Sequence[Flag] | None = None,
+        here: bool = False,
     ) -> Job:
         """Load the job; `flags` replaces what was typed. With `here`, it runs on this machine, not on the cluster."""
         from paceline.spec.load import load_job
 
         job = load_job(
-            program, flags=self.flags if flags is None else flags, params=self.params, config=self.config,
-            profile=self.profile, cwd=cwd, cluster=this_cluster(here=here),
-        )  # fmt: skip
+            program,
+            flags=self.flags if flags is None else flags,
+            params=self.params,
+            config=self.config,
+            profile=self.profile,
+            cwd=cwd,
+            cluster=this_cluster(here=here),
+        )
         if not here:
             self.note_profile(job)
         return job
 
-    def find_program(self, args: Sequence[str] | None, *, is_module: bool, cwd: Path, command: str = "run") -> Program:
+    def find_program(
+        self, args: Sequence[str] | None, *, is_module: bool, cwd: Path, command: str = "run"
+    ) -> Program:
         """Return the script or module that was typed, or else that of `[project] script`."""
         if args:
             return find_program(args, is_module=is_module, cwd=cwd, command=command)
@@ -84,17 +106,26 @@ class Settings:
         is_module = job.project.script[:1] == ("-m",)
         name, *rest = job.project.script[is_module:] or ("",)
         if not name or is_module:
-            return find_program([name, *rest] if name else None, is_module=is_module, cwd=cwd, command=command)
+            return find_program(
+                [name, *rest] if name else None, is_module=is_module, cwd=cwd, command=command
+            )
         if not (job.folder / name).is_file():
             source = job.source("project.script")
-            hint = _similar_script(job.folder / name, os.path.dirname(name)) or "Fix it, or name a script."
+            hint = (
+                _similar_script(job.folder / name, os.path.dirname(name))
+                or "Fix it, or name a script."
+            )
             raise UsageError(f"{source} names {name!r}, but there is no such file.", hint=hint)
-        return find_program([os.path.relpath(job.folder / name, cwd), *rest], is_module=False, cwd=cwd)
+        return find_program(
+            [os.path.relpath(job.folder / name, cwd), *rest], is_module=False, cwd=cwd
+        )
 
     def note_profile(self, job: Job) -> None:
         """Say which profile was chosen, unless the user has chosen it."""
         if job.profile is not None and self.profile is None and not os.environ.get(env.PROFILE):
-            console.say_note(f"using the profile of this cluster: [profiles.{job.profile}] of {job.file}")
+            console.say_note(
+                f"using the profile of this cluster: [profiles.{job.profile}] of {job.file}"
+            )
 
 
 def this_cluster(*, here: bool = False) -> ClusterProfileChoice:
@@ -125,14 +156,29 @@ def takes_settings(
     """
 
     def decorate(function: Command) -> Command:
-        table = {option.parameter: (group, option) for group, option in options_of(name) if option.key not in without}
+        table = {
+            option.parameter: (group, option)
+            for group, option in options_of(name)
+            if option.key not in without
+        }
 
-        def command(*, context: typer.Context, config: Path | None, cluster_profile: str | None, **given: Any) -> int:
+        def command(
+            *,
+            context: typer.Context,
+            config: Path | None,
+            cluster_profile: str | None,
+            **given: Any,
+        ) -> int:
             words = context.meta.get(TYPED, ())
-            values = [(_as_typed(option, words), given.pop(parameter)) for parameter, (_, option) in table.items()]
+            values = [
+                (_as_typed(option, words), given.pop(parameter))
+                for parameter, (_, option) in table.items()
+            ]
             params = next((value for option, value in values if option.key == "params"), None)
             keys = [(option, value) for option, value in values if option.key != "params"]
-            settings = Settings(tuple(read_flags(keys, os.environ)), tuple(params or ()), config, cluster_profile)
+            settings = Settings(
+                tuple(read_flags(keys, os.environ)), tuple(params or ()), config, cluster_profile
+            )
             return function(**given, settings=settings)
 
         own = [each for each in _parameters(function) if each.name != "settings"]
@@ -142,7 +188,11 @@ def takes_settings(
         own.sort(key=lambda each: each.kind)  # keywords come after the settings
         first = sum(each.kind != inspect.Parameter.KEYWORD_ONLY for each in own)
         command.__signature__ = inspect.Signature([*own[:first], *more, *own[first:]])  # type: ignore[attr-defined]
-        command.__doc__, command.__name__, command.__annotations__ = function.__doc__, function.__name__, {}
+        command.__doc__, command.__name__, command.__annotations__ = (
+            function.__doc__,
+            function.__name__,
+            {},
+        )
         command.__module__ = function.__module__
         command.takes_a_script, command.names_a_run = script, names_a_run  # type: ignore[attr-defined]
         return command
@@ -152,7 +202,9 @@ def takes_settings(
 
 def _as_typed(option: Option, words: Collection[str]) -> Option:
     """Return an option that has several names under the one that was typed, for messages."""
-    typed = next((flag for flag in option.flags if flag in words and flag.startswith("--")), option.name)
+    typed = next(
+        (flag for flag in option.flags if flag in words and flag.startswith("--")), option.name
+    )
     return option if typed == option.name else replace(option, usage=f"{typed} {option.usage}")
 
 
@@ -161,23 +213,34 @@ def _parameters(function: Command) -> list[inspect.Parameter]:
 
 
 def _keyword(name: str, annotation: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 def _parameter(option: Option, group: str, shown: Sequence[str], command: str) -> inspect.Parameter:
     """Return an option of the table as typer wants it. Values stay strings: they are validated as those of the file."""
-    kinds: dict[str, Any] = {SWITCH: bool | None, LIST: list[str] | None, VARIABLES: list[str] | None}
+    kinds: dict[str, Any] = {
+        SWITCH: bool | None,
+        LIST: list[str] | None,
+        VARIABLES: list[str] | None,
+    }
     flags = option.flags
     if option.kind == SWITCH and option.sets is True:
         flags = (*flags[:-1], f"{flags[-1]}/{option.negative}")
     info = typer.Option(
-        *flags, metavar=option.metavar, help=option.help_of.get(command, option.help), rich_help_panel=group,
+        *flags,
+        metavar=option.metavar,
+        help=option.help_of.get(command, option.help),
+        rich_help_panel=group,
         hidden=bool(shown) and group not in shown and option.key not in shown,
-    )  # fmt: skip
+    )
     return _keyword(option.parameter, Annotated[kinds.get(option.kind, str | None), info])
 
 
-def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path, command: str = "run") -> Program:
+def find_program(
+    args: Sequence[str] | None, *, is_module: bool, cwd: Path, command: str = "run"
+) -> Program:
     """Return the script or module that was typed; a script must exist. `command` is for the hint without one."""
     from paceline.spec.job import Program
 
@@ -191,16 +254,24 @@ def find_program(args: Sequence[str] | None, *, is_module: bool, cwd: Path, comm
     name, rest = args[0], tuple(args[1:])
     if not name.strip():
         what = "module" if is_module else "script"
-        raise UsageError(f"The name of the {what} is empty.", hint="Is a variable of your shell empty?")
+        raise UsageError(
+            f"The name of the {what} is empty.", hint="Is a variable of your shell empty?"
+        )
     if is_module:
         return Program(name, rest, is_module=True)
     path = cwd / name
     if path.is_dir():
-        raise UsageError(f"{name} is a folder, not a script.", hint=f"Name a file in it, e.g. {name}/train.py.")
+        raise UsageError(
+            f"{name} is a folder, not a script.", hint=f"Name a file in it, e.g. {name}/train.py."
+        )
     if not path.is_file():
-        raise UsageError(f"There is no script {name!r} in {cwd}.", hint=_suggestion(path, os.path.dirname(name)))
+        raise UsageError(
+            f"There is no script {name!r} in {cwd}.", hint=_suggestion(path, os.path.dirname(name))
+        )
     if not os.access(path, os.R_OK):
-        raise UsageError(f"Cannot read the script {name!r}.", hint=f"Fix its permissions: chmod u+r {name}")
+        raise UsageError(
+            f"Cannot read the script {name!r}.", hint=f"Fix its permissions: chmod u+r {name}"
+        )
     return Program(os.path.normpath(name), rest)
 
 
@@ -208,7 +279,9 @@ def _suggestion(path: Path, folder: str) -> str:
     """Return what to do about a missing script; `folder` is the one that was typed with it."""
     if not path.parent.is_dir():
         return f"There is no folder {path.parent}."
-    general = "Options of Paceline go before the script, the script's own after it. Use -m for a module."
+    general = (
+        "Options of Paceline go before the script, the script's own after it. Use -m for a module."
+    )
     return _similar_script(path, folder) or general
 
 

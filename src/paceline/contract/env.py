@@ -5,18 +5,22 @@ from __future__ import annotations
 # What the agent and its ranks know about their run.
 RUN = "PACELINE_RUN"  # the run folder
 ATTEMPT = "PACELINE_ATTEMPT"  # which attempt this is, from 1
-JOB_START = "PACELINE_JOB_START"  # one start of the job: job id and restart count on Slurm, process id locally
+# one start of the job: job id and restart count on Slurm, process id locally
+JOB_START = "PACELINE_JOB_START"
 RENDEZVOUS = "PACELINE_RENDEZVOUS"  # host:port of the head agent; not set if there is one agent
 TOKEN = "PACELINE_TOKEN"  # the secret with which agents prove that they belong to the run
 AGENT = "PACELINE_AGENT"  # "index/count" if no scheduler numbers the agents
 HEARTBEAT = "PACELINE_HEARTBEAT"  # the heartbeat file of this node
 ZYGOTE = "PACELINE_ZYGOTE"  # the socket of a zygote that started before its agent
 DATA = "PACELINE_DATA"  # node-local data folder
-OUTPUT_PIPES = "PACELINE_OUTPUT_PIPES"  # torchrun's ranks: the pipes that the agent reads, by local rank
+# torchrun's ranks: the pipes that the agent reads, by local rank
+OUTPUT_PIPES = "PACELINE_OUTPUT_PIPES"
 PARENT = "PACELINE_PARENT"  # exec'd ranks: the process that they must not outlive
-SPAWNED = "PACELINE_SPAWNED"  # set by `paceline.spawn` in its children, besides torchrun's variables
+# set by `paceline.spawn` in its children, besides torchrun's variables
+SPAWNED = "PACELINE_SPAWNED"
 PROOF = "PACELINE_PROOF"  # what `paceline prove` asks ranks to record: the file of a `ProofSpec`
-FITNESS = "PACELINE_FITNESS"  # the folder where ranks write what the fitness check measures; not set: they print it
+# the folder where ranks write what the fitness check measures; not set: they print it
+FITNESS = "PACELINE_FITNESS"
 FITNESS_CPU = "PACELINE_FITNESS_CPU"  # "1": the fitness check measures CPUs, even if there are GPUs
 
 # Settings of the command line.
@@ -32,15 +36,17 @@ ON_CLUSTER = "PACELINE_ON_CLUSTER"  # the cluster that `--on` named there
 LAPTOP_FOLDER = "PACELINE_LAPTOP_FOLDER"  # the project's folder there
 SENT_FOLDER = "PACELINE_SENT_FOLDER"  # and its copy on the login node
 
-# Of shells that run the lines of a job's script without the job. Lines travel in a variable: there may be no file that
-# all nodes see, and they may hold secrets, which an argument would show.
+# Of shells that run the lines of a job's script without the job. Lines travel in a variable: there
+# may be no file that all nodes see, and they may hold secrets, which an argument would show.
 SHELL_SETUP = "PACELINE_SHELL_SETUP"  # the lines, for a shell in an allocation
 PROBE_LINES = "PACELINE_PROBE_LINES"  # the lines, for a probe of the environment
 PROBE_REPORT = "PACELINE_PROBE_REPORT"  # the file that the script's own `paceline_fail` writes to
 PROBE_STEP = "PACELINE_PROBE_STEP"  # what the lines are doing; for a module, its name follows
-CHECK = "PACELINE_CHECK"  # set while lines of `setup` are only probed: one that must not run here can check for it
+# set while lines of `setup` are only probed: one that must not run here can check for it
+CHECK = "PACELINE_CHECK"
 
-NOTIFY = "PACELINE_NOTIFY_"  # begins the variables of a notification's command: ..._EVENT, _RUN_ID, _STATUS and _TEXT
+# begins the variables of a notification's command: ..._EVENT, _RUN_ID, _STATUS and _TEXT
+NOTIFY = "PACELINE_NOTIFY_"
 
 # Paths and names for scripts that do not use the runtime.
 SOURCE_DIR = "PACELINE_SOURCE_DIR"  # the code that the ranks run
@@ -67,12 +73,29 @@ ROLE_RANK = "ROLE_RANK"
 ROLE_WORLD_SIZE = "ROLE_WORLD_SIZE"
 ROLE_NAME = "ROLE_NAME"
 
-NODE_RANK = "NODE_RANK"  # not set, but frameworks read it: one value for all nodes would mislead them
+# not set, but frameworks read it: one value for all nodes would mislead them
+NODE_RANK = "NODE_RANK"
 
-_LAUNCHER_VARIABLES = frozenset({
-    RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, RUN_ID,
-    RESTART_COUNT, MAX_RESTARTS, USE_AGENT_STORE, ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME, NODE_RANK,
-})  # fmt: skip
+_LAUNCHER_VARIABLES = frozenset(
+    {
+        RANK,
+        LOCAL_RANK,
+        WORLD_SIZE,
+        LOCAL_WORLD_SIZE,
+        GROUP_RANK,
+        GROUP_WORLD_SIZE,
+        MASTER_ADDR,
+        MASTER_PORT,
+        RUN_ID,
+        RESTART_COUNT,
+        MAX_RESTARTS,
+        USE_AGENT_STORE,
+        ROLE_RANK,
+        ROLE_WORLD_SIZE,
+        ROLE_NAME,
+        NODE_RANK,
+    }
+)
 
 MAX_BYTES = 131_000  # of one variable: Linux starts no process with more than 128 KiB in one
 
@@ -85,5 +108,9 @@ def is_too_large(name: str, value: str) -> bool:
 
 
 def is_owned(name: str) -> bool:
-    """Return whether this variable is the launcher's, so that a user's value would have no effect or mislead."""
-    return name in _LAUNCHER_VARIABLES or (name.startswith("PACELINE_") and name not in _USER_VARIABLES)
+    """Return whether this variable is the launcher's, so that a user's value would have no effect
+    or mislead.
+    """
+    return name in _LAUNCHER_VARIABLES or (
+        name.startswith("PACELINE_") and name not in _USER_VARIABLES
+    )

@@ -10,7 +10,8 @@ GOOD, NOTE, WARNING, PROBLEM = "good", "note", "warning", "problem"
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. Problems and warnings have a sentence as text; good ones a short fact.
+    """The result of one check. Problems and warnings have a sentence as text; good ones a short
+    fact.
 
     `evidence` says how we know, `hint` what to do, and `docs` where to read more.
     """
@@ -26,4 +27,6 @@ class Finding:
 def worst(findings: Sequence[Finding]) -> str:
     """Return the most serious level."""
     levels: Mapping[str, int] = {GOOD: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
-    return max((finding.level for finding in findings), key=lambda level: levels[level], default=GOOD)
+    return max(
+        (finding.level for finding in findings), key=lambda level: levels[level], default=GOOD
+    )

@@ -15,7 +15,9 @@ NAMES = (VISIBLE_DEVICES, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
-    """Return the GPUs that the environment lists, by number or by identity; None if it does not restrict them."""
+    """Return the GPUs that the environment lists, by number or by identity; None if it does not
+    restrict them.
+    """
     for name in NAMES:
         if name in environ:
             return listed_devices(environ[name])
@@ -23,7 +25,9 @@ def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
 
 
 def listed_devices(text: str) -> list[str]:
-    """Return the devices in a list such as "0,2". As for the driver, an invalid entry ends the list."""
+    """Return the devices in a list such as "0,2". As for the driver, an invalid entry ends the
+    list.
+    """
     devices: list[str] = []
     for entry in text.split(","):
         device = entry.strip()

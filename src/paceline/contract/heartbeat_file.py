@@ -1,4 +1,6 @@
-"""The heartbeat file of a node: its layout, the states of a rank, and how it records the end of its script."""
+"""The heartbeat file of a node: its layout, the states of a rank, and how it records the end of
+its script.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,15 @@ import os
 import struct
 from contextlib import suppress
 
-# Each node has one file, in memory (/dev/shm or the temporary folder), mapped by the agent and the ranks: a header that
-# the agent writes, then one slot per local rank that only this rank writes. A heartbeat costs no system call, and a
-# rank that is stuck in C code cannot pretend to be alive.
+# Each node has one file, in memory (/dev/shm or the temporary folder), mapped by the agent and the
+# ranks: a header that the agent writes, then one slot per local rank that only this rank writes. A
+# heartbeat costs no system call, and a rank that is stuck in C code cannot pretend to be alive.
 
 HEADER = struct.Struct("=qqq")  # terminating (1: TERM means "exit"), attempt, stop requested (1)
-STEP_SIGNAL = struct.Struct("=q")  # after the header: the signal that ranks give themselves at a common step
-SLOT = struct.Struct("=qqqdd")  # state, step, pid, time of the heartbeat (time.time()), seconds per step
+# after the header: the signal that ranks give themselves at a common step
+STEP_SIGNAL = struct.Struct("=q")
+# state, step, pid, time of the heartbeat (time.time()), seconds per step
+SLOT = struct.Struct("=qqqdd")
 SLOT_SIZE = 128
 
 # States of a rank, in the order in which they happen.
@@ -21,27 +25,30 @@ ABSENT, READY, RUNNING, SAVED_AND_STOPPED, FINISHED = range(5)
 
 # What a rank knows of the others, in the same slot. Only the rank's bootstrap writes it.
 COORDINATION = struct.Struct("=q")
-# Nothing is known; it read its rank; it trains without having read it; it calls mp.spawn without having read it; it
-# ended without having read it.
+# Nothing is known; it read its rank; it trains without having read it; it calls mp.spawn without
+# having read it; it ended without having read it.
 UNKNOWN, COORDINATED, TRAINS_ALONE, SPAWNS_ALONE, ENDED_ALONE = range(5)
 
-# 1 once the script has ended normally, its threads and exit handlers included: only the process is still to exit.
+# 1 once the script has ended normally, its threads and exit handlers included: only the process is
+# still to exit.
 SCRIPT_ENDED = struct.Struct("=q")
 
 # On rank 0, once its last state could not be saved: the step of that state, plus 1.
 UNSAVED = struct.Struct("=q")
 
-# The framework that the rank has imported: its place in `PRESETS`, plus 1. Only the rank's bootstrap writes it.
+# The framework that the rank has imported: its place in `PRESETS`, plus 1. Only the rank's
+# bootstrap writes it.
 FRAMEWORK = struct.Struct("=q")
 
-# How a rank spends its time, as of the last consensus: seconds that it has waited for data since its first step, and
-# seconds of a step before it exchanges gradients; 0 while unknown.
+# How a rank spends its time, as of the last consensus: seconds that it has waited for data since
+# its first step, and seconds of a step before it exchanges gradients; 0 while unknown.
 TIMES = struct.Struct("=dd")
 
 # 1 once the rank has opened a session: its script uses the runtime, wherever it imports it.
 IN_SESSION = struct.Struct("=q")
 
-# Whether the rank gives itself the signal of `STEP_SIGNAL` after an optimizer step: not yet; it will; it has.
+# Whether the rank gives itself the signal of `STEP_SIGNAL` after an optimizer step: not yet; it
+# will; it has.
 AT_STEPS = struct.Struct("=q")
 _, TAKES_SIGNALS, SIGNALLED = range(3)
 
@@ -93,7 +100,8 @@ def file_size(ranks: int) -> int:
 class ScriptEnd:
     """Writes `SCRIPT_ENDED` at exit if `is_normal` is set by then.
 
-    Create it before the script runs: exit handlers run in reverse order, and the script's own may still be at work.
+    Create it before the script runs: exit handlers run in reverse order, and the script's own may
+    still be at work.
     """
 
     def __init__(self, path: str, local_rank: int) -> None:

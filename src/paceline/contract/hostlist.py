@@ -1,4 +1,6 @@
-"""Slurm's host lists, such as `gpu[01-03,7],login1`. Nodes and containers may have no `scontrol` to expand them."""
+"""Slurm's host lists, such as `gpu[01-03,7],login1`. Nodes and containers may have no `scontrol`
+to expand them.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,19 @@ class _Piece:
         return 1 if self.numbers is None else len(self.numbers)
 
     def texts(self) -> list[str]:
-        return [self.text] if self.numbers is None else [f"{number:0{self.width}d}" for number in self.numbers]
+        return (
+            [self.text]
+            if self.numbers is None
+            else [f"{number:0{self.width}d}" for number in self.numbers]
+        )
 
 
 def expand(text: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """Return every host of a list, in its order: `a[1-2],b` gives a1, a2, b. Several brackets multiply.
+    """Return every host of a list, in its order: `a[1-2],b` gives a1, a2, b. Several brackets
+    multiply.
 
-    Raises UsageError if the list is malformed or has more than `limit` hosts, before it takes memory for them.
+    Raises UsageError if the list is malformed or has more than `limit` hosts, before it takes
+    memory for them.
     """
     words = [_parse_word(word, text) for word in _split(text)]
     if sum(math.prod(sum(map(len, choice)) for choice in word) for word in words) > limit:
@@ -58,7 +66,9 @@ def _split(text: str) -> list[str]:
 
 
 def _parse_word(word: str, whole: str) -> list[list[_Piece]]:
-    """Return the choices for each piece of a word, not yet as text: a bracket is a choice of ranges."""
+    """Return the choices for each piece of a word, not yet as text: a bracket is a choice of
+    ranges.
+    """
     return [
         _parse_ranges(piece[1:-1], whole) if piece.startswith("[") else [_Piece(piece)]
         for piece in _PIECE.findall(word)
@@ -70,7 +80,9 @@ def _parse_ranges(text: str, whole: str) -> list[_Piece]:
     found = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
-        first, last, width = (int(match[1]), int(match[2] or match[1]), len(match[1])) if match else (1, 0, 0)
+        first, last, width = (
+            (int(match[1]), int(match[2] or match[1]), len(match[1])) if match else (1, 0, 0)
+        )
         if not first <= last < first + MAX_HOSTS:
             raise _malformed(whole)
         found.append(_Piece(numbers=range(first, last + 1), width=width))
@@ -82,7 +94,9 @@ def _texts(choice: list[_Piece]) -> list[str]:
 
 
 def _malformed(text: str) -> UsageError:
-    return UsageError(f"Invalid host list {_cut(text)}: use names and ranges such as gpu[01-04,7],big1.")
+    return UsageError(
+        f"Invalid host list {_cut(text)}: use names and ranges such as gpu[01-04,7],big1."
+    )
 
 
 def _cut(text: str) -> str:

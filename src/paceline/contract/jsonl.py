@@ -1,4 +1,6 @@
-"""Appending JSON lines to a file with a single writer. A full disk costs the lines, never the run."""
+"""Appending JSON lines to a file with a single writer. A full disk costs the lines, never the
+run.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,24 @@ class LineWriter:
         """
         if self.path is None or not text:
             return True
-        data = text.encode(errors="backslashreplace")  # file names may hold any bytes; in JSON this is an escape
+        # file names may hold any bytes; in JSON this is an escape
+        data = text.encode(errors="backslashreplace")
         try:
             try:
                 self._write(self.path, data)
             except OSError:
-                # Open the file anew, once: a file server that was away for a moment invalidates open files.
+                # Open the file anew, once: a file server that was away for a moment invalidates
+                # open files.
                 self.close()
                 self._write(self.path, data)
         except OSError as error:
             self.close()
             if not self._has_warned:
                 self._has_warned = True
-                message = f"paceline: could not write to {self.path} ({error.strerror}); some lines are lost"
+                message = (
+                    f"paceline: could not write to {self.path} ({error.strerror}); some "
+                    "lines are lost"
+                )
                 print(message, file=sys.stderr, flush=True)
             return False
         return True
@@ -46,9 +53,12 @@ class LineWriter:
     def _write(self, path: Path, data: bytes) -> None:
         if self._descriptor is None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(
+                path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
             size = os.fstat(self._descriptor).st_size
-            # A killed writer or a full disk may have left half a line: end it, so that only that line is lost.
+            # A killed writer or a full disk may have left half a line: end it, so that only that
+            # line is lost.
             if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
                 os.write(self._descriptor, b"\n")
         if os.write(self._descriptor, data) < len(data):

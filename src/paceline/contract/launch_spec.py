@@ -12,7 +12,9 @@ from paceline.contract.verdict import STOPPED_EXIT
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What the agents and ranks of a run do. The launch half writes it once; every agent and rank reads it."""
+    """What the agents and ranks of a run do. The launch half writes it once; every agent and rank
+    reads it.
+    """
 
     run_id: str
     program: str  # path of the script, absolute, or a module's name
@@ -33,29 +35,38 @@ class LaunchSpec:
     project: str = ""
     experiment: str = ""
     scratch: str = ""
-    source: str = ""  # the project's code as the ranks run it: the working directory's root, or the live folder
-    work: dict[str, Any] = field(default_factory=dict)  # how to fill it (`WorkingDirectory`); empty for the live folder
+    # the project's code as the ranks run it: the working directory's root, or the live folder
+    source: str = ""
+    # how to fill it (`WorkingDirectory`); empty for the live folder
+    work: dict[str, Any] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)  # run.params
     runtime: dict[str, Any] = field(default_factory=dict)  # settings that paceline.session reads
     max_restarts: int = 0  # restarts within one job start
-    hang_timeout: float = 0.0  # seconds without a heartbeat until ranks count as hung; 0 means never
-    requeue: bool = True  # the run may go back into the queue, if there is one; otherwise a stop ends it
-    requeue_always: bool = False  # the script resumes by itself: end it on a stop request, and requeue the job
+    # seconds without a heartbeat until ranks count as hung; 0 means never
+    hang_timeout: float = 0.0
+    # the run may go back into the queue, if there is one; otherwise a stop ends it
+    requeue: bool = True
+    # the script resumes by itself: end it on a stop request, and requeue the job
+    requeue_always: bool = False
     requeues_per_day: int = 50  # after that, the run is no longer requeued
-    exit_timeout: float = 30.0  # seconds without progress until ranks that outlive others are ended; 0 means never
-    stop_signal: str = ""  # asks scripts without the runtime to save and stop; empty for the preset of their framework
+    # seconds without progress until ranks that outlive others are ended; 0 means never
+    exit_timeout: float = 30.0
+    # asks scripts without the runtime to save and stop; empty for the preset of their framework
+    stop_signal: str = ""
     saved_exit_code: int = STOPPED_EXIT  # with which they say that they have saved, besides 75
     stop_timeout: float = 120.0  # seconds from SIGTERM until ranks that have not stopped are ended
     fixed_nodes: bool = False  # the user chose the nodes, so none can be excluded
     kill_after: float = 5.0  # seconds between SIGTERM and SIGKILL
     check: bool = True  # run the preflight inside the job
     fitness: bool = False  # measure the nodes before training, and go on without slow ones
-    grant_timeout: float = 0.0  # seconds to wait for permission before ranks start; 0 means that none is needed
+    # seconds to wait for permission before ranks start; 0 means that none is needed
+    grant_timeout: float = 0.0
     data: dict[str, Any] = field(default_factory=dict)  # what to stage and to collect
     system_metrics: float = 0.0  # seconds between samples of a node; 0 means never
     tracking: dict[str, Any] = field(default_factory=dict)  # settings of the trackers
     notify: dict[str, Any] = field(default_factory=dict)  # whom to tell about what (`Notifier`)
-    trial: dict[str, Any] = field(default_factory=dict)  # for trials of a sweep: which one, and how it is pruned
+    # for trials of a sweep: which one, and how it is pruned
+    trial: dict[str, Any] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
@@ -63,11 +74,15 @@ class LaunchSpec:
 
     @property
     def saved_exit_codes(self) -> set[int]:
-        """The exit codes that always mean: saved, resume me. 0 means it only after a stop request."""
+        """The exit codes that always mean: saved, resume me. 0 means it only after a stop
+        request.
+        """
         return {STOPPED_EXIT, self.saved_exit_code} - {0}
 
     def in_snapshot(self, path: str) -> str:
-        """Return where the snapshot has a path of the working directory, which does not exist at first."""
+        """Return where the snapshot has a path of the working directory, which does not exist at
+        first.
+        """
         inside = self.work and f"{path}/".startswith(f"{self.source}/")
         return f"{self.work['code']}{path[len(self.source) :]}" if inside else path
 

@@ -1,4 +1,6 @@
-"""The variables by which torchrun, MPI and Slurm number the processes that they start: one table for all readers."""
+"""The variables by which torchrun, MPI and Slurm number the processes that they start: one table
+for all readers.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from dataclasses import dataclass
 
 from paceline.contract import env
 
-# `srun` numbers its steps from 0. The batch script, an interactive shell and the external step have reserved numbers
-# or names: SLURM_PROCID=0 there does not mean rank 0 of SLURM_NTASKS.
+# `srun` numbers its steps from 0. The batch script, an interactive shell and the external step have
+# reserved numbers or names: SLURM_PROCID=0 there does not mean rank 0 of SLURM_NTASKS.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
 
 # These variables are options of squeue, scancel, sacct and sinfo.
@@ -17,7 +19,9 @@ _SLURM_OPTIONS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")
 
 @dataclass(frozen=True)
 class RankVariables:
-    """The variables that one launcher sets. An empty name means that it does not set such a variable."""
+    """The variables that one launcher sets. An empty name means that it does not set such a
+    variable.
+    """
 
     source: str
     rank: str
@@ -39,7 +43,8 @@ def in_slurm_step(environ: Mapping[str, str]) -> bool:
 
 
 def slurm_query_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for Slurm's commands in which no variable adds an option to a question or to a cancel.
+    """Return an environment for Slurm's commands in which no variable adds an option to a question
+    or to a cancel.
 
     `SQUEUE_PARTITION=low`, for example, would hide all jobs of other partitions.
     """
@@ -50,26 +55,72 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
     return in_slurm_step(environ) and "SLURM_PTY_PORT" not in environ  # not a shell in `srun --pty`
 
 
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_TORCHRUN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+)
 
-# The first row whose variables are set counts. torchrun's variables come first, since our own agents set them. MPI
-# comes before Slurm: under mpirun the ranks also inherit the SLURM_* variables of the daemon that started them.
+# The first row whose variables are set counts. torchrun's variables come first, since our own
+# agents set them. MPI comes before Slurm: under mpirun the ranks also inherit the SLURM_* variables
+# of the daemon that started them.
 TABLE = (
     RankVariables("spawn", *_TORCHRUN, condition=lambda environ: env.SPAWNED in environ),
     RankVariables("torchrun", *_TORCHRUN),
-    RankVariables("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                  "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    RankVariables("mvapich", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
-                  "MV2_COMM_WORLD_LOCAL_SIZE"),
-    RankVariables("intelmpi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
-                  condition=lambda environ: any(name.startswith("I_MPI_") for name in environ)),
-    RankVariables("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
-                  condition=lambda environ: "MPI_LOCALRANKID" in environ),
-    RankVariables("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE",
-                  "SLURM_NODEID", "SLURM_STEP_NUM_NODES", condition=_is_slurm_task),
-    RankVariables("slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE",
-                  "SLURM_NODEID", "SLURM_NNODES", condition=_is_slurm_task),
+    RankVariables(
+        "openmpi",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    RankVariables(
+        "mvapich",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
+    RankVariables(
+        "intelmpi",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        condition=lambda environ: any(name.startswith("I_MPI_") for name in environ),
+    ),
+    RankVariables(
+        "mpich",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        condition=lambda environ: "MPI_LOCALRANKID" in environ,
+    ),
+    RankVariables(
+        "slurm",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_NODEID",
+        "SLURM_STEP_NUM_NODES",
+        condition=_is_slurm_task,
+    ),
+    RankVariables(
+        "slurm",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_NODEID",
+        "SLURM_NNODES",
+        condition=_is_slurm_task,
+    ),
     RankVariables("pmix", "PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
-)  # fmt: skip
+)
 
 MPI = ("openmpi", "mvapich", "intelmpi", "mpich")  # what `mpirun` may be

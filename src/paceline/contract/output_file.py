@@ -1,4 +1,6 @@
-"""Files that a user names for output: replaced as a whole if they are files, written into if they are anything else."""
+"""Files that a user names for output: replaced as a whole if they are files, written into if they
+are anything else.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ STANDARD = (1, 2)  # the descriptors of standard output and standard error
 def open_output(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
     """Open a user's path for writing.
 
-    A regular file appears under its name when it is complete; with `sync`, it is on the disk before that. A link stays
-    a link, and an existing file keeps its permissions. A pipe, a terminal or another device gets what is written.
+    A regular file appears under its name when it is complete; with `sync`, it is on the disk before
+    that. A link stays a link, and an existing file keeps its permissions. A pipe, a terminal or
+    another device gets what is written.
     """
     try:
         found = os.stat(path)
@@ -52,7 +55,9 @@ def is_standard_output(path: Path) -> bool:
 
 
 def _standard(found: os.stat_result | None) -> int | None:
-    """Return the descriptor of this process that has a file open already. It may not be replaced under its feet."""
+    """Return the descriptor of this process that has a file open already. It may not be replaced
+    under its feet.
+    """
     for descriptor in STANDARD:
         with contextlib.suppress(OSError):
             if found is not None and os.path.samestat(found, os.fstat(descriptor)):

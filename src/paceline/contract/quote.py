@@ -12,10 +12,13 @@ from paceline.errors import UsageError
 def quote(text: str) -> str:
     """Return a word that bash reads back byte for byte, on one line."""
     if "\0" in text:
-        raise UsageError(f"There is a NUL character in {text!r}.", hint="Remove it: a shell cannot pass it on.")
+        raise UsageError(
+            f"There is a NUL character in {text!r}.", hint="Remove it: a shell cannot pass it on."
+        )
     if text.isprintable():
         return shlex.quote(text)
-    # Control characters, newlines and bytes outside UTF-8: bash's own escapes keep them on one line.
+    # Control characters, newlines and bytes outside UTF-8: bash's own escapes keep them on one
+    # line.
     escaped = "".join(_escape(byte) for byte in os.fsencode(text))
     return f"$'{escaped}'"
 

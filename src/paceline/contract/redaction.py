@@ -11,16 +11,40 @@ from typing import Any
 
 REDACTED = "***"
 _SECRET_NAME = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
-_SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "credential", "credentials", "apikey"}
+_SECRET_WORDS = {
+    "password",
+    "passwd",
+    "passphrase",
+    "secret",
+    "credential",
+    "credentials",
+    "apikey",
+}
 _SECRET_ENDS = ("token", "password", "passwd", "apikey")  # of the last word: hftoken, dbpassword
-_KEYS = {"api", "access", "secret", "private", "auth"}  # before `keys`: others are any (`--sort-keys`)
+# before `keys`: others are any (`--sort-keys`)
+_KEYS = {"api", "access", "secret", "private", "auth"}
 # Last words that have other meanings too: a value that is a number, a path or a switch is none.
 _AMBIGUOUS_WORDS = {"pass", "pwd", "auth", "authorization"}
-_PASSES = {"one", "two", "single", "multi", "first", "second", "last", "forward", "backward", "n", "num", "max", "per"}
+_PASSES = {
+    "one",
+    "two",
+    "single",
+    "multi",
+    "first",
+    "second",
+    "last",
+    "forward",
+    "backward",
+    "n",
+    "num",
+    "max",
+    "per",
+}
 _HARMLESS_VALUE = re.compile(r"(?i)[-+]?[.\d]{1,3}|[.~]?/.*|\.|true|false|yes|no|on|off|none|basic")
 _FILE_WORDS = {"file", "files", "path", "dir", "folder"}
 
-# After a colon, also if it has an `@` or a slash itself; or alone before a web server's name, as tokens often are.
+# After a colon, also if it has an `@` or a slash itself; or alone before a web server's name, as
+# tokens often are.
 _PASSWORD_IN_ADDRESS = re.compile(
     r"://[^/@\s]*:[^/\s]+@|://[^/@\s:\[]*:(?!/|\d+(?:[/?#\s]|$))\S+?@|(?:(?<=http)|(?<=https))://[^/?#\s]+@",
     re.IGNORECASE,
@@ -29,7 +53,8 @@ _SECRET_IN_QUERY = re.compile(
     r"(?i)(?P<name>[?&][\w-]*(?:sig|signature|key|token|secret|password|passwd|credential|auth)=)[^&#\s\"']+"
 )
 _HEADER = re.compile(
-    r"(?i)(?P<name>\bauthorization[\"']?\s*[:=]\s*[\"']?|\bbearer\s+(?=\S{16}))[^\s\"']+(?: [^\s\"']+)?"
+    r"(?i)(?P<name>\bauthorization[\"']?\s*[:=]\s*[\"']?|\bbearer\s+(?=\S{16}))[^\s\"']+(?: "
+    r"[^\s\"']+)?"
 )
 # `NAME=value`, `NAME: value`, `"name": "value"` and `--name value`, anywhere in a text.
 _NAMED = re.compile(
@@ -44,18 +69,24 @@ _OPTION = re.compile(r"--[A-Za-z][\w.-]*(?:=.*)?|-[A-Za-z]\d*|-[a-z_-]+(?:=.*)?"
 
 
 def redact(name: str, value: str) -> str:
-    """Return a variable's value, unless its name marks it as a secret or it is an address with a password."""
+    """Return a variable's value, unless its name marks it as a secret or it is an address with a
+    password.
+    """
     hidden = _SECRET_NAME.search(name) or _is_secret(name, value) or has_password(value)
     return REDACTED if hidden else value
 
 
 def has_password(text: str) -> bool:
-    """Return whether a text has an address such as http://ann:password@proxy:3128 or https://token@git.example.org."""
+    """Return whether a text has an address such as http://ann:password@proxy:3128 or
+    https://token@git.example.org.
+    """
     return any(each.search(text) for each in (_PASSWORD_IN_ADDRESS, _SECRET_IN_QUERY, _HEADER))
 
 
 def redact_text(text: str) -> str:
-    """Hide secrets in lines of a shell, JSON or an address: in `export API_KEY=X`, `{"api_key": "X"}`, `?sig=X`."""
+    """Hide secrets in lines of a shell, JSON or an address: in `export API_KEY=X`, `{"api_key":
+    "X"}`, `?sig=X`.
+    """
     text = _PASSWORD_IN_ADDRESS.sub(f"://{REDACTED}@", text)
     text = _SECRET_IN_QUERY.sub(rf"\g<name>{REDACTED}", text)
     text = _HEADER.sub(rf"\g<name>{REDACTED}", text)
@@ -75,14 +106,21 @@ def redact_text(text: str) -> str:
 
 
 def redact_args(args: Sequence[str]) -> list[str]:
-    """Hide secrets in a command line: in `--env API_KEY=X`, `--api-key X`, `--api-key=X`, `api_key=X` and texts."""
+    """Hide secrets in a command line: in `--env API_KEY=X`, `--api-key X`, `--api-key=X`,
+    `api_key=X` and texts.
+    """
     shown = []
     for before, arg in zip(["", *args], args, strict=False):
         name, equals, value = arg.removeprefix("--env=").partition("=")
         start = arg[: len(arg) - len(value)]
         if equals and (before == "--env" or arg.startswith("--env=")):
             shown.append(start + redact(name, value))
-        elif before.startswith("-") and "=" not in before and not _OPTION.fullmatch(arg) and _is_secret(before, arg):
+        elif (
+            before.startswith("-")
+            and "=" not in before
+            and not _OPTION.fullmatch(arg)
+            and _is_secret(before, arg)
+        ):
             shown.append(REDACTED)
         else:
             shown.append(_redact_assignment(arg))
@@ -122,7 +160,9 @@ def holds_secret(name: str, value: Any) -> bool:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Judge by whole words: a tokenizer or a number of tokens is no secret, and a bare key may be any (`key=len`)."""
+    """Judge by whole words: a tokenizer or a number of tokens is no secret, and a bare key may be
+    any (`key=len`).
+    """
     words = re.findall(r"[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
     if not words or not value or "=" in name or words[-1] in _FILE_WORDS:
         return False

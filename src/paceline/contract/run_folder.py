@@ -12,12 +12,15 @@ from pathlib import Path
 
 from paceline.contract.files.folder_entry import Entry
 
-SUBMITTING = "submitting"  # in the folder of a submission while nobody knows whether Slurm has its job
+# in the folder of a submission while nobody knows whether Slurm has its job
+SUBMITTING = "submitting"
 ALONE = "of"  # in a line of metrics.jsonl that has rank 0's numbers, not the mean of all ranks
 SAVES_FIRST = "save"  # in the mark of a cancelled run whose ranks were asked to save a checkpoint
 NO_SCONTROL = ".no-scontrol"  # in a scratch folder once a job has found no scontrol on its node
-USED_BY_JOBS = ".used-by-jobs"  # in a scratch folder once an agent of a job has written there: the nodes see it
-FLIGHT_RECORDER = "nccl-trace-"  # in an attempt's folder, with a rank: the collectives that NCCL last recorded
+# in a scratch folder once an agent of a job has written there: the nodes see it
+USED_BY_JOBS = ".used-by-jobs"
+# in an attempt's folder, with a rank: the collectives that NCCL last recorded
+FLIGHT_RECORDER = "nccl-trace-"
 TRIALS = "trials"  # in a sweep's folder
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 READ_PAUSES = (0.05, 0.2, 0.5)  # seconds after each try to read the claims that fails
@@ -25,48 +28,66 @@ READ_PAUSES = (0.05, 0.2, 0.5)  # seconds after each try to read the claims that
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`<scratch>/<project>/<experiment>/<run-id>`: plain files with one writer each, appended or renamed into place."""
+    """`<scratch>/<project>/<experiment>/<run-id>`: plain files with one writer each, appended or
+    renamed into place.
+    """
 
     path: Path
 
     run_json = Entry("run.json")  # the resolved settings, the code's identity and the command line
     launch_spec = Entry("launch.json")  # what the agents and ranks of the run do
     script = Entry("job.sbatch")  # exactly what was submitted
-    shell_library = Entry("stop_and_requeue.sh")  # what `job.sbatch` sources: stop, requeue, one job per run folder
-    shell_setup = Entry("shell-setup.sh")  # the environment section of `job.sbatch`, for `paceline shell`
+    # what `job.sbatch` sources: stop, requeue, one job per run folder
+    shell_library = Entry("stop_and_requeue.sh")
+    # the environment section of `job.sbatch`, for `paceline shell`
+    shell_setup = Entry("shell-setup.sh")
     job = Entry("job")  # the id of the run's newest Slurm job; absent for local runs
-    stops_without_progress = Entry("stops-without-progress")  # how often in a row a stop came before anything was saved
-    requeues = Entry("requeues")  # `TIME JOB-START`, a line for each `requeue` that a head agent wrote
+    # how often in a row a stop came before anything was saved
+    stops_without_progress = Entry("stops-without-progress")
+    # `TIME JOB-START`, a line for each `requeue` that a head agent wrote
+    requeues = Entry("requeues")
     claims = Entry("claims")  # links 1, 2, ... to job starts; the last one has the run folder now
     environment = Entry("environment.sh")  # the job's variables, 0600, sourced by the script
     code = Entry("code")  # a link to the snapshot of the project's code
     work = Entry("work")  # where the ranks of a submitted run work; the head agent fills it
-    run_half = Entry("paceline.zip")  # the part of Paceline that runs in jobs: a queued job keeps its version
+    # the part of Paceline that runs in jobs: a queued job keeps its version
+    run_half = Entry("paceline.zip")
     metrics = Entry("metrics.jsonl")  # what rank 0 logged (`run.log`), one line per step
     config = Entry("config.json")  # the script's own settings, written by rank 0 (`run.config`)
-    events = Entry("events")  # queued, started, saved, failed and others: one file of JSON lines per writer
-    fitness = Entry("fitness.json")  # what the fitness check of the newest job start measured, and what it found
+    # queued, started, saved, failed and others: one file of JSON lines per writer
+    events = Entry("events")
+    # what the fitness check of the newest job start measured, and what it found
+    fitness = Entry("fitness.json")
     system = Entry("system")  # CPU, memory, network and GPU use, one file per node
 
-    checkpoints = Entry("checkpoints")  # `step-00001000` and so on; complete once it has `complete.json`
+    # `step-00001000` and so on; complete once it has `complete.json`
+    checkpoints = Entry("checkpoints")
     trackers = Entry("trackers")  # files of W&B and TensorBoard
     collected = Entry("collected")  # files that `[data] collect` copied back from the nodes
     cancelled = Entry("cancelled")  # present once the run is cancelled: it never starts again
-    fetched = Entry("fetched.json")  # of a copy that `paceline fetch` made: from which cluster, when, and its files
-    arrivals = Entry(".fetch")  # of such a copy that is not complete yet: what has not arrived whole
-    grant = Entry("grant")  # of a run that was submitted to several clusters: whether it is the one that trains
-    awaits_grant = Entry("awaits-grant")  # until when its agent waits for that decision, in seconds since 1970
+    # of a copy that `paceline fetch` made: from which cluster, when, and its files
+    fetched = Entry("fetched.json")
+    # of such a copy that is not complete yet: what has not arrived whole
+    arrivals = Entry(".fetch")
+    # of a run that was submitted to several clusters: whether it is the one that trains
+    grant = Entry("grant")
+    # until when its agent waits for that decision, in seconds since 1970
+    awaits_grant = Entry("awaits-grant")
     slurm_log = Entry("slurm.log")  # output of the batch script itself
 
     @property
     def key(self) -> str:
-        """What commands call the run: its id, or SWEEP-3 for a trial, which lies in its sweep's folder by number."""
+        """What commands call the run: its id, or SWEEP-3 for a trial, which lies in its sweep's
+        folder by number.
+        """
         parent, name = self.path.parent, self.path.name
         return f"{parent.parent.name}-{name}" if parent.name == TRIALS and name.isdigit() else name
 
     @property
     def rank_events(self) -> Path:
-        """The events of rank 0, which has the runtime: there are none before its first step boundary."""
+        """The events of rank 0, which has the runtime: there are none before its first step
+        boundary.
+        """
         return self.events / "rank-0.jsonl"
 
     def node_metrics(self, node: int) -> Path:
@@ -97,11 +118,12 @@ class RunFolder:
         return 0
 
     def successor(self, job_start: str) -> str:
-        """Return the name of the job start that has taken the run folder over from this one; "" if none has.
+        """Return the name of the job start that has taken the run folder over from this one; "" if
+        none has.
 
-        Nor has one if the folder of claims cannot be read, even after a few tries: a moment without a free descriptor,
-        or a file server's hiccup, must not end a run. Lists the folder: a network file system may remember for a minute
-        that a single link was not there.
+        Nor has one if the folder of claims cannot be read, even after a few tries: a moment without
+        a free descriptor, or a file server's hiccup, must not end a run. Lists the folder: a
+        network file system may remember for a minute that a single link was not there.
         """
         for pause in READ_PAUSES:
             try:
@@ -131,10 +153,13 @@ class AttemptFolder:
     path: Path
     number: int
 
-    start = Entry("start")  # its job start, and the step of the newest checkpoint at its start; -1 if there was none
-    verdict = Entry("verdict")  # `done`, `stopped` or `failed`, written by the head agent; absent means failed
+    # its job start, and the step of the newest checkpoint at its start; -1 if there was none
+    start = Entry("start")
+    # `done`, `stopped` or `failed`, written by the head agent; absent means failed
+    verdict = Entry("verdict")
     summary = Entry("summary.json")  # what the retry policy must know about a failed attempt
-    failure = Entry("failure.json")  # the first failure: rank, host, exit code or signal, and traceback
+    # the first failure: rank, host, exit code or signal, and traceback
+    failure = Entry("failure.json")
 
     def log(self, rank: int) -> Path:
         """A rank's output. Next to it, `rank-N.times` has the times of its lines."""
@@ -164,12 +189,15 @@ class AttemptFolder:
 
 @dataclass(frozen=True)
 class JobStartFolder:
-    """The files through which the batch shell and the agents of one job start talk to each other."""
+    """The files through which the batch shell and the agents of one job start talk to each
+    other.
+    """
 
     path: Path
 
     stop = Entry("stop")  # made by the batch shell's trap; the head agent polls it
-    verdict = Entry("verdict")  # the last attempt's; written by the head agent, or by the batch shell if there is none
+    # the last attempt's; written by the head agent, or by the batch shell if there is none
+    verdict = Entry("verdict")
     unsaved = Entry("unsaved")  # present if the run's last state could not be saved; says which one
     process = Entry("process")  # of a local run: its host, its processes, and when each was started
 
@@ -177,22 +205,31 @@ class JobStartFolder:
     def requeue(self) -> Path:
         """Present if the run may be requeued. Holds the nodes to exclude then, separated by commas.
 
-        The head agent decides: it writes this file before the verdict, and the batch shell requeues if it finds both,
-        unless the shell itself got a TERM or the run is cancelled. The list may be empty; it comes on top of the nodes
-        that the user excluded. The batch shell writes both files only if there is no agent that could: srun hung, or a
-        trial never started (`paceline_decide_without_agent` in stop_and_requeue.sh).
+        The head agent decides: it writes this file before the verdict, and the batch shell requeues
+        if it finds both, unless the shell itself got a TERM or the run is cancelled. The list may
+        be empty; it comes on top of the nodes that the user excluded. The batch shell writes both
+        files only if there is no agent that could: srun hung, or a trial never started
+        (`paceline_decide_without_agent` in stop_and_requeue.sh).
         """
         return self.path / "requeue"
 
-    agent = Entry("agent")  # how many head agents have begun, less those whose end an attempt's summary counts
-    queued_at = Entry("queued-at")  # made by the batch shell: since when the job was queued, in seconds since 1970
-    no_scontrol = Entry("no-scontrol")  # made by the batch shell: its node has none, so a new job continues the run
-    requeue_failed = Entry("requeue-failed")  # why the run was not requeued, from the head agent or the batch shell
+    # how many head agents have begun, less those whose end an attempt's summary counts
+    agent = Entry("agent")
+    # made by the batch shell: since when the job was queued, in seconds since 1970
+    queued_at = Entry("queued-at")
+    # made by the batch shell: its node has none, so a new job continues the run
+    no_scontrol = Entry("no-scontrol")
+    # why the run was not requeued, from the head agent or the batch shell
+    requeue_failed = Entry("requeue-failed")
     notified = Entry("notified")  # what the head agent has told the user of this job start's end
-    excluded_nodes = Entry("excluded-nodes")  # nodes that agents found unfit during this job start, one name per line
-    node_lost = Entry("node-lost")  # made by a head agent that ends without another agent: srun may wait for its node
-    srun_killed = Entry("srun-killed")  # made by the batch shell: it killed srun, which waited for a lost node
-    inside = Entry("inside.sh")  # written by the batch shell: the way into the container, for every node
+    # nodes that agents found unfit during this job start, one name per line
+    excluded_nodes = Entry("excluded-nodes")
+    # made by a head agent that ends without another agent: srun may wait for its node
+    node_lost = Entry("node-lost")
+    # made by the batch shell: it killed srun, which waited for a lost node
+    srun_killed = Entry("srun-killed")
+    # written by the batch shell: the way into the container, for every node
+    inside = Entry("inside.sh")
     head = Entry("head")  # `host:port` at which the head agent listens for the others
 
     def join_error(self, agent: int) -> Path:
@@ -203,7 +240,9 @@ class JobStartFolder:
         return sorted(self.path.glob("join-error-*"))
 
     def read_queue_time(self) -> dict[str, float]:
-        """Return since when this job start was in the queue, as a field of an event; empty if nobody has said so."""
+        """Return since when this job start was in the queue, as a field of an event; empty if
+        nobody has said so.
+        """
         try:
             return {"queued_at": float(self.queued_at.read_text(encoding="utf-8"))}
         except (OSError, ValueError):
@@ -214,12 +253,16 @@ RESERVED_BYTES = 4096
 
 
 def reserve(path: Path) -> None:
-    """Reserve disk space for a file, so that `write_reserved` can write it when the disk is full."""
+    """Reserve disk space for a file, so that `write_reserved` can write it when the disk is
+    full.
+    """
     write_atomically(_reserve_of(path), " " * RESERVED_BYTES)
 
 
 def write_reserved(path: Path, text: str) -> None:
-    """Write a small file as `write_atomically` does; on a full disk, into the space that was reserved for it."""
+    """Write a small file as `write_atomically` does; on a full disk, into the space that was
+    reserved for it.
+    """
     reserved = _reserve_of(path)
     try:
         write_atomically(path, text)
@@ -243,7 +286,8 @@ def _reserve_of(path: Path) -> Path:
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644, sync: bool = False) -> None:
-    """Write a file so that readers see all of it or none: write it next to its path, then rename it.
+    """Write a file so that readers see all of it or none: write it next to its path, then rename
+    it.
 
     With `sync`, it is on the disk before that.
     """

@@ -10,19 +10,23 @@ from typing import Any
 from paceline.contract.env import ON_CLUSTER
 from paceline.contract.quote import command_line, quote
 
-_cluster = ""  # whose runs this process shows; a command that came from a laptop has it in its environment
+# whose runs this process shows; a command that came from a laptop has it in its environment
+_cluster = ""
 
 
 def cluster() -> str:
-    """Return the cluster whose runs this process shows to somebody elsewhere; empty if it shows those of here."""
+    """Return the cluster whose runs this process shows to somebody elsewhere; empty if it shows
+    those of here.
+    """
     return os.environ.get(ON_CLUSTER) or _cluster
 
 
 def type_again(start: Mapping[str, Any]) -> str:
-    """Return a recorded command as it is typed where the user is: the record of a run on a cluster has no `--on`.
+    """Return a recorded command as it is typed where the user is: the record of a run on a cluster
+    has no `--on`.
 
-    `start` has the command, and the arguments of the script, with which it ends. `--first` is left out: this is about
-    one cluster.
+    `start` has the command, and the arguments of the script, with which it ends. `--first` is left
+    out: this is about one cluster.
     """
     command, args = start.get("command"), start.get("args")
     words = list(map(str, command)) if isinstance(command, list) else []

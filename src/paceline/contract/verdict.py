@@ -6,18 +6,22 @@ from pathlib import Path
 
 from paceline.contract.files.foreign_records import read_bounded
 
-STOPPED_EXIT = 75  # EX_TEMPFAIL: a script without the runtime asks to be resumed; also of a run that stopped early
+# EX_TEMPFAIL: a script without the runtime asks to be resumed; also of a run that stopped early
+STOPPED_EXIT = 75
 USAGE_EXIT = 2  # the command line or a configuration file is wrong
 INTERRUPTED_EXIT = 130  # Ctrl-C
 RESTART_EXIT = 76  # of a head agent: an agent was killed, so start all of them again
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 VERDICTS = (DONE, STOPPED, FAILED)
-DONE_UNSAVED = "done, not saved"  # how people see a run that is done, but whose last state could not be saved
+# how people see a run that is done, but whose last state could not be saved
+DONE_UNSAVED = "done, not saved"
 
 
 def read_verdict(path: Path | str) -> str | None:
-    """Return the verdict in a file; None if there is none, because the run still runs or ended without one."""
+    """Return the verdict in a file; None if there is none, because the run still runs or ended
+    without one.
+    """
     try:
         word = read_bounded(path, 100).decode().strip()
     except (OSError, ValueError):

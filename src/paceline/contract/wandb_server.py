@@ -30,7 +30,9 @@ def choose_mode(environ: Mapping[str, str], requested: str | None) -> tuple[str,
 
 
 def base_url(environ: Mapping[str, str]) -> str:
-    """Return the server's address: from the environment, from `wandb login --host`, or the public one."""
+    """Return the server's address: from the environment, from `wandb login --host`, or the public
+    one.
+    """
     if environ.get("WANDB_BASE_URL"):
         return environ["WANDB_BASE_URL"]
     folder = environ.get("WANDB_CONFIG_DIR") or os.path.join(_home(environ), ".config", "wandb")
@@ -72,7 +74,8 @@ def unreachable(environ: Mapping[str, str]) -> str:
         except OSError as error:
             answer.append(f"{host}:{port} cannot be reached ({error.strerror or error})")
 
-    # In a thread: name resolution has no time limit, and takes minutes if name servers don't answer.
+    # In a thread: name resolution has no time limit, and takes minutes if name servers don't
+    # answer.
     thread = threading.Thread(target=connect, name="paceline-connect", daemon=True)
     thread.start()
     thread.join(TIMEOUT)
@@ -80,7 +83,9 @@ def unreachable(environ: Mapping[str, str]) -> str:
 
 
 def _proxy(environ: Mapping[str, str], scheme: str, host: str) -> str:
-    without = [each.strip().lstrip(".") for each in _either(environ, "no_proxy").split(",") if each.strip()]
+    without = [
+        each.strip().lstrip(".") for each in _either(environ, "no_proxy").split(",") if each.strip()
+    ]
     if "*" in without or any(host == each or host.endswith(f".{each}") for each in without):
         return ""
     return _either(environ, f"{scheme}_proxy") or _either(environ, "all_proxy")

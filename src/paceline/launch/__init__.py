@@ -1,1 +1,3 @@
-"""Everything that acts on this machine or on Slurm. Only this, `sandbox` and `agent` call subprocess."""
+"""Everything that acts on this machine or on Slurm. Only this, `sandbox` and `agent` call
+subprocess.
+"""

@@ -20,7 +20,8 @@ CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"  # as the views of runs name
 
 
 def cancel_run(folder: RunFolder, *, running: bool, save: bool = False) -> None:
-    """Cancel a run for good: it is not requeued. A local run always saves first, a job only if it is running.
+    """Cancel a run for good: it is not requeued. A local run always saves first, a job only if it
+    is running.
 
     Raises UsageError if the run is another user's, or runs on a host that this one cannot signal.
     """
@@ -38,13 +39,17 @@ def cancel_run(folder: RunFolder, *, running: bool, save: bool = False) -> None:
 def requeue_run(folder: RunFolder, *, running: bool, over: bool) -> str:
     """Put a run of Slurm back into the queue, and return its job.
 
-    A running job saves a checkpoint and requeues itself, as before its time limit. A run that is over is submitted
-    again, with the code and the settings that it had. Raises UsageError for all others.
+    A running job saves a checkpoint and requeues itself, as before its time limit. A run that is
+    over is submitted again, with the code and the settings that it had. Raises UsageError for all
+    others.
     """
     require_own_folder(folder.path, "Run")
     run, job = folder.path.name, slurm.read_job_id(folder)
     if job is None:
-        raise UsageError(f"Run {run} is not a Slurm job.", hint=f"Continue it with `paceline run --resume {run}`.")
+        raise UsageError(
+            f"Run {run} is not a Slurm job.",
+            hint=f"Continue it with `paceline run --resume {run}`.",
+        )
     if over:
         return _submit_again(folder)
     if not running:

@@ -13,7 +13,14 @@ from paceline.contract.findings import PROBLEM, WARNING, Finding
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, FAILED, read_verdict
-from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, NoAnswer, NoSlurm, UsageError
+from paceline.errors import (
+    ClusterError,
+    EnvironmentProblem,
+    JobRejected,
+    NoAnswer,
+    NoSlurm,
+    UsageError,
+)
 from paceline.launch.checks.job import check_job
 from paceline.launch.checks.start_source import resolve_start
 from paceline.launch.confirmation.submission import note_attempt, note_job
@@ -51,9 +58,14 @@ class JobSubmission:
     """A job on its way to the queue. With `trials` it is the array of a sweep."""
 
     def __init__(
-        self, job: Job, *, after: Sequence[str] = (), trials: Trials | None = None, run_path: RunPath | None = None,
+        self,
+        job: Job,
+        *,
+        after: Sequence[str] = (),
+        trials: Trials | None = None,
+        run_path: RunPath | None = None,
         grant_timeout: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.trials, self.grant_timeout = trials, grant_timeout
         job = resolve_environment(job, os.environ)
         if run_path is None or job.is_typed("runtime.start_from"):  # otherwise the run has begun
@@ -70,18 +82,29 @@ class JobSubmission:
         gpus = job.resources.gpus_per_node or 0
         names = job.resources.partition or os.environ.get("SBATCH_PARTITION")
         fair = fair_cpus(
-            select_partitions(self.partitions, names), gpus=gpus, gpu_type=job.resources.gpu_type,
+            select_partitions(self.partitions, names),
+            gpus=gpus,
+            gpu_type=job.resources.gpu_type,
             nproc=job.launch.nproc or 1,
-        )  # fmt: skip
+        )
 
         def path_in_job(path: Path) -> Path:
             return path_in_run(path, job=job, run_path=run_path)
 
         plan = plan_slurm(
-            job, run_path=run_path, environ=os.environ, python=sys.executable, fair_cpus=fair,
-            after=self.after, file_secrets=self.secrets, path_in_job=path_in_job, trials=self.trials,
-        )  # fmt: skip
-        return replace(plan, launch_spec=replace(plan.launch_spec, grant_timeout=self.grant_timeout))
+            job,
+            run_path=run_path,
+            environ=os.environ,
+            python=sys.executable,
+            fair_cpus=fair,
+            after=self.after,
+            file_secrets=self.secrets,
+            path_in_job=path_in_job,
+            trials=self.trials,
+        )
+        return replace(
+            plan, launch_spec=replace(plan.launch_spec, grant_timeout=self.grant_timeout)
+        )
 
     def findings(self) -> list[Finding]:
         return check_job(self.job, self.plan(self.run_path), self.partitions)
@@ -91,10 +114,13 @@ class JobSubmission:
         if not slurm.available():
             raise NoSlurm(
                 "sbatch was not found.",
-                hint="Run this on a login node of your cluster, or start a local Slurm with `paceline sandbox up`.",
+                hint="Run this on a login node of your cluster, or start a local Slurm with "
+                "`paceline sandbox up`.",
             )
         found = self.findings() if self.job.launch.check else []
-        problems = [UsageError(each.text, hint=each.hint) for each in found if each.level == PROBLEM]
+        problems = [
+            UsageError(each.text, hint=each.hint) for each in found if each.level == PROBLEM
+        ]
         if problems:
             last = problems[-1]
             hint = last.hint or "To submit anyway, add --no-check."
@@ -104,7 +130,8 @@ class JobSubmission:
     def submit(self, command: Sequence[str], *, script_only: Path | None = None) -> Submitted:
         """Create the run folder and submit it; if Slurm rejects the job, nothing stays behind.
 
-        `command` is recorded as what the user typed. With `script_only`, write the script there instead of submitting.
+        `command` is recorded as what the user typed. With `script_only`, write the script there
+        instead of submitting.
         """
         job, job_id = self.job, None
         with folders.create_run_folder(self.run_path) as run_path:
@@ -135,19 +162,23 @@ class JobSubmission:
         except NoAnswer as problem:
             raise ClusterError(
                 problem.message,
-                hint="Submit it again once Slurm responds. The run's folder is kept and marked as cancelled, so that"
+                hint="Submit it again once Slurm responds. The run's folder is kept and marked as "
+                "cancelled, so that"
                 f" the job ends immediately if it exists after all: {plan.run_path.folder.path}",
             ) from None
         except JobRejected as rejected:
             raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
 
     def _note_job(self, folder: RunFolder, job: str | None) -> None:
-        """Record the job for the machine that has sent this. Whatever happens here, the job and its folder stay."""
+        """Record the job for the machine that has sent this. Whatever happens here, the job and
+        its folder stay.
+        """
         if job is not None and (note := note_job(folder, job)):
             self.notes.append(note)
 
     def _awaited_job(self, name: str) -> str | None:
-        """Return the job that `--after` waits for; None if it is done already. `name` is a run's, or a job id.
+        """Return the job that `--after` waits for; None if it is done already. `name` is a run's,
+        or a job id.
 
         Raises UsageError if it can no longer succeed.
         """
@@ -167,16 +198,23 @@ class JobSubmission:
                 hint="Name a run that was started by `paceline submit`, or a job id.",
             )
         elif outcome is not None:
-            again = f"continue it (`{to_type(f'submit --resume {folder.path.name}')}`)" if folder else "run it again"
+            again = (
+                f"continue it (`{to_type(f'submit --resume {folder.path.name}')}`)"
+                if folder
+                else "run it again"
+            )
             raise UsageError(
-                f"Invalid --after {name}: {f'job {found}' if folder is None else 'that run'} has ended: {outcome}.",
+                f"Invalid --after {name}: {f'job {found}' if folder is None else 'that run'} has "
+                f"ended: {outcome}.",
                 hint=f"Either {again} first, or omit --after.",
             )
         elif folder is None and not _may_exist(name):
             raise UsageError(
                 f"Invalid --after {name}: Slurm knows no job {name}, and no run has that id.",
-                hint="Use a run or a job in the queue (`squeue` lists jobs). If the job is done, omit --after. To"
-                f" wait for a job that you are not allowed to see, use --dependency afterok:{name}.",
+                hint="Use a run or a job in the queue (`squeue` lists jobs). If the job is done, "
+                "omit --after. To"
+                " wait for a job that you are not allowed to see, use --dependency "
+                f"afterok:{name}.",
             )
         if folder is not None:
             self._note_new_files(folder)
@@ -186,7 +224,9 @@ class JobSubmission:
         with suppress(EnvironmentProblem):  # the run may be another user's
             earlier = read_launch_spec(folder)
             if earlier.work:
-                self.notes.append(f"{folder.path.name} writes new files to {earlier.cwd}; read them from there")
+                self.notes.append(
+                    f"{folder.path.name} writes new files to {earlier.cwd}; read them from there"
+                )
 
 
 def _may_exist(job: str) -> bool:

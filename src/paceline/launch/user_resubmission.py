@@ -45,21 +45,32 @@ class Typed:
     config: Path | None = None
     profile: str | None = None
 
-    def load(self, program: Program, cwd: Path, overlay: tuple[Mapping[str, Any], Path] | None = None) -> Job:
+    def load(
+        self, program: Program, cwd: Path, overlay: tuple[Mapping[str, Any], Path] | None = None
+    ) -> Job:
         return load_job(
-            program, flags=self.flags, params=self.params, config=self.config, profile=self.profile, cwd=cwd,
+            program,
+            flags=self.flags,
+            params=self.params,
+            config=self.config,
+            profile=self.profile,
+            cwd=cwd,
             overlay=overlay,
-        )  # fmt: skip
+        )
 
 
 class Resubmission(JobSubmission):
     """A run that is over, to be submitted again."""
 
-    def __init__(self, job: Job, folder: RunFolder, earlier: EarlierStart, *, after: Sequence[str] = ()) -> None:
+    def __init__(
+        self, job: Job, folder: RunFolder, earlier: EarlierStart, *, after: Sequence[str] = ()
+    ) -> None:
         super().__init__(job, after=after, run_path=folders.run_path_of(folder))
         self.earlier = earlier
         if missing := ", ".join(self._missing_secrets()):
-            self.notes.append(f"secrets are not stored, so pass these --env variables again if needed: {missing}")
+            self.notes.append(
+                f"secrets are not stored, so pass these --env variables again if needed: {missing}"
+            )
 
     @property
     def code(self) -> str:
@@ -90,12 +101,19 @@ class Resubmission(JobSubmission):
         with _restored_on_failure(folder):
             plan = self.plan(self.run_path)
             prepared = prepare(
-                job, run_path=self.run_path, rank_counts=plan.rank_counts, launch_spec=plan.launch_spec,
-                command=list(command), backend="slurm", snapshot_required=True,
-                compiled=job.environment.kind == "current", earlier=self.earlier,
-            )  # fmt: skip
+                job,
+                run_path=self.run_path,
+                rank_counts=plan.rank_counts,
+                launch_spec=plan.launch_spec,
+                command=list(command),
+                backend="slurm",
+                snapshot_required=True,
+                compiled=job.environment.kind == "current",
+                earlier=self.earlier,
+            )
             sbatch.write_files(plan)
-            folder.cancelled.unlink(missing_ok=True)  # the job may start at once; it is back if Slurm rejects the job
+            # the job may start at once; it is back if Slurm rejects the job
+            folder.cancelled.unlink(missing_ok=True)
             job_id = self._sbatch(plan, known=known)
         self._note_job(folder, job_id)
         return Submitted(plan, job_id, (*self.notes, *plan.notes, *prepared.notes))
@@ -108,19 +126,26 @@ class Resubmission(JobSubmission):
         job = sbatch.find_job(folder, os.environ, known=known, pauses=(0.0,))
         if job is not None:
             raise UsageError(
-                f"Run {folder.name} has job {job}, which Slurm had not confirmed.", hint=f"End it: scancel {job}"
+                f"Run {folder.name} has job {job}, which Slurm had not confirmed.",
+                hint=f"End it: scancel {job}",
             )
         (folder / SUBMITTING).unlink(missing_ok=True)
 
     def _missing_secrets(self) -> list[str]:
         hidden = _variables(self.earlier.record)
-        return [name for name in hidden if hidden[name] == REDACTED and name not in self.job.environment.variables]
+        return [
+            name
+            for name in hidden
+            if hidden[name] == REDACTED and name not in self.job.environment.variables
+        ]
 
 
 def find_resubmission(
     name: str, program: Program | None, *, typed: Typed, cwd: Path, after: Sequence[str] = ()
 ) -> Resubmission:
-    """Find a run by its name, and load its job; without a `program` it is the one that the run had."""
+    """Find a run by its name, and load its job; without a `program` it is the one that the run
+    had.
+    """
     here = typed.load(program or Program(""), cwd)
     folder = folders.find_own_run(name, folders.resolve_scratch(here, os.environ))
     old = read_launch_spec(folder)
@@ -136,20 +161,28 @@ def find_resubmission(
     was_submitted = record.get("backend") == "slurm"
     if was_submitted and (typed.config or typed.profile):
         raise UsageError(
-            f"Run {folder.path.name} keeps the settings that it was submitted with, so --config and --cluster-profile"
+            f"Run {folder.path.name} keeps the settings that it was submitted with, so --config "
+            "and --cluster-profile"
             " have no effect.",
             hint="Omit them, and pass only what should change, e.g. --time 8h.",
         )
     project = here if program is not None else _live_project(folder, old, record)
     if was_submitted:
         tables = _recorded_tables(record, old, typed)
-        tables["environment"]["setup"] = _restore_setup(tables["environment"].get("setup", []), folder.script)
+        tables["environment"]["setup"] = _restore_setup(
+            tables["environment"].get("setup", []), folder.script
+        )
         job = reload_job(project, tables, flags=typed.flags, params=typed.params)
     else:
         tables = _portable_tables(_recorded_tables(record, old, typed), record)
-        job = replace(typed.load(project.program, project.cwd, (tables, folder.run_json)), folder=project.folder)
+        job = replace(
+            typed.load(project.program, project.cwd, (tables, folder.run_json)),
+            folder=project.folder,
+        )
     changes_copy = job.is_typed("project.workdir") or job.is_typed("project.snapshot")
-    keeps_code = program is None and _runs_copy(folder, old) and folder.code.is_dir() and not changes_copy
+    keeps_code = (
+        program is None and _runs_copy(folder, old) and folder.code.is_dir() and not changes_copy
+    )
     resubmission = Resubmission(job, folder, EarlierStart(record, old, keeps_code), after=after)
     resubmission.notes += [note] if note else []
     return resubmission
@@ -161,7 +194,9 @@ def _read_record(folder: RunFolder) -> dict[str, Any]:
         if not isinstance(record.get("spec"), dict):
             raise ValueError("it has no settings")
     except (OSError, ValueError) as problem:
-        raise EnvironmentProblem(f"Cannot read {folder.run_json}: {problem}.", hint="Start a new run.") from None
+        raise EnvironmentProblem(
+            f"Cannot read {folder.run_json}: {problem}.", hint="Start a new run."
+        ) from None
     return record
 
 
@@ -178,11 +213,17 @@ def _live_project(folder: RunFolder, spec: LaunchSpec, record: Mapping[str, Any]
         project = Path(spec.work.get("project") or code.get("folder") or spec.source)
 
     def live(path: str) -> Path:
-        return project / os.path.relpath(path, spec.source) if Path(path).is_relative_to(spec.source) else Path(path)
+        return (
+            project / os.path.relpath(path, spec.source)
+            if Path(path).is_relative_to(spec.source)
+            else Path(path)
+        )
 
     cwd = live(spec.cwd)
     name = spec.program if spec.is_module else os.path.relpath(live(spec.program), cwd)
-    return _without_settings(Program(name, tuple(spec.args), is_module=spec.is_module), project, cwd)
+    return _without_settings(
+        Program(name, tuple(spec.args), is_module=spec.is_module), project, cwd
+    )
 
 
 def _without_settings(program: Program, folder: Path, cwd: Path) -> Job:
@@ -200,9 +241,13 @@ def _variables(record: Mapping[str, Any]) -> dict[str, str]:
 
 def _recorded_tables(record: Mapping[str, Any], old: LaunchSpec, typed: Typed) -> dict[str, Any]:
     """Return the settings of a run, with what its record hides; what it waited for is over."""
-    tables = {name: dict(values) for name, values in record["spec"].items() if isinstance(values, dict)}
+    tables = {
+        name: dict(values) for name, values in record["spec"].items() if isinstance(values, dict)
+    }
     tables["params"] = dict(old.params)
-    hidden = [name for name, text in _variables(record).items() if text == REDACTED and name in os.environ]
+    hidden = [
+        name for name, text in _variables(record).items() if text == REDACTED and name in os.environ
+    ]
     variables = {**old.variables, **{name: os.environ[name] for name in hidden}}
     tables.setdefault("environment", {})["variables"] = variables
     tables.get("job", {}).pop("dependency", None)
@@ -214,19 +259,26 @@ def _recorded_tables(record: Mapping[str, Any], old: LaunchSpec, typed: Typed) -
 
 
 def _portable_tables(tables: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a job keeps of a local run: its name, the variables that were set for it, and what is not here's."""
+    """Return what a job keeps of a local run: its name, the variables that were set for it, and
+    what is not here's.
+    """
     kept = {key: dict(value) for key, value in tables.items() if key in _PORTABLE}
     for key in ("cpu", "backend"):
         kept.get("runtime", {}).pop(key, None)
     if name := tables.get("job", {}).get("name"):
         kept["job"] = {"name": name}
-    variables = tables["environment"]["variables"]  # ranks had more here, such as CUDA_VISIBLE_DEVICES
-    kept["environment"] = {"variables": {key: variables[key] for key in _variables(record) if key in variables}}
+    # ranks had more here, such as CUDA_VISIBLE_DEVICES
+    variables = tables["environment"]["variables"]
+    kept["environment"] = {
+        "variables": {key: variables[key] for key in _variables(record) if key in variables}
+    }
     return kept
 
 
 def _restore_setup(setup: Iterable[str], script: Path) -> list[str]:
-    """Return lines of `setup` with the secrets that the record hides, from the script that was submitted."""
+    """Return lines of `setup` with the secrets that the record hides, from the script that was
+    submitted.
+    """
     lines, position = [], 0
     for shown in setup:
         if REDACTED not in shown:
@@ -234,11 +286,15 @@ def _restore_setup(setup: Iterable[str], script: Path) -> list[str]:
             continue
         text = script.read_text(encoding="utf-8") if script.exists() else ""
         parts = (re.escape(part) for part in shown.split(REDACTED))
-        found = re.compile(f"^{'.+?'.join(parts)}$", re.MULTILINE | re.DOTALL).search(text, position)
+        found = re.compile(f"^{'.+?'.join(parts)}$", re.MULTILINE | re.DOTALL).search(
+            text, position
+        )
         if found is None or redact_text(found[0]) != shown:
             raise UsageError(
-                f"{script} has no line {shown}, so the secret in this line of `setup` is no longer known.",
-                hint="Start a new run, and keep the secret in a file that you pass with `--secret-file`.",
+                f"{script} has no line {shown}, so the secret in this line of `setup` is no "
+                "longer known.",
+                hint="Start a new run, and keep the secret in a file that you pass with "
+                "`--secret-file`.",
             )
         lines.append(found[0])
         position = found.end()
@@ -272,11 +328,20 @@ def _locked(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _restored_on_failure(folder: RunFolder) -> Iterator[None]:
-    """Undo what the body has changed in a run folder if it fails, unless there may be a job, which needs it."""
+    """Undo what the body has changed in a run folder if it fails, unless there may be a job, which
+    needs it.
+    """
     paths = (
-        folder.run_json, folder.launch_spec, folder.script, folder.shell_library, folder.shell_setup,
-        folder.environment, folder.run_half, folder.code, folder.cancelled,
-    )  # fmt: skip
+        folder.run_json,
+        folder.launch_spec,
+        folder.script,
+        folder.shell_library,
+        folder.shell_setup,
+        folder.environment,
+        folder.run_half,
+        folder.code,
+        folder.cancelled,
+    )
     before = {path: _Kept.read(path) for path in paths}
     try:
         yield

@@ -1,1 +1,3 @@
-"""What a training script uses. This file imports nothing, so that `identity` works without torch."""
+"""What a training script uses. This file imports nothing, so that `identity` works without
+torch.
+"""

@@ -15,7 +15,9 @@ from paceline.errors import EnvironmentProblem
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """The run folder, the attempt and the launch spec. All are absent in a script that no agent started."""
+    """The run folder, the attempt and the launch spec. All are absent in a script that no agent
+    started.
+    """
 
     folder: RunFolder | None = None
     attempt: int = 1
@@ -24,7 +26,9 @@ class LaunchContext:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> LaunchContext:
-        """Read the variables and files that an agent sets up. Raises EnvironmentProblem for a bad launch spec."""
+        """Read the variables and files that an agent sets up. Raises EnvironmentProblem for a bad
+        launch spec.
+        """
         environ = os.environ if environ is None else environ
         if not environ.get(env.RUN):
             return cls(heartbeat_file=environ.get(env.HEARTBEAT))
@@ -38,4 +42,6 @@ class LaunchContext:
                 f"Cannot read {folder.launch_spec}: {error}.",
                 hint=f"Check that {env.RUN} names the run folder, or unset it.",
             ) from None
-        return cls(folder, int(environ.get(env.ATTEMPT, "1")), launch_spec, environ.get(env.HEARTBEAT))
+        return cls(
+            folder, int(environ.get(env.ATTEMPT, "1")), launch_spec, environ.get(env.HEARTBEAT)
+        )

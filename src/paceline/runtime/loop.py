@@ -1,4 +1,6 @@
-"""The loops of a script: `epochs`, `steps` and `evaluate`. Between two batches is the step boundary."""
+"""The loops of a script: `epochs`, `steps` and `evaluate`. Between two batches is the step
+boundary.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from paceline.runtime.training.gradients import Gradients
 # Set by `paceline inspect data`: takes the loader of the first loop, and ends the process.
 inspector: Callable[[Any], None] | None = None
 
-MAX_EMPTY_LOOPS = 100  # after `max_steps`; a script that enters more of them waits for steps that never come
+# after `max_steps`; a script that enters more of them waits for steps that never come
+MAX_EMPTY_LOOPS = 100
 EMPTY_LOOP = "The run had already reached --max-steps, so this run.steps loop was empty."
 
 
@@ -30,18 +33,28 @@ class Loop:
     """The current step, epoch and micro-step."""
 
     def __init__(
-        self, boundary: Boundary, gradients: Gradients, *, plain: PlainLoader, rank: int, max_steps: int | None
+        self,
+        boundary: Boundary,
+        gradients: Gradients,
+        *,
+        plain: PlainLoader,
+        rank: int,
+        max_steps: int | None,
     ) -> None:
         self.step = 0  # the number of steps done, over all epochs and attempts
         self.epoch = 0
         self.begun = False
-        self.entered = False  # whether the script has entered a loop, whether or not there was a step left
+        # whether the script has entered a loop, whether or not there was a step left
+        self.entered = False
         self.micro: MicroBatch | None = None  # set while the loop's body runs
         self.weighted = False  # whether the loader counts the samples of each slice
-        self.left_inside = False  # whether `step` includes one that the script left by `break` or an error
+        # whether `step` includes one that the script left by `break` or an error
+        self.left_inside = False
         self.counted = False  # whether a loop of `steps` has counted the steps up to here
-        self.plain = plain  # the iterable of the current loop, if it does not come from `run.loader`
-        self.check_first: Callable[[Any], None] | None = None  # called with the first batch of each loop
+        # the iterable of the current loop, if it does not come from `run.loader`
+        self.plain = plain
+        # called with the first batch of each loop
+        self.check_first: Callable[[Any], None] | None = None
         self._boundary = boundary
         self._gradients = gradients
         self._rank = rank
@@ -56,15 +69,18 @@ class Loop:
         self._empty: list[Any] = []  # the loaders of loops that were entered after `max_steps`
         self._first_step = 0  # the number of steps that this process began with
         self._loader: Any = None  # of the current loop
-        self._late: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders made after the resume, which saves no others
+        # loaders made after the resume, which saves no others
+        self._late: weakref.WeakSet[Any] = weakref.WeakSet()
         self._saved: frozenset[int] = frozenset()  # ids of the objects that checkpoints include
         self._resumed: Mapping[str, Any] | None = None  # where to continue, until the loop is there
         self._reached = False  # whether the loop has been there
-        self._generators: dict[str, Any] | None = None  # as the checkpoint had them, until the loop is there
+        # as the checkpoint had them, until the loop is there
+        self._generators: dict[str, Any] | None = None
         self._is_left = False  # whether the script has left the last loop by `break`
         boundary.loop_position = self.position
 
-    # -- the position ----------------------------------------------------------------------------------
+    # -- the position
+    # ----------------------------------------------------------------------------------
 
     def register(self, objects: Mapping[str, Any]) -> None:
         """Take note of the objects that checkpoints include."""
@@ -73,11 +89,13 @@ class Loop:
     def adopt(self, loader: Any) -> None:
         """Resume a loader that was made after `run.resume`, in the loop that it is used in.
 
-        Raises UsageError if its state differs between ranks: only objects known to `run.resume` are saved per rank.
+        Raises UsageError if its state differs between ranks: only objects known to `run.resume` are
+        saved per rank.
         """
         if loader.saves_positions:
             raise UsageError(
-                "run.loader was called after run.resume, so the position in this stream would not be saved.",
+                "run.loader was called after run.resume, so the position in this stream would not "
+                "be saved.",
                 hint="Create the loader before run.resume.",
             )
         self._late.add(loader)
@@ -89,15 +107,19 @@ class Loop:
         self._generators = generator_states.capture()
 
     def position(self) -> dict[str, Any]:
-        """Return which loop of the epoch this is, and where it is if its loader has no state of its own."""
+        """Return which loop of the epoch this is, and where it is if its loader has no state of
+        its own.
+        """
         if self._resumed is not None:  # not there yet
             return dict(self._resumed)
-        if self._is_left and self.in_epochs:  # a loop that was left is finished: continue with the next one
+        # a loop that was left is finished: continue with the next one
+        if self._is_left and self.in_epochs:
             return {"loop": self._loops, "loader": None, "left": True}
         state = self._loader.state_dict() if self._loader in self._late else None
         return {"loop": max(0, self._loops - 1), "loader": state, "left": False}
 
-    # -- the first step --------------------------------------------------------------------------------
+    # -- the first step
+    # --------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Prepare for the first step of this process."""
@@ -107,12 +129,16 @@ class Loop:
 
     @property
     def is_after_loop(self) -> bool:
-        """Whether the body of an epoch is past its loop of `steps`, and won't enter another one for this epoch."""
+        """Whether the body of an epoch is past its loop of `steps`, and won't enter another one
+        for this epoch.
+        """
         return self.in_epochs and self._boundary.epoch == self.epoch and self.counted
 
     @property
     def epoch_is_whole(self) -> bool:
-        """Whether the epoch in progress ends with its body; not if `max_steps` ended its loop early."""
+        """Whether the epoch in progress ends with its body; not if `max_steps` ended its loop
+        early.
+        """
         return self._epoch_is_whole
 
     @property
@@ -140,11 +166,14 @@ class Loop:
         finally:
             self.in_epochs = False
 
-    def steps(self, loader: Any, *, max_steps: int | None, accumulate: int, exact: bool) -> Generator[Any, None, None]:
+    def steps(
+        self, loader: Any, *, max_steps: int | None, accumulate: int, exact: bool
+    ) -> Generator[Any, None, None]:
         if self._is_open:
             raise UsageError(
                 "run.steps was called inside another loop of run.steps.",
-                hint="Let one loop count the steps: `for a, b in zip(run.steps(loader_a), loader_b):`.",
+                hint="Let one loop count the steps: `for a, b in zip(run.steps(loader_a), "
+                "loader_b):`.",
             )
         self.entered = True
         if self.is_complete:
@@ -159,9 +188,13 @@ class Loop:
             saves_itself = id(loader) in self._saved
             index = number if self.in_epochs else 0
             self.plain.attach(
-                loader, index, epoch=self.epoch if self.in_epochs else None, accumulate=accumulate, exact=exact,
+                loader,
+                index,
+                epoch=self.epoch if self.in_epochs else None,
+                accumulate=accumulate,
+                exact=exact,
                 saves_itself=saves_itself,
-            )  # fmt: skip
+            )
             loader = self.plain
         epoch = self._epoch_of(loader)
         is_past = self._reach(loader, number)
@@ -172,28 +205,41 @@ class Loop:
             total = max_steps if total is None else min(total, max_steps)
         if self._rank == 0 and (is_past or (done and total is not None and done >= total)):
             note(
-                f"epoch {self.epoch} was saved after the last step of this loop: only the code after the loop runs "
+                f"epoch {self.epoch} was saved after the last step of this loop: only the code "
+                "after the loop runs "
                 "again"
             )
-        limit = self._max_steps if max_steps is None else min(self._max_steps, self.step + max(0, max_steps - done))
+        limit = (
+            self._max_steps
+            if max_steps is None
+            else min(self._max_steps, self.step + max(0, max_steps - done))
+        )
         is_counted = self.in_epochs or max_steps is not None or isinstance(source, range)
         self._count(number, total if is_counted else None, done=total if is_past else done)
-        yield from self._run(loader, epoch, done=done, total=total, limit=self.step if is_past else limit)
+        yield from self._run(
+            loader, epoch, done=done, total=total, limit=self.step if is_past else limit
+        )
         if self.step >= self._max_steps and max_steps is None and loader is self.plain:
             self.plain.exhaust()
 
     def count_left(self, loader: Any, *, max_steps: int | None, accumulate: int) -> int | None:
-        """Return how many batches the next loop over a loader will yield, or None if the loader has no length."""
+        """Return how many batches the next loop over a loader will yield, or None if the loader
+        has no length.
+        """
         is_weighted, resumed = hasattr(loader, "micro_batches"), self._resumed
         per_step = loader.accumulate if is_weighted else accumulate
         try:
             batches = loader.steps_per_epoch * per_step if is_weighted else len(loader)
         except TypeError:  # also of a stream, whose number of steps is None
             return None
-        if self.is_complete or (resumed is not None and self.in_epochs and self._loops < resumed["loop"]):
+        if self.is_complete or (
+            resumed is not None and self.in_epochs and self._loops < resumed["loop"]
+        ):
             return 0
         done = (
-            self._find_done(loader) if is_weighted else self.plain.first_step(self.epoch, self._loops * self.in_epochs)
+            self._find_done(loader)
+            if is_weighted
+            else self.plain.first_step(self.epoch, self._loops * self.in_epochs)
         )
         limit = self._max_steps - self.step
         if max_steps is not None:
@@ -201,7 +247,9 @@ class Loop:
         return max(0, min(batches - done * per_step, limit * per_step))
 
     def _find_done(self, loader: Any) -> int:
-        """Return how many steps the next loop over a loader of `run.loader` has done already: as `_reach` will."""
+        """Return how many steps the next loop over a loader of `run.loader` has done already: as
+        `_reach` will.
+        """
         resumed, epoch = self._resumed, self._next_epoch(loader)
         if resumed["left"] if resumed is not None else self._reached and self.in_epochs:
             return 0
@@ -210,20 +258,25 @@ class Loop:
         return int(loader.first_step(epoch))
 
     def _count(self, number: int, total: int | None, *, done: int | None) -> None:
-        """Tell how many steps the run will have. Without `run.epochs`, nobody knows how often a loader is passed."""
+        """Tell how many steps the run will have. Without `run.epochs`, nobody knows how often a
+        loader is passed.
+        """
         left = None if total is None or done is None else max(0, total - done)
         if not self.in_epochs:
             self.total_steps.begin_single_loop(step=self.step, left=left)
             return
         more_epochs = max(0, self._epoch_count - 1 - self.epoch)
-        self.total_steps.begin_loop(number=number, step=self.step, left=left, length=total, more_epochs=more_epochs)
+        self.total_steps.begin_loop(
+            number=number, step=self.step, left=left, length=total, more_epochs=more_epochs
+        )
 
     def _pass_empty(self, loader: Any) -> None:
         """Run the boundary of a loop that `max_steps` leaves no steps for.
 
-        Outside of `run.epochs`, it ends a script that has made the last step itself: nothing after this loop expects
-        it to be empty. A script that was resumed after the last step goes on, since what follows its loop may still
-        have to run, until it enters a loop over the same loader again.
+        Outside of `run.epochs`, it ends a script that has made the last step itself: nothing after
+        this loop expects it to be empty. A script that was resumed after the last step goes on,
+        since what follows its loop may still have to run, until it enters a loop over the same
+        loader again.
         """
         self._boundary.consensus.begin_loop()
         if self._boundary.poll(self.step, may_save=False):
@@ -233,17 +286,21 @@ class Loop:
         if (again and not self.in_epochs) or len(self._empty) > MAX_EMPTY_LOOPS:
             if self._rank == 0:
                 note(
-                    f"max_steps={self._max_steps} is reached, but the script starts another run.steps loop: the script "
-                    "ends here, and the code after that loop does not run. A run.epochs loop ends at max_steps "
+                    f"max_steps={self._max_steps} is reached, but the script starts another "
+                    "run.steps loop: the script "
+                    "ends here, and the code after that loop does not run. A run.epochs loop ends "
+                    "at max_steps "
                     "automatically"
                 )
             raise Completed
         process.failure_context = EMPTY_LOOP
 
     def _reach(self, loader: Any, number: int) -> bool:
-        """Return whether a resumed epoch is past this loop. If it is in this one, give a late loader its position.
+        """Return whether a resumed epoch is past this loop. If it is in this one, give a late
+        loader its position.
 
-        Loops after that one begin anew: a position that their loader still has is that of an earlier loop.
+        Loops after that one begin anew: a position that their loader still has is that of an
+        earlier loop.
         """
         resumed = self._resumed
         if resumed is None:
@@ -268,7 +325,9 @@ class Loop:
         if done and generators is not None:
             generator_states.restore(generators)
 
-    def _run(self, loader: Any, epoch: int, *, done: int, total: int | None, limit: int) -> Iterator[Any]:
+    def _run(
+        self, loader: Any, epoch: int, *, done: int, total: int | None, limit: int
+    ) -> Iterator[Any]:
         boundary = self._boundary
         self._is_open, self._is_left, self.left_inside = True, False, False
         if self._resumed is None:
@@ -327,7 +386,13 @@ class Loop:
             last = micro.last
             if weighted:
                 throughput.samples += micro.count
-                begin(micro.mean_scale, micro.global_count, micro.count, first=micro.index == 0, last=last)
+                begin(
+                    micro.mean_scale,
+                    micro.global_count,
+                    micro.count,
+                    first=micro.index == 0,
+                    last=last,
+                )
             elif not uniform:
                 begin(micro.mean_scale, first=micro.index == 0, last=last)
             yield micro.data
@@ -343,7 +408,9 @@ class Loop:
                     return
 
     @staticmethod
-    def _checked(micros: Iterator[MicroBatch], check: Callable[[Any], None]) -> Iterator[MicroBatch]:
+    def _checked(
+        micros: Iterator[MicroBatch], check: Callable[[Any], None]
+    ) -> Iterator[MicroBatch]:
         first = next(micros, None)
         if first is not None:
             check(first.data)
@@ -358,7 +425,9 @@ class Loop:
         return epoch
 
     def _next_epoch(self, loader: Any) -> int:
-        """Return the epoch that the next pass over a loader is. Without `run.epochs`, each pass is its next one."""
+        """Return the epoch that the next pass over a loader is. Without `run.epochs`, each pass is
+        its next one.
+        """
         if self.in_epochs or loader is self.plain:
             return self.epoch
         return self._passes[loader] + 1 if loader in self._passes else int(loader.epoch)

@@ -1,4 +1,6 @@
-"""What `run.steps` and `run.evaluate` return: the batches of a loop, which also know how many they are."""
+"""What `run.steps` and `run.evaluate` return: the batches of a loop, which also know how many they
+are.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,13 @@ from typing import Any
 
 
 class LoopBatches(Iterator[Any]):
-    """The batches of one loop. `len` is how many it has when it begins: progress bars show it as their total."""
+    """The batches of one loop. `len` is how many it has when it begins: progress bars show it as
+    their total.
+    """
 
-    def __init__(self, batches: Generator[Any, None, None], count: Callable[[], int | None]) -> None:
+    def __init__(
+        self, batches: Generator[Any, None, None], count: Callable[[], int | None]
+    ) -> None:
         self._batches, self._count = batches, count
         self._length: int | None = None
 
@@ -24,7 +30,9 @@ class LoopBatches(Iterator[Any]):
         return True  # as any iterator, also with nothing left
 
     def __iter__(self) -> Generator[Any, None, None]:
-        """Return the generator itself, so that a `for` loop calls nothing else, and ends it with `break`."""
+        """Return the generator itself, so that a `for` loop calls nothing else, and ends it with
+        `break`.
+        """
         return self._batches
 
     def __next__(self) -> Any:

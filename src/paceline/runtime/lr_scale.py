@@ -1,7 +1,8 @@
 """Learning rates that grow with the global batch, after a warm-up.
 
-The rates of the optimizer's groups stay what the script and its schedulers make them. Only while the optimizer steps
-are they multiplied. So schedulers and checkpoints never see the factor, and it may differ after a resume.
+The rates of the optimizer's groups stay what the script and its schedulers make them. Only while
+the optimizer steps are they multiplied. So schedulers and checkpoints never see the factor, and it
+may differ after a resume.
 """
 
 from __future__ import annotations
@@ -19,14 +20,22 @@ _NAME = "_paceline_lr_scale"  # the attribute of an optimizer that has one
 
 
 class LrScale:
-    """The factor for the learning rates of one optimizer: `factor` after the warm-up, and `now` in this step."""
+    """The factor for the learning rates of one optimizer: `factor` after the warm-up, and `now` in
+    this step.
+    """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, factor: float, *, warmup: int, step: Callable[[], int]
+        self,
+        optimizer: torch.optim.Optimizer,
+        factor: float,
+        *,
+        warmup: int,
+        step: Callable[[], int],
     ) -> None:
         if get_lr_scale(optimizer) is not None:
             raise UsageError(
-                "The learning rate of this optimizer is already scaled.", hint="Call run.scale_lr once per optimizer."
+                "The learning rate of this optimizer is already scaled.",
+                hint="Call run.scale_lr once per optimizer.",
             )
         if any(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups):
             raise UsageError(
@@ -34,7 +43,9 @@ class LrScale:
                 hint="Pass lr as a float. run.capture works with it.",
             )
         if not isinstance(warmup, int) or warmup < 0:
-            raise UsageError(f"warmup={warmup} is not a number of steps.", hint="Use 0 for no warm-up.")
+            raise UsageError(
+                f"warmup={warmup} is not a number of steps.", hint="Use 0 for no warm-up."
+            )
         self.factor, self.warmup = factor, warmup
         self._step = step
         self._optimizer = optimizer
@@ -45,7 +56,9 @@ class LrScale:
 
     @property
     def now(self) -> float:
-        """The factor in this step: 1 in the first, and `factor` from step `warmup` on, counted from 0."""
+        """The factor in this step: 1 in the first, and `factor` from step `warmup` on, counted
+        from 0.
+        """
         done = self._step()
         if done >= self.warmup or self.factor <= 1.0:
             return self.factor
@@ -60,7 +73,8 @@ class LrScale:
         self._give_back()  # an error may have ended the last step half-way
         factor = self.now
         for group in optimizer.param_groups:
-            if not isinstance(group["lr"], torch.Tensor):  # in a captured step, it is a tensor with the factor in it
+            # in a captured step, it is a tensor with the factor in it
+            if not isinstance(group["lr"], torch.Tensor):
                 self._rates.append((group, group["lr"]))
                 group["lr"] *= factor
 
@@ -83,10 +97,13 @@ def effective_rate(optimizer: torch.optim.Optimizer, rate: float) -> float:
 def scale_factor(batch: float, reference: float, rule: str) -> float:
     """Return the factor for a batch that is larger than the one that the rate was chosen for."""
     if rule not in RULES:
-        raise UsageError(f"Unknown rule {rule!r} for run.scale_lr.", hint=f"Use one of {', '.join(RULES)}.")
+        raise UsageError(
+            f"Unknown rule {rule!r} for run.scale_lr.", hint=f"Use one of {', '.join(RULES)}."
+        )
     if not (batch > 0 and reference > 0):
         raise UsageError(
-            f"Cannot compute a factor from batch={batch} and reference={reference}.", hint="Use sizes above 0."
+            f"Cannot compute a factor from batch={batch} and reference={reference}.",
+            hint="Use sizes above 0.",
         )
     ratio = batch / reference
     return ratio if rule == "linear" else math.sqrt(ratio)

@@ -16,7 +16,9 @@ DEFAULT_EXPERIMENT = "default"
 
 @dataclass(frozen=True)
 class Paths:
-    """The values of the `PACELINE_*` variables. A path is None if no agent has created that folder."""
+    """The values of the `PACELINE_*` variables. A path is None if no agent has created that
+    folder.
+    """
 
     source_dir: Path
     project: str

@@ -1,8 +1,9 @@
 """Batches of any iterable, such as a plain DataLoader, in a form that can be resumed.
 
-An iterable knows no position. A resume therefore iterates again, from the random state with which the iteration began,
-and skips the batches that were trained on. A DataLoader draws its permutation and the seeds of its workers from that
-state, so it gives the same batches again. The first batch shows whether it really does.
+An iterable knows no position. A resume therefore iterates again, from the random state with which
+the iteration began, and skips the batches that were trained on. A DataLoader draws its permutation
+and the seeds of its workers from that state, so it gives the same batches again. The first batch
+shows whether it really does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.shares import digest_state
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch
-from paceline.runtime.data.sample_order import get_generator_state, own_generators, set_generator_state
+from paceline.runtime.data.sample_order import (
+    get_generator_state,
+    own_generators,
+    set_generator_state,
+)
 from paceline.runtime.data.transfer import map_tensors, transfer_batch
 from paceline.runtime.randomness import generator_states
 
@@ -27,17 +32,24 @@ _END = object()
 _COMPARED = 256  # elements of each tensor of the first batch
 
 HINT = (
-    "Use run.loader, which resumes exactly, or let the order depend only on torch's, NumPy's and Python's generators "
+    "Use run.loader, which resumes exactly, or let the order depend only on torch's, NumPy's and "
+    "Python's generators "
     "and on the epoch. To train on whatever comes next, pass exact=False to run.steps."
 )
 ITERATOR_HINT = (
-    "If these are batches of run.loader, pass the loader itself to run.steps, with max_steps=n for n steps. "
+    "If these are batches of run.loader, pass the loader itself to run.steps, with "
+    "max_steps=n for n steps. "
 )
-WORKERS_HINT = "With persistent_workers=True, the random state of the workers is lost: remove it if they augment. "
+WORKERS_HINT = (
+    "With persistent_workers=True, the random state of the workers is lost: remove it "
+    "if they augment. "
+)
 
 
 class PlainLoader:
-    """The iterable of the current loop. Its state is how many batches it gave, and how the iteration began."""
+    """The iterable of the current loop. Its state is how many batches it gave, and how the
+    iteration began.
+    """
 
     def __init__(self, *, device: torch.device, rank: int, world_size: int) -> None:
         self.epoch = self.step = 0
@@ -52,15 +64,19 @@ class PlainLoader:
         self._own: list[Any] = []  # those that the iterable holds itself
         self._number = 0  # of this loop in its epoch
         self._iterables: dict[int, Iterable[Any]] = {}  # of all loops of an epoch
-        self._generators: dict[str, list[Any]] = {}  # what was loaded for those that have not come yet
-        self._kept: set[str] = set()  # loops whose DataLoader had begun before the resume, and kept its workers
+        # what was loaded for those that have not come yet
+        self._generators: dict[str, list[Any]] = {}
+        # loops whose DataLoader had begun before the resume, and kept its workers
+        self._kept: set[str] = set()
         self._reuses_workers = False  # whether this iteration found them there
         self._first = 0  # checksum of the first batch
-        self.digest: int | None = None  # of the first batch in this process that has tensors; with several ranks
+        # of the first batch in this process that has tensors; with several ranks
+        self.digest: int | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._iterator: Iterator[Any] = iter(())
         self._exhausted = False
-        self._assumed: Iterable[Any] | None = None  # an iterator that a resume took for one of all epochs
+        # an iterator that a resume took for one of all epochs
+        self._assumed: Iterable[Any] | None = None
 
     def attach(
         self,
@@ -72,28 +88,43 @@ class PlainLoader:
         exact: bool,
         saves_itself: bool,
     ) -> None:
-        """Take the iterable of the next loop. If it `saves_itself`, it continues from its own position.
+        """Take the iterable of the next loop. If it `saves_itself`, it continues from its own
+        position.
 
         The samplers of a DataLoader get the `epoch`, unless it is None.
         """
         for sampler in _samplers(iterable) if epoch is not None else ():
             sampler.set_epoch(epoch)
         continues = iterable is self._iterable and isinstance(iterable, Iterator)
-        if self._assumed is not None and isinstance(iterable, Iterator) and iterable is not self._assumed:
+        if (
+            self._assumed is not None
+            and isinstance(iterable, Iterator)
+            and iterable is not self._assumed
+        ):
             raise CheckpointError(
-                "The resumed run assumed one iterator for all epochs, but run.steps got a new iterator for this epoch.",
+                "The resumed run assumed one iterator for all epochs, but run.steps got a new "
+                "iterator for this epoch.",
                 hint="Pass the iterable itself to run.steps, not an iterator of it.",
             )
         self._loops = self._loops + 1 if continues else 1
         if not continues:
             self._taken = 0
         self._number, self._iterables[number] = number, iterable
-        for generator, state in zip(own_generators(iterable), self._generators.pop(str(number), ()), strict=False):
+        for generator, state in zip(
+            own_generators(iterable), self._generators.pop(str(number), ()), strict=False
+        ):
             set_generator_state(generator, state)
-        self._iterable, self.accumulate, self._exact, self._saves_itself = iterable, accumulate, exact, saves_itself
+        self._iterable, self.accumulate, self._exact, self._saves_itself = (
+            iterable,
+            accumulate,
+            exact,
+            saves_itself,
+        )
 
     def exhaust(self) -> None:
-        """Let the iterator end if it has given all its batches: a sampler may draw once more at its end."""
+        """Let the iterator end if it has given all its batches: a sampler may draw once more at
+        its end.
+        """
         if self.step == self.steps_per_epoch:
             next(self._iterator, None)
 
@@ -110,12 +141,21 @@ class PlainLoader:
             return None
 
     def first_step(self, epoch: int, number: int | None = None) -> int:
-        """Return how many steps of this epoch are done, in this loop or in one that has not begun yet."""
-        return int(self._resumed["step"]) if self._resumed and self._is_in(self._resumed, epoch, number) else 0
+        """Return how many steps of this epoch are done, in this loop or in one that has not begun
+        yet.
+        """
+        return (
+            int(self._resumed["step"])
+            if self._resumed and self._is_in(self._resumed, epoch, number)
+            else 0
+        )
 
     def _is_in(self, state: Mapping[str, Any], epoch: int, number: int | None = None) -> bool:
         """Return whether a state is of this loop, in this epoch."""
-        return (state["epoch"], state["number"]) == (epoch, self._number if number is None else number)
+        return (state["epoch"], state["number"]) == (
+            epoch,
+            self._number if number is None else number,
+        )
 
     def micro_batches(self, epoch: int) -> Iterator[MicroBatch]:
         """Yield the batches with equal weights, on the device."""
@@ -125,17 +165,22 @@ class PlainLoader:
             for data in iterator:
                 self._taken += 1
                 self.step += 1
-                yield MicroBatch(data if stays else transfer_batch(data, self._device), 1, 1, 0, True, 0, 1)
+                yield MicroBatch(
+                    data if stays else transfer_batch(data, self._device), 1, 1, 0, True, 0, 1
+                )
             self._exhausted = True
             return
-        # The whole step at once: its last batches may be missing, and each of the others then weighs more.
+        # The whole step at once: its last batches may be missing, and each of the others then
+        # weighs more.
         while batches := list(islice(iterator, self.accumulate)):
             for index, data in enumerate(batches):
                 last = index == len(batches) - 1
                 if last:
                     self._taken += len(batches)
                     self.step += 1
-                yield MicroBatch(transfer_batch(data, self._device), 1, len(batches), index, last, 0, 1)
+                yield MicroBatch(
+                    transfer_batch(data, self._device), 1, len(batches), index, last, 0, 1
+                )
         self._exhausted = True
 
     def _begin(self, epoch: int) -> Iterator[Any]:
@@ -175,13 +220,16 @@ class PlainLoader:
             note(f"skipping {self._taken} batches that the run has already trained on")
             if not same_ranks:
                 note(
-                    f"these batches were split between {state['world_size']} ranks, and now there are "
-                    f"{self._world_size}: some samples of this epoch appear twice or not at all; run.loader avoids that"
+                    f"these batches were split between {state['world_size']} ranks, and now there "
+                    "are "
+                    f"{self._world_size}: some samples of this epoch appear twice or not at all; "
+                    "run.loader avoids that"
                 )
         self._reuses_workers = state["reuses_workers"]
         if self._reuses_workers:
             self._start_workers()
-        # The restored generators include what the skipped batches drew, so they must not draw again.
+        # The restored generators include what the skipped batches drew, so they must not draw
+        # again.
         now = generator_states.capture()
         if same_ranks:
             generator_states.restore(self._began)
@@ -203,7 +251,10 @@ class PlainLoader:
 
         It draws their seed only when it starts them, so this must not draw from any generator.
         """
-        if not _keeps_workers(self._iterable) or getattr(self._iterable, "_iterator", None) is not None:
+        if (
+            not _keeps_workers(self._iterable)
+            or getattr(self._iterable, "_iterator", None) is not None
+        ):
             return
         own = own_generators(self._iterable)
         now, states = generator_states.capture(), [get_generator_state(each) for each in own]
@@ -213,10 +264,15 @@ class PlainLoader:
             set_generator_state(generator, state)
 
     def _complain(self, problem: str) -> None:
-        problem = f"The resumed run can't continue this epoch where it was: the iterable of run.steps {problem}"
+        problem = (
+            "The resumed run can't continue this epoch where it was: the iterable of "
+            f"run.steps {problem}"
+        )
         if self._exact:
             derived = isinstance(self._iterable, (Iterator, list, tuple))
-            why = ITERATOR_HINT if derived else WORKERS_HINT if _keeps_workers(self._iterable) else ""
+            why = (
+                ITERATOR_HINT if derived else WORKERS_HINT if _keeps_workers(self._iterable) else ""
+            )
             raise CheckpointError(f"{problem}.", hint=why + HINT)
         if self._rank == 0:
             note(f"{problem}; it continues with what comes next")
@@ -227,7 +283,9 @@ class PlainLoader:
         if not self._taken:
             return {}
         held = {str(number): own_generators(each) for number, each in self._iterables.items()}
-        generators = {name: list(map(get_generator_state, each)) for name, each in held.items() if each}
+        generators = {
+            name: list(map(get_generator_state, each)) for name, each in held.items() if each
+        }
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -239,7 +297,10 @@ class PlainLoader:
             "began": self._began,
             "own": self._own,
             "generators": {**self._generators, **generators},
-            "kept": sorted(self._kept | {str(key) for key, each in self._iterables.items() if _keeps_workers(each)}),
+            "kept": sorted(
+                self._kept
+                | {str(key) for key, each in self._iterables.items() if _keeps_workers(each)}
+            ),
             "reuses_workers": self._reuses_workers,
             "first": self._first,
         }
@@ -258,7 +319,9 @@ def _samplers(iterable: Any) -> list[Any]:
     """Return the samplers of a DataLoader that can be told the epoch."""
     in_batches = getattr(iterable, "batch_sampler", None)
     found = (getattr(iterable, "sampler", None), in_batches, getattr(in_batches, "sampler", None))
-    return [each for each in {id(each): each for each in found}.values() if hasattr(each, "set_epoch")]
+    return [
+        each for each in {id(each): each for each in found}.values() if hasattr(each, "set_epoch")
+    ]
 
 
 def _digest(batch: Any) -> int | None:
@@ -268,7 +331,11 @@ def _digest(batch: Any) -> int | None:
     """
     tensors: list[torch.Tensor] = []
     map_tensors(batch, tensors.append)
-    known = [each for each in tensors if each.layout == torch.strided and not (each.is_meta or each.is_nested)]
+    known = [
+        each
+        for each in tensors
+        if each.layout == torch.strided and not (each.is_meta or each.is_nested)
+    ]
     return digest_state([], known) >> 8 if any(each.numel() for each in known) else None
 
 

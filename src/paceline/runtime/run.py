@@ -1,4 +1,6 @@
-"""`Run`: what a training script works with. Plain torch objects go in and come out; the loop is the script's own."""
+"""`Run`: what a training script works with. Plain torch objects go in and come out; the loop is
+the script's own.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ class Run:
         rank: The number of this process, from 0, as in torch.distributed.
         world_size: The number of ranks.
         local_rank: The number of this process on its node.
-        identity: These and more: `local_world_size`, `node`, `num_nodes`, and `source`, what started the ranks.
-        device: The device of this rank.
+        identity: These and more: `local_world_size`, `node`, `num_nodes`, and `source`, what
+        started the ranks. device: The device of this rank.
         params: The script's parameters: `[params]` of paceline.toml and `--param`. Read-only.
         settings: The settings of the session, with what the command line has overridden.
         project: The project's name.
@@ -85,13 +87,25 @@ class Run:
         trackers: Trackers,
     ) -> None:
         self.identity, self.device, self.settings, self.params = identity, device, settings, params
-        self.rank, self.world_size, self.local_rank = identity.rank, identity.world_size, identity.local_rank
+        self.rank, self.world_size, self.local_rank = (
+            identity.rank,
+            identity.world_size,
+            identity.local_rank,
+        )
         self.project, self.experiment = paths.project, paths.experiment
         self.folder = folder.path if folder else None
-        self.source_dir, self.scratch_dir, self.data_dir = paths.source_dir, paths.scratch_dir, paths.data_dir
+        self.source_dir, self.scratch_dir, self.data_dir = (
+            paths.source_dir,
+            paths.scratch_dir,
+            paths.data_dir,
+        )
         self.checkpoints_dir, self.logs_dir = paths.checkpoints_dir, paths.logs_dir
         # Bound here: a method of this class that forwards to them would cost a call per step.
-        self.autocast, self.backward, self.update = gradients.autocast, gradients.backward, gradients.update
+        self.autocast, self.backward, self.update = (
+            gradients.autocast,
+            gradients.backward,
+            gradients.update,
+        )
         self._group = group
         self._run_folder = folder
         self._attempt = attempt
@@ -103,7 +117,9 @@ class Run:
         self._boundary = boundary
         self._metrics = boundary.metrics
         plain = PlainLoader(device=device, rank=self.rank, world_size=self.world_size)
-        self._loop = Loop(boundary, gradients, plain=plain, rank=self.rank, max_steps=settings.max_steps)
+        self._loop = Loop(
+            boundary, gradients, plain=plain, rank=self.rank, max_steps=settings.max_steps
+        )
         boundary.loss_check.counter = self._loop
         gradients.loss_check = boundary.loss_check if boundary.loss_check.on else None
         gradients.stragglers = boundary.stragglers if boundary.stragglers.on else None
@@ -118,14 +134,16 @@ class Run:
         self._first_calls = 0
         self._draws_own_numbers = False
         self._saved_by_hand = False
-        self._lacks_folder = folder is None and bool(settings.asks_for_saves)  # for what the script wants to save
+        # for what the script wants to save
+        self._lacks_folder = folder is None and bool(settings.asks_for_saves)
         self._save_calls = 0
         self._config: dict[str, Any] = {}
         self._end: Callable[[], None] | None = None  # set by `paceline.start`
         self._pruned = False
         self._batch_factor = 1  # set by `paceline prove --scale-lr`
 
-    # -- models and data -------------------------------------------------------------------------------
+    # -- models and data
+    # -------------------------------------------------------------------------------
 
     @property
     def is_rank_zero(self) -> bool:
@@ -139,17 +157,23 @@ class Run:
 
     @property
     def dp_rank(self) -> int:
-        """This rank's place among the data-parallel ranks: `rank`, unless a mesh has tensor-parallel ranks."""
+        """This rank's place among the data-parallel ranks: `rank`, unless a mesh has
+        tensor-parallel ranks.
+        """
         return self._mesh.data.rank
 
     @property
     def dp_size(self) -> int:
-        """The number of data-parallel ranks: `world_size`, or with tensor parallelism a fraction of it."""
+        """The number of data-parallel ranks: `world_size`, or with tensor parallelism a fraction
+        of it.
+        """
         return self._mesh.data.world_size
 
     @property
     def mesh(self) -> Any:
-        """Torch's DeviceMesh, with the dimensions "replicate", "shard" and "tensor"; None if there is none."""
+        """Torch's DeviceMesh, with the dimensions "replicate", "shard" and "tensor"; None if there
+        is none.
+        """
         return self._mesh.device_mesh
 
     def wrap(
@@ -167,60 +191,78 @@ class Run:
     ) -> Model:
         """Move a model to the device and share it between ranks. Returns the same object.
 
-        Its attributes and state keys are the same at every world size. Build optimizers after this call.
+        Its attributes and state keys are the same at every world size. Build optimizers after this
+        call.
 
-        `mode` is "auto" (DDP with several ranks, FSDP2 with a mesh), "ddp", "fsdp" (FSDP2) or "none". `compile` is
-        True, or options for `torch.compile`. `layers` are the classes of blocks that FSDP2 gathers one at a time; by
-        default, items of ModuleLists. `comm_hook` is how DDP communicates gradients: "bf16" or "fp16" compresses them;
-        a DDP communication hook, or a pair (state, hook), can do anything else. Other options go to
-        DistributedDataParallel or `fully_shard`.
+        `mode` is "auto" (DDP with several ranks, FSDP2 with a mesh), "ddp", "fsdp" (FSDP2) or
+        "none". `compile` is True, or options for `torch.compile`. `layers` are the classes of
+        blocks that FSDP2 gathers one at a time; by default, items of ModuleLists. `comm_hook` is
+        how DDP communicates gradients: "bf16" or "fp16" compresses them; a DDP communication hook,
+        or a pair (state, hook), can do anything else. Other options go to DistributedDataParallel
+        or `fully_shard`.
 
-        `mesh={"replicate": 2, "shard": 4}` keeps 2 copies of the model, each sharded over 4 ranks. "tensor" counts
-        ranks that work on the same samples: `parallelize(model, mesh)` splits the layers between them, with torch's
-        `parallelize_module`, before FSDP2 shards them. The sizes multiply to the world size; one may be -1. A run has
-        one mesh. With a single rank, it has no effect.
+        `mesh={"replicate": 2, "shard": 4}` keeps 2 copies of the model, each sharded over 4 ranks.
+        "tensor" counts ranks that work on the same samples: `parallelize(model, mesh)` splits the
+        layers between them, with torch's
+        `parallelize_module`, before FSDP2 shards them. The sizes multiply to the world size; one
+        may be -1. A run has one mesh. With a single rank, it has no effect.
 
-        A model that was built on the meta device gets its values here, from its modules' `reset_parameters`, and from
+        A model that was built on the meta device gets its values here, from its modules'
+        `reset_parameters`, and from
         `init(module)`, which is called for each module after that.
 
-        Raises UsageError if the mode is unknown, the mesh does not fit, the model is already wrapped, or it has
-        parameters or buffers on the meta device that nothing initializes.
+        Raises UsageError if the mode is unknown, the mesh does not fit, the model is already
+        wrapped, or it has parameters or buffers on the meta device that nothing initializes.
         """
         if self._run_folder is not None and self._is_fresh(self._run_folder.checkpoints):
             self._begin_early(0)
-        on_meta = torch.get_default_device().type == "meta"  # called under `with torch.device("meta"):`
+        # called under `with torch.device("meta"):`
+        on_meta = torch.get_default_device().type == "meta"
         with torch.device("cpu") if on_meta else contextlib.nullcontext():
             if mesh is not None:
                 self._set_mesh(mesh)
             return self._wrapper.wrap(
-                model, mode=mode, compile_options=compile, layers=layers, parallelize=parallelize, init=init,
-                comm_hook=comm_hook, options=options,
-            )  # fmt: skip
+                model,
+                mode=mode,
+                compile_options=compile,
+                layers=layers,
+                parallelize=parallelize,
+                init=init,
+                comm_hook=comm_hook,
+                options=options,
+            )
 
     def _set_mesh(self, mesh: Mapping[str, int]) -> None:
         was_set = self._mesh.sizes is not None
-        in_use = bool(self._loaders or self._evaluation_loaders or self._loop.begun or self._draws_own_numbers)
+        in_use = bool(
+            self._loaders or self._evaluation_loaders or self._loop.begun or self._draws_own_numbers
+        )
         self._mesh.set(mesh, in_use=in_use)
         if not was_set and self._mesh.tensor > 1 and self.settings.seed is None:
             # Ranks that work on the same samples must draw the same dropout.
-            seed_everything(derive_seed(self._group.share_number(torch.initial_seed() >> 1), self.dp_rank))
+            seed_everything(
+                derive_seed(self._group.share_number(torch.initial_seed() >> 1), self.dp_rank)
+            )
 
     def loader(self, dataset: Any, *, batch_size: int | None = None, **options: Any) -> Any:
         """Return a loader for `steps`, with the same global batches at every world size.
 
-        `dataset` is a map-style or iterable dataset, or a WebDataset pipeline. `batch_size` counts samples per step
-        over all ranks. Options:
+        `dataset` is a map-style or iterable dataset, or a WebDataset pipeline. `batch_size` counts
+        samples per step over all ranks. Options:
 
         - accumulate: how many micro-steps share the batch of a step.
         - shuffle, drop_last: both are True unless you say otherwise.
         - sampler, batch_sampler: the order of the samples, or the global batches themselves.
-        - resident: keep the whole dataset on the device; transform is a function of its batches there.
+        - resident: keep the whole dataset on the device; transform is a function of its batches
+          there.
         - sharded: the iterable already splits itself by rank and worker.
         - num_workers, collate_fn, augment_seeds and most others of DataLoader.
-        - early: workers may load the first batch from now on, or from `run.resume` on if the run resumes. Nothing that
-          they read may change until the loop: the dataset, `collate_fn`, files, variables.
+        - early: workers may load the first batch from now on, or from `run.resume` on if the run
+          resumes. Nothing that they read may change until the loop: the dataset, `collate_fn`,
+          files, variables.
 
-        Raises UsageError if the ranks cannot share the batch evenly, or if an option is unknown or does not fit.
+        Raises UsageError if the ranks cannot share the batch evenly, or if an option is unknown or
+        does not fit.
         """
         options.setdefault("seed", self.settings.seed or 0)
         options.setdefault("device", self.device)
@@ -228,9 +270,14 @@ class Run:
         if batch_size is not None:
             batch_size *= self._batch_factor
         loader = make_loader(
-            dataset, batch_size=batch_size, identity=self._mesh.data, group=self._group.data.control, **options
+            dataset,
+            batch_size=batch_size,
+            identity=self._mesh.data,
+            group=self._group.data.control,
+            **options,
         )
-        if self._boundary.checkpoint_schedule.checkpoints is not None:  # `resume` has registered what is saved
+        # `resume` has registered what is saved
+        if self._boundary.checkpoint_schedule.checkpoints is not None:
             self._loop.adopt(loader)
         self._loaders.append(loader)
         if early:
@@ -240,18 +287,30 @@ class Run:
         return loader
 
     def _is_fresh(self, checkpoints: Path) -> bool:
-        """Return whether the run seems to start at its first step. If it does not, nothing but time is lost."""
+        """Return whether the run seems to start at its first step. If it does not, nothing but
+        time is lost.
+        """
         settings = self.settings
         continues = settings.start_from is not None and settings.start_continue
-        return not self._loop.begun and self._restored is None and not continues and not list_checkpoints(checkpoints)
+        return (
+            not self._loop.begun
+            and self._restored is None
+            and not continues
+            and not list_checkpoints(checkpoints)
+        )
 
     def _begin_early(self, epoch: int, *named: Any) -> None:
-        """Let the workers of one loader that may load its first batch meanwhile: of a named one, or of the first.
+        """Let the workers of one loader that may load its first batch meanwhile: of a named one, or
+        of the first.
 
         Workers end with the thread that starts them, so only the main thread does.
         """
         early = self._early_loaders
-        if not early or loops.inspector is not None or threading.current_thread() is not threading.main_thread():
+        if (
+            not early
+            or loops.inspector is not None
+            or threading.current_thread() is not threading.main_thread()
+        ):
             return
         chosen = next((each for each in early if any(each is other for other in named)), early[0])
         for each in early:
@@ -270,18 +329,22 @@ class Run:
     ) -> LrScale:
         """Multiply the learning rates of an optimizer, as a larger global batch needs it.
 
-        `reference` is the batch size that the rates were chosen for, and `batch` the global one of this run, or a
-        loader that has it. Without both, the factor is the number of data-parallel ranks, for scripts with a fixed
-        batch size per rank. `rule` is "linear", or "sqrt" for the square root of the factor.
+        `reference` is the batch size that the rates were chosen for, and `batch` the global one of
+        this run, or a loader that has it. Without both, the factor is the number of data-parallel
+        ranks, for scripts with a fixed batch size per rank. `rule` is "linear", or "sqrt" for the
+        square root of the factor.
 
-        With `warmup`, the first step uses the rates unchanged; the factor then grows linearly and is reached after
+        With `warmup`, the first step uses the rates unchanged; the factor then grows linearly and
+        is reached after
         `warmup` steps. A factor below 1 needs no warm-up, and has none.
 
-        The factor applies only while the optimizer steps: `param_groups`, schedulers and checkpoints keep the rates
-        without it. So it works with every scheduler, and a resumed run continues in the middle of the warm-up, on any
-        number of ranks. Returns an object with `factor`, `now` (the factor in this step) and `rates`, for `run.log`.
+        The factor applies only while the optimizer steps: `param_groups`, schedulers and
+        checkpoints keep the rates without it. So it works with every scheduler, and a resumed run
+        continues in the middle of the warm-up, on any number of ranks. Returns an object with
+        `factor`, `now` (the factor in this step) and `rates`, for `run.log`.
 
-        Raises UsageError if one of `batch` and `reference` is missing, or if the optimizer is already scaled.
+        Raises UsageError if one of `batch` and `reference` is missing, or if the optimizer is
+        already scaled.
         """
         if (batch is None) != (reference is None):
             raise UsageError(
@@ -290,15 +353,23 @@ class Run:
             )
         if isinstance(batch, torch.utils.data.DataLoader):
             raise UsageError(
-                "The batch size of a DataLoader is that of one rank, and run.scale_lr needs the global one.",
+                "The batch size of a DataLoader is that of one rank, and run.scale_lr needs the "
+                "global one.",
                 hint="Pass batch=loader.batch_size * run.dp_size.",
             )
-        size = getattr(batch, "batch_size", None) if not isinstance(batch, int) else batch * self._batch_factor
+        size = (
+            getattr(batch, "batch_size", None)
+            if not isinstance(batch, int)
+            else batch * self._batch_factor
+        )
         if batch is not None and not isinstance(size, int):
             raise UsageError(
-                f"A {type(batch).__name__} has no global batch size.", hint="Pass the number of samples per step."
+                f"A {type(batch).__name__} has no global batch size.",
+                hint="Pass the number of samples per step.",
             )
-        factor = scale_factor(self.dp_size if size is None else size, 1 if reference is None else reference, rule)
+        factor = scale_factor(
+            self.dp_size if size is None else size, 1 if reference is None else reference, rule
+        )
         return LrScale(optimizer, factor, warmup=warmup, step=lambda: self._loop.step)
 
     def resume(
@@ -309,24 +380,31 @@ class Run:
         strict: bool = True,
         **objects: Any,
     ) -> Restored | None:
-        """Load the newest complete checkpoint into these objects, if there is one. From now on they are saved.
+        """Load the newest complete checkpoint into these objects, if there is one. From now on they
+        are saved.
 
-        The objects are anything with `state_dict` and `load_state_dict`, by the name to save it under. Those in
-        `per_rank` have separate state on each rank, such as a replay buffer; they resume only on the same number of
-        ranks, unless they have a method `load_rank_states(states)`, which gets the states of all saved ranks.
-        Checkpoints go to `folder`, or else to the run folder. With neither, nothing is saved. Returns what was restored
-        (`step`, `epoch`, `folder`, ...), or None after a fresh start. A fresh run takes the weights of `--start-from`,
-        or of `session(start_from=...)`: those of all modules among the objects whose name or keys match. `weights_only`
-        is true then, and the step is 0.
+        The objects are anything with `state_dict` and `load_state_dict`, by the name to save it
+        under. Those in
+        `per_rank` have separate state on each rank, such as a replay buffer; they resume only on
+        the same number of ranks, unless they have a method `load_rank_states(states)`, which gets
+        the states of all saved ranks. Checkpoints go to `folder`, or else to the run folder. With
+        neither, nothing is saved. Returns what was restored (`step`, `epoch`, `folder`, ...), or
+        None after a fresh start. A fresh run takes the weights of `--start-from`, or of
+        `session(start_from=...)`: those of all modules among the objects whose name or keys match.
+        `weights_only` is true then, and the step is 0.
 
-        Objects that the checkpoint does not have yet keep their state, with a note. With `strict=False`, so does all
-        that does not fit: parameters that are new or have another shape, and objects that cannot load their state.
+        Objects that the checkpoint does not have yet keep their state, with a note. With
+        `strict=False`, so does all that does not fit: parameters that are new or have another
+        shape, and objects that cannot load their state.
 
-        Raises UsageError after the first step, and CheckpointError if the state does not fit the objects.
+        Raises UsageError after the first step, and CheckpointError if the state does not fit the
+        objects.
         """
         own = dict(per_rank or {})
         if twice := sorted(own.keys() & objects.keys()):
-            raise UsageError(f"run.resume got {twice[0]!r} twice.", hint="Pass it only in per_rank.")
+            raise UsageError(
+                f"run.resume got {twice[0]!r} twice.", hint="Pass it only in per_rank."
+            )
         self._boundary.replicas.watch(objects)
         objects |= own
         checkpoints_dir = self._choose_checkpoints_dir(folder)
@@ -336,7 +414,9 @@ class Run:
             self._draw_own_numbers()
             return None
         if self._loop.begun:
-            raise UsageError("run.resume was called after the first step.", hint="Call it before the loop.")
+            raise UsageError(
+                "run.resume was called after the first step.", hint="Call it before the loop."
+            )
         named = tuple(objects.values())
         if self._is_fresh(checkpoints_dir):
             self._begin_early(0, *named)
@@ -365,10 +445,16 @@ class Run:
     ) -> CheckpointManager:
         """Return what saves and restores these objects."""
         checkpoints = CheckpointManager(
-            folder, rank=self.rank, world_size=self.world_size, tensor=self._mesh.tensor, group=self._group.control,
-            attempt=self._attempt, policy=self._boundary.checkpoint_schedule.policy(), seed=self.settings.seed or 0,
+            folder,
+            rank=self.rank,
+            world_size=self.world_size,
+            tensor=self._mesh.tensor,
+            group=self._group.control,
+            attempt=self._attempt,
+            policy=self._boundary.checkpoint_schedule.policy(),
+            seed=self.settings.seed or 0,
             warn=note,
-        )  # fmt: skip
+        )
         in_sync = [name for name, each in objects.items() if self._wrapper.keeps_in_sync(each)]
         checkpoints.declare(per_rank=per_rank, in_sync=in_sync)
         return checkpoints
@@ -381,33 +467,50 @@ class Run:
         self._lacks_folder = found is None
         if found is None and self.settings.start_from is not None:
             raise UsageError(
-                "start_from needs a folder for checkpoints.", hint="Use `paceline run`, or session(folder=...)."
+                "start_from needs a folder for checkpoints.",
+                hint="Use `paceline run`, or session(folder=...).",
             )
         return found
 
     def _draw_own_numbers(self) -> None:
-        """Let each rank draw its own random numbers from here on; up to here all drew the same, to build one model.
+        """Let each rank draw its own random numbers from here on; up to here all drew the same, to
+        build one model.
 
-        A checkpoint has restored each rank's own. Ranks that work on the same samples draw the same.
+        A checkpoint has restored each rank's own. Ranks that work on the same samples draw the
+        same.
         """
         seed = self.settings.seed
-        if seed is not None and self.world_size > 1 and self._restored is None and not self._draws_own_numbers:
+        if (
+            seed is not None
+            and self.world_size > 1
+            and self._restored is None
+            and not self._draws_own_numbers
+        ):
             seed_rank(seed=seed, step=self.step, rank=self.dp_rank)
         self._draws_own_numbers = True
 
     def _note_lack_of_saves(self) -> None:
-        """Say what keeps the checkpoints from being saved that the script asks for, by its settings or run.resume."""
+        """Say what keeps the checkpoints from being saved that the script asks for, by its
+        settings or run.resume.
+        """
         if self.rank != 0:
             return
         if self._lacks_folder:
-            note("no run folder: nothing is saved; pass folder=... or start the script with `paceline run`")
-        elif self.settings.asks_for_saves and self._boundary.checkpoint_schedule.checkpoints is None:
             note(
-                f"{self.settings.asks_for_saves} is set, but nothing is saved: the script does not call run.resume. "
+                "no run folder: nothing is saved; pass folder=... or start the script with "
+                "`paceline run`"
+            )
+        elif (
+            self.settings.asks_for_saves and self._boundary.checkpoint_schedule.checkpoints is None
+        ):
+            note(
+                f"{self.settings.asks_for_saves} is set, but nothing is saved: the script does "
+                "not call run.resume. "
                 "Call run.resume(model=model, opt=opt, ...) before the loop"
             )
 
-    # -- the loop --------------------------------------------------------------------------------------
+    # -- the loop
+    # --------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
@@ -424,21 +527,25 @@ class Run:
         return self._loop.epoch
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield epochs up to `count` in total. After a resume, continue with the one that was interrupted."""
+        """Yield epochs up to `count` in total. After a resume, continue with the one that was
+        interrupted.
+        """
         return self._loop.epochs(count)
 
     def steps(
         self, loader: Any, *, max_steps: int | None = None, accumulate: int = 1, exact: bool = True
     ) -> LoopBatches:
-        """Yield the batches of one epoch. Between two of them is the step boundary: heartbeat, save, stop.
+        """Yield the batches of one epoch. Between two of them is the step boundary: heartbeat,
+        save, stop.
 
-        `loader` comes from `run.loader`, or is any iterable that yields the same number of batches on every rank;
-        `accumulate` then counts batches per update. The loop ends after `max_steps` steps, if given; a resumed loop
-        counts those that it did before. `len(run.steps(loader))` is the number of batches that are left, if the loader
-        has a length.
+        `loader` comes from `run.loader`, or is any iterable that yields the same number of batches
+        on every rank;
+        `accumulate` then counts batches per update. The loop ends after `max_steps` steps, if
+        given; a resumed loop counts those that it did before. `len(run.steps(loader))` is the
+        number of batches that are left, if the loader has a length.
 
-        Raises CheckpointError if a resumed run gets other batches from an iterable than before, unless `exact` is
-        False.
+        Raises CheckpointError if a resumed run gets other batches from an iterable than before,
+        unless `exact` is False.
         """
         self._draw_own_numbers()
         if not self._loop.begun:
@@ -452,13 +559,16 @@ class Run:
         batches = self._loop.steps(loader, max_steps=max_steps, accumulate=accumulate, exact=exact)
         return LoopBatches(batches, lambda: left)
 
-    def evaluate(self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None) -> LoopBatches:
+    def evaluate(
+        self, data: Any, *, batch_size: int | None = None, num_workers: int | None = None
+    ) -> LoopBatches:
         """Yield this rank's part of a dataset. Every sample is seen once.
 
-        Call it on all ranks, with `model.eval()` and `torch.no_grad()` as usual. `data` is a dataset, a pipeline or a
-        DataLoader; `batch_size` counts samples over all ranks. All ranks make the same number of forward passes: a rank
-        with no samples left gets an empty batch of what the collate function returns. `len(run.evaluate(data))` is that
-        number, if the data has a length.
+        Call it on all ranks, with `model.eval()` and `torch.no_grad()` as usual. `data` is a
+        dataset, a pipeline or a DataLoader; `batch_size` counts samples over all ranks. All ranks
+        make the same number of forward passes: a rank with no samples left gets an empty batch of
+        what the collate function returns. `len(run.evaluate(data))` is that number, if the data has
+        a length.
 
         Raises UsageError if a sampler differs between ranks, or if there is no empty batch.
         """
@@ -467,35 +577,47 @@ class Run:
         key = (id(data), batch_size, num_workers)
         if key not in self._evaluation_loaders:
             loader = make_evaluation_loader(
-                data, batch_size=batch_size, identity=self._mesh.data, device=self.device,
-                seed=self.settings.seed or 0, num_workers=num_workers, group=self._group.data.control,
-            )  # fmt: skip
+                data,
+                batch_size=batch_size,
+                identity=self._mesh.data,
+                device=self.device,
+                seed=self.settings.seed or 0,
+                num_workers=num_workers,
+                group=self._group.data.control,
+            )
             self._evaluation_loaders[key] = (data, loader)
-            if len(self._evaluation_loaders) > MAX_EVALUATION_LOADERS:  # the script makes new data in every epoch
+            # the script makes new data in every epoch
+            if len(self._evaluation_loaders) > MAX_EVALUATION_LOADERS:
                 self._evaluation_loaders.pop(next(iter(self._evaluation_loaders)))[1].close()
         evaluated = self._evaluation_loaders[key][1]
         return LoopBatches(self._loop.evaluate(evaluated), evaluated.count_batches)
 
     def capture(self, step: Callable[..., Any]) -> CapturedStep:
-        """Return the function `step` as one CUDA graph: small steps then cost the host almost nothing.
+        """Return the function `step` as one CUDA graph: small steps then cost the host almost
+        nothing.
 
-        The function is what you would write into the loop: forward, `run.backward`, `run.update`, `run.log`. Call the
-        result with each batch. The first calls run as they are, then one is captured, and the following ones replay it,
-        with the same numbers as before. Keep schedulers, evaluation and everything else that needs the host outside the
-        function.
+        The function is what you would write into the loop: forward, `run.backward`, `run.update`,
+        `run.log`. Call the result with each batch. The first calls run as they are, then one is
+        captured, and the following ones replay it, with the same numbers as before. Keep
+        schedulers, evaluation and everything else that needs the host outside the function.
 
-        Batches of a different shape get their own graph or run eagerly. Everything runs eagerly if there is no GPU, or
-        with fp16, FSDP, or an optimizer that cannot be captured; a note says why. It returns copies of what the
-        function returns.
+        Batches of a different shape get their own graph or run eagerly. Everything runs eagerly if
+        there is no GPU, or with fp16, FSDP, or an optimizer that cannot be captured; a note says
+        why. It returns copies of what the function returns.
 
-        Raises UsageError, with the line, if the step waits for the device (`loss.item()`, `print(loss)`), or if it
-        uses numbers that only the host knows, because they would be the same in every step.
+        Raises UsageError, with the line, if the step waits for the device (`loss.item()`,
+        `print(loss)`), or if it uses numbers that only the host knows, because they would be the
+        same in every step.
         """
         records = Records(self._metrics, self._gradients.loss_check)
         captured = CapturedStep(
-            step, gradients=self._gradients, records=records, log=self._log_copies, rank=self.rank,
+            step,
+            gradients=self._gradients,
+            records=records,
+            log=self._log_copies,
+            rank=self.rank,
             others=self._captured,
-        )  # fmt: skip
+        )
         self._captured.append(captured)
         return captured
 
@@ -508,11 +630,13 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether to stop, for hand-written loops. Read it once at the end of each step, on all ranks.
+        """Whether to stop, for hand-written loops. Read it once at the end of each step, on all
+        ranks.
 
-        Each time counts a step, and saves if a save is due. All ranks get the same answer. It is also true after
-        `max_steps`. `run.steps` does not need it: that loop ends by itself. Inside or right after such a loop, this
-        neither counts nor saves.
+        Each time counts a step, and saves if a save is due. All ranks get the same answer. It is
+        also true after
+        `max_steps`. `run.steps` does not need it: that loop ends by itself. Inside or right after
+        such a loop, this neither counts nor saves.
         """
         loop, boundary = self._loop, self._boundary
         counts = loop.micro is None and not loop.counted
@@ -534,26 +658,35 @@ class Run:
         return boundary.poll(loop.step, may_save=counts) or loop.is_complete
 
     def save(self, *, wait: bool = False) -> None:
-        """Save a checkpoint now. Call it between steps, on all ranks. With `wait`, return when it is on disk.
+        """Save a checkpoint now. Call it between steps, on all ranks. With `wait`, return when it
+        is on disk.
 
-        After the loop of an epoch in `run.epochs`, it saves what the body has done since, such as an update of averaged
-        weights, and a resume begins the next epoch: call it at the end of the body. If nothing has changed since the
-        loop ended, a resumed run executes the code after the loop again.
+        After the loop of an epoch in `run.epochs`, it saves what the body has done since, such as
+        an update of averaged weights, and a resume begins the next epoch: call it at the end of the
+        body. If nothing has changed since the loop ended, a resumed run executes the code after the
+        loop again.
 
-        In a loop that neither uses `run.steps` nor reads `run.should_stop`, each save counts as a step.
+        In a loop that neither uses `run.steps` nor reads `run.should_stop`, each save counts as a
+        step.
 
         Raises UsageError inside a step, and RunError if some ranks never call it.
         """
         loop, boundary = self._loop, self._boundary
         if loop.micro is not None:
             raise UsageError(
-                "run.save was called inside a step.", hint="Set save_every_steps: run.steps saves between steps."
+                "run.save was called inside a step.",
+                hint="Set save_every_steps: run.steps saves between steps.",
             )
         schedule = boundary.checkpoint_schedule
         if schedule.checkpoints is None:
             return
         self._save_calls += 1
-        self._group.meet(self.identity, f"save/{self._save_calls}", what="run.save()", timeout=self.settings.timeout)
+        self._group.meet(
+            self.identity,
+            f"save/{self._save_calls}",
+            what="run.save()",
+            timeout=self.settings.timeout,
+        )
         changed = boundary.any_rank_changed()
         if not loop.is_after_loop:
             self._save_by_hand(changed, wait=wait)
@@ -562,7 +695,8 @@ class Run:
             boundary.saved_after_loop = True
             schedule.take_snapshot()
         else:
-            # A resume enters the epoch's body again, so what it does after its loop must not be part of the state.
+            # A resume enters the epoch's body again, so what it does after its loop must not be
+            # part of the state.
             with schedule.at_snapshot():
                 boundary.save(self.step, wait=wait)
 
@@ -576,16 +710,18 @@ class Run:
         boundary.checkpoint_schedule.count_step()
         boundary.checkpoint_schedule.take_snapshot()
 
-    # -- numbers ---------------------------------------------------------------------------------------
+    # -- numbers
+    # ---------------------------------------------------------------------------------------
 
     def log(self, **values: Any) -> None:
         """Log numbers or text of this step. Numbers are averaged over micro-steps and ranks.
 
-        A learning rate (`lr`, `learning_rate`, `lr/head`, `train/lr`) is not averaged over micro-steps: the last one's
-        is written. For other values of the whole step, log in the last micro-step only: `if run.update(opt): ...`.
+        A learning rate (`lr`, `learning_rate`, `lr/head`, `train/lr`) is not averaged over
+        micro-steps: the last one's is written. For other values of the whole step, log in the last
+        micro-step only: `if run.update(opt): ...`.
 
-        Tensors stay on their device, and nothing waits for them. Rank 0 writes `metrics.jsonl`. Raises UsageError for
-        anything but numbers, tensors of one element and text.
+        Tensors stay on their device, and nothing waits for them. Rank 0 writes `metrics.jsonl`.
+        Raises UsageError for anything but numbers, tensors of one element and text.
         """
         loop = self._loop
         micro = loop.micro
@@ -606,12 +742,14 @@ class Run:
             self._metrics.log_copies(loop.step + 1, loop.epoch, micro.count, values)
 
     def throughput(self, *, samples: float = 0, tokens: float = 0, flops: float = 0) -> None:
-        """Count what this rank processes in this micro-step, for tokens/s and MFU. Call it in the loop, on all ranks.
+        """Count what this rank processes in this micro-step, for tokens/s and MFU. Call it in the
+        loop, on all ranks.
 
-        The numbers are those of this rank's batch: `run.throughput(tokens=x.numel(), flops=x.numel() * per_token)`.
-        The next `run.log`, on all ranks or on rank 0 alone, writes the rates of all ranks. Ranks that a mesh puts along
-        "tensor" have the same batch, and count once. Samples of `run.loader` are counted anyway. FLOPs are those of the
-        model: `paceline.transformer_flops` and `paceline.count_flops` know how many.
+        The numbers are those of this rank's batch: `run.throughput(tokens=x.numel(),
+        flops=x.numel() * per_token)`. The next `run.log`, on all ranks or on rank 0 alone, writes
+        the rates of all ranks. Ranks that a mesh puts along "tensor" have the same batch, and count
+        once. Samples of `run.loader` are counted anyway. FLOPs are those of the model:
+        `paceline.transformer_flops` and `paceline.count_flops` know how many.
 
         Args:
             samples: The number of samples, if the loader is not from `run.loader`.
@@ -621,16 +759,20 @@ class Run:
         for name, value in (("samples", samples), ("tokens", tokens), ("flops", flops)):
             if not isinstance(value, (int, float, numbers.Real)) or not 0 <= value < float("inf"):
                 raise UsageError(
-                    f"run.throughput({name}=...) needs a number of at least 0, but got {value!s:.40}.",
-                    hint="Pass a Python number, such as x.numel(). Reading a tensor's value would stall the device.",
+                    f"run.throughput({name}=...) needs a number of at least 0, but got "
+                    f"{value!s:.40}.",
+                    hint="Pass a Python number, such as x.numel(). Reading a tensor's value would "
+                    "stall the device.",
                 )
         self._metrics.throughput.add(samples, tokens, flops)
 
     def config(self, settings: Any) -> None:
-        """Record the script's own settings: the namespace of argparse, a data class or a mapping, nested or not.
+        """Record the script's own settings: the namespace of argparse, a data class or a mapping,
+        nested or not.
 
-        Call it on all ranks; rank 0 writes `config.json` in the run folder and sends it to W&B. `paceline show` and the
-        CSV file of a sweep have it. Texts under names such as `api_key` are hidden. Another call adds to it.
+        Call it on all ranks; rank 0 writes `config.json` in the run folder and sends it to W&B.
+        `paceline show` and the CSV file of a sweep have it. Texts under names such as `api_key` are
+        hidden. Another call adds to it.
 
         Raises UsageError for anything else.
         """
@@ -651,11 +793,12 @@ class Run:
         return found if found is not None else NoopRun()
 
     def report(self, value: Any = None, *, step: int | None = None, **named: Any) -> None:
-        """Report how good the model is: `run.report(loss)` or `run.report(loss=loss)`, about once per epoch.
+        """Report how good the model is: `run.report(loss)` or `run.report(loss=loss)`, about once
+        per epoch.
 
-        Call it on all ranks; rank 0's value counts. In a sweep, the last report is the trial's score. If the sweep
-        prunes the trial, the body ends here on all ranks, and nothing resumes it. Outside of sweeps, the value is only
-        recorded. `step` is the current one by default.
+        Call it on all ranks; rank 0's value counts. In a sweep, the last report is the trial's
+        score. If the sweep prunes the trial, the body ends here on all ranks, and nothing resumes
+        it. Outside of sweeps, the value is only recorded. `step` is the current one by default.
 
         Raises UsageError if there is no value, or none with the name of the sweep's metric.
         """
@@ -672,23 +815,30 @@ class Run:
     @overload
     def sum(self, value: float) -> float: ...
     def sum(self, value: torch.Tensor | float) -> torch.Tensor | float:
-        """Return the sum over all ranks, on all ranks. A tensor stays on its device; a number stays a number.
+        """Return the sum over all ranks, on all ranks. A tensor stays on its device; a number stays
+        a number.
 
-        A sum of booleans counts those that are true. Like `torch.sum`, it returns int64 for all tensors of integers.
-        If some ranks have a number and others a tensor, all get a tensor; the number must be 0, or the tensor a scalar.
-        Raises UsageError for anything but numbers and tensors, and on all ranks if tensors differ in dtype or shape.
+        A sum of booleans counts those that are true. Like `torch.sum`, it returns int64 for all
+        tensors of integers. If some ranks have a number and others a tensor, all get a tensor; the
+        number must be 0, or the tensor a scalar. Raises UsageError for anything but numbers and
+        tensors, and on all ranks if tensors differ in dtype or shape.
 
         Ranks that a mesh puts along "tensor" work on the same samples, and count once.
         """
-        total: torch.Tensor | float = collectives.sum_over_ranks(value, self._group.data, self.device)
+        total: torch.Tensor | float = collectives.sum_over_ranks(
+            value, self._group.data, self.device
+        )
         return total
 
-    def mean(self, value: torch.Tensor | float, *, weight: torch.Tensor | float | None = None) -> Any:
+    def mean(
+        self, value: torch.Tensor | float, *, weight: torch.Tensor | float | None = None
+    ) -> Any:
         """Return the mean over all ranks, on all ranks.
 
-        With `weight`, `value` is the mean over that many samples or tokens of this rank, and the result the mean over
-        those of all ranks. A rank without any passes 0; its value does not matter, and may be NaN. If no rank has any,
-        the result is NaN. Raises UsageError on all ranks if only some pass a weight.
+        With `weight`, `value` is the mean over that many samples or tokens of this rank, and the
+        result the mean over those of all ranks. A rank without any passes 0; its value does not
+        matter, and may be NaN. If no rank has any, the result is NaN. Raises UsageError on all
+        ranks if only some pass a weight.
         """
         if weight is not None:
             return collectives.weighted_mean(value, weight, self._group.data, self.device)
@@ -701,10 +851,12 @@ class Run:
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, on all ranks, as a list in the order of ranks.
 
-        They are tensors, or objects that can be pickled. Tensors have the same dtype on all ranks, but may differ in
-        shape. They arrive without gradients, on the device that they were on. Waits for all ranks.
+        They are tensors, or objects that can be pickled. Tensors have the same dtype on all ranks,
+        but may differ in shape. They arrive without gradients, on the device that they were on.
+        Waits for all ranks.
 
-        Raises UsageError on all ranks if some pass a tensor and some an object, or if an object cannot be pickled.
+        Raises UsageError on all ranks if some pass a tensor and some an object, or if an object
+        cannot be pickled.
         """
         return collectives.gather(value, self._group.data, self.device)
 
@@ -713,42 +865,51 @@ class Run:
         if self.rank == 0:
             builtins.print(*values, **{"flush": True, **options})
 
-    # -- ranks -----------------------------------------------------------------------------------------
+    # -- ranks
+    # -----------------------------------------------------------------------------------------
 
     def rank_zero_first(self) -> contextlib.AbstractContextManager[None]:
-        """Run the body on rank 0 first (a download, a cache), then on one rank of each other node, then on all others.
+        """Run the body on rank 0 first (a download, a cache), then on one rank of each other node,
+        then on all others.
 
-        So what the body makes in a shared folder is made once, and in a folder of each node once per node. Raises
-        RunError on ranks that waited for one on which the body failed.
+        So what the body makes in a shared folder is made once, and in a folder of each node once
+        per node. Raises RunError on ranks that waited for one on which the body failed.
         """
         self._first_calls += 1
         return self._group.rank_zero_first(self.identity, f"first/{self._first_calls}")
 
     def join(self, *models: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """Return torch's Join context over these models, or all, for loops with different numbers of batches per rank.
+        """Return torch's Join context over these models, or all, for loops with different numbers
+        of batches per rank.
 
-        Does nothing with a single rank. `run.steps` over a loader from `run.loader` does not need it.
+        Does nothing with a single rank. `run.steps` over a loader from `run.loader` does not need
+        it.
         """
         return self._wrapper.join(models)
 
     @staticmethod
     def seed_everything(seed: int, deterministic: bool = False) -> None:
-        """Seed Python, NumPy and torch. With `deterministic`, also ask torch for deterministic algorithms."""
+        """Seed Python, NumPy and torch. With `deterministic`, also ask torch for deterministic
+        algorithms.
+        """
         seed_everything(seed, deterministic)
 
     def end(self) -> None:
-        """End a session that `paceline.start` opened, before the process ends: save, and leave with all ranks.
+        """End a session that `paceline.start` opened, before the process ends: save, and leave with
+        all ranks.
 
-        While an exception is being handled, as in a `finally` clause, it leaves at once and saves nothing: the step may
-        be half done.
+        While an exception is being handled, as in a `finally` clause, it leaves at once and saves
+        nothing: the step may be half done.
         """
         if self._end is None:
             raise UsageError(
-                "run.end is for sessions that paceline.start opened.", hint="Leave the `with` block instead."
+                "run.end is for sessions that paceline.start opened.",
+                hint="Leave the `with` block instead.",
             )
         self._end()
 
-    # -- called by the session -------------------------------------------------------------------------
+    # -- called by the session
+    # -------------------------------------------------------------------------
 
     def _save_at_end(self) -> None:
         """Save the last state, unless it is already saved."""
@@ -764,7 +925,11 @@ class Run:
             # If `max_steps` ended the loop early, a resume runs what follows the loop again.
             with contextlib.nullcontext() if loop.epoch_is_whole else schedule.at_snapshot():
                 boundary.save(self.step, wait=True)
-        elif schedule.snapshot is not None and boundary.epoch != self.epoch and boundary.any_rank_changed():
+        elif (
+            schedule.snapshot is not None
+            and boundary.epoch != self.epoch
+            and boundary.any_rank_changed()
+        ):
             # The last epoch's body has changed something after its loop.
             boundary.save(self.step, wait=True, replace=True, next_epoch=self.epoch)
 
@@ -774,17 +939,23 @@ class Run:
         return self._loop.current
 
     def _close(self) -> None:
-        """End data-loader workers, write the profile, and take all hooks off models and optimizers."""
+        """End data-loader workers, write the profile, and take all hooks off models and
+        optimizers.
+        """
         for captured in self._captured:
             captured.close()
         self._gradients.close()
         self._reporter.close()
         self._boundary.profiler.close()
-        for loader in [*self._loaders, *(loader for _, loader in self._evaluation_loaders.values())]:
+        for loader in [
+            *self._loaders,
+            *(loader for _, loader in self._evaluation_loaders.values()),
+        ]:
             loader.close()
 
 
-for _name in ("autocast", "backward", "update"):  # for help(): each run has its own, bound to its gradients
+# for help(): each run has its own, bound to its gradients
+for _name in ("autocast", "backward", "update"):
     setattr(Run, _name, getattr(Gradients, _name))
 
 

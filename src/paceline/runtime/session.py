@@ -27,53 +27,61 @@ from paceline.runtime.step_boundary.out_of_memory import explain_out_of_memory
 from paceline.runtime.step_boundary.stop_consensus import Completed, Pruned, Stopped
 from paceline.runtime.trackers.base import Tracker
 
-_open = False  # one session at a time: signal handlers, process group and heartbeat belong to the process
+# one session at a time: signal handlers, process group and heartbeat belong to the process
+_open = False
 
 
 class session:
     """Open a training session: `with paceline.session(seed=0) as run:`.
 
-    It finds this process's rank and device, creates the process group, installs the handlers for stop signals, and
-    prints where each rank runs. Every rank opens it, and gets a `Run`. It works the same under `python`, torchrun,
-    srun, mpirun, `paceline run` and `paceline submit`.
+    It finds this process's rank and device, creates the process group, installs the handlers for
+    stop signals, and prints where each rank runs. Every rank opens it, and gets a `Run`. It works
+    the same under `python`, torchrun, srun, mpirun, `paceline run` and `paceline submit`.
 
-    When all ranks have agreed to stop (before a time limit, or at a preemption), `run.steps` saves and ends the body:
-    nothing after the loop runs, and the process exits with code 0. An error on one rank leaves at once, without waiting
-    for the others; their agent ends them. `sys.exit(0)` counts as the end of the body: the last state is saved, and a
-    rank that gets there first waits for the others.
+    When all ranks have agreed to stop (before a time limit, or at a preemption), `run.steps` saves
+    and ends the body: nothing after the loop runs, and the process exits with code 0. An error on
+    one rank leaves at once, without waiting for the others; their agent ends them. `sys.exit(0)`
+    counts as the end of the body: the last state is saved, and a rank that gets there first waits
+    for the others.
 
-    Flags and `paceline.toml` override all arguments but `best`, `straggler_factor`, `progress`, `report`, `folder`,
+    Flags and `paceline.toml` override all arguments but `best`, `straggler_factor`, `progress`,
+    `report`, `folder`,
     `trackers` and `mesh`.
 
     Args:
-        seed: Seeds Python, NumPy and torch, and the loaders' order and augmentation. None leaves them alone.
-        deterministic: Ask torch for deterministic algorithms.
-        precision: What `run.autocast` computes in: "fp32", "bf16", or "fp16" with a gradient scaler.
-        backend: The backend of the process group; by default what the device needs.
+        seed: Seeds Python, NumPy and torch, and the loaders' order and augmentation. None leaves
+        them alone. deterministic: Ask torch for deterministic algorithms.
+        precision: What `run.autocast` computes in: "fp32", "bf16", or "fp16" with a gradient
+        scaler. backend: The backend of the process group; by default what the device needs.
         cpu: Ignore GPUs.
         timeout: Seconds before a collective counts as failed; by default torch's own.
-        profile: Steps to profile: "10:13" writes a trace of steps 10, 11 and 12 into the run folder.
-        max_steps: Stop training after this many steps in total.
+        profile: Steps to profile: "10:13" writes a trace of steps 10, 11 and 12 into the run
+        folder. max_steps: Stop training after this many steps in total.
         save_every_steps: Save every this many steps.
         save_every_seconds: Save when this many seconds have passed since the last save.
         keep_last: How many of the newest checkpoints to keep.
         keep_every: Also keep each checkpoint whose step is a multiple of this.
-        best: Also keep the checkpoint with the best value of this metric: "loss:min", "reward:max", or a usual name
+        best: Also keep the checkpoint with the best value of this metric: "loss:min", "reward:max",
+        or a usual name
             alone, such as "val_loss" or "accuracy".
-        start_from: Where a new run takes its weights from: another run's folder, a checkpoint, or a file
+        start_from: Where a new run takes its weights from: another run's folder, a checkpoint, or a
+        file
             (.safetensors, .pt, .pth, .bin). The optimizer, the schedule and the step start fresh.
-        start_continue: With `start_from`, also continue with the optimizer, the schedule, the step and the epoch.
-        start_strict: With `start_from`, require that everything fits. With False, load only what fits.
-        on_nonfinite: What to do about a NaN or infinite loss: "stop" the run, "skip" the step (costs a device
+        start_continue: With `start_from`, also continue with the optimizer, the schedule, the step
+        and the epoch. start_strict: With `start_from`, require that everything fits. With False,
+        load only what fits. on_nonfinite: What to do about a NaN or infinite loss: "stop" the run,
+        "skip" the step (costs a device
             sync per update), or "ignore" it.
-        straggler_factor: Report ranks whose own part of a step takes this many times the median. 0 turns it off.
-        replica_check: About every this many steps, and before each save, ranks compare a checksum of their parameters;
+        straggler_factor: Report ranks whose own part of a step takes this many times the median. 0
+        turns it off. replica_check: About every this many steps, and before each save, ranks
+        compare a checksum of their parameters;
             a difference ends the run. 0 turns it off.
         progress: Show a progress bar on rank 0's terminal.
         report: Print where the ranks run, and how long the session took.
         folder: Where metrics, events and checkpoints go if no agent has created a run folder.
-        trackers: Trackers that also get what is logged: "wandb", "tensorboard", or any `paceline.Tracker`.
-        mesh: The device mesh for FSDP2 and tensor parallelism, such as {"shard": 4, "tensor": 2}; see `Run.wrap`.
+        trackers: Trackers that also get what is logged: "wandb", "tensorboard", or any
+        `paceline.Tracker`. mesh: The device mesh for FSDP2 and tensor parallelism, such as
+        {"shard": 4, "tensor": 2}; see `Run.wrap`.
 
     Raises:
         UsageError: A setting is invalid, or a session is already open in this process.
@@ -112,17 +120,36 @@ class session:
     ) -> None:
         self._context = LaunchContext.read()
         settings = Settings(
-            seed=seed, deterministic=deterministic, precision=precision, backend=backend, cpu=cpu, timeout=timeout,
-            profile=profile, max_steps=max_steps, save_every_steps=save_every_steps,
-            save_every_seconds=save_every_seconds, keep_last=keep_last, keep_every=keep_every, best=best,
-            start_from=start_from, start_continue=start_continue, start_strict=start_strict,
-            on_nonfinite=on_nonfinite, straggler_factor=straggler_factor,
-            replica_check=replica_check, progress=progress, report=report, mesh=mesh,
-        )  # fmt: skip
+            seed=seed,
+            deterministic=deterministic,
+            precision=precision,
+            backend=backend,
+            cpu=cpu,
+            timeout=timeout,
+            profile=profile,
+            max_steps=max_steps,
+            save_every_steps=save_every_steps,
+            save_every_seconds=save_every_seconds,
+            keep_last=keep_last,
+            keep_every=keep_every,
+            best=best,
+            start_from=start_from,
+            start_continue=start_continue,
+            start_strict=start_strict,
+            on_nonfinite=on_nonfinite,
+            straggler_factor=straggler_factor,
+            replica_check=replica_check,
+            progress=progress,
+            report=report,
+            mesh=mesh,
+        )
         spec = self._context.launch_spec
         self._settings = settings.override(spec.runtime if spec else {}).validate()
-        if self._settings.start_from is not None:  # the script may change its working directory later
-            self._settings = replace(self._settings, start_from=os.path.abspath(self._settings.start_from))
+        # the script may change its working directory later
+        if self._settings.start_from is not None:
+            self._settings = replace(
+                self._settings, start_from=os.path.abspath(self._settings.start_from)
+            )
         self._folder = self._context.folder
         if self._folder is None and folder is not None:
             self._folder = RunFolder(Path(folder).absolute())
@@ -135,20 +162,28 @@ class session:
         global _open
         if _open:
             raise UsageError(
-                "A session is already open in this process.", hint="Leave it, or call run.end() after paceline.start."
+                "A session is already open in this process.",
+                hint="Leave it, or call run.end() after paceline.start.",
             )
         _open, process.failure_context = True, ""
         try:
-            self._parts = session_parts.build(self._settings, self._context, self._folder, self._trackers)
+            self._parts = session_parts.build(
+                self._settings, self._context, self._folder, self._trackers
+            )
             return self._parts.run
         except BaseException:
             _open = False
             raise
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        """Save, write all numbers and leave together with the other ranks; after an error, leave at once."""
+        """Save, write all numbers and leave together with the other ranks; after an error, leave
+        at once.
+        """
         global _open
         parts = self._parts
         assert parts is not None
@@ -167,14 +202,22 @@ class session:
         if isinstance(error, Stopped):
             raise SystemExit(0) from None
         if error is not None:
-            if process.failure_context and isinstance(error, Exception) and self._context.launch_spec is None:
+            if (
+                process.failure_context
+                and isinstance(error, Exception)
+                and self._context.launch_spec is None
+            ):
                 note(process.failure_context)  # otherwise the agent's report has it
-            explained = explain_out_of_memory(error, step=parts.run._current_step, device=parts.run.device)
+            explained = explain_out_of_memory(
+                error, step=parts.run._current_step, device=parts.run.device
+            )
             if explained is not None:
                 raise explained from error
 
     def ignore_signals(self) -> None:
-        """Give signals back their meaning: no loop may be running that would notice a request to stop."""
+        """Give signals back their meaning: no loop may be running that would notice a request to
+        stop.
+        """
         if self._parts is not None:
             self._parts.boundary.signals.restore()
 
@@ -206,10 +249,14 @@ class session:
         parts.group.close()
         boundary.heartbeat.set_state(SAVED_AND_STOPPED if stopped else FINISHED)
         boundary.heartbeat.close()
-        parts.trackers.close(STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent)
+        parts.trackers.close(
+            STOPPED if stopped else DONE, urgent=stopped and boundary.signals.is_urgent
+        )
 
     def _leave_alone(self, parts: SessionParts) -> None:
-        """Leave after an error on this rank, without waiting for any other: no barrier and no collective."""
+        """Leave after an error on this rank, without waiting for any other: no barrier and no
+        collective.
+        """
         boundary = parts.boundary
         boundary.signals.is_leaving = True
         parts.group.abandon()
@@ -249,7 +296,8 @@ def _note_nothing_left(run: Run, boundary: Boundary) -> None:
         return
     boundary.events.write("nothing_left", step=run.step)
     note(
-        f"nothing was left to do: step {run.step} was already the last one (epoch {run.epoch}); to train longer, "
+        f"nothing was left to do: step {run.step} was already the last one (epoch {run.epoch}); "
+        "to train longer, "
         "increase the number of epochs or steps"
     )
 

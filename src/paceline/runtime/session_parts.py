@@ -1,4 +1,6 @@
-"""Build the parts of a session: identity, device, process groups, step boundary, trackers and `Run`."""
+"""Build the parts of a session: identity, device, process groups, step boundary, trackers and
+`Run`.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class SessionParts:
     boundary: Boundary
     lines: LineWriter
     trackers: Trackers
-    at_end: Callable[[], None] | None = None  # called by all ranks, after training that was not stopped
+    # called by all ranks, after training that was not stopped
+    at_end: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,10 @@ class _Worker:
 
 
 def build(
-    settings: Settings, context: LaunchContext, folder: RunFolder | None, requested: Sequence[Tracker | str]
+    settings: Settings,
+    context: LaunchContext,
+    folder: RunFolder | None,
+    requested: Sequence[Tracker | str],
 ) -> SessionParts:
     """Set up a session. All ranks call it at the same time."""
     worker = _join_world(settings, context)
@@ -79,15 +85,23 @@ def build(
         context, settings, worker.identity, folder=folder, given=requested, store=worker.group.store
     )
     rank_zero_folder = folder if worker.identity.rank == 0 else None
-    lines = ForwardedMetrics(rank_zero_folder.metrics if rank_zero_folder else None, trackers.common)
+    lines = ForwardedMetrics(
+        rank_zero_folder.metrics if rank_zero_folder else None, trackers.common
+    )
     low = torch.bfloat16 if settings.precision == "bf16" else None
     mesh = RankMesh(worker.identity, worker.device, worker.group)
     world_size = worker.identity.world_size
-    wrapper = Wrapper(worker.device, world_size, mesh=mesh, low_precision=low, timeout=settings.timeout)
-    boundary = _make_boundary(settings, folder, worker, wrapper=wrapper, lines=lines, trackers=trackers)
+    wrapper = Wrapper(
+        worker.device, world_size, mesh=mesh, low_precision=low, timeout=settings.timeout
+    )
+    boundary = _make_boundary(
+        settings, folder, worker, wrapper=wrapper, lines=lines, trackers=trackers
+    )
     boundary.signals.install()
     worker.heartbeat.set_state(max(worker.heartbeat.state, READY))
-    run = _make_run(settings, context, folder, worker, wrapper=wrapper, boundary=boundary, trackers=trackers)
+    run = _make_run(
+        settings, context, folder, worker, wrapper=wrapper, boundary=boundary, trackers=trackers
+    )
     if settings.mesh is not None:
         run._set_mesh(settings.mesh)
     at_end = None
@@ -106,7 +120,8 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     identity = read_identity()
     rank_placement.check_world_size(identity, spec.world_size if spec else None)
     if settings.mesh is not None:
-        resolve_sizes(settings.mesh, identity.world_size)  # before anything is open that an error would leave open
+        # before anything is open that an error would leave open
+        resolve_sizes(settings.mesh, identity.world_size)
     heartbeat = Heartbeat(context.heartbeat_file, identity.local_rank)
     heartbeat.mark_session()
     device = devices.choose_device(identity, cpu=settings.cpu)
@@ -115,7 +130,9 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
     phases.context = DeviceContext(device)
     phases.mark("device")
     store = groups.open_store(identity, timeout=settings.timeout)
-    placements = rank_placement.gather_placements(store, rank_placement.local_placement(identity, device))
+    placements = rank_placement.gather_placements(
+        store, rank_placement.local_placement(identity, device)
+    )
     if placements and settings.report:
         rank_placement.print_placements(placements)
     phases.mark("rendezvous")
@@ -129,18 +146,28 @@ def _join_world(settings: Settings, context: LaunchContext) -> _Worker:
 
 
 def _make_group(
-    settings: Settings, spec: LaunchSpec | None, identity: Identity, device: torch.device, store: object
+    settings: Settings,
+    spec: LaunchSpec | None,
+    identity: Identity,
+    device: torch.device,
+    store: object,
 ) -> groups.ProcessGroups:
     """Create the process groups and check that they work; do not wait for any that does not."""
     backend = settings.backend or groups.default_backend(device)
     try:
-        group = groups.init_process_groups(identity, device, store=store, backend=backend, timeout=settings.timeout)
+        group = groups.init_process_groups(
+            identity, device, store=store, backend=backend, timeout=settings.timeout
+        )
     except RuntimeError as error:
         what = "creating the process group"
-        raise communication_check.communication_error(identity, backend, error, what=what) from error
+        raise communication_check.communication_error(
+            identity, backend, error, what=what
+        ) from error
     try:
         if spec is None or spec.check:
-            communication_check.check_communication(group, identity, device, timeout=settings.timeout)
+            communication_check.check_communication(
+                group, identity, device, timeout=settings.timeout
+            )
     except BaseException:
         group.abandon()
         raise
@@ -152,7 +179,9 @@ def _rates(settings: Settings, worker: _Worker, wrapper: Wrapper) -> Rates:
         """Return the peak for the precision that the model computes in."""
         dtype = AUTOCAST_DTYPES.get(settings.precision)
         if dtype is None:
-            dtype = next((each.dtype for model in wrapper.models for each in model.model.parameters()), None)
+            dtype = next(
+                (each.dtype for model in wrapper.models for each in model.model.parameters()), None
+            )
         return peak_flops(worker.device, dtype)
 
     return Rates(find_peak=find_peak, find_copies=lambda: wrapper.mesh.tensor, device=worker.device)
@@ -174,7 +203,13 @@ def _make_boundary(
         group=control,
         heartbeat=worker.heartbeat,
         events=events,
-        metrics=Metrics(lines, group=control, rank=rank, own=trackers.own, rates=_rates(settings, worker, wrapper)),
+        metrics=Metrics(
+            lines,
+            group=control,
+            rank=rank,
+            own=trackers.own,
+            rates=_rates(settings, worker, wrapper),
+        ),
         loss_check=NonFiniteLossCheck(rank=rank, on=stop_on_nonfinite),
         checkpoint_schedule=CheckpointSchedule(settings, rank=rank, events=events),
         progress=ProgressBar(settings.progress and rank == 0),
@@ -186,7 +221,9 @@ def _make_boundary(
             factor=settings.straggler_factor,
             device=worker.device,
         ),
-        profiler=ProfilerWindow(settings.profile, folder=folder.path if folder else None, rank=rank),
+        profiler=ProfilerWindow(
+            settings.profile, folder=folder.path if folder else None, rank=rank
+        ),
         replicas=ReplicaCheck(wrapper, group=control, every=settings.replica_check),
         sync_buffers=wrapper.sync_buffers,
         phases=worker.phases,
@@ -223,6 +260,8 @@ def _make_run(
         folder=folder,
         paths=Paths.read(os.environ, folder),
         attempt=context.attempt,
-        reporter=TrialReporter(folder.path if folder else None, trial=spec.trial if spec else {}, rank=identity.rank),
+        reporter=TrialReporter(
+            folder.path if folder else None, trial=spec.trial if spec else {}, rank=identity.rank
+        ),
         trackers=trackers,
     )

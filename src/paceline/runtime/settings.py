@@ -13,19 +13,70 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 # Words in the names of metrics that say which direction is better.
 LOWER_IS_BETTER = {
-    "loss", "nll", "ce", "bce", "perplexity", "ppl", "bpc", "bpb", "error", "err", "mae", "mse", "rmse", "mape",
-    "wer", "cer", "ter", "fid", "kid", "kl", "divergence", "distance", "regret", "brier", "ece",
-}  # fmt: skip
+    "loss",
+    "nll",
+    "ce",
+    "bce",
+    "perplexity",
+    "ppl",
+    "bpc",
+    "bpb",
+    "error",
+    "err",
+    "mae",
+    "mse",
+    "rmse",
+    "mape",
+    "wer",
+    "cer",
+    "ter",
+    "fid",
+    "kid",
+    "kl",
+    "divergence",
+    "distance",
+    "regret",
+    "brier",
+    "ece",
+}
 HIGHER_IS_BETTER = {
-    "accuracy", "acc", "top1", "top5", "precision", "recall", "f1", "auc", "auroc", "auprc", "roc", "ap", "map",
-    "miou", "iou", "dice", "bleu", "rouge", "meteor", "chrf", "r2", "reward", "return", "score", "psnr", "ssim",
-    "correlation", "likelihood", "elbo",
-}  # fmt: skip
+    "accuracy",
+    "acc",
+    "top1",
+    "top5",
+    "precision",
+    "recall",
+    "f1",
+    "auc",
+    "auroc",
+    "auprc",
+    "roc",
+    "ap",
+    "map",
+    "miou",
+    "iou",
+    "dice",
+    "bleu",
+    "rouge",
+    "meteor",
+    "chrf",
+    "r2",
+    "reward",
+    "return",
+    "score",
+    "psnr",
+    "ssim",
+    "correlation",
+    "likelihood",
+    "elbo",
+}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `paceline.session`, which documents them. The launch spec may override each."""
+    """The arguments of `paceline.session`, which documents them. The launch spec may override
+    each.
+    """
 
     seed: int | None = None
     deterministic: bool = False
@@ -51,32 +102,54 @@ class Settings:
     report: bool = True
     mesh: Mapping[str, int] | None = None
     bind: bool = True
-    """Bind each rank to the CPUs next to its GPU, unless it is already bound. Set by the command line only."""
+    """Bind each rank to the CPUs next to its GPU, unless it is already bound. Set by the command
+    line only.
+    """
 
     def validate(self) -> Settings:
         """Return these settings. Raises UsageError if one is invalid."""
         if self.precision not in PRECISIONS:
-            raise UsageError(f"Unknown precision {self.precision!r}.", hint=f"Use one of {', '.join(PRECISIONS)}.")
+            raise UsageError(
+                f"Unknown precision {self.precision!r}.",
+                hint=f"Use one of {', '.join(PRECISIONS)}.",
+            )
         if self.on_nonfinite not in ("stop", "skip", "ignore"):
-            raise UsageError(f"Unknown on_nonfinite {self.on_nonfinite!r}.", hint="Use one of stop, skip, ignore.")
-        for name in ("max_steps", "save_every_steps", "save_every_seconds", "keep_last", "keep_every", "timeout"):
+            raise UsageError(
+                f"Unknown on_nonfinite {self.on_nonfinite!r}.",
+                hint="Use one of stop, skip, ignore.",
+            )
+        for name in (
+            "max_steps",
+            "save_every_steps",
+            "save_every_seconds",
+            "keep_last",
+            "keep_every",
+            "timeout",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(
-                    f"{name} is {value!r}, but must be positive.", hint=f"Leave {name} out to turn it off."
+                    f"{name} is {value!r}, but must be positive.",
+                    hint=f"Leave {name} out to turn it off.",
                 )
         best_metric(self.best)
         if self.start_continue and self.start_from is None:
-            raise UsageError("start_continue needs start_from.", hint="Name the run to continue, or leave it out.")
+            raise UsageError(
+                "start_continue needs start_from.",
+                hint="Name the run to continue, or leave it out.",
+            )
         if self.replica_check < 0:
             raise UsageError(
-                f"replica_check is {self.replica_check}, but must be 0 or more.", hint="Use 0 to turn it off."
+                f"replica_check is {self.replica_check}, but must be 0 or more.",
+                hint="Use 0 to turn it off.",
             )
         return self
 
     @property
     def asks_for_saves(self) -> str | None:
-        """The setting that says when to save, or which checkpoint to keep; None if there is none."""
+        """The setting that says when to save, or which checkpoint to keep; None if there is
+        none.
+        """
         if self.save_every_steps is not None:
             return "save_every_steps"
         if self.save_every_seconds not in (None, Settings.save_every_seconds):
@@ -84,9 +157,14 @@ class Settings:
         return "best" if self.best is not None else None
 
     def override(self, values: Mapping[str, Any]) -> Settings:
-        """Return these settings with those of the launch spec. Names that are not settings are ignored."""
+        """Return these settings with those of the launch spec. Names that are not settings are
+        ignored.
+        """
         known = {field.name for field in fields(self)}
-        return replace(self, **{key: value for key, value in values.items() if key in known and value is not None})
+        return replace(
+            self,
+            **{key: value for key, value in values.items() if key in known and value is not None},
+        )
 
 
 def best_metric(best: str | None) -> tuple[str, str] | None:
@@ -100,7 +178,11 @@ def best_metric(best: str | None) -> tuple[str, str] | None:
     if not colon:
         name = best
         words = {word for word in re.split(r"[^a-z0-9]+", best.lower()) if word}
-        known = [mode for mode, usual in (("min", LOWER_IS_BETTER), ("max", HIGHER_IS_BETTER)) if words & usual]
+        known = [
+            mode
+            for mode, usual in (("min", LOWER_IS_BETTER), ("max", HIGHER_IS_BETTER))
+            if words & usual
+        ]
         mode = known[0] if len(known) == 1 else ""
     if not name or mode not in ("min", "max"):
         metric = name or "loss"
@@ -112,10 +194,15 @@ def best_metric(best: str | None) -> tuple[str, str] | None:
 
 
 class Params(Mapping[str, Any]):
-    """The script's parameters, as `params["lr"]` or `params.lr`. Read-only, and the same on all ranks."""
+    """The script's parameters, as `params["lr"]` or `params.lr`. Read-only, and the same on all
+    ranks.
+    """
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        nested = {key: Params(value) if isinstance(value, dict) else value for key, value in (values or {}).items()}
+        nested = {
+            key: Params(value) if isinstance(value, dict) else value
+            for key, value in (values or {}).items()
+        }
         object.__setattr__(self, "_values", nested)
 
     _values: dict[str, Any]
@@ -128,7 +215,8 @@ class Params(Mapping[str, Any]):
             return self._values[key]
         except KeyError:
             raise AttributeError(
-                f"There is no parameter {key!r}. Set it with --param {key}=... or in [params] of paceline.toml, or use "
+                f"There is no parameter {key!r}. Set it with --param {key}=... or in [params] of "
+                "paceline.toml, or use "
                 f"run.params.get({key!r}, default)."
             ) from None
 

@@ -26,10 +26,11 @@ _started: _Started | None = None  # the session that is open
 def start(**settings: Any) -> Run:
     """Open a training session for a script without a `with` block: `run = paceline.start(seed=0)`.
 
-    It takes the arguments of `paceline.session`, and ends with the process: at the end of the script it saves and
-    leaves together with the other ranks. After an uncaught exception, Ctrl-C or `sys.exit` with an error it leaves at
-    once. `run.end()` ends it earlier. In a notebook or another interactive session, errors leave it open, signals
-    keep their meaning, and starting a new session ends the previous one.
+    It takes the arguments of `paceline.session`, and ends with the process: at the end of the
+    script it saves and leaves together with the other ranks. After an uncaught exception, Ctrl-C or
+    `sys.exit` with an error it leaves at once. `run.end()` ends it earlier. In a notebook or
+    another interactive session, errors leave it open, signals keep their meaning, and starting a
+    new session ends the previous one.
 
     Raises:
         UsageError: A setting is invalid, or a session is already open in this process.
@@ -48,13 +49,17 @@ def start(**settings: Any) -> Run:
 
 
 def is_interactive() -> bool:
-    """Return whether code is typed in, as in a notebook, so that an error does not end the process."""
+    """Return whether code is typed in, as in a notebook, so that an error does not end the
+    process.
+    """
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 @dataclass
 class _ExitCall:
-    """A call of sys.exit. Python doesn't tell at exit whether the script caught the SystemExit, so a witness does."""
+    """A call of sys.exit. Python doesn't tell at exit whether the script caught the SystemExit, so
+    a witness does.
+    """
 
     status: Any
     step: int
@@ -62,17 +67,21 @@ class _ExitCall:
 
 
 class _Witness:
-    """An attribute of a SystemExit: it is freed with it, below a frame of the script only if that caught it."""
+    """An attribute of a SystemExit: it is freed with it, below a frame of the script only if that
+    caught it.
+    """
 
     def __init__(self, call: _ExitCall) -> None:
         self._call = call
 
-    def __del__(self, getframe: Any = sys._getframe) -> None:  # bound here: Python clears modules at its end
+    # bound here: Python clears modules at its end
+    def __del__(self, getframe: Any = sys._getframe) -> None:
         self._call.caught = getframe().f_back is not None
 
 
 def _witnessed_exit(call: _ExitCall) -> SystemExit:
-    # Not a variable of the function that raises it: the exception would refer to itself through its traceback.
+    # Not a variable of the function that raises it: the exception would refer to itself through its
+    # traceback.
     leaving = SystemExit(call.status)
     leaving._paceline = _Witness(call)  # type: ignore[attr-defined]
     return leaving
@@ -85,7 +94,11 @@ class _Started:
         self._session, self._run = opened, run
         self._pid = os.getpid()  # forked children inherit the hooks, but not the session
         self._exit: _ExitCall | None = None  # the last one
-        self._hooks = sys.excepthook, sys.exit, {name: getattr(builtins, name, None) for name in ("exit", "quit")}
+        self._hooks = (
+            sys.excepthook,
+            sys.exit,
+            {name: getattr(builtins, name, None) for name in ("exit", "quit")},
+        )
         sys.excepthook, sys.exit = self._on_error, self._on_exit
         for name in self._hooks[2]:
             setattr(builtins, name, self._on_exit)
@@ -108,27 +121,37 @@ class _Started:
         for name, other in others.items():
             if getattr(builtins, name, None) == self._on_exit:
                 setattr(builtins, name, other)
-        self._session.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        self._session.__exit__(
+            type(error) if error else None, error, error.__traceback__ if error else None
+        )
 
     def end_early(self) -> None:
-        """End the session at the script's request. In a `finally` clause, an exception may be on its way."""
+        """End the session at the script's request. In a `finally` clause, an exception may be on
+        its way.
+        """
         error = sys.exc_info()[1]
         if isinstance(error, (StopIteration, GeneratorExit)):  # the end of some iterator
             error = None
         if error is not None and not isinstance(error, SystemExit) and self._is_open:
-            note(f"run.end() was called during a {type(error).__name__}: the state after the last save is lost")
+            note(
+                f"run.end() was called during a {type(error).__name__}: the state after the last "
+                "save is lost"
+            )
         self.end(error)
 
     @property
     def _is_open(self) -> bool:
         return _started is self and os.getpid() == self._pid
 
-    def _on_error(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _on_error(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         """Leave after an uncaught exception, then print it: `sys.excepthook`."""
         if self._is_open and not is_interactive():
             try:
                 self.end(error)
-            except BaseException as explained:  # a better error, such as for a GPU that is out of memory
+            # a better error, such as for a GPU that is out of memory
+            except BaseException as explained:
                 kind, error, trace = type(explained), explained, explained.__traceback__
         self._hooks[0](kind, error, trace)
 
@@ -165,7 +188,8 @@ class _Started:
         return error or _uncaught_error()
 
     def _is_uncaught(self, call: _ExitCall) -> bool:
-        """Return whether the process ends by this call. If in doubt, it doesn't, so that the last state is saved.
+        """Return whether the process ends by this call. If in doubt, it doesn't, so that the last
+        state is saved.
 
         Unless there are other ranks: this one would wait for them, and they may train on.
         """
@@ -177,12 +201,16 @@ class _Started:
 def _uncaught_error() -> BaseException | None:
     """Return the exception that ends the process, for scripts that have replaced `sys.excepthook`.
 
-    Others may print an exception in the same way and go on. One that ends the process has left its outermost frame.
+    Others may print an exception in the same way and go on. One that ends the process has left its
+    outermost frame.
     """
     error: BaseException | None = getattr(sys, "last_value", None)
     trace = error.__traceback__ if error is not None else None
     if trace is None or is_interactive():
         return None
     outermost = trace.tb_frame
-    at_top = outermost.f_back is None and outermost.f_globals.get("__name__") in ("__main__", "runpy")
+    at_top = outermost.f_back is None and outermost.f_globals.get("__name__") in (
+        "__main__",
+        "runpy",
+    )
     return error if at_top else None

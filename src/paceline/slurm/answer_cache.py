@@ -1,8 +1,9 @@
 """The file in which all Paceline processes of a user on a machine share what Slurm has answered.
 
-It lies in a folder that only this user can enter, in memory where the machine has a place for that. Each Slurm
-(installation, configuration and cluster) has its own file. It is renamed into place whole, so that readers need no
-lock; whoever wants to ask Slurm takes the lock first, so that others wait for the same answer.
+It lies in a folder that only this user can enter, in memory where the machine has a place for that.
+Each Slurm (installation, configuration and cluster) has its own file. It is renamed into place
+whole, so that readers need no lock; whoever wants to ask Slurm takes the lock first, so that others
+wait for the same answer.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ class Answer:
     """What Slurm has answered last. Times are in seconds since 1970, by this machine's clock."""
 
     asked: float = 0.0  # when squeue was called, or when it failed; 0 if it never was called
-    jobs: dict[str, JobState] = field(default_factory=dict)  # the user's jobs that the controller remembers
-    confirmed: frozenset[str] = frozenset()  # jobs that had ended in the answer before this one, too
-    accounting: dict[str, tuple[float, JobState | None]] = field(default_factory=dict)  # jobs that had left the queue
+    # the user's jobs that the controller remembers
+    jobs: dict[str, JobState] = field(default_factory=dict)
+    # jobs that had ended in the answer before this one, too
+    confirmed: frozenset[str] = frozenset()
+    # jobs that had left the queue
+    accounting: dict[str, tuple[float, JobState | None]] = field(default_factory=dict)
     strikes: int = 0  # questions in a row that failed or took long
     problem: str = ""  # why there is no answer
     hint: str = ""
@@ -47,7 +51,8 @@ class Answer:
     def to_json(self) -> str:
         jobs = [_to_row(state) for state in self.jobs.values()]
         accounting = [
-            [job, asked, _to_row(state) if state else None] for job, (asked, state) in self.accounting.items()
+            [job, asked, _to_row(state) if state else None]
+            for job, (asked, state) in self.accounting.items()
         ]
         rest = {
             "asked": self.asked,
@@ -56,17 +61,27 @@ class Answer:
             "hint": self.hint,
             "took": self.took,
         }
-        return json.dumps({**rest, "jobs": jobs, "confirmed": sorted(self.confirmed), "accounting": accounting})
+        return json.dumps(
+            {**rest, "jobs": jobs, "confirmed": sorted(self.confirmed), "accounting": accounting}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Answer:
         table: dict[str, Any] = json.loads(text)
         jobs = [JobState(*row) for row in table["jobs"]]
-        accounting = {job: (asked, JobState(*row) if row else None) for job, asked, row in table["accounting"]}
+        accounting = {
+            job: (asked, JobState(*row) if row else None) for job, asked, row in table["accounting"]
+        }
         return cls(
-            float(table["asked"]), {state.id: state for state in jobs}, frozenset(table["confirmed"]), accounting,
-            int(table["strikes"]), str(table["problem"]), str(table["hint"]), float(table["took"]),
-        )  # fmt: skip
+            float(table["asked"]),
+            {state.id: state for state in jobs},
+            frozenset(table["confirmed"]),
+            accounting,
+            int(table["strikes"]),
+            str(table["problem"]),
+            str(table["hint"]),
+            float(table["took"]),
+        )
 
 
 def _to_row(state: JobState) -> list[str]:
@@ -81,7 +96,9 @@ class AnswerCache:
 
     @classmethod
     def here(cls) -> AnswerCache | None:
-        """Return the file of the Slurm that this process uses; None without Slurm, or without a place for the file."""
+        """Return the file of the Slurm that this process uses; None without Slurm, or without a
+        place for the file.
+        """
         name = _name()
         if name is None:
             return None
@@ -99,10 +116,14 @@ class AnswerCache:
             return Answer()
 
     def write(self, answer: Answer) -> None:
-        """Put a new answer in place, and remove old ones of other Slurms. A full disk is no reason to fail."""
+        """Put a new answer in place, and remove old ones of other Slurms. A full disk is no reason
+        to fail.
+        """
         new = self.path.with_suffix(f".{os.getpid()}")
         try:
-            with os.fdopen(open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
+            with os.fdopen(
+                open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8"
+            ) as file:
                 file.write(answer.to_json())
             os.replace(new, self.path)
         except OSError:
@@ -115,7 +136,9 @@ class AnswerCache:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that asks Slurm. Raises NoAnswer if another one does so for too long."""
+        """Be the only process that asks Slurm. Raises NoAnswer if another one does so for too
+        long.
+        """
         try:
             descriptor = open_own_file(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
         except OSError:  # the disk is full: ask without a lock
@@ -128,7 +151,9 @@ class AnswerCache:
             os.close(descriptor)
 
     def changed(self) -> float:
-        """Return when a command last changed the queue; 0 if none has, or if the clock was set back since."""
+        """Return when a command last changed the queue; 0 if none has, or if the clock was set
+        back since.
+        """
         try:
             changed = self.path.with_suffix(".changed").lstat().st_mtime
         except OSError:
@@ -151,7 +176,9 @@ def forget_answer() -> None:
 
 
 def remember_name(ask: Callable[[], str]) -> str:
-    """Return the name of the cluster, asking for it once a day: it does not change. An empty name is not kept."""
+    """Return the name of the cluster, asking for it once a day: it does not change. An empty name
+    is not kept.
+    """
     name = _name("scontrol")
     if name is None:
         return ask()
@@ -169,7 +196,9 @@ def remember_name(ask: Callable[[], str]) -> str:
     with suppress(OSError):
         if found:
             new = path.with_suffix(f".name-{os.getpid()}")
-            with os.fdopen(open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
+            with os.fdopen(
+                open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8"
+            ) as file:
                 file.write(found)
             os.replace(new, path)
     return found
@@ -183,8 +212,10 @@ def _acquire(descriptor: int) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise NoAnswer(
-                    f"Another Paceline process has been waiting for Slurm for {LOCK_TIMEOUT:.0f} s.",
-                    hint="Check the controller with `scontrol ping`. If you have stopped a command with Ctrl-Z,"
+                    f"Another Paceline process has been waiting for Slurm for {LOCK_TIMEOUT:.0f} "
+                    "s.",
+                    hint="Check the controller with `scontrol ping`. If you have stopped a "
+                    "command with Ctrl-Z,"
                     " continue it with `fg`.",
                 ) from None
         time.sleep(pause)
@@ -196,7 +227,9 @@ def _base() -> str:
 
 
 def _name(command: str = "squeue") -> str | None:
-    """Return the file's name, which differs for each Slurm: a sandbox that is started again numbers its jobs anew."""
+    """Return the file's name, which differs for each Slurm: a sandbox that is started again
+    numbers its jobs anew.
+    """
     program = shutil.which(command)
     if program is None:
         return None

@@ -1,6 +1,7 @@
 """The script of a sweep: a job array whose tasks run trials, each a run with its own folder.
 
-A task has one trial or several, one after the other or side by side. A list that was written at submission says which.
+A task has one trial or several, one after the other or side by side. A list that was written at
+submission says which.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ class Trials:
             return counts
         if counts.nodes > 1:
             raise SpecError(
-                f"{job.source('job.nodes')} is {counts.nodes}, but --pack puts {self.pack} trials on one node.",
+                f"{job.source('job.nodes')} is {counts.nodes}, but --pack puts {self.pack} trials "
+                "on one node.",
                 hint="Leave --pack out, or ask for one node per trial.",
             )
         if job.launch.style == "mpirun":
             raise SpecError(
-                f'{job.source("launch.style")} is "mpirun", which takes the whole job, but --pack is {self.pack}.',
+                f'{job.source("launch.style")} is "mpirun", which takes the whole job, but --pack '
+                f"is {self.pack}.",
                 hint="Leave --pack out, or use another style.",
             )
         return replace(
@@ -48,38 +51,54 @@ class Trials:
             tasks_per_node=counts.tasks_per_node * self.pack,
         )
 
-    def directives(self, job: Job, directives: Sequence[Directive], folder: Path) -> list[Directive]:
+    def directives(
+        self, job: Job, directives: Sequence[Directive], folder: Path
+    ) -> list[Directive]:
         """Turn the directives of a single run into those of an array's tasks."""
         log = file_pattern(str(folder / "logs")) + "/%A_%a.log"
         changed = {"output": log}
         memory = job.resources.mem_per_node
         if memory is not None and self.pack > 1:
             changed["mem"] = slurm_size(memory * self.pack)
-        return [Directive(each.option, changed[each.option]) if each.option in changed else each for each in directives]
+        return [
+            Directive(each.option, changed[each.option]) if each.option in changed else each
+            for each in directives
+        ]
 
 
 def array_script(plan: ScriptPlan, trials: Trials) -> Script:
-    """Return the script of a sweep. `plan.task_counts` are those of one trial, `plan.directives` those of a task."""
-    launch = launch_lines(_share(plan, trials), "$paceline_submission", rendezvous=' "$paceline_trial"')
+    """Return the script of a sweep. `plan.task_counts` are those of one trial, `plan.directives`
+    those of a task.
+    """
+    launch = launch_lines(
+        _share(plan, trials), "$paceline_submission", rendezvous=' "$paceline_trial"'
+    )
     return Script(
         title=plan.title,
-        advice=["Each task runs the trials on its line of a list. To submit it: sbatch --array=0-9 job.sbatch tasks-1"],
+        advice=[
+            "Each task runs the trials on its line of a list. To submit it: sbatch --array=0-9 "
+            "job.sbatch tasks-1"
+        ],
         directives=render(plan.directives),
         start=[
             f"paceline_sweep={quote(str(trials.sweep))} # holds everything about this sweep",
-            f"paceline_submission={quote(str(plan.folder.path))} # holds everything about this submission",
+            f"paceline_submission={quote(str(plan.folder.path))} # holds everything about this "
+            "submission",
             f"paceline_python={quote(plan.python)}",
             *source_library("$paceline_submission"),
-            f'paceline_start_task "$paceline_sweep" "$paceline_submission" "${{1:-tasks-1}}"{plan.start_options}',
+            'paceline_start_task "$paceline_sweep" "$paceline_submission" '
+            f'"${{1:-tasks-1}}"{plan.start_options}',
         ],
         environment=plan.environment.lines("$paceline_submission"),
         launch=[
-            "# Paceline opens and closes each trial on this host; in between, the trial runs on the nodes.",
+            "# Paceline opens and closes each trial on this host; in between, the trial runs on "
+            "the nodes.",
             f'paceline_run_half() {{ {_run_half(plan)} "$@"; }}',
             "paceline_launch_trial() {",
             *(f"    {line}" for line in launch),
             "}",
-            f"paceline_run_trials {trials.pack}" + (" # side by side" if trials.pack > 1 else " # at a time"),
+            f"paceline_run_trials {trials.pack}"
+            + (" # side by side" if trials.pack > 1 else " # at a time"),
             "paceline_finish_task",
         ],
     )
@@ -100,7 +119,9 @@ def _share(plan: ScriptPlan, trials: Trials) -> ScriptPlan:
     options = [*plan.step_options, "--exact"]
     if not plan.step_options:
         gres = next((each.value or "" for each in plan.directives if each.option == "gres"), "")
-        options.append(f"--gres={gres.rpartition(':')[0]}:{plan.task_counts.gpus}" if gres else "--gres=none")
+        options.append(
+            f"--gres={gres.rpartition(':')[0]}:{plan.task_counts.gpus}" if gres else "--gres=none"
+        )
     # A step takes all memory of its job unless you limit it, and the others would wait for it.
     memory = f"${{SLURM_MEM_PER_NODE:+--mem=$((SLURM_MEM_PER_NODE / {trials.pack}))M}}"
     return replace(plan, step_options=options, step_shell=[memory])

@@ -12,10 +12,12 @@ from paceline.slurm import commands as slurm
 from paceline.slurm import sbatch
 
 DEFAULT_ARRAY_SIZE = 1001  # Slurm's default for MaxArraySize
-FRACTION = 10  # count the cluster's jobs only if the submission needs more than a tenth of MaxJobCount
+# count the cluster's jobs only if the submission needs more than a tenth of MaxJobCount
+FRACTION = 10
 # How sbatch rejects a job because of a limit on the number of jobs.
 JOB_LIMIT_REACHED = re.compile(
-    r"submit limit|MaxSubmit|job count|MaxJobCount|limit on jobs|Resource temporarily unavailable", re.IGNORECASE
+    r"submit limit|MaxSubmit|job count|MaxJobCount|limit on jobs|Resource temporarily unavailable",
+    re.IGNORECASE,
 )
 
 
@@ -33,10 +35,13 @@ def array_size_limit() -> int:
 
 
 def max_new_jobs(account: str | None, *, wanted: int | None = None) -> int | None:
-    """Return how many more jobs the cluster and the user's association allow, or None if unlimited."""
+    """Return how many more jobs the cluster and the user's association allow, or None if
+    unlimited.
+    """
     limits = [limit - _own_jobs() for limit in _association_limits(account)]
     cluster_limit = int(_read_config().get("MaxJobCount") or 0)
-    # MaxJobCount covers every user's jobs, and listing them all is slow: do it only when it may matter.
+    # MaxJobCount covers every user's jobs, and listing them all is slow: do it only when it may
+    # matter.
     if cluster_limit and (wanted is None or wanted * FRACTION > cluster_limit):
         limits.append(cluster_limit - 1 - _all_jobs())
     return max(1, min(limits)) if limits else None
@@ -51,10 +56,18 @@ def _association_limits(account: str | None) -> list[int]:
     """Return MaxSubmit of the user's associations; empty on a cluster without accounting."""
     try:
         done = slurm.call(
-            ["sacctmgr", "--noheader", "--parsable2", "--readonly", "show", "associations", f"user={getpass.getuser()}",
-             "format=account,maxsubmit"],
+            [
+                "sacctmgr",
+                "--noheader",
+                "--parsable2",
+                "--readonly",
+                "show",
+                "associations",
+                f"user={getpass.getuser()}",
+                "format=account,maxsubmit",
+            ],
             check=False,
-        )  # fmt: skip
+        )
     except (ClusterError, KeyError, OSError):
         return []
     found = []
@@ -66,17 +79,26 @@ def _association_limits(account: str | None) -> list[int]:
 
 
 def _all_jobs() -> int:
-    done = slurm.call(["squeue", "--all", "--noheader", "--array", "--states=all", "--format=%i"], check=False)
+    done = slurm.call(
+        ["squeue", "--all", "--noheader", "--array", "--states=all", "--format=%i"], check=False
+    )
     return len(done.stdout.split())
 
 
 def _own_jobs() -> int:
-    done = slurm.call(["squeue", "--all", "--noheader", "--array", "--me", "--format=%i"], check=False)
+    done = slurm.call(
+        ["squeue", "--all", "--noheader", "--array", "--me", "--format=%i"], check=False
+    )
     return len(done.stdout.split())
 
 
 def submit_array(
-    plan: SlurmPlan, *, array: str, listing: str, after: Sequence[str] = (), known: Sequence[str] = ()
+    plan: SlurmPlan,
+    *,
+    array: str,
+    listing: str,
+    after: Sequence[str] = (),
+    known: Sequence[str] = (),
 ) -> str:
     """Submit the tasks in `listing` as one array and return its job id.
 
@@ -88,4 +110,6 @@ def submit_array(
     *command, script = plan.sbatch
     folder = plan.run_path.folder.path
     with sbatch.withdrawn_on_failure(plan, folder / f"cancelled-{listing}", known=known):
-        return sbatch.run_sbatch([*command, *extra, script, listing], plan.submitter, folder=folder, known=known)
+        return sbatch.run_sbatch(
+            [*command, *extra, script, listing], plan.submitter, folder=folder, known=known
+        )

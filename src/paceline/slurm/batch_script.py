@@ -1,8 +1,8 @@
 """`job.sbatch`: short, commented bash that you can read, keep and submit by hand.
 
-It holds the directives, the environment and one line that launches the agents; `stop_and_requeue.sh`, which it sources,
-does the rest. Both need only bash and Slurm, since a host may have Python only in containers, and neither grows with
-the number of nodes.
+It holds the directives, the environment and one line that launches the agents;
+`stop_and_requeue.sh`, which it sources, does the rest. Both need only bash and Slurm, since a host
+may have Python only in containers, and neither grows with the number of nodes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,19 @@ class Script:
             "#",
             *self.directives,
         ]
-        sections = (header, self.start, ["# -- environment --", *self.environment], ["# -- launch --", *self.launch])
+        sections = (
+            header,
+            self.start,
+            ["# -- environment --", *self.environment],
+            ["# -- launch --", *self.launch],
+        )
         return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
 def shell_library() -> str:
-    """Return the text of `stop_and_requeue.sh`, which every batch script sources from its run folder."""
+    """Return the text of `stop_and_requeue.sh`, which every batch script sources from its run
+    folder.
+    """
     return resources.files(__package__).joinpath("stop_and_requeue.sh").read_text(encoding="utf-8")
 
 
@@ -65,6 +72,7 @@ def job_script(plan: ScriptPlan) -> Script:
 
 def source_library(folder: str) -> list[str]:
     return [
-        "# This library stops the ranks in time, requeues the job, and keeps a second job out of the run folder.",
+        "# This library stops the ranks in time, requeues the job, and keeps a second job out of "
+        "the run folder.",
         f'source "{folder}/stop_and_requeue.sh" || exit 1',
     ]

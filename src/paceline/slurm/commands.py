@@ -1,7 +1,7 @@
 """Slurm's commands: query, stop and cancel jobs.
 
-Output is parsed by explicit field lists, not by column position. Queries say `--all`: without it, Slurm leaves out
-hidden partitions and the jobs in them.
+Output is parsed by explicit field lists, not by column position. Queries say `--all`: without it,
+Slurm leaves out hidden partitions and the jobs in them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,15 @@ JOBS_PER_CALL = 2000  # Linux limits one argument to 128 KiB
 SEPARATOR = "\x1f"  # never part of a name, a reason or a node list
 
 Completed = subprocess.CompletedProcess[str]
-_CHECK_CONTROLLER = "Check the controller with `scontrol ping`; if it is a sandbox, with `paceline sandbox status`."
+_CHECK_CONTROLLER = (
+    "Check the controller with `scontrol ping`; if it is a sandbox, with `paceline sandbox status`."
+)
 
-CONFIGURATION_FILES = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
+CONFIGURATION_FILES = (
+    "/etc/slurm/slurm.conf",
+    "/etc/slurm-llnl/slurm.conf",
+    "/run/slurm/conf/slurm.conf",
+)
 
 
 def available() -> bool:
@@ -34,7 +40,9 @@ def available() -> bool:
 
 
 def configured() -> bool:
-    """Return whether this machine belongs to a Slurm: its programs alone may be installed anywhere."""
+    """Return whether this machine belongs to a Slurm: its programs alone may be installed
+    anywhere.
+    """
     if not available():
         return False
     if _has_configuration_file():
@@ -46,13 +54,18 @@ def configured() -> bool:
 
 
 def require_configured() -> None:
-    """Raise an error if this machine belongs to no Slurm: a command on the user's terminal says that in many lines."""
+    """Raise an error if this machine belongs to no Slurm: a command on the user's terminal says
+    that in many lines.
+    """
     if available() and not _has_configuration_file():
         call(["scontrol", "ping"], check=False)
 
 
 def _has_configuration_file() -> bool:
-    return any(path and os.path.isfile(path) for path in (os.environ.get("SLURM_CONF"), *CONFIGURATION_FILES))
+    return any(
+        path and os.path.isfile(path)
+        for path in (os.environ.get("SLURM_CONF"), *CONFIGURATION_FILES)
+    )
 
 
 def cluster_name() -> str | None:
@@ -73,31 +86,47 @@ def _ask_cluster_name() -> str:
 
 
 def call(
-    argv: Sequence[str], *, environ: Mapping[str, str] | None = None, check: bool = True, text: str = ""
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str] | None = None,
+    check: bool = True,
+    text: str = "",
 ) -> Completed:
-    """Run a Slurm command and return its result. The user's `SQUEUE_*` variables and the like do not change it."""
+    """Run a Slurm command and return its result. The user's `SQUEUE_*` variables and the like do
+    not change it.
+    """
     variables = slurm_query_environment(environ if environ is not None else os.environ)
     if (file := variables.get("SLURM_CONF")) and not os.path.exists(file) and shutil.which(argv[0]):
         raise NotConfigured(  # at once: Slurm's commands look for it for a minute
             f"SLURM_CONF names {file}, which does not exist.",
-            hint="Type `unset SLURM_CONF`, or start the sandbox that it belongs to: paceline sandbox up",
+            hint="Type `unset SLURM_CONF`, or start the sandbox that it belongs to: paceline "
+            "sandbox up",
         )
     try:
         done = subprocess.run(
-            list(argv), env=variables, input=text, text=True, capture_output=True, timeout=COMMAND_TIMEOUT,
+            list(argv),
+            env=variables,
+            input=text,
+            text=True,
+            capture_output=True,
+            timeout=COMMAND_TIMEOUT,
             errors="replace",
-        )  # fmt: skip
+        )
     except FileNotFoundError:
         raise NoSlurm(
             f"{argv[0]} is not installed here.",
-            hint="Run this on a login node of your cluster, or start a local Slurm with `paceline sandbox up`.",
+            hint="Run this on a login node of your cluster, or start a local Slurm with `paceline "
+            "sandbox up`.",
         ) from None
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{argv[0]} did not respond within {COMMAND_TIMEOUT:.0f} s.", hint=_CHECK_CONTROLLER) from None
+        raise NoAnswer(
+            f"{argv[0]} did not respond within {COMMAND_TIMEOUT:.0f} s.", hint=_CHECK_CONTROLLER
+        ) from None
     if done.returncode and "configuration source" in done.stderr:
         raise NotConfigured(
             "Slurm is installed here, but not configured.",
-            hint='If you have started a sandbox, type `eval "$(paceline sandbox env)"` in this terminal; if not, set'
+            hint='If you have started a sandbox, type `eval "$(paceline sandbox env)"` in this '
+            "terminal; if not, set"
             " SLURM_CONF, or run this on a login node of your cluster.",
         )
     if check and done.returncode:
@@ -106,8 +135,12 @@ def call(
 
 
 def error_text(done: Completed) -> str:
-    """Return a command's error messages as one line, without the command name that prefixes them."""
-    lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in done.stderr.strip().splitlines()]
+    """Return a command's error messages as one line, without the command name that prefixes
+    them.
+    """
+    lines = [
+        re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in done.stderr.strip().splitlines()
+    ]
     return "; ".join(line for line in lines if line) or f"exit code {done.returncode}"
 
 
@@ -129,7 +162,8 @@ def read_job_id(folder: RunFolder) -> str | None:
     return text if re.fullmatch(r"\d+(_\d+)?", text) else None
 
 
-# -- cancelling ----------------------------------------------------------------------------------------
+# -- cancelling
+# ----------------------------------------------------------------------------------------
 
 
 def cancel(folder: RunFolder, job: str) -> None:
@@ -139,7 +173,9 @@ def cancel(folder: RunFolder, job: str) -> None:
 
 
 def cancel_jobs(jobs: Sequence[str]) -> None:
-    """Cancel the jobs of runs that are already marked as cancelled. Jobs that have ended are fine."""
+    """Cancel the jobs of runs that are already marked as cancelled. Jobs that have ended are
+    fine.
+    """
     for start in range(0, len(jobs), JOBS_PER_CALL):
         done = call(["scancel", *jobs[start : start + JOBS_PER_CALL]], check=False)
         if done.returncode and not re.search("Invalid job id|already complet", done.stderr):
@@ -151,13 +187,17 @@ def cancel_jobs(jobs: Sequence[str]) -> None:
 
 
 def request_stop(folder: RunFolder, job: str) -> None:
-    """Mark the run as cancelled, so that the batch script does not requeue it, then make its ranks save and stop."""
+    """Mark the run as cancelled, so that the batch script does not requeue it, then make its ranks
+    save and stop.
+    """
     write_atomically(folder.cancelled, f"{time.time():.0f} {SAVES_FIRST}\n")
     request_requeue(job)
 
 
 def request_requeue(job: str) -> None:
-    """Send the signal that Slurm sends before the time limit: ranks save and stop, and the script requeues the job."""
+    """Send the signal that Slurm sends before the time limit: ranks save and stop, and the script
+    requeues the job.
+    """
     call(["scancel", "--batch", "--signal=USR1", job])
     forget_answer()
 
@@ -167,4 +207,6 @@ def attach(argv: Sequence[str], *, environ: Mapping[str, str]) -> int:
     try:
         return subprocess.run(list(argv), env=dict(environ)).returncode
     except FileNotFoundError:
-        raise NoSlurm(f"{argv[0]} is not installed here.", hint="Run this on a login node of your cluster.") from None
+        raise NoSlurm(
+            f"{argv[0]} is not installed here.", hint="Run this on a login node of your cluster."
+        ) from None

@@ -9,16 +9,27 @@ from paceline.slurm.script_plan import ScriptPlan
 
 
 def launch_lines(plan: ScriptPlan, folder: str, rendezvous: str = "") -> list[str]:
-    """Return what starts the agents. `folder` has the run half; `rendezvous` varies the port from trial to trial."""
+    """Return what starts the agents. `folder` has the run half; `rendezvous` varies the port from
+    trial to trial.
+    """
     command = _mpirun(plan) if plan.mpirun else _srun(plan)
     entry = [" ".join(plan.container.prefix)] if plan.container.prefix else []
-    agents = "One agent per rank." if plan.task_counts.tasks_per_node > 1 else "One agent per node starts the ranks."
+    agents = (
+        "One agent per rank."
+        if plan.task_counts.tasks_per_node > 1
+        else "One agent per node starts the ranks."
+    )
     return [
         f"# {agents}",
         *([f"paceline_open_rendezvous{rendezvous}"] if plan.task_counts.tasks > 1 else []),
         *([f"paceline_forward_variables {' '.join(plan.forwarded)}"] if plan.mpirun else []),
         *_folded(
-            ["paceline_launch " + command[0], *command[1:], *entry, f'"$paceline_python" "{folder}/paceline.zip"']
+            [
+                "paceline_launch " + command[0],
+                *command[1:],
+                *entry,
+                f'"$paceline_python" "{folder}/paceline.zip"',
+            ]
         ),
     ]
 
@@ -39,7 +50,8 @@ def _srun(plan: ScriptPlan) -> list[str]:
 def _mpirun(plan: ScriptPlan) -> list[str]:
     counts = plan.task_counts
     return [
-        f"mpirun -np {counts.tasks} --map-by ppr:{counts.tasks_per_node}:node --oversubscribe --bind-to none",
+        f"mpirun -np {counts.tasks} --map-by ppr:{counts.tasks_per_node}:node --oversubscribe "
+        "--bind-to none",
         '"${paceline_forward[@]}"',
     ]
 

@@ -17,7 +17,9 @@ from paceline.spec.validation_errors import nearest
 
 
 def check_limits(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
-    """Check the requested resources against the partitions; if there are several, one that fits is enough."""
+    """Check the requested resources against the partitions; if there are several, one that fits is
+    enough.
+    """
     if not partitions:
         return []
     names = job.resources.partition or plan.submitter.get("SBATCH_PARTITION")
@@ -32,25 +34,59 @@ def check_limits(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> 
     problems = [_check_partition(job, plan, partition) for partition in candidates]
     if None in problems:
         fits = candidates[problems.index(None)]
-        found = [Finding("limits", GOOD, f"partition {fits.name} has {fits.nodes} node{'s' * (fits.nodes != 1)}")]
+        found = [
+            Finding(
+                "limits",
+                GOOD,
+                f"partition {fits.name} has {fits.nodes} node{'s' * (fits.nodes != 1)}",
+            )
+        ]
         return [*found, *_check_forgotten(job, plan, fits, partitions)]
     return [problem for problem in problems if problem is not None]
 
 
-def _check_forgotten(job: Job, plan: SlurmPlan, partition: Partition, partitions: Sequence[Partition]) -> list[Finding]:
-    """Warn of a job that has no time limit, or no GPUs on a cluster that has some: few people want that."""
+def _check_forgotten(
+    job: Job, plan: SlurmPlan, partition: Partition, partitions: Sequence[Partition]
+) -> list[Finding]:
+    """Warn of a job that has no time limit, or no GPUs on a cluster that has some: few people want
+    that.
+    """
     found = []
-    if plan.value("time") is None and not plan.submitter.get("SBATCH_TIMELIMIT") and not _is_extra(job, "--time", "-t"):
+    if (
+        plan.value("time") is None
+        and not plan.submitter.get("SBATCH_TIMELIMIT")
+        and not _is_extra(job, "--time", "-t")
+    ):
         text = f"The job has no time limit, so the default of partition {partition.name} applies"
-        text += f" (at most {show_seconds(partition.max_time)})." if partition.max_time else ", if it has one."
-        found.append(Finding("time", WARNING, text, "Set one with --time: shorter jobs usually start earlier."))
+        text += (
+            f" (at most {show_seconds(partition.max_time)})."
+            if partition.max_time
+            else ", if it has one."
+        )
+        found.append(
+            Finding(
+                "time", WARNING, text, "Set one with --time: shorter jobs usually start earlier."
+            )
+        )
     with_gpus = [each.name for each in partitions if each.gpu_types]
-    wants_none = job.runtime.cpu or job.is_set("job.gpus_per_node") or _is_extra(job, "--gpu", "--gres", "-G")
+    wants_none = (
+        job.runtime.cpu
+        or job.is_set("job.gpus_per_node")
+        or _is_extra(job, "--gpu", "--gres", "-G")
+    )
     chosen = bool(job.resources.partition or plan.submitter.get("SBATCH_PARTITION"))
-    if not plan.task_counts.gpus and not wants_none and (partition.gpu_types or (with_gpus and not chosen)):
+    if (
+        not plan.task_counts.gpus
+        and not wants_none
+        and (partition.gpu_types or (with_gpus and not chosen))
+    ):
         where = partition.name if partition.gpu_types else with_gpus[0]
         text = f"The job asks for no GPUs, but the nodes of partition {where} have some."
-        found.append(Finding("gpus", WARNING, text, "Ask for them with --gpus N, or add --cpu if you want none."))
+        found.append(
+            Finding(
+                "gpus", WARNING, text, "Ask for them with --gpus N, or add --cpu if you want none."
+            )
+        )
     return found
 
 
@@ -78,20 +114,26 @@ def _check_partition(job: Job, plan: SlurmPlan, partition: Partition) -> Finding
     """Return the first reason why the job does not fit this partition."""
     resources, counts, name = job.resources, plan.task_counts, partition.name
     if not partition.is_up:
-        return Finding("partition", PROBLEM, f"Partition {name} is down.", "Choose another with --partition.")
+        return Finding(
+            "partition", PROBLEM, f"Partition {name} is down.", "Choose another with --partition."
+        )
     if resources.time and partition.max_time and resources.time > partition.max_time:
         return Finding(
-            "time", PROBLEM,
-            f"{job.source('job.time')} is {show_seconds(resources.time)}, but partition {name} allows at most"
+            "time",
+            PROBLEM,
+            f"{job.source('job.time')} is {show_seconds(resources.time)}, but partition {name} "
+            "allows at most"
             f" {show_seconds(partition.max_time)}.",
             "Ask for less: a run that reaches its time limit saves and requeues itself.",
-        )  # fmt: skip
+        )
     max_nodes = min(partition.nodes, partition.max_nodes or partition.nodes)
     if counts.nodes > max_nodes:
         return Finding(
-            "nodes", PROBLEM,
-            f"{job.source('job.nodes')} is {counts.nodes}, but partition {name} allows at most {max_nodes}.",
-        )  # fmt: skip
+            "nodes",
+            PROBLEM,
+            f"{job.source('job.nodes')} is {counts.nodes}, but partition {name} allows at most "
+            f"{max_nodes}.",
+        )
     return _check_hardware(job, plan, partition)
 
 
@@ -99,37 +141,50 @@ def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding 
     """Return the first resource that too few nodes of the partition have enough of."""
     counts, gpu_type, name = plan.task_counts, job.resources.gpu_type, partition.name
     types = {each or "gpu": count for each, count in partition.gpu_types.items()}
-    listed = ", ".join(f"{each} (up to {count} per node)" for each, count in types.items()) or "no GPUs"
+    listed = (
+        ", ".join(f"{each} (up to {count} per node)" for each, count in types.items()) or "no GPUs"
+    )
     if gpu_type and gpu_type not in types:
         return Finding(
-            "gpu type", PROBLEM,
-            f"{job.source('job.gpu_type')} asks for {gpu_type!r} GPUs, which partition {name} does not have.",
+            "gpu type",
+            PROBLEM,
+            f"{job.source('job.gpu_type')} asks for {gpu_type!r} GPUs, which partition {name} "
+            "does not have.",
             f"{_suggest(gpu_type, list(types))}It has {listed}.",
-        )  # fmt: skip
+        )
     if partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type) < counts.nodes:
         return Finding(
-            "gpus", PROBLEM,
-            f"{job.source('job.gpus_per_node')} is {counts.gpus}, but too few nodes in partition {name} have them.",
+            "gpus",
+            PROBLEM,
+            f"{job.source('job.gpus_per_node')} is {counts.gpus}, but too few nodes in partition "
+            f"{name} have them.",
             f"{_fewer_gpus(plan, partition, gpu_type)} It has {listed}.",
-        )  # fmt: skip
+        )
     cores = counts.cpus_per_task * counts.tasks_per_node
     if partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type, cpus=cores) < counts.nodes:
         available = max((kind.cpus for kind in partition.kinds), default=0)
         return Finding(
-            "cores", PROBLEM,
-            f"The job needs {cores} cores per node ({job.source('job.cpus_per_gpu')}), but too few nodes of partition"
+            "cores",
+            PROBLEM,
+            f"The job needs {cores} cores per node ({job.source('job.cpus_per_gpu')}), but too "
+            "few nodes of partition"
             f" {name} have that many.",
             f"Its nodes have up to {available}.",
-        )  # fmt: skip
+        )
     memory = _mebibytes(plan.value("mem"))
-    if partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type, cpus=cores, memory=memory) < counts.nodes:
+    if (
+        partition.count_nodes(gpus=counts.gpus, gpu_type=gpu_type, cpus=cores, memory=memory)
+        < counts.nodes
+    ):
         available = max((kind.memory for kind in partition.kinds), default=0)
         source = job.source("job.mem_per_node" if job.resources.mem_per_node else "job.mem_per_gpu")
         return Finding(
-            "memory", PROBLEM,
-            f"The job needs {slurm_size(memory)} per node ({source}), but too few nodes of partition {name} have it.",
+            "memory",
+            PROBLEM,
+            f"The job needs {slurm_size(memory)} per node ({source}), but too few nodes of "
+            f"partition {name} have it.",
             f"Its nodes have up to {slurm_size(available)}.",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -137,8 +192,15 @@ def _fewer_gpus(plan: SlurmPlan, partition: Partition, gpu_type: str | None) -> 
     """Return what to ask for instead of GPUs that too few nodes have."""
     counts = range(plan.task_counts.gpus - 1, 0, -1)
     nodes = plan.task_counts.nodes
-    fits = next((each for each in counts if partition.count_nodes(gpus=each, gpu_type=gpu_type) >= nodes), None)
-    return "Choose another --partition." if fits is None else f"Use --gpus {fits}, or another --partition."
+    fits = next(
+        (each for each in counts if partition.count_nodes(gpus=each, gpu_type=gpu_type) >= nodes),
+        None,
+    )
+    return (
+        "Choose another --partition."
+        if fits is None
+        else f"Use --gpus {fits}, or another --partition."
+    )
 
 
 def _mebibytes(size: str | None) -> int:
@@ -152,14 +214,29 @@ def check_with_slurm(job: Job, plan: SlurmPlan, partitions: Sequence[Partition])
     done = test_only(plan)
     if done.returncode:
         reason = error_text(done)
-        if re.search(_NO_NODES, reason, re.IGNORECASE) and (gone := _unusable_nodes(job, plan, partitions)):
-            # Slurm refuses to plan such a job, but takes it into the queue, unless EnforcePartLimits forbids that.
-            text = f"The job cannot start yet: too few nodes that fit it are up ({gone}). It waits until they are back."
-            return Finding("slurm", WARNING, text, f"{_WHY_UNUSABLE} Or ask for fewer nodes, or another partition.")
+        if re.search(_NO_NODES, reason, re.IGNORECASE) and (
+            gone := _unusable_nodes(job, plan, partitions)
+        ):
+            # Slurm refuses to plan such a job, but takes it into the queue, unless
+            # EnforcePartLimits forbids that.
+            text = (
+                f"The job cannot start yet: too few nodes that fit it are up ({gone}). It "
+                "waits until they are back."
+            )
+            return Finding(
+                "slurm",
+                WARNING,
+                text,
+                f"{_WHY_UNUSABLE} Or ask for fewer nodes, or another partition.",
+            )
         error = explain_rejection(job, plan, partitions, reason)
         return Finding("slurm", PROBLEM, error.message, error.hint)
     match = re.search(r"to start at (\S+)", done.stderr)
-    return Finding("slurm", GOOD, f"would start at {match[1].replace('T', ' ')}" if match else "accepts the job")
+    return Finding(
+        "slurm",
+        GOOD,
+        f"would start at {match[1].replace('T', ' ')}" if match else "accepts the job",
+    )
 
 
 _NO_NODES = "node configuration|node not avail"
@@ -167,21 +244,32 @@ _WHY_UNUSABLE = "See why with `sinfo -a -R`."
 
 
 def _unusable_nodes(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> str:
-    """Return how many nodes of the job's partitions are down or drained; empty if all can be used."""
+    """Return how many nodes of the job's partitions are down or drained; empty if all can be
+    used.
+    """
     names = job.resources.partition or plan.submitter.get("SBATCH_PARTITION")
-    counts = {each.name: each.nodes - each.usable_nodes for each in select_partitions(partitions, names)}
-    return ", ".join(f"{count} of partition {name} down or drained" for name, count in counts.items() if count)
+    counts = {
+        each.name: each.nodes - each.usable_nodes for each in select_partitions(partitions, names)
+    }
+    return ", ".join(
+        f"{count} of partition {name} down or drained" for name, count in counts.items() if count
+    )
 
 
 Explanation = Callable[[Job, Sequence[Partition]], str]
 
 
 def _list_associations(job: Job, partitions: Sequence[Partition]) -> str:
-    return "List your accounts with `sacctmgr show associations user=$USER format=account,partition,qos`."
+    return (
+        "List your accounts with `sacctmgr show associations user=$USER "
+        "format=account,partition,qos`."
+    )
 
 
 def _list_features(job: Job, partitions: Sequence[Partition]) -> str:
-    known = sorted({name for partition in partitions for kind in partition.kinds for name in kind.features})
+    known = sorted(
+        {name for partition in partitions for kind in partition.kinds for name in kind.features}
+    )
     return f"The nodes' features are: {', '.join(known) or 'none'}."
 
 
@@ -205,21 +293,41 @@ _REJECTIONS: tuple[tuple[str, str, Explanation], ...] = (
     ("qos", "job.qos", _list_associations),
     ("feature", "job.constraint", _list_features),
     ("generic resource|gres", "job.gpus_per_node", _list_gpus),
-    ("reservation", "job.reservation", lambda job, partitions: "List reservations with `scontrol show reservation`."),
+    (
+        "reservation",
+        "job.reservation",
+        lambda job, partitions: "List reservations with `scontrol show reservation`.",
+    ),
     ("node name", "job.nodelist", lambda job, partitions: "List nodes with `sinfo -a -N`."),
-    ("time limit", "job.time", lambda job, partitions: "List the limits with `sinfo -a -o '%P %l'`."),
-    ("[Mm]emory", "job.mem_per_node",
-     lambda job, partitions: "List the nodes' memory, in MB, with `sinfo -a -e -o '%P %D %m'`."),
+    (
+        "time limit",
+        "job.time",
+        lambda job, partitions: "List the limits with `sinfo -a -o '%P %l'`.",
+    ),
+    (
+        "[Mm]emory",
+        "job.mem_per_node",
+        lambda job, partitions: "List the nodes' memory, in MB, with `sinfo -a -e -o '%P %D %m'`.",
+    ),
     ("node configuration", "job.gpus_per_node", _list_gpus),
-    ("unrecognized option|invalid option|ambiguous", "job.extra",
-     lambda job, partitions: "List the options with `sbatch --help`."),
+    (
+        "unrecognized option|invalid option|ambiguous",
+        "job.extra",
+        lambda job, partitions: "List the options with `sbatch --help`.",
+    ),
     ("dependency", "job.dependency", lambda job, partitions: "Write it like afterok:1234."),
-)  # fmt: skip
+)
 
 
-def explain_rejection(job: Job, plan: SlurmPlan, partitions: Sequence[Partition], reason: str) -> PacelineError:
-    """Return Slurm's message as an error that names the option at fault and the values that exist."""
-    if re.search(_NO_NODES, reason, re.IGNORECASE) and (gone := _unusable_nodes(job, plan, partitions)):
+def explain_rejection(
+    job: Job, plan: SlurmPlan, partitions: Sequence[Partition], reason: str
+) -> PacelineError:
+    """Return Slurm's message as an error that names the option at fault and the values that
+    exist.
+    """
+    if re.search(_NO_NODES, reason, re.IGNORECASE) and (
+        gone := _unusable_nodes(job, plan, partitions)
+    ):
         return ClusterError(
             f"Slurm rejected the job: {reason}. Too few nodes that fit it are up: {gone}.",
             hint=f"Submit it again once they are back, or ask for less. {_WHY_UNUSABLE}",
@@ -227,5 +335,9 @@ def explain_rejection(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]
     for pattern, key, explanation in _REJECTIONS:
         if re.search(pattern, reason, re.IGNORECASE):
             source = f" ({job.source(key)})" if job.is_set(key) else ""
-            return ClusterError(f"Slurm rejected the job: {reason}{source}.", hint=explanation(job, partitions))
-    return ClusterError(f"Slurm rejected the job: {reason}.", hint="Inspect the script with --dry-run.")
+            return ClusterError(
+                f"Slurm rejected the job: {reason}{source}.", hint=explanation(job, partitions)
+            )
+    return ClusterError(
+        f"Slurm rejected the job: {reason}.", hint="Inspect the script with --dry-run."
+    )

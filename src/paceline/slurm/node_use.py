@@ -10,7 +10,8 @@ from paceline.slurm.partitions import parse_gres
 
 _FIELDS = ("Partition", "Available", "Time", "Nodes", "StateLong", "CPUsState", "Gres", "GresUsed")
 _WIDTH = 512  # characters; sinfo cuts longer values
-_WORKING = re.compile(r"(idle|mixed|allocated|completing|reserved|planned)[-~#!%$@^+]*", re.ASCII)  # not *: silent
+# not *: silent
+_WORKING = re.compile(r"(idle|mixed|allocated|completing|reserved|planned)[-~#!%$@^+]*", re.ASCII)
 
 
 @dataclass
@@ -55,7 +56,8 @@ def _add(use: PartitionUse, values: list[str]) -> None:
     if _WORKING.fullmatch(state) is None:
         return
     use.idle_nodes += nodes if state.startswith("idle") else 0
-    if match := re.fullmatch(r"(\d+)/(\d+)/(\d+)/(\d+)", cpus):  # allocated, idle, other, total, of all these nodes
+    # allocated, idle, other, total, of all these nodes
+    if match := re.fullmatch(r"(\d+)/(\d+)/(\d+)/(\d+)", cpus):
         use.cpus += int(match[4])
         use.free_cpus += int(match[2])
     taken = parse_gres(_plain(used))
@@ -65,5 +67,7 @@ def _add(use: PartitionUse, values: list[str]) -> None:
 
 
 def _plain(used: str) -> str:
-    """Drop which GPUs are in use: `gpu:a100:2(IDX:0,3)` -> `gpu:a100:2`, `gpu:(null):1(IDX:0)` -> `gpu:1`."""
+    """Drop which GPUs are in use: `gpu:a100:2(IDX:0,3)` -> `gpu:a100:2`, `gpu:(null):1(IDX:0)` ->
+    `gpu:1`.
+    """
     return re.sub(r"\([^)]*\)", "", used.replace(":(null)", ""))

@@ -27,7 +27,8 @@ class NodeKind:
 
     @property
     def usable(self) -> bool:
-        return not self.state.startswith(_DEAD) and not self.state.endswith("*")  # "*": it does not respond
+        # "*": it does not respond
+        return not self.state.startswith(_DEAD) and not self.state.endswith("*")
 
     @property
     def gpu_count(self) -> int:
@@ -60,7 +61,9 @@ class Partition:
                 found[name] = max(found.get(name, 0), count)
         return found
 
-    def count_nodes(self, *, gpus: int = 0, gpu_type: str | None = None, cpus: int = 0, memory: int = 0) -> int:
+    def count_nodes(
+        self, *, gpus: int = 0, gpu_type: str | None = None, cpus: int = 0, memory: int = 0
+    ) -> int:
         """Count the nodes that have at least this much."""
         return sum(
             kind.count
@@ -101,15 +104,21 @@ def parse_sinfo(text: str) -> list[Partition]:
         partition.max_nodes = int(max_nodes) if max_nodes.isdigit() else None
         partition.kinds.append(
             NodeKind(
-                count=_number(count), cpus=_number(cpus), memory=_number(memory), gpus=parse_gres(gres),
-                features=tuple(name for name in features.split(",") if name and name != "(null)"), state=state,
+                count=_number(count),
+                cpus=_number(cpus),
+                memory=_number(memory),
+                gpus=parse_gres(gres),
+                features=tuple(name for name in features.split(",") if name and name != "(null)"),
+                state=state,
             )
-        )  # fmt: skip
+        )
     return list(found.values())
 
 
 def parse_gres(text: str) -> dict[str, int]:
-    """Parse the GPUs of a Gres field: `gpu:a100:4(S:0-1),gpu:2,lustre:1` -> `{"a100": 4, "": 2}`."""
+    """Parse the GPUs of a Gres field: `gpu:a100:4(S:0-1),gpu:2,lustre:1` -> `{"a100": 4, "":
+    2}`.
+    """
     found: dict[str, int] = {}
     for kind, count in re.findall(r"(?:^|,)gpu(?::([^:,()]+))??:([0-9]+)", text):
         found[kind] = found.get(kind, 0) + int(count)
@@ -135,7 +144,9 @@ def select_partitions(partitions: Sequence[Partition], names: str | None) -> lis
     return [partition for partition in partitions if partition.name in names.split(",")]
 
 
-def fair_cpus(partitions: Iterable[Partition], *, gpus: int, gpu_type: str | None, nproc: int) -> int:
+def fair_cpus(
+    partitions: Iterable[Partition], *, gpus: int, gpu_type: str | None, nproc: int
+) -> int:
     """Return a node's cores divided by its GPUs, or by the ranks if the job uses no GPUs.
 
     This is the minimum over all suitable nodes, so that the job can run on any of them.
@@ -148,6 +159,7 @@ def fair_cpus(partitions: Iterable[Partition], *, gpus: int, gpu_type: str | Non
                 shares.append(kind.cpus // available)
             elif not gpus and kind.cpus >= nproc:
                 shares.append(kind.cpus // nproc)
-    # A CPU-only rank takes at most two cores: a job should not claim a whole node just because it is free.
+    # A CPU-only rank takes at most two cores: a job should not claim a whole node just because it
+    # is free.
     fair = min(shares, default=1)
     return max(1, fair if gpus else min(fair, 2))

@@ -18,11 +18,13 @@ from paceline.launch.plan.slurm import SlurmPlan
 from paceline.slurm.answer_cache import forget_answer
 from paceline.slurm.commands import SEPARATOR, Completed, call, error_text, read_job_id
 
-QUERY_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)  # seconds before each question whether a job is there
+# seconds before each question whether a job is there
+QUERY_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 INTERRUPTED_PAUSES = (0.0, 1.0)  # the same, after Ctrl-C
 # How sbatch fails if the controller may have the job nevertheless.
 _NO_ANSWER = re.compile(
-    r"timed out|zero bytes|send failure|receive failure|connection reset|communication|unexpected message",
+    r"timed out|zero bytes|send failure|receive failure|connection reset|communication|unexpected "
+    r"message",
     re.IGNORECASE,
 )
 
@@ -46,12 +48,15 @@ def _write_script(path: Path, text: str) -> None:
     write_atomically(path, text, mode=0o644 if redact_text(text) == text else 0o600)
 
 
-def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path, known: Sequence[str] = ()) -> str:
+def run_sbatch(
+    argv: Sequence[str], environ: Mapping[str, str], *, folder: Path, known: Sequence[str] = ()
+) -> str:
     """Call sbatch and return the job id. Raise JobRejected with sbatch's message.
 
-    A slow controller may take the job although sbatch gives up, so ask for it then. A job is recognized by its working
-    directory, `folder`, which is one submission's alone; `known` are earlier jobs of the same one. While nobody knows
-    whether there is a job, the folder has the mark SUBMITTING, and must not be removed.
+    A slow controller may take the job although sbatch gives up, so ask for it then. A job is
+    recognized by its working directory, `folder`, which is one submission's alone; `known` are
+    earlier jobs of the same one. While nobody knows whether there is a job, the folder has the mark
+    SUBMITTING, and must not be removed.
     """
     mark = folder / SUBMITTING
     mark.touch()
@@ -67,7 +72,11 @@ def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path,
         mark.unlink()
         raise JobRejected(reason=reason)
     # Take the last line that is an id: a site's wrapper around sbatch may print more.
-    ids = re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE) if done is not None and not reason else []
+    ids = (
+        re.findall(r"^(\d+)(?:;.*)?$", done.stdout, re.MULTILINE)
+        if done is not None and not reason
+        else []
+    )
     job = ids[-1] if ids else None
     if job is None:
         with suppress(NoAnswer):
@@ -75,8 +84,10 @@ def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path,
     if job is None:
         printed = done.stdout.strip() if done is not None else ""
         raise NoAnswer(
-            f"Slurm did not confirm the job: {reason or f'sbatch printed no job id, but {printed!r}'}.",
-            hint=f"Its folder is kept in case the job exists: {folder}. Look for the job with `squeue --me --all`.",
+            "Slurm did not confirm the job: "
+            f"{reason or f'sbatch printed no job id, but {printed!r}'}.",
+            hint=f"Its folder is kept in case the job exists: {folder}. Look for the job with "
+            "`squeue --me --all`.",
         )
     mark.unlink()
     forget_answer()
@@ -84,11 +95,16 @@ def run_sbatch(argv: Sequence[str], environ: Mapping[str, str], *, folder: Path,
 
 
 def find_job(
-    folder: Path, environ: Mapping[str, str], *, known: Sequence[str] = (), pauses: Sequence[float] | None = None
+    folder: Path,
+    environ: Mapping[str, str],
+    *,
+    known: Sequence[str] = (),
+    pauses: Sequence[float] | None = None,
 ) -> str | None:
     """Ask Slurm, more than once, for a job of yours that works in a folder.
 
-    Raises NoAnswer if it finds none and Slurm did not answer at last: there may be a job all the same.
+    Raises NoAnswer if it finds none and Slurm did not answer at last: there may be a job all the
+    same.
     """
     problem: ClusterError | None = None
     form = f"--format=%F{SEPARATOR}%Z"
@@ -102,20 +118,26 @@ def find_job(
             problem = error
             continue
         rows = [line.split(SEPARATOR) for line in done.stdout.splitlines()]
-        found = {row[0].strip() for row in rows if len(row) == 2 and row[1].strip() == str(folder)} - set(known)
+        found = {
+            row[0].strip() for row in rows if len(row) == 2 and row[1].strip() == str(folder)
+        } - set(known)
         if found:
             return max(found, key=int)
     if problem is not None:
         raise NoAnswer(
             f"Cannot find out whether Slurm has the job: {problem.message}",
-            hint=f"Nothing was submitted or cancelled. Repeat your command once Slurm responds. {problem.hint}".strip(),
+            hint="Nothing was submitted or cancelled. Repeat your command once Slurm responds. "
+            f"{problem.hint}".strip(),
         )
     return None
 
 
 @contextmanager
-def withdrawn_on_failure(plan: SlurmPlan, cancelled: Path, *, known: Sequence[str] = ()) -> Iterator[None]:
-    """If a submission is not confirmed, or is interrupted, cancel its job, whether it is there or yet to come.
+def withdrawn_on_failure(
+    plan: SlurmPlan, cancelled: Path, *, known: Sequence[str] = ()
+) -> Iterator[None]:
+    """If a submission is not confirmed, or is interrupted, cancel its job, whether it is there or
+    yet to come.
 
     A job that finds the file `cancelled` ends at once.
     """
@@ -136,20 +158,25 @@ def withdrawn_on_failure(plan: SlurmPlan, cancelled: Path, *, known: Sequence[st
 
 
 def submit(plan: SlurmPlan, *, known: Sequence[str] = ()) -> str:
-    """Submit a run's script and record the job id in the run folder. `known` are the run's earlier jobs."""
+    """Submit a run's script and record the job id in the run folder. `known` are the run's earlier
+    jobs.
+    """
     folder = plan.run_path.folder
     with withdrawn_on_failure(plan, folder.cancelled, known=known):
         job = run_sbatch(plan.sbatch, plan.submitter, folder=folder.path, known=known)
     try:
         record_job(folder, job, after=plan.after)
-    except BaseException:  # the run folder is removed or restored on errors, and the job cannot run with that
+    # the run folder is removed or restored on errors, and the job cannot run with that
+    except BaseException:
         call(["scancel", job], environ=plan.submitter, check=False)
         raise
     return job
 
 
 def record_job(folder: RunFolder, job: str, *, after: Sequence[str] = ()) -> None:
-    """Record the run's job id, and the jobs that it waits for. The job does the same with its id when it starts."""
+    """Record the run's job id, and the jobs that it waits for. The job does the same with its id
+    when it starts.
+    """
     write_atomically(folder.job, f"{job}\n")
     waits = {"after": list(after)} if after else {}
     line = json.dumps({"time": time.time(), "event": "queued", "job": job, **waits})
@@ -166,13 +193,24 @@ def awaited_jobs(folder: RunFolder, job: str) -> list[str]:
 
 
 def known_jobs(folder: RunFolder) -> list[str]:
-    """Return all jobs of a run so far, oldest first: those that were submitted, and those that have started."""
+    """Return all jobs of a run so far, oldest first: those that were submitted, and those that
+    have started.
+    """
     queued = [event.get("job") for event in read_objects(folder.events / "launch.jsonl")]
     started = [path.path.name.rpartition("-")[0] for path in folder.job_starts()]
-    found = {str(job) for job in (*queued, *started, read_job_id(folder)) if re.fullmatch(r"\d+(_\d+)?", str(job))}
+    found = {
+        str(job)
+        for job in (*queued, *started, read_job_id(folder))
+        if re.fullmatch(r"\d+(_\d+)?", str(job))
+    }
     return sorted(found, key=lambda job: int(job.partition("_")[0]))
 
 
 def test_only(plan: SlurmPlan) -> Completed:
     """Ask Slurm whether it would accept the job and when it would start, without submitting it."""
-    return call(["sbatch", "--test-only", *plan.arguments], environ=plan.submitter, check=False, text=plan.script)
+    return call(
+        ["sbatch", "--test-only", *plan.arguments],
+        environ=plan.submitter,
+        check=False,
+        text=plan.script,
+    )

@@ -16,7 +16,9 @@ from paceline.spec.quantities import slurm_size, slurm_time
 
 
 class Directive(NamedTuple):
-    """One option of sbatch: `--option=value`. For one that the user wrote, `option` is all of it, with its dashes."""
+    """One option of sbatch: `--option=value`. For one that the user wrote, `option` is all of it,
+    with its dashes.
+    """
 
     option: str
     value: str | None = None
@@ -28,7 +30,9 @@ class Directive(NamedTuple):
 
 
 def directives(job: Job, counts: TaskCounts, folder: RunFolder) -> list[Directive]:
-    """Return the options that the job is submitted with, in the order in which the script shows them."""
+    """Return the options that the job is submitted with, in the order in which the script shows
+    them.
+    """
     resources = job.resources
     found = [
         Directive("job-name", resources.name or _name_of(job)),
@@ -40,7 +44,16 @@ def directives(job: Job, counts: TaskCounts, folder: RunFolder) -> list[Directiv
     ]
     if resources.time is not None:
         found.append(Directive("time", slurm_time(resources.time)))
-    for option in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "comment"):
+    for option in (
+        "partition",
+        "account",
+        "qos",
+        "constraint",
+        "reservation",
+        "nodelist",
+        "exclude",
+        "comment",
+    ):
         if (value := getattr(resources, option)) is not None:
             found.append(Directive(option, value))
     if resources.exclusive:
@@ -86,22 +99,58 @@ def _memory_directives(job: Job, counts: TaskCounts) -> list[Directive]:
 
 # Options that Paceline sets itself, and what sets each of them.
 _OWNED = {
-    "ntasks": "--nproc", "ntasks-per-node": "--nproc", "tasks-per-node": "--nproc", "ntasks-per-gpu": "--nproc",
-    "cpus-per-task": "--cpus-per-gpu", "gpus": "--gpus", "gpus-per-task": "--style srun --gpu-binding one",
-    "mem": "--mem-per-node", "mem-per-cpu": "--mem-per-gpu", "job-name": "--name", "mail-user": "--mail",
-    "requeue": "--requeue", "no-requeue": "--no-requeue", "signal": "--grace",
-    "export": "--env", "export-file": "--env", "wait": "--wait", "array": "`paceline sweep`", "test-only": "--dry-run",
-    **dict.fromkeys(("output", "error", "open-mode"), "The output is in slurm.log of the run folder."),
-    "chdir": "Jobs start in their run folder.", "wrap": "Give the script itself.", "parsable": "Leave it out.",
+    "ntasks": "--nproc",
+    "ntasks-per-node": "--nproc",
+    "tasks-per-node": "--nproc",
+    "ntasks-per-gpu": "--nproc",
+    "cpus-per-task": "--cpus-per-gpu",
+    "gpus": "--gpus",
+    "gpus-per-task": "--style srun --gpu-binding one",
+    "mem": "--mem-per-node",
+    "mem-per-cpu": "--mem-per-gpu",
+    "job-name": "--name",
+    "mail-user": "--mail",
+    "requeue": "--requeue",
+    "no-requeue": "--no-requeue",
+    "signal": "--grace",
+    "export": "--env",
+    "export-file": "--env",
+    "wait": "--wait",
+    "array": "`paceline sweep`",
+    "test-only": "--dry-run",
+    **dict.fromkeys(
+        ("output", "error", "open-mode"), "The output is in slurm.log of the run folder."
+    ),
+    "chdir": "Jobs start in their run folder.",
+    "wrap": "Give the script itself.",
+    "parsable": "Leave it out.",
     # Keys of [job] that sbatch calls the same.
-    **{option.key.removeprefix("job.").replace("_", "-"): option.name for option in TABLE[RESOURCES]
-       if "submit" in option.commands and option.key != "job.extra"},
-}  # fmt: skip
+    **{
+        option.key.removeprefix("job.").replace("_", "-"): option.name
+        for option in TABLE[RESOURCES]
+        if "submit" in option.commands and option.key != "job.extra"
+    },
+}
 _SHORT = {
-    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "p": "partition", "A": "account",
-    "q": "qos", "C": "constraint", "w": "nodelist", "x": "exclude", "J": "job-name", "d": "dependency",
-    "o": "output", "e": "error", "D": "chdir", "W": "wait", "a": "array",
-}  # fmt: skip
+    "N": "nodes",
+    "n": "ntasks",
+    "c": "cpus-per-task",
+    "G": "gpus",
+    "t": "time",
+    "p": "partition",
+    "A": "account",
+    "q": "qos",
+    "C": "constraint",
+    "w": "nodelist",
+    "x": "exclude",
+    "J": "job-name",
+    "d": "dependency",
+    "o": "output",
+    "e": "error",
+    "D": "chdir",
+    "W": "wait",
+    "a": "array",
+}
 _WITHOUT_VALUE = "hHIkOQsuvVW"  # short options; others may follow in the same word
 
 
@@ -121,7 +170,11 @@ def _extra(job: Job, ours: Iterable[Directive]) -> list[Directive]:
                 f"{job.source('job.extra')} has {arg!r}, which is not an option of sbatch.",
                 hint="Write an option such as --sbatch-arg=--switches=1.",
             )
-        gpu_gres = match[1] == "gres" and "gpu" in (match[2] or "") and any(each.option == "gres" for each in ours)
+        gpu_gres = (
+            match[1] == "gres"
+            and "gpu" in (match[2] or "")
+            and any(each.option == "gres" for each in ours)
+        )
         # sbatch takes any unique beginning of an option.
         options = [match[1]] if match[1] else _short_options(arg)
         owned = next((name for name in _OWNED for each in options if name.startswith(each)), "")
@@ -150,19 +203,29 @@ def render(directives: Iterable[Directive]) -> list[str]:
 
 
 def _quoted(argument: str) -> str:
-    """Quote an argument as sbatch reads its comment lines: with double quotes and backslashes; `#` ends a line."""
+    """Quote an argument as sbatch reads its comment lines: with double quotes and backslashes; `#`
+    ends a line.
+    """
     if re.fullmatch(r"[\w@%+=:,./\[\]*&|!-]+", argument, re.ASCII):
         return argument
     return '"' + argument.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def require_plain_path(path: str, what: str) -> None:
-    """Reject a folder in the scratch folder that neither sbatch nor PATH or PYTHONPATH could hold."""
+    """Reject a folder in the scratch folder that neither sbatch nor PATH or PYTHONPATH could
+    hold.
+    """
     # sbatch drops backslashes from the path of the log.
-    for bad, name in ((":", "a colon"), ("\n", "a line break"), (",", "a comma"), ("\\", "a backslash")):
+    for bad, name in (
+        (":", "a colon"),
+        ("\n", "a line break"),
+        (",", "a comma"),
+        ("\\", "a backslash"),
+    ):
         if bad in path:
             raise SpecError(
-                f"The {what} {path!r} has {name} in its path, which Slurm or Python does not read literally.",
+                f"The {what} {path!r} has {name} in its path, which Slurm or Python does not read "
+                "literally.",
                 hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
             )
 

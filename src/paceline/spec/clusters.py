@@ -1,4 +1,6 @@
-"""The clusters that `--on` can name: profiles with a host in paceline.toml, and the user's own clusters.toml."""
+"""The clusters that `--on` can name: profiles with a host in paceline.toml, and the user's own
+clusters.toml.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,15 @@ class ProjectFile:
         return value if isinstance(value, str) else None
 
     def without_host(self) -> list[str]:
-        """Return the tables of the user's clusters.toml that have no login node, not even in paceline.toml."""
+        """Return the tables of the user's clusters.toml that have no login node, not even in
+        paceline.toml.
+        """
         return sorted(set(_own_tables()) - set(self.clusters()))
 
     def clusters(self) -> dict[str, Cluster]:
-        """Return all clusters by name. What paceline.toml says about one overrides the user's clusters.toml."""
+        """Return all clusters by name. What paceline.toml says about one overrides the user's
+        clusters.toml.
+        """
         own_file, own = user_file(), _own_tables()
         profiles = _tables(self.values.get("profiles", {}), self.file)
         found = {}
@@ -63,7 +69,10 @@ class ProjectFile:
             access = take_access(own.get(name, {}), f"[{name}] of {own_file}")
             access |= take_access(profiles.get(name, {}), f"[profiles.{name}] of {self.file}")
             if "host" in access:
-                _check_host(access["host"], f"[profiles.{name}] of {self.file}" if name in profiles else str(own_file))
+                _check_host(
+                    access["host"],
+                    f"[profiles.{name}] of {self.file}" if name in profiles else str(own_file),
+                )
                 found[name] = Cluster(name, **access, has_profile=name in profiles)
         return found
 
@@ -86,9 +95,15 @@ def find_cluster(name: str, project: ProjectFile) -> Cluster:
 
 
 def explain_table(project: ProjectFile, name: str = "") -> str:
-    """Return what to write into paceline.toml for a cluster. `name` is what somebody has called it, or its host."""
+    """Return what to write into paceline.toml for a cluster. `name` is what somebody has called
+    it, or its host.
+    """
     key, host = _as_key(name), name if _is_host_name(name) else _EXAMPLE
-    table = "tool.paceline.profiles" if project.file and project.file.name == "pyproject.toml" else "profiles"
+    table = (
+        "tool.paceline.profiles"
+        if project.file and project.file.name == "pyproject.toml"
+        else "profiles"
+    )
     use = f" Then type `paceline login {key}`." if key != name else ""
     whose = "its" if name else "a cluster's"
     return (
@@ -99,20 +114,33 @@ def explain_table(project: ProjectFile, name: str = "") -> str:
 
 
 def _is_host_name(text: str) -> bool:
-    """Whether a text is an address, such as user@host or a domain, rather than a name for a cluster."""
-    return bool(_HOST.fullmatch(text)) and not text.isidentifier() and any(mark in text for mark in "@.:")
+    """Whether a text is an address, such as user@host or a domain, rather than a name for a
+    cluster.
+    """
+    return (
+        bool(_HOST.fullmatch(text))
+        and not text.isidentifier()
+        and any(mark in text for mark in "@.:")
+    )
 
 
 def _as_key(name: str) -> str:
-    """Return a name for a cluster that TOML takes without quotes; of an address, the part that is most telling."""
+    """Return a name for a cluster that TOML takes without quotes; of an address, the part that is
+    most telling.
+    """
     if _is_host_name(name):
         labels = name.rpartition("@")[2].split(".")
-        name = next((each for each in labels if not re.fullmatch(r"(login|ssh|front\w*|hpc)?-?\d*", each)), labels[0])
+        name = next(
+            (each for each in labels if not re.fullmatch(r"(login|ssh|front\w*|hpc)?-?\d*", each)),
+            labels[0],
+        )
     return profile_name(name).strip("-") or "alps"
 
 
 def suggest_clusters(what: str = "runs") -> str:
-    """Return how to name what is on a cluster, for somebody who looks for it here; empty if no cluster is known."""
+    """Return how to name what is on a cluster, for somebody who looks for it here; empty if no
+    cluster is known.
+    """
     if shown_cluster():
         return ""
     try:
@@ -123,7 +151,9 @@ def suggest_clusters(what: str = "runs") -> str:
         return ""
     if len(names) == 1:
         return f"For {what} on {names[0]}, add `--on {quote(names[0])}`."
-    return f"For {what} on a cluster, add `--on` and its name: {', '.join(names[:-1])} or {names[-1]}."
+    return (
+        f"For {what} on a cluster, add `--on` and its name: {', '.join(names[:-1])} or {names[-1]}."
+    )
 
 
 def _check_has_host(name: str, project: ProjectFile) -> None:
@@ -138,7 +168,9 @@ def _check_has_host(name: str, project: ProjectFile) -> None:
         for key in (key for key in table if key not in (*ACCESS_KEYS, *Tables.model_fields)):
             if nearest(key, ACCESS_KEYS) == "host":
                 raise SpecError(f"Unknown key {key!r} in {where}.", hint="Did you mean 'host'?")
-        raise UsageError(f"{where} has no host.", hint=f'Add its login node there, such as host = "{_EXAMPLE}".')
+        raise UsageError(
+            f"{where} has no host.", hint=f'Add its login node there, such as host = "{_EXAMPLE}".'
+        )
 
 
 def _own_tables() -> dict[str, dict[str, Any]]:
@@ -149,9 +181,11 @@ def _own_tables() -> dict[str, dict[str, Any]]:
         for key in (key for key in table if key not in ACCESS_KEYS):
             close = nearest(key, ACCESS_KEYS) if not isinstance(table[key], dict) else None
             hint = (
-                f"Did you mean {close!r}?" if close
-                else f"It has host, python and setup. Settings of jobs go into [profiles.{name}] of paceline.toml."
-            )  # fmt: skip
+                f"Did you mean {close!r}?"
+                if close
+                else f"It has host, python and setup. Settings of jobs go into [profiles.{name}] "
+                "of paceline.toml."
+            )
             raise SpecError(f"Unknown key {key!r} in [{name}] of {file}.", hint=hint)
     return tables
 

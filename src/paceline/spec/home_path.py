@@ -9,7 +9,9 @@ from paceline.errors import UsageError
 
 
 def expand_home(path: Path | str) -> Path:
-    """Return a path with `~` or `~user` replaced by the home folder. Raises UsageError if there is none."""
+    """Return a path with `~` or `~user` replaced by the home folder. Raises UsageError if there is
+    none.
+    """
     typed, expanded = os.fspath(path), os.path.expanduser(path)
     user = expanded.split("/")[0]
     if user.startswith("~"):

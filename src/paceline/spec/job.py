@@ -38,13 +38,20 @@ class Program:
     is_module: bool = False
 
     def module_with(self, package: str, cwd: Path) -> str | None:
-        """Return the module that finds a package of the current folder, which the script in a folder below does not.
+        """Return the module that finds a package of the current folder, which the script in a
+        folder below does not.
 
-        A script finds what is beside it, and a module what is in the current folder. None if it would not help.
+        A script finds what is beside it, and a module what is in the current folder. None if it
+        would not help.
         """
         path = PurePath(self.name)
         parts = path.with_suffix("").parts
-        if self.is_module or len(parts) < 2 or path.suffix != ".py" or not all(part.isidentifier() for part in parts):
+        if (
+            self.is_module
+            or len(parts) < 2
+            or path.suffix != ".py"
+            or not all(part.isidentifier() for part in parts)
+        ):
             return None
         found = (cwd / package).is_dir() or (cwd / f"{package}.py").is_file()
         return ".".join(parts) if found else None
@@ -52,7 +59,9 @@ class Program:
 
 @dataclass(frozen=True)
 class Job:
-    """What the user asked for. `sources` maps each key that was set ("job.time") to the flag or file that set it."""
+    """What the user asked for. `sources` maps each key that was set ("job.time") to the flag or
+    file that set it.
+    """
 
     program: Program
     tables: Tables
@@ -130,7 +139,9 @@ class Job:
         return self.sources.get(key, "").startswith("--")
 
     def source(self, key: str) -> str:
-        """Return what set a key, for messages: "--time", "job.time in /p/paceline.toml" or "job.time (default)"."""
+        """Return what set a key, for messages: "--time", "job.time in /p/paceline.toml" or
+        "job.time (default)".
+        """
         return self.sources.get(key, f"{key} (default)")
 
 
@@ -148,11 +159,13 @@ def check_consistency(job: Job) -> None:
         or_build = ", or requirements to build it from" if environment.kind == "venv" else ""
         raise SpecError(
             f'{job.source("environment.kind")} is "{environment.kind}", but there is no path.',
-            hint=f"Set --{environment.kind} (or path in [environment]) to the environment's folder{or_build}.",
+            hint=f"Set --{environment.kind} (or path in [environment]) to the environment's "
+            f"folder{or_build}.",
         )
     if resources.mem_per_gpu is not None and resources.mem_per_node is not None:
         raise SpecError(
-            f"{job.source('job.mem_per_gpu')} and {job.source('job.mem_per_node')} both set the memory.",
+            f"{job.source('job.mem_per_gpu')} and {job.source('job.mem_per_node')} both set the "
+            "memory.",
             hint="Use only one of them.",
         )
 
@@ -162,17 +175,22 @@ def _check_grace(job: Job) -> None:
     if grace is None or limit is None or not job.resume.requeue:
         return
     fits = limit > 2 * MIN_GRACE  # whether any grace does
-    longer = "" if fits else f"Ask for more than {show_seconds(2 * MIN_GRACE)}, or add --no-requeue."
+    longer = (
+        "" if fits else f"Ask for more than {show_seconds(2 * MIN_GRACE)}, or add --no-requeue."
+    )
     if grace < MIN_GRACE:
         enough = show_seconds(DEFAULT_GRACE if limit > 2 * DEFAULT_GRACE else MIN_GRACE)
         why = "Slurm acts on time limits every 30 s, and the ranks must finish a step and save"
         raise SpecError(
-            f"{job.source('resume.grace')} is {show_seconds(grace)}, but it must be at least {MIN_GRACE} s.",
+            f"{job.source('resume.grace')} is {show_seconds(grace)}, but it must be at least "
+            f"{MIN_GRACE} s.",
             hint=f"{why}: use {enough}." if fits else f"{why}. {longer}",
         )
     if grace * 2 >= limit:
         raise SpecError(
             f"{job.source('resume.grace')} is {show_seconds(grace)} and {job.source('job.time')} is"
             f" {show_seconds(limit)}, but the grace must be less than half of the time limit.",
-            hint=longer or f"Ask for more than {show_seconds(grace * 2)}, shorten the grace, or add --no-requeue.",
+            hint=longer
+            or f"Ask for more than {show_seconds(grace * 2)}, shorten the grace, or add "
+            "--no-requeue.",
         )

@@ -1,4 +1,6 @@
-"""Load a `Job` from `paceline.toml` and the command line: flags override the profile, which overrides the file."""
+"""Load a `Job` from `paceline.toml` and the command line: flags override the profile, which
+overrides the file.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class _Layer:
 
 @dataclass(frozen=True)
 class ClusterProfile:
-    """Use the profile with the name of this cluster, if no other is chosen. With `tables`, only these of it.
+    """Use the profile with the name of this cluster, if no other is chosen. With `tables`, only
+    these of it.
 
     `find_name` is called only if the file has such profiles: it asks Slurm.
     """
@@ -53,10 +56,20 @@ class ClusterProfile:
     tables: tuple[str, ...] | None = None
 
     def choose(self, profiles: Mapping[str, dict[str, Any]]) -> str | None:
-        if not any(self.tables is None or overrides.keys() & set(self.tables) for overrides in profiles.values()):
+        if not any(
+            self.tables is None or overrides.keys() & set(self.tables)
+            for overrides in profiles.values()
+        ):
             return None
         cluster = self.find_name()
-        return next((name for name in profiles if cluster and name.lower() == profile_name(cluster).lower()), None)
+        return next(
+            (
+                name
+                for name in profiles
+                if cluster and name.lower() == profile_name(cluster).lower()
+            ),
+            None,
+        )
 
     def layer(self, profiles: Mapping[str, dict[str, Any]], name: str, file: Path) -> _Layer:
         values = profiles[name]
@@ -84,9 +97,10 @@ def load_job(
 ) -> Job:
     """Read all layers, check each one, merge them, and check the result.
 
-    Flags whose value is None were not typed. `params` are the `key=value` texts of `--param`. `overlay` is the tables
-    of another file (a sweep's), which override those of paceline.toml. `default_folder` is the project's folder if
-    there is neither a file nor a repository. `cluster` chooses a profile if neither `profile` nor the environment does.
+    Flags whose value is None were not typed. `params` are the `key=value` texts of `--param`.
+    `overlay` is the tables of another file (a sweep's), which override those of paceline.toml.
+    `default_folder` is the project's folder if there is neither a file nor a repository. `cluster`
+    chooses a profile if neither `profile` nor the environment does.
     """
     build_tables()
     cwd = cwd or Path.cwd()
@@ -119,16 +133,23 @@ def load_job(
     return _finish(project, layers, flags, params)
 
 
-def reload_job(project: Job, tables: Mapping[str, Any], *, flags: Iterable[Flag], params: Iterable[str]) -> Job:
-    """Return the job of an existing run: the `tables` that it recorded, overridden by what was typed this time.
+def reload_job(
+    project: Job, tables: Mapping[str, Any], *, flags: Iterable[Flag], params: Iterable[str]
+) -> Job:
+    """Return the job of an existing run: the `tables` that it recorded, overridden by what was
+    typed this time.
 
     `project` has the program and the folders; its own tables are ignored, and no file is read.
     """
     _validate(tables, where=RECORDED)
-    return _finish(replace(project, site=find_site()), [_Layer(dict(tables), RECORDED)], flags, params)
+    return _finish(
+        replace(project, site=find_site()), [_Layer(dict(tables), RECORDED)], flags, params
+    )
 
 
-def _finish(project: Job, layers: Iterable[_Layer], flags: Iterable[Flag], params: Iterable[str]) -> Job:
+def _finish(
+    project: Job, layers: Iterable[_Layer], flags: Iterable[Flag], params: Iterable[str]
+) -> Job:
     """Merge the layers and what was typed, and check the result."""
     merged, sources = _merge(layers)
     _fix_paths(merged, project.folder)
@@ -143,7 +164,9 @@ def _finish(project: Job, layers: Iterable[_Layer], flags: Iterable[Flag], param
 
 
 def repository_root(cwd: Path) -> Path | None:
-    """Return the nearest folder, here or above, that holds `.git`. Those of strangers are ignored."""
+    """Return the nearest folder, here or above, that holds `.git`. Those of strangers are
+    ignored.
+    """
     for folder in (cwd, *cwd.parents):
         if is_sent(folder):
             return folder
@@ -153,13 +176,17 @@ def repository_root(cwd: Path) -> Path | None:
 
 
 def find_file(cwd: Path, root: Path | None) -> Path | None:
-    """Find the nearest `paceline.toml`, or `pyproject.toml` with `[tool.paceline]`, up to the repository's root."""
+    """Find the nearest `paceline.toml`, or `pyproject.toml` with `[tool.paceline]`, up to the
+    repository's root.
+    """
     for folder in (cwd, *cwd.parents):
         if (folder / FILE).is_file() and _is_trusted(folder / FILE):
             return folder / FILE
         project = folder / "pyproject.toml"
         try:
-            is_ours = project.is_file() and "tool.paceline" in project.read_text(encoding="utf-8", errors="replace")
+            is_ours = project.is_file() and "tool.paceline" in project.read_text(
+                encoding="utf-8", errors="replace"
+            )
         except OSError:  # whether it has our settings is known only to those who may read it
             is_ours = os.path.isfile(project)
         if is_ours and _is_trusted(project):
@@ -173,7 +200,8 @@ def find_file(cwd: Path, root: Path | None) -> Path | None:
 def _is_trusted(path: Path) -> bool:
     """Return whether a file found here or above is this user's or root's; say once if it is not.
 
-    Whoever can write to a folder above yours, such as /tmp, could otherwise set what your jobs execute.
+    Whoever can write to a folder above yours, such as /tmp, could otherwise set what your jobs
+    execute.
     """
     if is_trusted(path):
         return True
@@ -186,19 +214,27 @@ def _is_trusted(path: Path) -> bool:
 def read_file(file: Path) -> dict[str, Any]:
     """Read a TOML file as plain values; of a pyproject.toml only `[tool.paceline]`."""
     try:
-        values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors write a mark first
+        # some editors write a mark first
+        values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise SpecError(
-            f"There is no file {file}.", hint="Check --config, or omit it to use the nearest paceline.toml."
+            f"There is no file {file}.",
+            hint="Check --config, or omit it to use the nearest paceline.toml.",
         ) from None
     except IsADirectoryError:
-        raise SpecError(f"{file} is a folder, not a file.", hint=f"Name the file in it, e.g. {file / FILE}.") from None
+        raise SpecError(
+            f"{file} is a folder, not a file.", hint=f"Name the file in it, e.g. {file / FILE}."
+        ) from None
     except OSError as problem:
         reason = problem.strerror or problem
-        raise SpecError(f"Cannot read {file}: {reason}.", hint="Check the path and its permissions.") from None
+        raise SpecError(
+            f"Cannot read {file}: {reason}.", hint="Check the path and its permissions."
+        ) from None
     except UnicodeDecodeError as problem:
         line = problem.object[: problem.start].count(b"\n") + 1
-        raise SpecError(f"{file} is not UTF-8 text: see line {line}.", hint="Save it as UTF-8.") from None
+        raise SpecError(
+            f"{file} is not UTF-8 text: see line {line}.", hint="Save it as UTF-8."
+        ) from None
     except tomllib.TOMLDecodeError as problem:
         raise SpecError(f"{file} is not valid TOML: {problem}.", hint="Fix that line.") from None
     if file.name == "pyproject.toml":
@@ -211,15 +247,20 @@ def parse_param(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
-        raise SpecError(f"Invalid --param {show(text)}: use key=value, e.g. lr=0.1 or model.width=64.")
+        raise SpecError(
+            f"Invalid --param {show(text)}: use key=value, e.g. lr=0.1 or model.width=64."
+        )
     return path, parse_value(value)
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value in TOML syntax (0.1, true, [1, 2], "text") or Python's (True, None, .1); else return the text."""
+    """Parse a value in TOML syntax (0.1, true, [1, 2], "text") or Python's (True, None, .1); else
+    return the text.
+    """
     try:
         parsed = tomllib.loads(f"value = {text}")
-        closed = tomllib.loads(f"value = [{text}]")["value"]  # invalid if the text ends in a comment
+        # invalid if the text ends in a comment
+        closed = tomllib.loads(f"value = [{text}]")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         return _python_value(text)
     value = parsed["value"]
@@ -228,7 +269,9 @@ def parse_value(text: str) -> Any:
 
 
 def _python_value(text: str) -> Any:
-    """Return True, False, None, a number or a list of such as Python spells them; anything else as a string."""
+    """Return True, False, None, a number or a list of such as Python spells them; anything else as
+    a string.
+    """
     try:
         value = ast.literal_eval(text) if len(text) <= MAX_LITERAL and "#" not in text else text
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -261,7 +304,9 @@ def _validate(values: Mapping[str, Any], *, where: str, prefix: tuple[str, ...] 
 def _take_profiles(values: dict[str, Any], file: Path) -> dict[str, dict[str, Any]]:
     """Remove `[profiles.*]` from a file's values and validate each, including those not chosen."""
     profiles = values.pop("profiles", {})
-    if not isinstance(profiles, dict) or not all(isinstance(each, dict) for each in profiles.values()):
+    if not isinstance(profiles, dict) or not all(
+        isinstance(each, dict) for each in profiles.values()
+    ):
         raise SpecError(
             f"Invalid profiles = {show(profiles)} in {file}: use tables.",
             hint="Write [profiles.NAME.job], [profiles.NAME.environment] and so on.",
@@ -281,19 +326,27 @@ def take_access(profile: dict[str, Any], where: str) -> dict[str, str]:
     return found
 
 
-def _profile_layer(profiles: Mapping[str, dict[str, Any]], chosen: str | None, file: Path) -> list[_Layer]:
+def _profile_layer(
+    profiles: Mapping[str, dict[str, Any]], chosen: str | None, file: Path
+) -> list[_Layer]:
     if chosen in (None, NO_PROFILE):
         return []
     if chosen not in profiles:
         close = nearest(chosen, list(profiles))
-        known = f"Its profiles: {', '.join(sorted(profiles))}." if profiles else "It has no [profiles.NAME]."
+        known = (
+            f"Its profiles: {', '.join(sorted(profiles))}."
+            if profiles
+            else "It has no [profiles.NAME]."
+        )
         hint = f"Did you mean {close!r}?" if close else known
         raise SpecError(f"There is no profile {chosen!r} in {file}.", hint=hint)
     return [_Layer(profiles[chosen], f"profile {chosen} of {laptop_path(file)}")]
 
 
 def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Merge layers: later ones win key by key. `variables` and `params` are merged; lists are replaced."""
+    """Merge layers: later ones win key by key. `variables` and `params` are merged; lists are
+    replaced.
+    """
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for layer in layers:
@@ -305,7 +358,9 @@ def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _fix_paths(merged: dict[str, Any], folder: Path) -> None:
-    """Make a file's paths absolute where a job uses them as they are: it starts in another folder."""
+    """Make a file's paths absolute where a job uses them as they are: it starts in another
+    folder.
+    """
     for option in (option for group in TABLE.values() for option in group):
         table, _, key = option.key.partition(".")
         if option.path in (PROGRAM, BIND, FOLDER) and merged.get(table, {}).get(key):

@@ -11,7 +11,9 @@ NAME = "PYDANTIC_DISABLE_PLUGINS"
 
 @contextmanager
 def plugins_disabled() -> Iterator[None]:
-    """Keep pydantic from looking for plugins. Afterwards, processes that this one starts may use them as always."""
+    """Keep pydantic from looking for plugins. Afterwards, processes that this one starts may use
+    them as always.
+    """
     before = os.environ.get(NAME)
     os.environ[NAME] = "__all__"
     try:

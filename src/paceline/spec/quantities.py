@@ -8,14 +8,20 @@ import re
 from paceline.errors import UsageError
 
 _UNITS_OF_TIME = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_WORDS_OF_TIME = {"s": "sec secs second seconds", "m": "min mins minute minutes", "h": "hr hrs hour hours",
-                  "d": "day days", "w": "week weeks"}  # fmt: skip
+_WORDS_OF_TIME = {
+    "s": "sec secs second seconds",
+    "m": "min mins minute minutes",
+    "h": "hr hrs hour hours",
+    "d": "day days",
+    "w": "week weeks",
+}
 _UNIT_OF = {word: unit for unit, words in _WORDS_OF_TIME.items() for word in (unit, *words.split())}
 _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
 A_TIME = "a duration such as 90m, 2h30m or 1-12:00:00"
 A_SIZE = "a size such as 512M, 32G or 1.5T"
-MAX_TIME_LIMIT = 3650 * 86400  # seconds; Slurm stores minutes in 32 bits, and wraps around without a word
+# seconds; Slurm stores minutes in 32 bits, and wraps around without a word
+MAX_TIME_LIMIT = 3650 * 86400
 MAX_SECONDS = 10 * MAX_TIME_LIMIT
 MAX_MEBIBYTES = 1024 * 1024 * 1024
 
@@ -27,7 +33,9 @@ def parse_time_limit(value: object) -> int:
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]+\s*", value):
         value = f"{value.strip()}m"
     if isinstance(value, str) and value.strip().lower() in ("unlimited", "infinite"):
-        raise ValueError("a duration such as 7d: the run saves before the limit and continues in the next job")
+        raise ValueError(
+            "a duration such as 7d: the run saves before the limit and continues in the next job"
+        )
     seconds = parse_seconds(value)
     if seconds == 0:
         raise ValueError("a time limit above zero, e.g. 30m")
@@ -37,7 +45,9 @@ def parse_time_limit(value: object) -> int:
 
 
 def parse_wait(text: str, flag: str) -> int:
-    """Return for how many seconds a command waits. A bare number counts seconds, as in timeout(1)."""
+    """Return for how many seconds a command waits. A bare number counts seconds, as in
+    timeout(1).
+    """
     try:
         seconds = parse_seconds(f"{text}s" if re.fullmatch(r"\s*[0-9]+\s*", text) else text)
         if seconds == 0:
@@ -48,7 +58,8 @@ def parse_wait(text: str, flag: str) -> int:
 
 
 def parse_seconds(value: object) -> int:
-    """Return the seconds of a duration: a whole number, "90m", "1d12h", or Slurm's "days-hours[:minutes[:seconds]]".
+    """Return the seconds of a duration: a whole number, "90m", "1d12h", or Slurm's
+    "days-hours[:minutes[:seconds]]".
 
     Units may be words: "5min", "2 hours".
     """
@@ -74,12 +85,15 @@ def _parse_seconds(value: object) -> float:
         hours, minutes, seconds = clock.groups()
         if hours is None or len(minutes) <= 2:
             return _total("0", hours, minutes, seconds)
-    # A bare number in quotes means minutes to Slurm and seconds to most people, so it is an error here.
+    # A bare number in quotes means minutes to Slurm and seconds to most people, so it is an error
+    # here.
     raise ValueError(A_TIME)
 
 
 def _total(*parts: str | None) -> float:
-    return sum(float(part or 0) * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=True))
+    return sum(
+        float(part or 0) * unit for part, unit in zip(parts, (86400, 3600, 60, 1), strict=True)
+    )
 
 
 def slurm_time(seconds: int) -> str:
@@ -114,7 +128,9 @@ def parse_mebibytes(value: object) -> int:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         raise ValueError(f'a size with its unit, in quotes, e.g. "{value}G"')
     if isinstance(value, str):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII)
+        match = re.fullmatch(
+            r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", value.strip(), re.IGNORECASE | re.ASCII
+        )
         if match:
             mebibytes = float(match[1]) * _MEBIBYTES[match[2].upper()]
             if mebibytes > MAX_MEBIBYTES:

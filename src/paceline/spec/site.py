@@ -1,4 +1,6 @@
-"""`/etc/paceline/site.toml`: a site's defaults for jobs, and limits that its users cannot exceed."""
+"""`/etc/paceline/site.toml`: a site's defaults for jobs, and limits that its users cannot
+exceed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 SITE_FILE = Path("/etc/paceline/site.toml")
-RECORDED = "the run's settings"  # what a run had when it was submitted, perhaps before there was a limit
+# what a run had when it was submitted, perhaps before there was a limit
+RECORDED = "the run's settings"
 _OURS = "Your administrators maintain this file."
 
 
@@ -52,11 +55,29 @@ class Site:
     def describe(self) -> str:
         """Return what the site sets in one line; empty if it sets nothing."""
         limits = self.limits
-        parts = [f"default {key} {value}" for key, value in asdict(self.defaults).items() if value is not None]
-        parts += [f"at most {limits.requeues_per_day} requeues a day"] if limits.requeues_per_day else []
-        parts += [f"staged data kept for {show_seconds(limits.keep_data)}"] if limits.keep_data is not None else []
-        parts += [f"at most {slurm_size(limits.stage_size)} staged per node"] if limits.stage_size else []
-        parts += [f"Slurm asked every {show_seconds(limits.poll_interval)}"] if limits.poll_interval else []
+        parts = [
+            f"default {key} {value}"
+            for key, value in asdict(self.defaults).items()
+            if value is not None
+        ]
+        parts += (
+            [f"at most {limits.requeues_per_day} requeues a day"] if limits.requeues_per_day else []
+        )
+        parts += (
+            [f"staged data kept for {show_seconds(limits.keep_data)}"]
+            if limits.keep_data is not None
+            else []
+        )
+        parts += (
+            [f"at most {slurm_size(limits.stage_size)} staged per node"]
+            if limits.stage_size
+            else []
+        )
+        parts += (
+            [f"Slurm asked every {show_seconds(limits.poll_interval)}"]
+            if limits.poll_interval
+            else []
+        )
         return ", ".join(parts)
 
 
@@ -82,7 +103,9 @@ def read_site(path: Path) -> Site:
     for name in tables:
         if name not in _KEYS:
             raise _unknown(name, list(_KEYS), str(path))
-    return Site(Defaults(**_parse(tables, "defaults", path)), Limits(**_parse(tables, "limits", path)))
+    return Site(
+        Defaults(**_parse(tables, "defaults", path)), Limits(**_parse(tables, "limits", path))
+    )
 
 
 def _distrust(path: Path) -> str | None:
@@ -114,10 +137,12 @@ def _count(value: object) -> int:
 _KEYS: dict[str, dict[str, Callable[[object], Any]]] = {
     "defaults": {"partition": _line, "account": _line},
     "limits": {
-        "requeues_per_day": _count, "keep_data": parse_seconds, "stage_size": parse_mebibytes,
+        "requeues_per_day": _count,
+        "keep_data": parse_seconds,
+        "stage_size": parse_mebibytes,
         "poll_interval": parse_seconds,
     },
-}  # fmt: skip
+}
 
 
 def _parse(tables: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
@@ -131,7 +156,9 @@ def _parse(tables: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
         try:
             found[key] = parsers[key](value)
         except ValueError as error:
-            raise SpecError(f"Invalid {key} = {value!r} in [{name}] of {path}: use {error}.", hint=_OURS) from None
+            raise SpecError(
+                f"Invalid {key} = {value!r} in [{name}] of {path}: use {error}.", hint=_OURS
+            ) from None
     return found
 
 
@@ -143,7 +170,8 @@ def _unknown(key: str, known: list[str], where: str) -> SpecError:
     return SpecError(f"Unknown key {key!r} in {where}.", hint=f"{hint} {_OURS}")
 
 
-# -- limits of users' settings ------------------------------------------------------------------------------
+# -- limits of users' settings
+# ------------------------------------------------------------------------------
 
 # The key of paceline.toml that a limit is for, and how its values are shown.
 _LIMITED: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -159,7 +187,9 @@ def site_values(site: Site) -> dict[str, Any]:
 
 
 def lower_to_limits(values: dict[str, Any], sources: Mapping[str, str], site: Site) -> None:
-    """Lower what nobody has chosen to the site's limits; raise an error for what a file or a flag exceeds."""
+    """Lower what nobody has chosen to the site's limits; raise an error for what a file or a flag
+    exceeds.
+    """
     from paceline.spec.types_and_defaults import Tables
 
     for name, (limit_name, describe) in _LIMITED.items():

@@ -1,4 +1,6 @@
-"""A sweep's file: `[sweep]` (how to search), `[space]` (what to try), and any table of paceline.toml."""
+"""A sweep's file: `[sweep]` (how to search), `[space]` (what to try), and any table of
+paceline.toml.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +30,51 @@ RANGE_HELP = {
     "integer": ("{ integer = [2, 8] }", "A whole number, both ends included."),
     "step": ("{ integer = [2, 8], step = 2 }", "The step between whole numbers."),
     "log": ("{ integer = [1, 100], log = true }", "Choose whole numbers on a log scale."),
-    "when": ('{ uniform = [0.5, 0.99], when = { optimizer = "sgd" } }',
-             "The parameter applies only if another one has this value, or one of these."),
-}  # fmt: skip
+    "when": (
+        '{ uniform = [0.5, 0.99], when = { optimizer = "sgd" } }',
+        "The parameter applies only if another one has this value, or one of these.",
+    ),
+}
 SECRET = "is a secret, but the points of a sweep are in files that others can read."
-SECRET_HINT = "Pass it as an environment variable: put it into .env, or list its name in [environment] secrets."
+SECRET_HINT = (
+    "Pass it as an environment variable: put it into .env, or list its name in "
+    "[environment] secrets."
+)
 # What other libraries call our ranges, without underscores.
 _OTHER_NAMES = {
-    "loguniform": "log_uniform", "loguniformvalues": "log_uniform", "float": "uniform", "int": "integer",
-    "randint": "integer", "intuniform": "integer", "choice": "grid", "choices": "grid", "categorical": "grid",
+    "loguniform": "log_uniform",
+    "loguniformvalues": "log_uniform",
+    "float": "uniform",
+    "int": "integer",
+    "randint": "integer",
+    "intuniform": "integer",
+    "choice": "grid",
+    "choices": "grid",
+    "categorical": "grid",
     "values": "grid",
-}  # fmt: skip
+}
 
 
 # What other libraries call our keys of [sweep], and the table [space].
 _OTHER_KEYS = {
-    "method": "sampler", "strategy": "sampler", "algorithm": "sampler", "search": "sampler", "goal": "direction",
-    "mode": "direction", "trials": "count", "n_trials": "count", "num_trials": "count", "max_trials": "count",
-    "run_cap": "count", "program": "script", "early_terminate": "prune", "pruner": "prune", "concurrency": "parallel",
-    "max_concurrent": "parallel", "n_jobs": "parallel",
-}  # fmt: skip
+    "method": "sampler",
+    "strategy": "sampler",
+    "algorithm": "sampler",
+    "search": "sampler",
+    "goal": "direction",
+    "mode": "direction",
+    "trials": "count",
+    "n_trials": "count",
+    "num_trials": "count",
+    "max_trials": "count",
+    "run_cap": "count",
+    "program": "script",
+    "early_terminate": "prune",
+    "pruner": "prune",
+    "concurrency": "parallel",
+    "max_concurrent": "parallel",
+    "n_jobs": "parallel",
+}
 _SPACES = ("grid", "parameters", "hyperparameters", "search_space", "space")
 _BOUNDS = (("min", "max"), ("low", "high"), ("lower", "upper"))
 
@@ -77,7 +104,8 @@ class SweepTable(Table):
 class SweepFile:
     path: Path
     table: SweepTable
-    space: dict[str, dict[str, Any]]  # key -> {"grid": [...]} or another range, and optionally "when"
+    # key -> {"grid": [...]} or another range, and optionally "when"
+    space: dict[str, dict[str, Any]]
     tables: dict[str, Any] = field(default_factory=dict)  # other tables, as in paceline.toml
 
     @property
@@ -86,13 +114,17 @@ class SweepFile:
 
 
 def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
-    """Read and check a sweep's file, overridden by flags. Errors name the file and the key, or the flag."""
+    """Read and check a sweep's file, overridden by flags. Errors name the file and the key, or the
+    flag.
+    """
     values = read_file(path)
     sweep = values.pop("sweep", {})
     space = values.pop("space", None)
     for name, table in (("sweep", sweep), ("space", space or {})):
         if not isinstance(table, dict):
-            raise SpecError(f"Invalid {name} = {show(table)} in {path}: use a table.", hint=f"Write [{name}].")
+            raise SpecError(
+                f"Invalid {name} = {show(table)} in {path}: use a table.", hint=f"Write [{name}]."
+            )
     for key in values:
         if key not in Tables.model_fields:
             known = ["sweep", "space", *Tables.model_fields]
@@ -110,7 +142,9 @@ def _parse_table(table: Mapping[str, Any], path: Path) -> SweepTable:
         if key in _SPACES:
             hint = "List the values to try in the table [space], e.g. lr = [0.1, 0.01]."
         if hint:
-            raise SpecError(f"Unknown key {key!r} in [sweep] of {path}.", hint=f"{hint} {reference('sweep')}")
+            raise SpecError(
+                f"Unknown key {key!r} in [sweep] of {path}.", hint=f"{hint} {reference('sweep')}"
+            )
     try:
         return SweepTable.model_validate(table)
     except ValidationError as problem:
@@ -123,7 +157,9 @@ def _suggest(close: str | None, known: Sequence[str], table: str = "space") -> s
 
 
 def _nearest_range(word: str, known: Sequence[str]) -> str | None:
-    """Return the range that a word means: `loguniform` is `log_uniform`, and so is Optuna's or W&B's name for it."""
+    """Return the range that a word means: `loguniform` is `log_uniform`, and so is Optuna's or
+    W&B's name for it.
+    """
     return _OTHER_NAMES.get(re.sub("[^a-z]", "", word.lower())) or nearest(word, known)
 
 
@@ -141,13 +177,18 @@ def with_flags(table: SweepTable, flags: Iterable[Flag]) -> SweepTable:
     return SweepTable.model_validate(values)
 
 
-def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[str, dict[str, Any]]:
+def _read_space(
+    space: Mapping[str, Any], path: Path, prefix: str = ""
+) -> dict[str, dict[str, Any]]:
     """Return the range of each key. Nested tables become keys with dots."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in space.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and (meant := _from_wandb(value)):
-            also = f" For constants {', '.join(f'{key}.{each}' for each in value)}, write each as a list of one value."
+            also = (
+                f" For constants {', '.join(f'{key}.{each}' for each in value)}, write each as "
+                "a list of one value."
+            )
             raise SpecError(
                 f"Invalid {key} = {show(value)} in [space] of {path}: it is not a range.",
                 hint=f"Write {key} = {meant}.{also}",
@@ -156,7 +197,8 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
             close = next((word for each in value if (word := _nearest_range(each, RANGES))), None)
             if close is not None and not any(isinstance(each, dict) for each in value.values()):
                 raise SpecError(
-                    f"Unknown key {next(iter(value))!r} in {key} in [space] of {path}.", hint=_suggest(close, RANGES)
+                    f"Unknown key {next(iter(value))!r} in {key} in [space] of {path}.",
+                    hint=_suggest(close, RANGES),
                 )
             found |= _read_space(value, path, f"{key}.")
         else:
@@ -165,7 +207,9 @@ def _read_space(space: Mapping[str, Any], path: Path, prefix: str = "") -> dict[
 
 
 def _from_wandb(value: Mapping[str, Any]) -> str | None:
-    """Return our spelling of a range that W&B and others describe by its bounds; None if a table is none of theirs."""
+    """Return our spelling of a range that W&B and others describe by its bounds; None if a table
+    is none of theirs.
+    """
     if any(word in value for word in RANGES):
         return None
     if isinstance(value.get("values"), list):
@@ -178,7 +222,11 @@ def _from_wandb(value: Mapping[str, Any]) -> str | None:
             continue
         style = str(value.get("distribution", value.get("type", "")))
         is_log = "log" in style or value.get("log") is True
-        whole = all(isinstance(each, int) for each in bounds) and (not style or "int" in style) and not is_log
+        whole = (
+            all(isinstance(each, int) for each in bounds)
+            and (not style or "int" in style)
+            and not is_log
+        )
         kind = "log_uniform" if is_log else "integer" if whole else "uniform"
         if is_log and min(float(each or 0) for each in bounds) <= 0:
             return "{ log_uniform = [1e-4, 1.0] }, with the smallest and the largest value"
@@ -197,7 +245,8 @@ class _Range:
     def error(self, expected: str, found: Any = None) -> SpecError:
         value = show(self.value if found is None else found)
         return SpecError(
-            f"Invalid {self.key} = {value} in [space] of {self.path}: use {expected}.", hint=reference("space")
+            f"Invalid {self.key} = {value} in [space] of {self.path}: use {expected}.",
+            hint=reference("space"),
         )
 
     def read(self) -> dict[str, Any]:
@@ -209,7 +258,8 @@ class _Range:
             if word not in (*RANGES, *MODIFIERS):
                 close = _nearest_range(word, [*RANGES, *MODIFIERS])
                 raise SpecError(
-                    f"Unknown key {word!r} in {self.key} in [space] of {self.path}.", hint=_suggest(close, RANGES)
+                    f"Unknown key {word!r} in {self.key} in [space] of {self.path}.",
+                    hint=_suggest(close, RANGES),
                 )
         if len(ranges) != 1:
             raise self.error(f"one of {', '.join(RANGES)}")
@@ -224,7 +274,11 @@ class _Range:
 
     def _grid(self, kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
         listed = value[kind]
-        if not isinstance(listed, list) or not listed or any(isinstance(each, dict) for each in listed):
+        if (
+            not isinstance(listed, list)
+            or not listed
+            or any(isinstance(each, dict) for each in listed)
+        ):
             raise self.error("a list of values such as [0.1, 0.01]")
         if holds_secret(self.key, listed):
             raise SpecError(f"{self.path}: [space] {self.key} {SECRET}", hint=SECRET_HINT)
@@ -234,7 +288,9 @@ class _Range:
         bounds: list[Any] = value[kind]
         kinds = (int,) if whole else (int, float)
         fine = isinstance(bounds, list) and len(bounds) == 2
-        if not fine or any(isinstance(each, bool) or not isinstance(each, kinds) for each in bounds):
+        if not fine or any(
+            isinstance(each, bool) or not isinstance(each, kinds) for each in bounds
+        ):
             raise self.error(f"two {'whole ' if whole else ''}numbers, such as {kind} = [1, 8]")
         if not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]:
             raise self.error(f"a smaller and a larger number, such as {kind} = [1, 8]")
@@ -279,7 +335,8 @@ def check_sweep(file: SweepFile) -> None:
         return
     if not file.space and table.seeds == 1:
         raise SpecError(
-            f"{path} has no [space] to search.", hint="Add a table [space], with lines such as lr = [0.1, 0.01]."
+            f"{path} has no [space] to search.",
+            hint="Add a table [space], with lines such as lr = [0.1, 0.01].",
         )
     if table.sampler != "grid" and table.count is None:
         raise SpecError(
@@ -302,7 +359,10 @@ def check_metric(table: SweepTable, path: Path) -> None:
     """Raise if the sampler or the pruner lacks a metric."""
     if table.metric is None and (table.sampler == "tpe" or table.prune != "none"):
         setting = 'sampler = "tpe"' if table.sampler == "tpe" else f'prune = "{table.prune}"'
-        raise SpecError(f"{setting} in [sweep] of {path} needs a metric.", hint='Write metric = "loss" in [sweep].')
+        raise SpecError(
+            f"{setting} in [sweep] of {path} needs a metric.",
+            hint='Write metric = "loss" in [sweep].',
+        )
 
 
 def _check_conditions(file: SweepFile) -> None:
@@ -318,7 +378,8 @@ def _check_conditions(file: SweepFile) -> None:
             for value in values:
                 if known is not None and value not in known:
                     raise SpecError(
-                        f"`when` of {key} in [space] of {file.path} never applies: {parent} is never {show(value)}.",
+                        f"`when` of {key} in [space] of {file.path} never applies: {parent} is "
+                        f"never {show(value)}.",
                         hint=f"{parent} is one of {show(known)}.",
                     )
     in_order(file.space, where=str(file.path))
@@ -330,7 +391,8 @@ def _check_placeholders(file: SweepFile) -> None:
         close = nearest(name, list(file.space))
         if name not in file.space and name != "seed" and close is not None:
             raise SpecError(
-                f"args in [sweep] of {file.path} contains {{{name}}}, which is not a key of [space].",
+                f"args in [sweep] of {file.path} contains {{{name}}}, which is not a key of "
+                "[space].",
                 hint=f"Did you mean {{{close}}}?",
             )
 
@@ -340,9 +402,14 @@ def in_order(space: Mapping[str, dict[str, Any]], *, where: str = "[space]") -> 
     done: list[str] = []
     left = list(space)
     while left:
-        ready = [key for key in left if all(parent in done for parent in space[key].get("when", {}))]
+        ready = [
+            key for key in left if all(parent in done for parent in space[key].get("when", {}))
+        ]
         if not ready:
-            raise SpecError(f"{', '.join(left)} in {where} depend on each other.", hint="Remove one of their `when`.")
+            raise SpecError(
+                f"{', '.join(left)} in {where} depend on each other.",
+                hint="Remove one of their `when`.",
+            )
         done.append(ready[0])
         left.remove(ready[0])
     return done

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.spec.option_table import BIND, FOLDER, NAME_OR_PATH, NUMBER, PROGRAM, SWITCH, TEXT, VARIABLES, Option
+from paceline.spec.option_table import (
+    BIND,
+    FOLDER,
+    NAME_OR_PATH,
+    NUMBER,
+    PROGRAM,
+    SWITCH,
+    TEXT,
+    VARIABLES,
+    Option,
+)
 
 
 @dataclass(frozen=True)
@@ -23,13 +33,17 @@ class Flag:
 
 
 def read_flags(typed: Iterable[tuple[Option, Any]], environ: Mapping[str, str]) -> list[Flag]:
-    """Return what was typed as flags, with the values that they imply; None and [] were not typed."""
+    """Return what was typed as flags, with the values that they imply; None and [] were not
+    typed.
+    """
     flags: dict[str, Flag] = {}
     implied: list[Flag] = []
     for option, value in typed:
         if value is None or value == []:
             continue
-        flag = Flag(_flag_name(option, value), option.key, _value(option, value, environ), option.path)
+        flag = Flag(
+            _flag_name(option, value), option.key, _value(option, value, environ), option.path
+        )
         if option.key in flags:
             raise _contradiction(flags[option.key], flag)
         flags[option.key] = flag
@@ -58,7 +72,8 @@ def _value(option: Option, value: Any, environ: Mapping[str, str]) -> Any:
         return number
     if option.kind == TEXT and re.fullmatch(r"--[a-z][a-z-]*", value):
         raise UsageError(
-            f"{option.name} needs a value, but {value} follows it.", hint=f"Type it as {option.name} {option.metavar}."
+            f"{option.name} needs a value, but {value} follows it.",
+            hint=f"Type it as {option.name} {option.metavar}.",
         )
     if option.kind == SWITCH and value:
         return option.sets
@@ -71,17 +86,24 @@ def _variables(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
     for text in texts:
         name, equals, value = text.partition("=")
         if name.startswith("-"):
-            raise UsageError(f"--env needs a value, but {name} follows it.", hint="Type it as --env NAME=VALUE.")
+            raise UsageError(
+                f"--env needs a value, but {name} follows it.", hint="Type it as --env NAME=VALUE."
+            )
         if not name:
             raise UsageError("--env has no name before the =.", hint="Type it as --env NAME=VALUE.")
         if not equals and name not in environ:
-            raise UsageError(f"Invalid --env {name}: the variable is not set here.", hint=f"Use --env {name}=VALUE.")
+            raise UsageError(
+                f"Invalid --env {name}: the variable is not set here.",
+                hint=f"Use --env {name}=VALUE.",
+            )
         variables[name] = value if equals else environ[name]
     return variables
 
 
 def from_folder(flag: Flag, folder: str) -> Any:
-    """Return a flag's value with its paths absolute, or relative to the project's folder as in the file."""
+    """Return a flag's value with its paths absolute, or relative to the project's folder as in the
+    file.
+    """
     if not flag.path:
         return flag.value
     cwd = os.getcwd()

@@ -1,4 +1,6 @@
-"""The tables of `paceline.toml` as frozen data: each key's type and default. `option_table.py` describes them."""
+"""The tables of `paceline.toml` as frozen data: each key's type and default. `option_table.py`
+describes them.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,17 @@ from paceline.contract.redaction import redact_text
 from paceline.contract.stop.framework_presets import SIGNALS
 from paceline.contract.verdict import STOPPED_EXIT
 from paceline.spec.pydantic_plugins import plugins_disabled
-from paceline.spec.quantities import parse_mebibytes, parse_seconds, parse_time_limit, slurm_size, slurm_time
+from paceline.spec.quantities import (
+    parse_mebibytes,
+    parse_seconds,
+    parse_time_limit,
+    slurm_size,
+    slurm_time,
+)
 
 MAX_GRACE = 65_535  # seconds; Slurm stores this in 16 bits
-EVENTS = ("done", "failed", "stopped", "requeued", "stalled", "gpu_idle")  # that notifications may be about
+# that notifications may be about
+EVENTS = ("done", "failed", "stopped", "requeued", "stalled", "gpu_idle")
 Style = Literal["fork", "srun", "torchrun", "spawn", "mpirun", "lightning", "accelerate"]
 
 # The text of each ValueError completes "Invalid KEY VALUE: use ...".
@@ -47,7 +56,10 @@ def _variables(value: object) -> object:
         if "\0" in str(text):
             raise ValueError(f"a string without NUL characters for {name}")
         if is_too_large(str(name), str(text)):
-            raise ValueError(f"at most {MAX_BYTES:,} bytes for {name}; put the value into a file and pass its path")
+            raise ValueError(
+                f"at most {MAX_BYTES:,} bytes for {name}; put the value into a file and pass its "
+                "path"
+            )
     return {name: str(text) for name, text in value.items()}
 
 
@@ -99,7 +111,10 @@ def _one_line(value: str) -> str:
 
 def _variable_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError("the name of a variable that holds the address, e.g. SLACK_WEBHOOK, and set that in .env")
+        raise ValueError(
+            "the name of a variable that holds the address, e.g. SLACK_WEBHOOK, and set that in "
+            ".env"
+        )
     return value
 
 
@@ -134,8 +149,12 @@ Seconds = Annotated[int, BeforeValidator(parse_seconds)]
 Grace = Annotated[int, BeforeValidator(_grace)]
 Warm = Annotated[bool | int, BeforeValidator(_warm)]
 # Written to run.json with their units, as these need one when they are read again.
-TimeLimit = Annotated[int, BeforeValidator(parse_time_limit), PlainSerializer(slurm_time, when_used="json")]
-Mebibytes = Annotated[int, BeforeValidator(parse_mebibytes), PlainSerializer(slurm_size, when_used="json")]
+TimeLimit = Annotated[
+    int, BeforeValidator(parse_time_limit), PlainSerializer(slurm_time, when_used="json")
+]
+Mebibytes = Annotated[
+    int, BeforeValidator(parse_mebibytes), PlainSerializer(slurm_size, when_used="json")
+]
 Strings = Annotated[tuple[str, ...], BeforeValidator(_strings)]
 StringOrList = Annotated[tuple[str, ...], BeforeValidator(_string_or_list)]
 Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
@@ -291,7 +310,13 @@ class Notify(Table):
 
     command: Annotated[Line, AfterValidator(_no_secret)] | None = None
     webhook: Annotated[Line, AfterValidator(_variable_name)] | None = None
-    on: Annotated[tuple[str, ...], BeforeValidator(_events)] = ("done", "failed", "requeued", "stalled", "gpu_idle")
+    on: Annotated[tuple[str, ...], BeforeValidator(_events)] = (
+        "done",
+        "failed",
+        "requeued",
+        "stalled",
+        "gpu_idle",
+    )
     stalled_after: Seconds = 1800
 
 
@@ -311,10 +336,13 @@ class Tables(Table):
     params: dict[str, Any] = {}
 
 
-ACCESS_KEYS = ("host", "python", "setup")  # of a profile, besides tables: how `--on NAME` reaches the cluster over SSH
+# of a profile, besides tables: how `--on NAME` reaches the cluster over SSH
+ACCESS_KEYS = ("host", "python", "setup")
 
 
 def build_tables() -> None:
-    """Have pydantic prepare the validation of all tables, if it has not yet: once for the whole, not for each part."""
+    """Have pydantic prepare the validation of all tables, if it has not yet: once for the whole,
+    not for each part.
+    """
     with plugins_disabled():
         Tables.model_rebuild()

@@ -15,7 +15,8 @@ from paceline.spec.synonyms import find_key, is_of_script
 from paceline.spec.types_and_defaults import ACCESS_KEYS, Tables
 
 OF_SCRIPT = (
-    "It looks like a setting of your script: pass it after the script (train.py --{key} ...), or set it in [params],"
+    "It looks like a setting of your script: pass it after the script (train.py --{key} ...), or "
+    "set it in [params],"
     " which the script reads as run.params.{key}. A sweep varies it in [space]."
 )
 
@@ -40,7 +41,9 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 
 
 def show(value: object) -> str:
-    """Return a value as TOML writes it, shortened. Of a table only the keys: the values may be secrets."""
+    """Return a value as TOML writes it, shortened. Of a table only the keys: the values may be
+    secrets.
+    """
     if isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, Mapping):
@@ -100,12 +103,15 @@ def _unknown(where: str, path: Sequence[str], known: Sequence[str]) -> SpecError
     table = f"[{'.'.join(path[:-1])}] of {where}" if path[:-1] else where
     is_profile = len(path) == 3 and path[0] == "profiles"
     owner = f"{'.'.join(path[:2])}." if path[0] == "profiles" and len(path) > 2 else ""
-    hint, page = _suggest(key, "profiles" if is_profile else path[-2] if path[:-1] else "", known, owner)
+    hint, page = _suggest(
+        key, "profiles" if is_profile else path[-2] if path[:-1] else "", known, owner
+    )
     return SpecError(f"Unknown key {key!r} in {table}.", hint=f"{hint} {reference(page)}")
 
 
 def _suggest(key: str, table: str, known: Sequence[str], owner: str = "") -> tuple[str, str]:
-    """Return what to use instead of an unknown key, of its own table or of the one it belongs in, and that table.
+    """Return what to use instead of an unknown key, of its own table or of the one it belongs in,
+    and that table.
 
     `owner` comes before the names of tables: `profiles.alps.`
     """
@@ -118,7 +124,9 @@ def _suggest(key: str, table: str, known: Sequence[str], owner: str = "") -> tup
         return OF_SCRIPT.format(key=key), "params"
     if meant is None and close is None:
         every = {
-            name: each for each in Tables.model_fields for name in sorted(getattr(_model(each), "model_fields", ()))
+            name: each
+            for each in Tables.model_fields
+            for name in sorted(getattr(_model(each), "model_fields", ()))
         }
         close = nearest(key, list(every))
         meant = (every[close], close) if close else None
@@ -134,9 +142,15 @@ def reference(table: str) -> str:
 
 
 def explain(
-    problem: ValidationError, *, where: str, prefix: Sequence[str] = (), root: type[BaseModel] = Tables
+    problem: ValidationError,
+    *,
+    where: str,
+    prefix: Sequence[str] = (),
+    root: type[BaseModel] = Tables,
 ) -> SpecError:
-    """Return the first problem of a layer as an error. `prefix` is the layer's table in the file."""
+    """Return the first problem of a layer as an error. `prefix` is the layer's table in the
+    file.
+    """
     error = problem.errors(include_url=False)[0]
     path = [str(key) for key in error["loc"]]
     while path and (_table(path[:-1], root) is None):  # inside a value: name the key that holds it
@@ -164,7 +178,13 @@ def explain_flag(problem: ValidationError, flag: str) -> SpecError:
             f"--profile chooses steps to profile. To work on a cluster over SSH: --on {name}. "
             f"For the settings in [profiles.{name}]: --cluster-profile {name}."
         )
-    if flag.startswith("--gpus") and (match := re.fullmatch(r"(?:gpu:)?([A-Za-z][\w.-]*):(\d+)", name)):
+    if flag.startswith("--gpus") and (
+        match := re.fullmatch(r"(?:gpu:)?([A-Za-z][\w.-]*):(\d+)", name)
+    ):
         kind, count = match.groups()
-        hint = f"Write --gpus {count}." if kind == "gpu" else f"For a type, write --gpus {count} --gpu-type {kind}."
+        hint = (
+            f"Write --gpus {count}."
+            if kind == "gpu"
+            else f"For a type, write --gpus {count} --gpu-type {kind}."
+        )
     return SpecError(f"Invalid {flag} {value}: use {_expected(error)}.", hint=hint)

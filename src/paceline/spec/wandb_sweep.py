@@ -1,4 +1,6 @@
-"""W&B's own sweep file (`sweep.yml`): the parts that describe a trial. The search itself is W&B's."""
+"""W&B's own sweep file (`sweep.yml`): the parts that describe a trial. The search itself is
+W&B's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from paceline.spec.sweep import SECRET, SECRET_HINT
 
 SUFFIXES = (".yml", ".yaml")
 # W&B's ways to pass values to the script other than `--key value`.
-_UNSUPPORTED = ("${args_no_hyphens}", "${args_json}", "${args_json_file}", "${args_no_boolean_flags}")
+_UNSUPPORTED = (
+    "${args_no_hyphens}",
+    "${args_json}",
+    "${args_json_file}",
+    "${args_no_boolean_flags}",
+)
 
 
 @dataclass(frozen=True)
@@ -46,22 +53,35 @@ class WandbFile:
 def load_wandb_file(path: Path) -> WandbFile:
     """Read a sweep.yml. Errors name the file and the key."""
     config = _read(path)
-    for key, example in (("program", "train.py"), ("method", "random"), ("parameters", "{lr: {values: [0.1, 0.01]}}")):
+    for key, example in (
+        ("program", "train.py"),
+        ("method", "random"),
+        ("parameters", "{lr: {values: [0.1, 0.01]}}"),
+    ):
         if not config.get(key):
             raise SpecError(f"{path} has no {key!r}.", hint=f"Write {key}: {example}")
     if not isinstance(config["parameters"], dict):
         raise SpecError(
-            f"Invalid parameters in {path}: use a table.", hint="Write a line for each: lr: {values: [0.1, 0.01]}"
+            f"Invalid parameters in {path}: use a table.",
+            hint="Write a line for each: lr: {values: [0.1, 0.01]}",
         )
     _check_secrets(config["parameters"], path)
     metric = config.get("metric") or {}
     if not isinstance(metric, dict):
-        raise SpecError(f"Invalid metric in {path}: use a table.", hint="Write metric: {name: loss, goal: minimize}")
+        raise SpecError(
+            f"Invalid metric in {path}: use a table.",
+            hint="Write metric: {name: loss, goal: minimize}",
+        )
     args, arguments = _parse_command(config.get("command"), path)
     return WandbFile(
-        path, config, program=str(config["program"]), args=args, arguments=arguments,
-        metric=metric.get("name"), direction=metric.get("goal") or "minimize",
-    )  # fmt: skip
+        path,
+        config,
+        program=str(config["program"]),
+        args=args,
+        arguments=arguments,
+        metric=metric.get("name"),
+        direction=metric.get("goal") or "minimize",
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -75,11 +95,17 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as problem:
-        raise SpecError(f"Cannot read {path}: {problem.strerror}.", hint="Check the path.") from None
+        raise SpecError(
+            f"Cannot read {path}: {problem.strerror}.", hint="Check the path."
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise SpecError(f"{path} is not valid YAML: {' '.join(str(problem).split())}", hint="Fix the file.") from None
+        raise SpecError(
+            f"{path} is not valid YAML: {' '.join(str(problem).split())}", hint="Fix the file."
+        ) from None
     if not isinstance(config, dict):
-        raise SpecError(f"{path} must be a table.", hint="Write the keys program, method and parameters.")
+        raise SpecError(
+            f"{path} must be a table.", hint="Write the keys program, method and parameters."
+        )
     return config
 
 
@@ -89,7 +115,9 @@ def _check_secrets(parameters: dict[str, Any], path: Path) -> None:
             continue
         if isinstance(each.get("parameters"), dict):
             _check_secrets(each["parameters"], path)
-        if holds_secret(str(name), each.get("values")) or holds_secret(str(name), each.get("value")):
+        if holds_secret(str(name), each.get("values")) or holds_secret(
+            str(name), each.get("value")
+        ):
             raise SpecError(f"{path}: parameters: {name} {SECRET}", hint=SECRET_HINT)
 
 
@@ -99,16 +127,20 @@ def _parse_command(command: Any, path: Path) -> tuple[tuple[str, ...], str]:
         return (), "options"
     if not isinstance(command, list) or "${program}" not in command:
         raise SpecError(
-            f"command in {path} lacks ${{program}}.", hint="Write [..., ${program}, ${args}], or remove command."
+            f"command in {path} lacks ${{program}}.",
+            hint="Write [..., ${program}, ${args}], or remove command.",
         )
     args = [str(arg) for arg in command[command.index("${program}") + 1 :]]
     for arg in args:
         if arg in _UNSUPPORTED:
             raise SpecError(
                 f"command in {path} has {arg}, which Paceline does not support.",
-                hint="Write ${args} to pass parameters as --key value; run.params and wandb.config have them, too.",
+                hint="Write ${args} to pass parameters as --key value; run.params and "
+                "wandb.config have them, too.",
             )
-    return tuple(arg for arg in args if arg != "${args}"), "options" if "${args}" in args else "none"
+    return tuple(
+        arg for arg in args if arg != "${args}"
+    ), "options" if "${args}" in args else "none"
 
 
 def _size(parameter: Any) -> int | None:

@@ -29,7 +29,8 @@ class ClusterRaceRecord:
     config: str | None = None
     created: float = 0.0
     command: str = ""  # a digest of what was typed: there may be secrets in it
-    submissions: dict[str, str] = field(default_factory=dict)  # cluster -> id, from before the job is sent there
+    # cluster -> id, from before the job is sent there
+    submissions: dict[str, str] = field(default_factory=dict)
     runs: dict[str, str] = field(default_factory=dict)  # cluster -> run, once its answer is here
     out: list[str] = field(default_factory=list)  # clusters that will not train
     chosen: str | None = None
@@ -38,7 +39,9 @@ class ClusterRaceRecord:
     is_over: bool = False
 
     @classmethod
-    def begin(cls, config: str | None, line: Sequence[str] = (), clusters: Sequence[str] = ()) -> ClusterRaceRecord:
+    def begin(
+        cls, config: str | None, line: Sequence[str] = (), clusters: Sequence[str] = ()
+    ) -> ClusterRaceRecord:
         return cls(secrets.token_hex(4), os.getcwd(), config, time.time(), _digest(line, clusters))
 
     @classmethod
@@ -48,14 +51,17 @@ class ClusterRaceRecord:
         except (OSError, ValueError):
             known = ", ".join(each.id for each in unfinished()) or "none"
             raise UsageError(
-                f"There is no unfinished submission {name!r}.", hint=f"Those that are unfinished: {known}."
+                f"There is no unfinished submission {name!r}.",
+                hint=f"Those that are unfinished: {known}.",
             ) from None
 
     def save(self) -> None:
         """Write it to the disk, and return only when it is there."""
         folder = state_folder("first")
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / f"{self.id}.json", json.dumps(asdict(self), indent=1) + "\n", sync=True)
+        write_atomically(
+            folder / f"{self.id}.json", json.dumps(asdict(self), indent=1) + "\n", sync=True
+        )
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -132,7 +138,11 @@ def find_interrupted(line: Sequence[str], clusters: Sequence[str]) -> ClusterRac
     """Return the newest submission of the same command from this folder that may have jobs and that nobody finishes."""
     command = _digest(line, clusters)
     for record in reversed(unfinished()):
-        if record.command == command and record.folder == os.getcwd() and (record.submissions or record.runs):
+        if (
+            record.command == command
+            and record.folder == os.getcwd()
+            and (record.submissions or record.runs)
+        ):
             with suppress(UsageError), record.locked():
                 if not (found := ClusterRaceRecord.load(record.id)).is_over:
                     return found

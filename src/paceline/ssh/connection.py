@@ -35,14 +35,20 @@ from paceline.ssh.ssh_process import TooLong, as_text, explain, run, run_in_term
 IDLE = "12h"  # an unused connection closes after this long
 CALL_TIMEOUT = 120.0  # seconds
 CONTROL_TIMEOUT = 20.0  # for an answer of the process that keeps the connection open
-PROBE_PAUSE = 30.0  # between two questions whether the other side is still there, if ssh itself asks none
+# between two questions whether the other side is still there, if ssh itself asks none
+PROBE_PAUSE = 30.0
 MAX_NOISE = 4 << 20  # bytes that start-up files may print before a command begins
-MAX_ANSWER = MAX_NOISE  # the same of the answer to a call, or of its errors, besides as much as it was sent
+# the same of the answer to a call, or of its errors, besides as much as it was sent
+MAX_ANSWER = MAX_NOISE
 # Nothing of the user's configuration may ask, forward a port or start a command in the background.
 QUIET = (
-    "BatchMode=yes", "ControlMaster=no", "ClearAllForwardings=yes", "RemoteCommand=none", "PermitLocalCommand=no",
+    "BatchMode=yes",
+    "ControlMaster=no",
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
+    "PermitLocalCommand=no",
     "LogLevel=ERROR",
-)  # fmt: skip
+)
 # Settings with which a command would not start, or not read what it is sent. ssh before 8.7 does not know them, so they
 # are only replaced where its configuration has them.
 NEEDED = {"stdinnull": "no", "forkafterauthentication": "no", "sessiontype": "default"}
@@ -80,7 +86,8 @@ class Connection:
             done = run(["ssh", "-G", "--", self.cluster.host], timeout=30)
         except subprocess.TimeoutExpired:
             raise EnvironmentProblem(
-                "ssh hangs while reading its configuration.", hint=f"Try `ssh -G {self.cluster.host}`."
+                "ssh hangs while reading its configuration.",
+                hint=f"Try `ssh -G {self.cluster.host}`.",
             ) from None
         if done.returncode != 0:
             raise explain(as_text(done.stderr), name=self.cluster.name, host=self.cluster.host)
@@ -92,7 +99,8 @@ class Connection:
     def is_open(self) -> bool:
         try:
             return self._answers()
-        except subprocess.TimeoutExpired:  # the process that keeps the connection open is stopped, or hangs
+        # the process that keeps the connection open is stopped, or hangs
+        except subprocess.TimeoutExpired:
             return False
 
     def _answers(self) -> bool:
@@ -111,7 +119,9 @@ class Connection:
         code, errors = run_in_terminal([*argv, "--", self.cluster.host])
         if code != 0 or not self.is_open():
             raise explain(errors, name=self.cluster.name, host=self.cluster.host)
-        record_login(Login(self.cluster.name, self.cluster.host, self.socket.path, self.socket.is_users))
+        record_login(
+            Login(self.cluster.name, self.cluster.host, self.socket.path, self.socket.is_users)
+        )
 
     def close(self) -> None:
         """Close the connection, and with it everything that runs through it."""
@@ -141,7 +151,16 @@ class Connection:
         )
 
     def _control(self, what: str) -> subprocess.CompletedProcess[bytes]:
-        argv = ["ssh", "-S", self.socket.option, "-O", what, *_options(QUIET), "--", self.cluster.host]
+        argv = [
+            "ssh",
+            "-S",
+            self.socket.option,
+            "-O",
+            what,
+            *_options(QUIET),
+            "--",
+            self.cluster.host,
+        ]
         return run(argv, timeout=CONTROL_TIMEOUT)
 
     # -- use ------------------------------------------------------------------------------------------------
@@ -156,7 +175,11 @@ class Connection:
     def shell(self, *, terminal: bool = False) -> list[str]:
         """Return `ssh` with all that lets it use this connection, and only this one; a host and a command follow."""
         argv = ["ssh", "-tt" if terminal else "-T", *_options(QUIET), "-S", self.socket.option]
-        replaced = [f"{key}={value}" for key, value in NEEDED.items() if self._settings.get(key, value) != value]
+        replaced = [
+            f"{key}={value}"
+            for key, value in NEEDED.items()
+            if self._settings.get(key, value) != value
+        ]
         return [*argv, *_options(replaced), "-o", "ProxyCommand=false"]
 
     def require(self) -> None:
@@ -170,18 +193,26 @@ class Connection:
 
     def not_open(self) -> ConnectionProblem:
         return ConnectionProblem(
-            f"You are not logged in to {self.cluster.name}.", hint=f"Type: paceline login {self.cluster.name}"
+            f"You are not logged in to {self.cluster.name}.",
+            hint=f"Type: paceline login {self.cluster.name}",
         )
 
     def call(self, script: str, *, content: bytes = b"", timeout: float = CALL_TIMEOUT) -> Answer:
         """Run a script of `sh` on the login node and return its answer, without what start-up files print."""
         mark, limit = new_mark(), MAX_ANSWER + len(content)
         try:
-            done = run(self.command(f"{print_mark(mark)}{script}"), content=content, timeout=timeout, limit=limit)
+            done = run(
+                self.command(f"{print_mark(mark)}{script}"),
+                content=content,
+                timeout=timeout,
+                limit=limit,
+            )
         except subprocess.TimeoutExpired:
             raise self.silent(timeout) from None
         except TooLong as problem:
-            raise (self.too_long(limit) if f"{mark}\n".encode() in problem.output else self.noisy()) from None
+            raise (
+                self.too_long(limit) if f"{mark}\n".encode() in problem.output else self.noisy()
+            ) from None
         _, begun, output = done.stdout.partition(f"{mark}\n".encode())
         _, _, errors = done.stderr.partition(f"{mark}\n".encode())
         if not begun:
@@ -225,7 +256,8 @@ class Connection:
                         found.append(problem)
                         process.terminate()
                         for stream in streams:  # the end of the process does not end them
-                            with suppress(OSError):  # it is closed: the conversation is ending anyway
+                            # it is closed: the conversation is ending anyway
+                            with suppress(OSError):
                                 stream.shutdown(SHUT_RDWR)
                     return
 

@@ -69,7 +69,8 @@ def socket_folder() -> Path:
         ) from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise EnvironmentProblem(
-            f"{folder} is not a folder that only you can use.", hint=f"Remove it, or s{_OWN_FOLDER[1:]}"
+            f"{folder} is not a folder that only you can use.",
+            hint=f"Remove it, or s{_OWN_FOLDER[1:]}",
         )
     return folder
 

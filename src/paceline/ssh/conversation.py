@@ -21,7 +21,9 @@ class Conversation:
     `input` is what the program there reads, `output` what it writes. If it does not start, `undo` is called.
     """
 
-    def __init__(self, connection: Connection, script: str, undo: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, connection: Connection, script: str, undo: Callable[[], None] = lambda: None
+    ) -> None:
         self.connection, self._mark, self._undo = connection, new_mark(), undo
         self._script = f"{print_mark(self._mark)}{script}"
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -32,10 +34,17 @@ class Conversation:
         (mine, theirs), (output, its_output) = socket.socketpair(), socket.socketpair()
         with theirs, its_output:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                self.connection.command(self._script), stdin=theirs.fileno(), stdout=its_output.fileno(),
-                stderr=self._errors, start_new_session=True,
-            )  # fmt: skip
-        self.input, self.output, self._sockets = mine.makefile("wb"), output.makefile("rb"), (mine, output)
+                self.connection.command(self._script),
+                stdin=theirs.fileno(),
+                stdout=its_output.fileno(),
+                stderr=self._errors,
+                start_new_session=True,
+            )
+        self.input, self.output, self._sockets = (
+            mine.makefile("wb"),
+            output.makefile("rb"),
+            (mine, output),
+        )
         self._guard = ExitStack()
         self._guard.enter_context(self.connection.watched(self._process, *self._sockets))
         mark, noise = self._mark.encode(), 0
@@ -48,7 +57,11 @@ class Conversation:
         with self._guard:
             code = self.close()
             self._undo()
-            raise self.connection.failure(code, self.errors) if noise < MAX_NOISE else self.connection.noisy()
+            raise (
+                self.connection.failure(code, self.errors)
+                if noise < MAX_NOISE
+                else self.connection.noisy()
+            )
 
     def __exit__(self, *_: Any) -> None:
         self.end()
@@ -60,7 +73,8 @@ class Conversation:
     def errors(self) -> str:
         """What the program wrote to stderr."""
         descriptor = self._errors.fileno()
-        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)  # ssh writes at the position that it shares
+        # ssh writes at the position that it shares
+        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         before, mark, after = content.decode(errors="replace").partition(f"{self._mark}\n")
         return after if mark else before
 

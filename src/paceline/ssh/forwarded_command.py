@@ -28,13 +28,16 @@ from paceline.ssh.shell_text import SETUP_FAILED, describe_setup, explain_setup,
 from paceline.ssh.unconfirmed import open_submission
 
 WITHDRAW_TIMEOUT = 20.0  # seconds
-READS_INPUT = "shell"  # the command that takes piped input; what a caller pipes into others, such as a loop, is its own
+# the command that takes piped input; what a caller pipes into others, such as a loop, is its own
+READS_INPUT = "shell"
 
 
 def forward(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> int:
     """Send a request and what it needs, carry it out, and return its exit code."""
     setup = _SetupOutput(connection, note)
-    code = (_submit if request.submits else _command)(connection, request, parcel, note=note, heard=setup.hear)
+    code = (_submit if request.submits else _command)(
+        connection, request, parcel, note=note, heard=setup.hear
+    )
     setup.end(code)
     return code
 
@@ -54,7 +57,8 @@ class _SetupOutput:
 
     def end(self, code: int) -> None:
         cluster = self.connection.cluster
-        if code == SETUP_FAILED:  # after the request was sent: a shell that the user has opened may exit so, too
+        # after the request was sent: a shell that the user has opened may exit so, too
+        if code == SETUP_FAILED:
             again = self.connection.call(setup_text(cluster.setup))
             if again.code == SETUP_FAILED:
                 raise explain_setup(again.errors, name=cluster.name)
@@ -62,7 +66,9 @@ class _SetupOutput:
             self.note(describe_setup(self.hidden, name=cluster.name))
 
 
-def _command(connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note) -> int:
+def _command(
+    connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note
+) -> int:
     installation, name = deliver(connection, request, parcel, note=note, heard=heard)
     code = _carry_out(connection, installation, name, reads_input=request.args[:1] == [READS_INPUT])
     if code == SSH_FAILED and not _has_ended(connection, installation, name):
@@ -70,20 +76,28 @@ def _command(connection: Connection, request: Request, parcel: Parcel, *, note: 
     return code
 
 
-def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note) -> int:
+def _submit(
+    connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note
+) -> int:
     """Carry out what submits jobs. If its answer is lost, the same command looks for its jobs before it submits any."""
     name = connection.cluster.name
     submission = open_submission(name, connection.cluster.host, request.args)
     jobs, are = ("job", "is one") if request.args[0] == "submit" else ("jobs", "are any")
     if submission.is_repeat:
-        note(f"the answer to this command was lost earlier: {name} looks for its {jobs} before it submits anything")
+        note(
+            f"the answer to this command was lost earlier: {name} looks for its {jobs} before it submits anything"
+        )
     try:
         identified = replace(request, submission=submission.id)
         installation, waiting = deliver(connection, identified, parcel, note=note, heard=heard)
     except BaseException as problem:
         submission.close() if submission.is_repeat else submission.confirm()
         if isinstance(problem, KeyboardInterrupt):
-            note(_interrupted(name, jobs) if submission.is_repeat else "interrupted; nothing was submitted")
+            note(
+                _interrupted(name, jobs)
+                if submission.is_repeat
+                else "interrupted; nothing was submitted"
+            )
         raise
     try:
         code = _carry_out(connection, installation, waiting)
@@ -112,7 +126,9 @@ def _submit(connection: Connection, request: Request, parcel: Parcel, *, note: N
     return 1 if code in (UNSETTLED, ABSENT) else code
 
 
-def _await(connection: Connection, request: Request, parcel: Parcel, submission: str, *, note: Note) -> int:
+def _await(
+    connection: Connection, request: Request, parcel: Parcel, submission: str, *, note: Note
+) -> int:
     """Wait for the run of a submission that has its answer, and return the run's status as an exit code.
 
     From here on the same command, typed again, submits one more job.
@@ -133,7 +149,8 @@ def _await(connection: Connection, request: Request, parcel: Parcel, submission:
     except ConnectionProblem as problem:
         login = "" if connection.is_open() else f"paceline login {quote(name)}; then: "
         raise ConnectionProblem(
-            f"{problem.message} {run} is submitted and continues without this command.", hint=f"Type: {login}{way}"
+            f"{problem.message} {run} is submitted and continues without this command.",
+            hint=f"Type: {login}{way}",
         ) from None
     return code
 
@@ -152,13 +169,19 @@ def _interrupted(name: str, jobs: str) -> str:
     return f"interrupted; the {jobs} may be in the queue of {name}. To find out, repeat the command: nothing runs twice"
 
 
-def _carry_out(connection: Connection, installation: Installation, name: str, *, reads_input: bool = False) -> int:
+def _carry_out(
+    connection: Connection, installation: Installation, name: str, *, reads_input: bool = False
+) -> int:
     code = ABSENT
     try:
-        if all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        if all(
+            stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
+        ):
             code = _run_in_terminal(connection, installation.command("run", name, "terminal"))
         else:
-            code = _run_in_pipes(connection, installation.command("run", name, "pipes"), reads_input=reads_input)
+            code = _run_in_pipes(
+                connection, installation.command("run", name, "pipes"), reads_input=reads_input
+            )
     finally:
         if code in (ABSENT, SETUP_FAILED):
             _withdraw(connection, installation, name)
@@ -169,7 +192,9 @@ def _has_ended(connection: Connection, installation: Installation, name: str) ->
     """Return whether a command that failed has ended by itself. If it was killed, its exit code is no answer."""
     path = word(f"{installation.cache}/{end_mark(name)}")
     try:
-        return connection.call(f"[ -e {path} ] && rm -f {path}\n", timeout=WITHDRAW_TIMEOUT).code == 0
+        return (
+            connection.call(f"[ -e {path} ] && rm -f {path}\n", timeout=WITHDRAW_TIMEOUT).code == 0
+        )
     except ConnectionProblem:
         return False
 
@@ -188,20 +213,25 @@ def _unanswered(connection: Connection) -> ConnectionProblem:
     )
 
 
-def converse(connection: Connection, request: Request, parcel: Parcel, *, note: Note) -> Conversation:
+def converse(
+    connection: Connection, request: Request, parcel: Parcel, *, note: Note
+) -> Conversation:
     """Send a request and what it needs, and return the conversation with the command that carries it out."""
     installation, name = deliver(connection, request, parcel, note=note)
     return Conversation(
-        connection, installation.command("run", name, "pipes"),
+        connection,
+        installation.command("run", name, "pipes"),
         undo=lambda: _withdraw(connection, installation, name),
-    )  # fmt: skip
+    )
 
 
 def _withdraw(connection: Connection, installation: Installation, name: str) -> None:
     """Remove a request that perhaps nobody has taken: there may be secrets in it."""
     with suppress(ConnectionProblem):
         if connection.is_open():
-            connection.call(f"rm -f {word(f'{installation.cache}/{name}')}\n", timeout=WITHDRAW_TIMEOUT)
+            connection.call(
+                f"rm -f {word(f'{installation.cache}/{name}')}\n", timeout=WITHDRAW_TIMEOUT
+            )
 
 
 def _run_in_terminal(connection: Connection, script: str) -> int:
@@ -226,9 +256,11 @@ def _run_in_pipes(connection: Connection, script: str, *, reads_input: bool) -> 
     (output, its_output), (errors, its_errors) = socket.socketpair(), socket.socketpair()
     with its_output, its_errors:
         process: subprocess.Popen[bytes] = subprocess.Popen(
-            connection.command(f"{print_mark(mark)}{script}"), stdin=None if has_input else subprocess.DEVNULL,
-            stdout=its_output.fileno(), stderr=its_errors.fileno(),
-        )  # fmt: skip
+            connection.command(f"{print_mark(mark)}{script}"),
+            stdin=None if has_input else subprocess.DEVNULL,
+            stdout=its_output.fileno(),
+            stderr=its_errors.fileno(),
+        )
     streams = [_Copy(output, sys.stdout, mark), _Copy(errors, sys.stderr, mark)]
     before = signal.signal(signal.SIGTERM, _end)
     try:
@@ -237,7 +269,8 @@ def _run_in_pipes(connection: Connection, script: str, *, reads_input: bool) -> 
                 stream.start()
             for stream in streams:
                 stream.join()
-                if stream.is_broken or stream.is_noisy:  # nobody reads this any more, so the command is of no use
+                # nobody reads this any more, so the command is of no use
+                if stream.is_broken or stream.is_noisy:
                     process.terminate()
             code = process.wait()
     finally:

@@ -24,7 +24,15 @@ from paceline.ssh.shell_text import SETUP_END, SETUP_FAILED, explain_setup, setu
 
 OLDEST = (3, 10)
 INSTALL_TIMEOUT = 600.0
-PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3.10", "python3", "python")
+PYTHONS = (
+    "python3.14",
+    "python3.13",
+    "python3.12",
+    "python3.11",
+    "python3.10",
+    "python3",
+    "python",
+)
 # Printed by every Python from 2.7 on; a broken one fails.
 DESCRIBE = (
     "import sys,platform,json;"
@@ -52,8 +60,11 @@ class Installation:
         end = f"echo {SETUP_END} >&2\n" if self.setup and not is_request else ""
         undo = f"rm -f {word(f'{self.cache}/{args[1]}')}; " if is_request else ""
         lost = f"paceline: error: Files of Paceline are missing in {self.folder}.\n  Repeat the command:"
-        say = f"printf '%s\\n' {word(f'{lost} it installs them again.')} >&2; " if is_request else ""
-        return (  # Python would start with a traceback for Ctrl-C; `start` listens to it as soon as it can
+        say = (
+            f"printf '%s\\n' {word(f'{lost} it installs them again.')} >&2; " if is_request else ""
+        )
+        # Python would start with a traceback for Ctrl-C; `start` listens to it as soon as it can
+        return (
             f"{setup_text(self.setup, quiet=is_request, undo=undo)}{end}"
             f"{self.looks_complete()} && [ -x {word(self.python)} ] || {{ {undo}{say}exit {ABSENT}; }}\ntrap '' INT\n"
             f"exec {word(self.python)} -I {word(self.folder)} {words(args)}\n"
@@ -73,7 +84,9 @@ def recorded_installation(connection: Connection) -> Installation | None:
         cache = str(values["cache"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return Installation(target.python, cache, f"{cache}/{bundle_name(target)}", connection.cluster.setup)
+    return Installation(
+        target.python, cache, f"{cache}/{bundle_name(target)}", connection.cluster.setup
+    )
 
 
 def require_installed(connection: Connection, note: Callable[[str], None]) -> None:
@@ -93,7 +106,9 @@ def _fixed(value: Any) -> Any:
 
 def _record(connection: Connection) -> Path:
     cluster = connection.cluster
-    key = hashlib.sha256(json.dumps([cluster.host, cluster.python, cluster.setup]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        json.dumps([cluster.host, cluster.python, cluster.setup]).encode()
+    ).hexdigest()[:16]
     return cache_folder() / "clusters" / f"{key}.json"
 
 
@@ -119,12 +134,16 @@ def install(connection: Connection, note: Callable[[str], None]) -> Installation
     made = Installation(target.python, cache, f"{cache}/{bundle.name}", connection.cluster.setup)
     _record(connection).parent.mkdir(parents=True, exist_ok=True)
     about = [target.version, target.machine, target.system, target.libc]
-    write_atomically(_record(connection), json.dumps({"python": target.python, "target": about, "cache": cache}))
+    write_atomically(
+        _record(connection), json.dumps({"python": target.python, "target": about, "cache": cache})
+    )
     source = Path(unpack.__file__).read_text(encoding="utf-8")
     if connection.call(f"{made.looks_complete()}\n").code == 0:
         return made
     size = show_size(bundle.path.stat().st_size)
-    note(f"installing Paceline {paceline.__version__} on {connection.cluster.name}: {size} in {cache}")
+    note(
+        f"installing Paceline {paceline.__version__} on {connection.cluster.name}: {size} in {cache}"
+    )
     script = f"{setup}exec {word(target.python)} -I -c {word(source)} {words([cache, bundle.name, bundle.digest])}\n"
     answer = connection.call(script, content=bundle.path.read_bytes(), timeout=INSTALL_TIMEOUT)
     if answer.code != 0:
@@ -163,7 +182,13 @@ def _read_target(line: str) -> Target | None:
     try:
         python, (major, minor), machine, system, (libc, version) = json.loads(line)
         numbers = tuple(int(each) for each in version.split(".")[:2]) if libc == "glibc" else (0, 0)
-        return Target(str(python), (int(major), int(minor)), str(machine), str(system), (numbers[0], numbers[1]))
+        return Target(
+            str(python),
+            (int(major), int(minor)),
+            str(machine),
+            str(system),
+            (numbers[0], numbers[1]),
+        )
     except (ValueError, TypeError, IndexError):
         return None
 

@@ -47,7 +47,10 @@ class Target:
         """Whether packages that are installed here work there as they are."""
         name, version = platform.libc_ver()
         here = (sys.version_info[:2], platform.machine(), sys.platform, name)
-        if here != (self.version, self.machine, self.system, "glibc") or sys.implementation.name != "cpython":
+        if (
+            here != (self.version, self.machine, self.system, "glibc")
+            or sys.implementation.name != "cpython"
+        ):
             return False
         return self.libc >= _numbers(version)
 
@@ -82,7 +85,9 @@ def make_bundle(target: Target) -> Bundle:
     archive = store / f"{name}.zip"
     if not _is_whole(archive):
         with _packages(target, store) as folder:
-            contents = {path.relative_to(folder).as_posix(): path for path in _files(folder)} | sources
+            contents = {
+                path.relative_to(folder).as_posix(): path for path in _files(folder)
+            } | sources
             _write(archive, contents)
     return Bundle(archive, hashlib.sha256(archive.read_bytes()).hexdigest(), name)
 
@@ -103,7 +108,15 @@ def _is_whole(archive: Path) -> bool:
     try:
         with zipfile.ZipFile(archive) as packed:
             return packed.testzip() is None
-    except (OSError, EOFError, ValueError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile):
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ):
         return False
 
 
@@ -175,7 +188,9 @@ def _closure() -> set[str]:
             continue
         found.add(name)
         waiting += [
-            _name(each) for each in importlib.metadata.requires(name) or () if "extra ==" not in each and _applies(each)
+            _name(each)
+            for each in importlib.metadata.requires(name) or ()
+            if "extra ==" not in each and _applies(each)
         ]
     if sys.version_info < (3, 11):
         found.add("tomli")
@@ -204,12 +219,32 @@ def _download(target: Target, folder: Path) -> None:
     version = "{}.{}".format(*target.version)
     requirements = [*REQUIREMENTS, *(["tomli>=2"] if target.version < (3, 11) else [])]
     argv = [
-        sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile",
-        "--only-binary=:all:", "--implementation", "cp", "--python-version", version,
-        "--abi", f"cp{version.replace('.', '')}", "--abi", "abi3",
-        "--abi", "none", *_platforms(target), "--target", str(folder), *requirements,
-    ]  # fmt: skip
-    done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--quiet",
+        "install",
+        "--no-compile",
+        "--only-binary=:all:",
+        "--implementation",
+        "cp",
+        "--python-version",
+        version,
+        "--abi",
+        f"cp{version.replace('.', '')}",
+        "--abi",
+        "abi3",
+        "--abi",
+        "none",
+        *_platforms(target),
+        "--target",
+        str(folder),
+        *requirements,
+    ]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise EnvironmentProblem(
@@ -222,7 +257,12 @@ def _download(target: Target, folder: Path) -> None:
 def _platforms(target: Target) -> list[str]:
     """Return pip's options for a system: all kinds of wheels that its libc can load."""
     if target.libc == (0, 0):
-        return ["--platform", f"musllinux_1_1_{target.machine}", "--platform", f"musllinux_1_2_{target.machine}"]
+        return [
+            "--platform",
+            f"musllinux_1_1_{target.machine}",
+            "--platform",
+            f"musllinux_1_2_{target.machine}",
+        ]
     newest = target.libc[1]
     names = [f"manylinux_2_{minor}_{target.machine}" for minor in range(newest, 16, -1)]
     names.append(f"manylinux2014_{target.machine}")

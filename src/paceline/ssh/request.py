@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass, field
 from paceline.contract.files.sent_code import SentCode
 
 REQUEST = "request-"  # beginning of the name of a file in which a request waits
-ENDED = "ended-"  # the same of an empty file that says that the command of a request has failed by itself
+# the same of an empty file that says that the command of a request has failed by itself
+ENDED = "ended-"
 ABSENT = 97  # exit code on the login node if this version is not there, or not complete
 UNSETTLED = 98  # exit code if the job of the same submission, sent earlier, could not be looked for
 SSH_FAILED = 255  # ssh's own exit code if the connection fails or a signal kills the command
 WAIT, FOLLOW = "wait", "follow"
-OUTCOME = ("submit", "--outcome")  # the command that asks what a submission has led to, and withdraws it if nothing
+# the command that asks what a submission has led to, and withdraws it if nothing
+OUTCOME = ("submit", "--outcome")
 
 
 def end_mark(name: str) -> str:
@@ -39,9 +41,11 @@ class Request:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     secret_sources: Mapping[str, str] = field(default_factory=dict)
     submission: str = ""  # its id, if the command submits a job
-    submits: bool = False  # whether it submits jobs: if its answer is lost, the same command asks for them first
+    # whether it submits jobs: if its answer is lost, the same command asks for them first
+    submits: bool = False
     awaits: str = ""  # WAIT or FOLLOW: what to do with the run once its answer is here
-    own_folder: bool = False  # whether the code gets a folder that no other command uses: a job works in it
+    # whether the code gets a folder that no other command uses: a job works in it
+    own_folder: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -22,7 +22,9 @@ SETUP_END = "paceline-setup-end"  # on stderr: what came before it was printed b
 def word(text: str) -> str:
     """Return a word that a POSIX shell reads back byte for byte."""
     if "\0" in text:
-        raise UsageError(f"There is a NUL character in {text!r}.", hint="Remove it: a shell cannot pass it on.")
+        raise UsageError(
+            f"There is a NUL character in {text!r}.", hint="Remove it: a shell cannot pass it on."
+        )
     return shlex.quote(text)
 
 
@@ -49,7 +51,9 @@ def shell_command(script: str) -> str:
 # -- what comes first --------------------------------------------------------------------------------------------
 
 # ssh starts no login shell, and many sites set the PATH in /etc/profile. What it prints is no part of any answer.
-_PROFILE = "{ [ -r /etc/profile ] && . /etc/profile; PATH=$PATH:$before; } </dev/null >/dev/null 2>&1"
+_PROFILE = (
+    "{ [ -r /etc/profile ] && . /etc/profile; PATH=$PATH:$before; } </dev/null >/dev/null 2>&1"
+)
 _MODULES = """\
 command -v module >/dev/null 2>&1 || for init in "${LMOD_PKG:-}/init/sh" "${MODULESHOME:-}/init/sh" \
     /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh /etc/profile.d/modules.sh /usr/share/lmod/lmod/init/sh \

@@ -35,11 +35,15 @@ def run(
     """
     pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True)
+        process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+        )
     except FileNotFoundError:
         raise no_ssh() from None
     try:
-        output, errors = _communicate(process, content, deadline=time.monotonic() + timeout, limit=limit)
+        output, errors = _communicate(
+            process, content, deadline=time.monotonic() + timeout, limit=limit
+        )
     except BaseException:
         process.kill()
         process.wait()
@@ -155,18 +159,38 @@ _MEANINGS = (
         "The host name {host} cannot be resolved.",
         "Check `host` of the cluster {name}, your network and your VPN.",
     ),
-    ("Connection refused", "{host} refuses connections.", "Check the host name and the port; the host may be down."),
+    (
+        "Connection refused",
+        "{host} refuses connections.",
+        "Check the host name and the port; the host may be down.",
+    ),
     (
         "timed out",
         "{host} is not responding.",
         "Check your network and your VPN; the login node may be down. Then: paceline login {name}",
     ),
     ("No route to host", "There is no route to {host}.", "Check your network and your VPN."),
-    ("Network is unreachable", "The network of {host} is unreachable.", "Check your network and your VPN."),
-    ("Too many authentication failures", "{host} refused your keys.", "Set IdentityFile in ~/.ssh/config."),
-    ("Permission denied", "{host} did not accept your login.", "Try `ssh {host}`: the same keys and codes work here."),
+    (
+        "Network is unreachable",
+        "The network of {host} is unreachable.",
+        "Check your network and your VPN.",
+    ),
+    (
+        "Too many authentication failures",
+        "{host} refused your keys.",
+        "Set IdentityFile in ~/.ssh/config.",
+    ),
+    (
+        "Permission denied",
+        "{host} did not accept your login.",
+        "Try `ssh {host}`: the same keys and codes work here.",
+    ),
     ("Connection closed by", "{host} closed the connection.", "Try `ssh {host}` to see why."),
-    ("kex_exchange_identification", "{host} closed the connection.", "Try again in a minute, or `ssh {host}`."),
+    (
+        "kex_exchange_identification",
+        "{host} closed the connection.",
+        "Try again in a minute, or `ssh {host}`.",
+    ),
     (
         "too long for Unix domain socket",
         "The ControlPath of {host} in ssh's configuration is too long for a socket.",
@@ -182,15 +206,21 @@ _MEANINGS = (
         "ssh cannot read its configuration.",
         "Fix ~/.ssh/config; `ssh -G {host}` shows what is wrong.",
     ),
-)  # fmt: skip
+)
 
 
 def explain(stderr: str, *, name: str, host: str) -> ConnectionProblem:
     """Return the error that ssh's messages stand for."""
     for part, message, hint in _MEANINGS:
         if part in stderr:
-            return ConnectionProblem(message.format(host=host, name=name), hint=hint.format(host=host, name=name))
-    lines = [line.strip() for line in re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", stderr).splitlines() if line.strip()]
+            return ConnectionProblem(
+                message.format(host=host, name=name), hint=hint.format(host=host, name=name)
+            )
+    lines = [
+        line.strip()
+        for line in re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", stderr).splitlines()
+        if line.strip()
+    ]
     said = f": {lines[-1].rstrip('.')}" if lines else ""
     hint = f"Try `ssh {host}`, then: paceline login {name}"
     return ConnectionProblem(f"ssh cannot connect to {host}{said}.", hint=hint)

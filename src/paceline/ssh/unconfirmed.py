@@ -77,7 +77,8 @@ def _locked_folder() -> Iterator[None]:
 def _is_expired(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime > EXPIRY
-    except OSError:  # an older version of Paceline, which does not lock the folder, has just removed it
+    # an older version of Paceline, which does not lock the folder, has just removed it
+    except OSError:
         return False
 
 

@@ -1,7 +1,9 @@
-"""The cache: staged data that stays on a node for later jobs (`keep`), one folder per content with a lock beside it.
+"""The cache: staged data that stays on a node for later jobs (`keep`), one folder per content with
+a lock beside it.
 
-The job that stages holds the lock exclusively; jobs that use the data share it. Data that nobody uses expires; if
-space is short, `stager` removes it earlier. The kernel releases the locks of a killed process.
+The job that stages holds the lock exclusively; jobs that use the data share it. Data that nobody
+uses expires; if space is short, `stager` removes it earlier. The kernel releases the locks of a
+killed process.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Lock:
         while True:
             descriptor = open_own_file(self.path, os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                fcntl.flock(
+                    descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
+                )
             except OSError:
                 os.close(descriptor)
                 return False
@@ -138,7 +142,8 @@ def cached_items(private: Path) -> list[CachedItem]:
 def acquire_item(
     item: CachedItem, *, stage: Callable[[Path, bool], None], is_stopped: Callable[[], bool]
 ) -> tuple[Lock, bool]:
-    """Wait until the item is complete. Returns the shared lock that protects it, and whether it was there already.
+    """Wait until the item is complete. Returns the shared lock that protects it, and whether it was
+    there already.
 
     `stage` fills a folder (True: parts of it may exist) and is called by one job at a time.
     """

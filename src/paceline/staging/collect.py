@@ -1,4 +1,6 @@
-"""Collect results: copy each file completely or not at all, smallest first, and never over a newer one."""
+"""Collect results: copy each file completely or not at all, smallest first, and never over a newer
+one.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,22 @@ class CollectResult:
 
 
 class Collection:
-    """Copies what matches some patterns below `data` to the same relative paths below `destination`.
+    """Copies what matches some patterns below `data` to the same relative paths below
+    `destination`.
 
-    Which of two files is newer is decided by the job starts that collected them, because their hosts' clocks may
-    differ: a later job start's file wins. `claim` is the job start's number, from 1. Times decide only within one.
+    Which of two files is newer is decided by the job starts that collected them, because their
+    hosts' clocks may differ: a later job start's file wins. `claim` is the job start's number, from
+    1. Times decide only within one.
     """
 
     def __init__(
-        self, data: Path, destination: Path, *, patterns: Sequence[str], staged: Sequence[str], claim: int = 0
+        self,
+        data: Path,
+        destination: Path,
+        *,
+        patterns: Sequence[str],
+        staged: Sequence[str],
+        claim: int = 0,
     ) -> None:
         self.data, self.destination = data, destination
         self.patterns, self.staged, self.claim = patterns, staged, claim
@@ -49,13 +59,18 @@ class Collection:
         for name in self._names():
             with suppress(OSError):
                 sizes.append((os.lstat(self.data / name).st_size, name))
-        tasks: list[Task] = [lambda name=name: self._collect(name, transfer) for _, name in sorted(sizes)]  # type: ignore[misc]
+        tasks: list[Task] = [
+            lambda name=name: self._collect(name, transfer)  # type: ignore[misc]
+            for _, name in sorted(sizes)
+        ]
         transfer.total = sum(size for size, _ in sizes)
         transfer.run(tasks)
         return self.result
 
     def _take_turn(self) -> None:
-        """Find out which job start has collected here last, and leave this one's number for the next."""
+        """Find out which job start has collected here last, and leave this one's number for the
+        next.
+        """
         mark = self.destination.with_name(f".{self.destination.name}.claim")
         with suppress(OSError, ValueError):
             self.earlier = int(mark.read_text(encoding="ascii"))
@@ -74,7 +89,9 @@ class Collection:
         for pattern in self.patterns:
             literal = os.path.normpath(pattern)
             exists = os.path.lexists(self.data / literal)
-            matches = [literal] if exists else glob.glob(pattern, root_dir=self.data, recursive=True)
+            matches = (
+                [literal] if exists else glob.glob(pattern, root_dir=self.data, recursive=True)
+            )
             for match in matches:
                 names.update(self._files(os.path.normpath(match)))
         return sorted(name for name in names if not self._is_staged(name))
@@ -123,7 +140,9 @@ class Collection:
         try:
             if source.is_symlink():
                 os.symlink(os.readlink(source), partial)
-                os.utime(partial, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
+                os.utime(
+                    partial, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False
+                )
             elif source.is_file():
                 _copy(source, partial, status, transfer)
             else:

@@ -49,20 +49,25 @@ class Owner:
 
 
 def choose_base(request: StagingRequest, environ: Mapping[str, str]) -> Path:
-    """Return the requested folder, else the job's own, else the machine's. Cached data must outlive the job."""
+    """Return the requested folder, else the job's own, else the machine's. Cached data must
+    outlive the job.
+    """
     own = environ.get(JOB_TMP, "")
     if request.folder:
         folder = _expand(request.folder, environ)
         if request.keep and own and _is_inside(folder, own):
             raise UsageError(
-                f"[data] keep: {folder} is inside the job's own folder (${JOB_TMP}), which is removed with the job.",
+                f"[data] keep: {folder} is inside the job's own folder (${JOB_TMP}), which is "
+                "removed with the job.",
                 hint="Set folder in [data] to a permanent one, or remove keep.",
             )
         return Path(folder)
     tmp = environ.get("TMPDIR", "")
     if request.keep:
         job = environ.get("SLURM_JOB_ID", "")
-        per_job = (own and _is_inside(tmp, own)) or (job and any(job in part for part in Path(tmp).parts))
+        per_job = (own and _is_inside(tmp, own)) or (
+            job and any(job in part for part in Path(tmp).parts)
+        )
         candidates = [tmp if not per_job else ""]
     else:
         candidates = [own, tmp]
@@ -113,7 +118,9 @@ def read_owner(path: Path) -> Owner | None:
 
 
 def this_process() -> dict[str, Any]:
-    """Identify this process for good: process ids are reused, and other namespaces have their own."""
+    """Identify this process for good: process ids are reused, and other namespaces have their
+    own.
+    """
     pid = os.getpid()
     return {"pid": pid, "started": process_start(pid), "namespace": pid_namespace()}
 
@@ -127,7 +134,8 @@ def check_limit(limit: int, needed: int) -> None:
     """Raise an error if the data is larger than the site allows, before anything is copied."""
     if limit and needed > limit:
         raise EnvironmentProblem(
-            f"The data needs {format_size(needed)}, but this site allows {format_size(limit)} of staged data per node.",
+            f"The data needs {format_size(needed)}, but this site allows {format_size(limit)} of "
+            "staged data per node.",
             hint="Stage less. The limit is stage_size in [limits] of /etc/paceline/site.toml.",
         )
 
@@ -137,13 +145,16 @@ def check_free_space(base: Path, needed: int, files: int, *, host: str) -> None:
     free = free_space(base)
     if needed > free:
         raise EnvironmentProblem(
-            f"Node {host}: the data needs {format_size(needed)}, but {base} has {format_size(free)} free.",
-            hint="Stage less, set folder in [data] to a larger disk, or free space with `paceline clean`.",
+            f"Node {host}: the data needs {format_size(needed)}, but {base} has "
+            f"{format_size(free)} free.",
+            hint="Stage less, set folder in [data] to a larger disk, or free space with `paceline "
+            "clean`.",
         )
     status = os.statvfs(base)
     if status.f_files and files > status.f_favail:
         raise EnvironmentProblem(
-            f"Node {host}: the data has {files} files, but {base} can hold only {status.f_favail} more.",
+            f"Node {host}: the data has {files} files, but {base} can hold only {status.f_favail} "
+            "more.",
             hint="Set folder in [data] to another disk.",
         )
 
@@ -183,7 +194,8 @@ def _expand(text: str, environ: Mapping[str, str]) -> str:
         name = match[1] or match[2]
         if not environ.get(name):
             raise UsageError(
-                f"[data] folder: {text!r} uses ${name}, which is not set on this node.", hint="Set another folder."
+                f"[data] folder: {text!r} uses ${name}, which is not set on this node.",
+                hint="Set another folder.",
             )
         return environ[name]
 

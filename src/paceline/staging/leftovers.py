@@ -1,6 +1,8 @@
-"""Find and remove what runs have left on this node: each run folder has a marker that names its job or process.
+"""Find and remove what runs have left on this node: each run folder has a marker that names its job
+or process.
 
-A folder goes only if the scheduler or the process table shows that its run is over. Results are collected first.
+A folder goes only if the scheduler or the process table shows that its run is over. Results are
+collected first.
 """
 
 from __future__ import annotations
@@ -44,29 +46,45 @@ class Leftover:
 def find_leftovers(
     base: Path, environ: Mapping[str, str], *, job_start: str = "", all_cached: bool = False
 ) -> list[Leftover]:
-    """Return what is left in our folder below a base. Earlier starts of the caller's own job (`job_start`) are over."""
+    """Return what is left in our folder below a base. Earlier starts of the caller's own job
+    (`job_start`) are over.
+    """
     private = find_own_folder(base)
     if private is None:
         return []  # another user's markers must not decide what is copied where
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
     folders = sorted(private.glob("run-*"))
-    owners = {path: read_owner(path) for path in folders}  # before asking the scheduler: a new job may start meanwhile
-    others = {owner.job for owner in owners.values() if owner is not None} - {"", environ.get("SLURM_JOB_ID", "")}
+    # before asking the scheduler: a new job may start meanwhile
+    owners = {path: read_owner(path) for path in folders}
+    others = {owner.job for owner in owners.values() if owner is not None} - {
+        "",
+        environ.get("SLURM_JOB_ID", ""),
+    }
     active = active_jobs(environ) if others else None
     leftovers = []
     for path, owner in owners.items():
-        reason = reason_to_remove(path, owner, host=host, active=active, environ=environ, job_start=job_start)
+        reason = reason_to_remove(
+            path, owner, host=host, active=active, environ=environ, job_start=job_start
+        )
         if reason:
             leftovers.append(Leftover(path, reason, owner))
     now = time.time()
     for item in cached_items(private):
         if all_cached or item.is_expired(now):
-            leftovers.append(Leftover(item.folder, f"cached copy of {item.read_record()[1]}", cached=item))
+            leftovers.append(
+                Leftover(item.folder, f"cached copy of {item.read_record()[1]}", cached=item)
+            )
     return leftovers
 
 
 def reason_to_remove(
-    path: Path, owner: Owner | None, *, host: str, active: set[str] | None, environ: Mapping[str, str], job_start: str
+    path: Path,
+    owner: Owner | None,
+    *,
+    host: str,
+    active: set[str] | None,
+    environ: Mapping[str, str],
+    job_start: str,
 ) -> str:
     """Return why a folder's run is over; empty if it is not, or if that is unknown."""
     if owner is None:
@@ -90,13 +108,19 @@ def reason_to_remove(
 
 
 def active_jobs(environ: Mapping[str, str]) -> set[str] | None:
-    """Return the ids of this user's jobs that are on nodes now; None if the scheduler does not answer."""
+    """Return the ids of this user's jobs that are on nodes now; None if the scheduler does not
+    answer.
+    """
     command = ["squeue", "--noheader", "--all", f"--user={os.geteuid()}", "--format=%A %T"]
     try:
         done = subprocess.run(
-            command, env=slurm_query_environment(environ), text=True, capture_output=True, timeout=SQUEUE_TIMEOUT,
+            command,
+            env=slurm_query_environment(environ),
+            text=True,
+            capture_output=True,
+            timeout=SQUEUE_TIMEOUT,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode:
@@ -113,7 +137,11 @@ def collect_results(path: Path, owner: Owner | None) -> None:
     if os.path.isdir(Path(owner.destination).parent):
         destination = Path(owner.destination)
         collection = Collection(
-            path / "data", destination, patterns=owner.collect, staged=owner.staged, claim=owner.claim
+            path / "data",
+            destination,
+            patterns=owner.collect,
+            staged=owner.staged,
+            claim=owner.claim,
         )
         collection.run(Transfer())
 

@@ -1,4 +1,6 @@
-"""The contents of a staged path: its folders, files and links, and a key that changes when any of them does."""
+"""The contents of a staged path: its folders, files and links, and a key that changes when any of
+them does.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class FileEntry(NamedTuple):
     size: int
     mtime: int  # nanoseconds
     mode: int
-    ctime: int  # nanoseconds; changes with every write, even if a program resets the modification time
+    # nanoseconds; changes with every write, even if a program resets the modification time
+    ctime: int
 
 
 class FileGroup(NamedTuple):
@@ -57,7 +60,8 @@ class Manifest:
     files: list[FileEntry]
     links: list[tuple[str, str]]  # path and target
     outside_links: int = field(default=0, compare=False)  # links that point out of the item
-    special_files: int = field(default=0, compare=False)  # sockets, pipes and devices, which are left out
+    # sockets, pipes and devices, which are left out
+    special_files: int = field(default=0, compare=False)
     holes: int = field(default=0, compare=False)  # bytes of large files that take no space
 
     def to_json(self) -> str:
@@ -120,9 +124,12 @@ def scan(source: Path) -> Manifest:
             return Manifest(real, [], [_entry("", status)], [], holes=_holes(status, real))
         return _walk(real)
     except FileNotFoundError as error:
-        what = "does not exist" if error.filename == real else f"lost {error.filename} during the scan"
+        what = (
+            "does not exist" if error.filename == real else f"lost {error.filename} during the scan"
+        )
         raise EnvironmentProblem(
-            f"[data] stage: {str(source)!r} {what}.", hint="The path must exist under the same name on every node."
+            f"[data] stage: {str(source)!r} {what}.",
+            hint="The path must exist under the same name on every node.",
         ) from None
     except OSError as error:
         raise EnvironmentProblem(
@@ -132,7 +139,8 @@ def scan(source: Path) -> Manifest:
 
 
 def _walk(real: str) -> Manifest:
-    """Scan a folder with one thread while answers come fast: more threads would only get in each other's way.
+    """Scan a folder with one thread while answers come fast: more threads would only get in each
+    other's way.
 
     Where every question goes to a server, ask many at a time, within one large folder too.
     """
@@ -229,7 +237,9 @@ def _stat_files(real: str, batch: Batch) -> tuple[list[FileEntry], int]:
 
 
 def _entry(path: str, status: os.stat_result) -> FileEntry:
-    return FileEntry(path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, status.st_ctime_ns)
+    return FileEntry(
+        path, status.st_size, status.st_mtime_ns, status.st_mode & 0o777, status.st_ctime_ns
+    )
 
 
 def _holes(status: os.stat_result, path: str) -> int:
@@ -237,7 +247,9 @@ def _holes(status: os.stat_result, path: str) -> int:
 
 
 def _link_target(real: str, folder: str, text: str) -> tuple[str, bool]:
-    """Return a link's target on the node: relative if it is inside the item, else absolute and True."""
+    """Return a link's target on the node: relative if it is inside the item, else absolute and
+    True.
+    """
     parent = join(real, folder)
     target = os.path.normpath(os.path.join(parent, text))
     if target == real or target.startswith(real + "/"):

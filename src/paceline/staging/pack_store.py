@@ -1,8 +1,10 @@
-"""Packs: the small files of an item in one file on scratch, written once and read by every later job.
+"""Packs: the small files of an item in one file on scratch, written once and read by every later
+job.
 
-`.staged/<key>.json` is the manifest (with checksums of the packed files, if the job that packed them verifies),
-`.staged/<key>.pack` holds the contents one after the other. Both are renamed into place, so an existing pack is
-complete. `.staged/<source>.last` names the pack that was last used for a source.
+`.staged/<key>.json` is the manifest (with checksums of the packed files, if the job that packed
+them verifies),
+`.staged/<key>.pack` holds the contents one after the other. Both are renamed into place, so an
+existing pack is complete. `.staged/<source>.last` names the pack that was last used for a source.
 """
 
 from __future__ import annotations
@@ -41,11 +43,15 @@ class Packs:
         return self.folder / f"{key}.pack"
 
     def has(self, key: str) -> bool:
-        """Return whether there is a pack of ours. Nobody else's is used: a pack's name does not cover its content."""
+        """Return whether there is a pack of ours. Nobody else's is used: a pack's name does not
+        cover its content.
+        """
         return _is_ours(self.manifest_path(key)) and _is_ours(self.pack_path(key))
 
     def read(self, key: str) -> tuple[Manifest, dict[str, int]]:
-        """Return the manifest and checksums that the head agent wrote: other nodes need not scan the files."""
+        """Return the manifest and checksums that the head agent wrote: other nodes need not scan
+        the files.
+        """
         path = self.manifest_path(key)
         try:
             manifest, checksums, _ = self._read(key)
@@ -56,12 +62,15 @@ class Packs:
             ) from None
         if manifest.key != key:
             raise EnvironmentProblem(
-                f"[data] stage: The content of {path} does not match its name.", hint="Remove the file."
+                f"[data] stage: The content of {path} does not match its name.",
+                hint="Remove the file.",
             )
         return manifest, checksums
 
     def read_last(self, source: str) -> Manifest | None:
-        """Return the manifest of the pack last used for a source; None if there is none that we have written."""
+        """Return the manifest of the pack last used for a source; None if there is none that we
+        have written.
+        """
         key, is_ours = _read_text(self._last_path(source))
         if not is_ours or not re.fullmatch("[0-9a-f]{32}", key):
             return None
@@ -101,7 +110,9 @@ class Packs:
         return None
 
     def remove(self, key: str) -> None:
-        """Remove a pack that does not have the content of its source. Jobs that are reading it keep it open."""
+        """Remove a pack that does not have the content of its source. Jobs that are reading it
+        keep it open.
+        """
         for path in (self.pack_path(key), self.manifest_path(key)):
             with suppress(OSError):
                 path.unlink()
@@ -109,11 +120,16 @@ class Packs:
     def create(self, key: str) -> NewPack:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._prune()
-        # A name that nobody can guess, and no file but a new one: others may write to the folder too.
+        # A name that nobody can guess, and no file but a new one: others may write to the folder
+        # too.
         path = self.folder / f".{key}.{os.urandom(8).hex()}.partial"
-        return NewPack(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        return NewPack(
+            path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        )
 
-    def publish(self, manifest: Manifest, checksums: dict[str, int], pack: NewPack | None = None) -> None:
+    def publish(
+        self, manifest: Manifest, checksums: dict[str, int], pack: NewPack | None = None
+    ) -> None:
         """Make a manifest, and its pack if there is one, visible to all nodes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if pack is not None:
@@ -153,13 +169,21 @@ class NewPack:
 
 def make_packs(manifests: Iterable[Manifest], packs: Packs, transfer: Transfer) -> int:
     """Pack small files before any job needs them. Returns how many packs were made."""
-    unpacked = [manifest for manifest in manifests if manifest.needs_pack and not packs.has(manifest.key)]
+    unpacked = [
+        manifest for manifest in manifests if manifest.needs_pack and not packs.has(manifest.key)
+    ]
     transfer.total = sum(file.size for manifest in unpacked for file in manifest.small())
     for manifest in unpacked:
         try:
             with closing(packs.create(manifest.key)) as pack:
                 copy = ItemCopy(
-                    manifest, None, transfer=transfer, fresh=True, pack=pack.descriptor, pack_is_new=True, checksum=True
+                    manifest,
+                    None,
+                    transfer=transfer,
+                    fresh=True,
+                    pack=pack.descriptor,
+                    pack_is_new=True,
+                    checksum=True,
                 )
                 with closing(copy):
                     transfer.run(copy.small_tasks())

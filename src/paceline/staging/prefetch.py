@@ -1,7 +1,7 @@
 """Prefetch: unpack the last pack of an item while the item itself is still being scanned.
 
-Scanning a million files takes as long as unpacking them. If nothing has changed since the pack was made, the copy is
-the item's; otherwise it is removed and the item is copied from scratch.
+Scanning a million files takes as long as unpacking them. If nothing has changed since the pack was
+made, the copy is the item's; otherwise it is removed and the item is copied from scratch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,18 @@ from paceline.staging.request import Item
 
 
 class ItemPrefetch:
-    """A thread that unpacks the small files of an item to `target`. End it with `accept` or `cancel`."""
+    """A thread that unpacks the small files of an item to `target`. End it with `accept` or
+    `cancel`.
+    """
 
     def __init__(
-        self, manifest: Manifest, target: Path, *, pack: int, transfer: Transfer, turn: threading.Lock
+        self,
+        manifest: Manifest,
+        target: Path,
+        *,
+        pack: int,
+        transfer: Transfer,
+        turn: threading.Lock,
     ) -> None:
         self.manifest, self.target = manifest, target
         self.transfer = Transfer(transfer)
@@ -33,11 +41,14 @@ class ItemPrefetch:
         self._thread.start()
 
     def accept(self, manifest: Manifest) -> bool:
-        """If the scan found the same files, wait for the copy (raising its error); otherwise remove it."""
+        """If the scan found the same files, wait for the copy (raising its error); otherwise
+        remove it.
+        """
         if manifest != self.manifest:
             if not self.cancel():
                 raise EnvironmentProblem(
-                    f"[data] stage: Cannot remove {self.target}, which was copied from an outdated pack.",
+                    f"[data] stage: Cannot remove {self.target}, which was copied from an "
+                    "outdated pack.",
                     hint="Check that disk, or set folder in [data] to another one.",
                 )
             return False
@@ -55,7 +66,9 @@ class ItemPrefetch:
 
     def _copy(self) -> None:
         try:
-            copy = ItemCopy(self.manifest, self.target, transfer=self.transfer, fresh=True, pack=self._pack)
+            copy = ItemCopy(
+                self.manifest, self.target, transfer=self.transfer, fresh=True, pack=self._pack
+            )
             with self._turn, closing(copy):
                 if self.transfer.is_stopped:
                     raise Stopped
@@ -77,7 +90,9 @@ class Prefetcher:
         self._bytes = self._files = 0
 
     def start(self, item: Item) -> None:
-        """Prefetch an item if it has a pack of ours and there is space. Other problems show up in the regular copy."""
+        """Prefetch an item if it has a pack of ours and there is space. Other problems show up in
+        the regular copy.
+        """
         try:
             manifest = self.packs.read_last(os.path.realpath(item.source))
             if manifest is None:
@@ -98,7 +113,9 @@ class Prefetcher:
         return sum(prefetch.transfer.done for prefetch in self.started.values())
 
     def accept(self, name: str, manifest: Manifest) -> Manifest | None:
-        """Return the pack's manifest, whose key is known, if the item was prefetched and has not changed."""
+        """Return the pack's manifest, whose key is known, if the item was prefetched and has not
+        changed.
+        """
         prefetch = self.started.pop(name, None)
         if prefetch is None:
             return None

@@ -37,11 +37,17 @@ class StagingRequest:
 
 
 def read_request(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> StagingRequest:
-    """Return the request of a launch spec. Paths need not exist yet; invalid or clashing names are errors."""
-    return make_request(launch_spec.data, base=Path(launch_spec.scratch) / launch_spec.project, environ=environ)
+    """Return the request of a launch spec. Paths need not exist yet; invalid or clashing names are
+    errors.
+    """
+    return make_request(
+        launch_spec.data, base=Path(launch_spec.scratch) / launch_spec.project, environ=environ
+    )
 
 
-def make_request(data: Mapping[str, Any], *, base: Path, environ: Mapping[str, str]) -> StagingRequest:
+def make_request(
+    data: Mapping[str, Any], *, base: Path, environ: Mapping[str, str]
+) -> StagingRequest:
     """Resolve `[data]`; relative paths start at `base`, which is `<scratch>/<project>`."""
     items: dict[str, Item] = {}
     for text in data.get("stage", ()):
@@ -49,14 +55,17 @@ def make_request(data: Mapping[str, Any], *, base: Path, environ: Mapping[str, s
         known = items.get(item.name)
         if known is not None and known.source != item.source:
             raise UsageError(
-                f"[data] stage: {known.source} and {item.source} would both become {item.name!r} on the node.",
+                f"[data] stage: {known.source} and {item.source} would both become {item.name!r} "
+                "on the node.",
                 hint="Stage the folder that contains both, or move one of them.",
             )
         items[item.name] = item
     for pattern in data.get("collect", ()):
         _check_relative(str(pattern), "collect")
     # A path inside another staged folder comes with that folder.
-    outermost = [item for item in items.values() if not any(_is_inside(item.name, other) for other in items)]
+    outermost = [
+        item for item in items.values() if not any(_is_inside(item.name, other) for other in items)
+    ]
     return StagingRequest(
         items=tuple(outermost),
         collect=tuple(str(pattern) for pattern in data.get("collect", ())),
@@ -88,16 +97,22 @@ def _make_item(text: str, base: Path, environ: Mapping[str, str]) -> Item:
     if path.is_relative_to(base) and path != base:
         return Item(str(path.relative_to(base)), path)
     if not path.name:
-        raise UsageError("Invalid path '/' in stage of [data]: use a folder or a file.", hint="Name what you need.")
+        raise UsageError(
+            "Invalid path '/' in stage of [data]: use a folder or a file.",
+            hint="Name what you need.",
+        )
     return Item(path.name, path)
 
 
 def _check_relative(text: str, key: str) -> None:
     parts = Path(text).parts
     if not parts or Path(text).is_absolute() or ".." in parts or "\0" in text:
-        expected = "a path below the node's data folder" if key == "collect" else "a path without .."
+        expected = (
+            "a path below the node's data folder" if key == "collect" else "a path without .."
+        )
         raise UsageError(
-            f"Invalid path {text!r} in {key} of [data]: use {expected}.", hint="For example, results/*.csv."
+            f"Invalid path {text!r} in {key} of [data]: use {expected}.",
+            hint="For example, results/*.csv.",
         )
 
 
@@ -110,7 +125,9 @@ def _expand(text: str, environ: Mapping[str, str]) -> str:
         return text
     name = match[1] or match[2]
     if not environ.get(name):
-        raise UsageError(f"[data]: {text!r} starts with ${name}, which is not set here.", hint=f"Set {name}.")
+        raise UsageError(
+            f"[data]: {text!r} starts with ${name}, which is not set here.", hint=f"Set {name}."
+        )
     return environ[name] + text[match.end() :]
 
 

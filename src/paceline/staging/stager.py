@@ -1,4 +1,6 @@
-"""Stage items on one node: scan, make space, copy or reuse, verify. Runs in a thread beside the agent's loop."""
+"""Stage items on one node: scan, make space, copy or reuse, verify. Runs in a thread beside the
+agent's loop.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from pathlib import Path
 from paceline.errors import EnvironmentProblem, PacelineError
 from paceline.staging.cache import Lock, acquire_item, cached_item, cached_items
 from paceline.staging.copy.small_files import join
-from paceline.staging.copy.transfer import CopyDiffers, ItemCopy, Stopped, Transfer, compute_checksum
+from paceline.staging.copy.transfer import (
+    CopyDiffers,
+    ItemCopy,
+    Stopped,
+    Transfer,
+    compute_checksum,
+)
 from paceline.staging.folders import check_free_space, check_limit, free_space, remove_tree
 from paceline.staging.manifest import FileEntry, Manifest, scan
 from paceline.staging.pack_store import NewPack, Packs
@@ -41,7 +49,9 @@ class StagingResult:
     notes: list[str] = field(default_factory=list)
 
 
-def scan_items(request: StagingRequest, packs: Packs, transfer: Transfer | None = None) -> list[ScannedItem]:
+def scan_items(
+    request: StagingRequest, packs: Packs, transfer: Transfer | None = None
+) -> list[ScannedItem]:
     """Scan everything that is to be staged."""
     check_sources(request)
     scanned = []
@@ -54,7 +64,9 @@ def scan_items(request: StagingRequest, packs: Packs, transfer: Transfer | None 
 
 
 def _check_pack(manifest: Manifest, packs: Packs, transfer: Transfer) -> dict[str, int]:
-    """Return the checksums of the packed files, as their source is now. A pack that has others is removed."""
+    """Return the checksums of the packed files, as their source is now. A pack that has others is
+    removed.
+    """
     checksums: dict[str, int] = {}
 
     def read(file: FileEntry) -> None:
@@ -80,18 +92,26 @@ def scan_notes(items: Sequence[ScannedItem]) -> list[str]:
     for item in items:
         if item.manifest.outside_links:
             notes.append(
-                f"{item.manifest.outside_links} links in {item.name!r} point outside it: they stay links, and runs "
+                f"{item.manifest.outside_links} links in {item.name!r} point outside it: they "
+                "stay links, and runs "
                 "read their targets in place"
             )
         if item.manifest.special_files:
-            notes.append(f"{item.manifest.special_files} sockets, pipes or devices in {item.name!r} are skipped")
+            notes.append(
+                f"{item.manifest.special_files} sockets, pipes or devices in {item.name!r} are "
+                "skipped"
+            )
     return notes
 
 
 class Stager:
-    """Copies scanned items below `data`. With `keep` they go into the cache, and `data` has links to them."""
+    """Copies scanned items below `data`. With `keep` they go into the cache, and `data` has links
+    to them.
+    """
 
-    def __init__(self, request: StagingRequest, *, private: Path, data: Path, host: str, makes_packs: bool) -> None:
+    def __init__(
+        self, request: StagingRequest, *, private: Path, data: Path, host: str, makes_packs: bool
+    ) -> None:
         self.request, self.private, self.data, self.host = request, private, data, host
         self.makes_packs = makes_packs
         self.packs = Packs(request.packs)
@@ -132,8 +152,11 @@ class Stager:
         return replace(item, manifest=manifest)
 
     def _all_fit(self, items: Sequence[ScannedItem]) -> bool:
-        prefetched = self.prefetcher.done  # read before the free space: it must not be overestimated
-        return sum(item.manifest.disk_usage for item in items) <= prefetched + free_space(self.private)
+        # read before the free space: it must not be overestimated
+        prefetched = self.prefetcher.done
+        return sum(item.manifest.disk_usage for item in items) <= prefetched + free_space(
+            self.private
+        )
 
     def _stage_cached(self, item: ScannedItem) -> None:
         cached, manifest = cached_item(self.private, item.manifest.key), item.manifest
@@ -153,7 +176,9 @@ class Stager:
                 lock.close()
                 if not cached.remove():  # another job uses it
                     raise
-                self.result.notes.append(f"the cached copy of {manifest.source!r} was damaged, and is replaced")
+                self.result.notes.append(
+                    f"the cached copy of {manifest.source!r} was damaged, and is replaced"
+                )
                 lock, is_reused = acquire()
         self.locks.append(lock)
         if is_reused:
@@ -163,14 +188,20 @@ class Stager:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(_path_in(cached.content, manifest))
 
-    def _verify(self, item: ScannedItem, target: Path, checksums: dict[str, int] | None = None) -> None:
-        """Compare copies with their sources; `checksums` are those that this job has computed while it read them."""
+    def _verify(
+        self, item: ScannedItem, target: Path, checksums: dict[str, int] | None = None
+    ) -> None:
+        """Compare copies with their sources; `checksums` are those that this job has computed
+        while it read them.
+        """
         transfer = Transfer(self.transfer)  # an error here need not be the end
         copy = ItemCopy(item.manifest, target, transfer=transfer, fresh=False)
         transfer.run(copy.verify_tasks({**item.checksums, **(checksums or {})}))
 
     def _stage_item(self, item: ScannedItem, target: Path, *, fresh: bool) -> None:
-        """Copy an item. If its pack turns out to be damaged, remove the pack and copy the source."""
+        """Copy an item. If its pack turns out to be damaged, remove the pack and copy the
+        source.
+        """
         try:
             self._copy_item(item, target, fresh=fresh)
         except CopyDiffers:
@@ -178,7 +209,9 @@ class Stager:
                 raise
             self.packs.remove(item.manifest.key)
             self._prefetched.discard(item.name)
-            self.result.notes.append(f"the pack of {item.manifest.source!r} was damaged, and is replaced")
+            self.result.notes.append(
+                f"the pack of {item.manifest.source!r} was damaged, and is replaced"
+            )
             self._copy_item(item, target, fresh=True)
         self.result.files += len(item.manifest.files)
         self.result.size += item.manifest.size
@@ -192,9 +225,14 @@ class Stager:
                 new_pack = self._create_pack(manifest)
         try:
             copy = ItemCopy(
-                manifest, target, transfer=self.transfer, fresh=fresh, pack=new_pack.descriptor if new_pack else pack,
-                pack_is_new=new_pack is not None, checksum=self.request.checksum,
-            )  # fmt: skip
+                manifest,
+                target,
+                transfer=self.transfer,
+                fresh=fresh,
+                pack=new_pack.descriptor if new_pack else pack,
+                pack_is_new=new_pack is not None,
+                checksum=self.request.checksum,
+            )
             with closing(copy):
                 if not is_prefetched:
                     copy.make_folders_and_links()
@@ -247,8 +285,12 @@ class Stager:
                 cached = cached_item(self.private, manifest.key)
                 if cached.is_complete():
                     continue
-                folder = _path_in(cached.partial if cached.partial.exists() else cached.content, manifest)
-                files = [file for file in manifest.files if not os.path.exists(join(folder, file.path))]
+                folder = _path_in(
+                    cached.partial if cached.partial.exists() else cached.content, manifest
+                )
+                files = [
+                    file for file in manifest.files if not os.path.exists(join(folder, file.path))
+                ]
                 manifest = replace(manifest, files=files)
             missing.append(manifest)
         return missing
@@ -257,7 +299,8 @@ class Stager:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return EnvironmentProblem(
                 f"Node {self.host}: the disk of {self.data} is full.",
-                hint="Other programs write there too: try again, or set folder in [data] to a larger disk.",
+                hint="Other programs write there too: try again, or set folder in [data] to a "
+                "larger disk.",
             )
         return EnvironmentProblem(
             f"Node {self.host}: cannot stage {error.filename!r}: {error.strerror}.",
@@ -271,7 +314,9 @@ def _path_in(folder: Path, manifest: Manifest) -> Path:
 
 
 class StagingThread:
-    """Stages in a thread, so that the agent can keep listening. Scans first unless the items are given."""
+    """Stages in a thread, so that the agent can keep listening. Scans first unless the items are
+    given.
+    """
 
     def __init__(self, stager: Stager, items: Sequence[ScannedItem] | None = None) -> None:
         self.stager, self.items = stager, items
@@ -294,7 +339,9 @@ class StagingThread:
         try:
             if self.items is None:
                 self.stager.start_prefetch()
-                self.items = scan_items(self.stager.request, self.stager.packs, self.stager.transfer)
+                self.items = scan_items(
+                    self.stager.request, self.stager.packs, self.stager.transfer
+                )
             self.scanned.set()
             self.stager.stage(self.items)
         except Stopped:

@@ -1,11 +1,13 @@
-"""The working directory of a submitted run: `<run>/work/<project>`, a copy of its snapshot with links to the rest.
+"""The working directory of a submitted run: `<run>/work/<project>`, a copy of its snapshot with
+links to the rest.
 
-The files of the snapshot are copied, because runs share a snapshot and a script may write to any file. What the
-snapshot leaves out, such as data and a venv, is a link to the live project. The head agent fills the folder before
-ranks start. Once the run is done, it removes what the script did not write: thousands of runs must not keep copies.
+The files of the snapshot are copied, because runs share a snapshot and a script may write to any
+file. What the snapshot leaves out, such as data and a venv, is a link to the live project. The head
+agent fills the folder before ranks start. Once the run is done, it removes what the script did not
+write: thousands of runs must not keep copies.
 
-A link, made here or by the script, may lead to the live project. Nothing here follows such a link: its target
-does not belong to the run, and must not be filled, listed or removed.
+A link, made here or by the script, may lead to the live project. Nothing here follows such a link:
+its target does not belong to the run, and must not be filled, listed or removed.
 """
 
 from __future__ import annotations
@@ -41,17 +43,26 @@ class WorkingDirectory:
         work = launch_spec.work
         if not work:
             return None
-        return cls(launch_spec.source, os.path.realpath(work["code"]), work["project"], frozenset(work["links"]))
+        return cls(
+            launch_spec.source,
+            os.path.realpath(work["code"]),
+            work["project"],
+            frozenset(work["links"]),
+        )
 
     def fill(self, cwd: str) -> None:
-        """Add what is missing, and `cwd`. What is there stays: an earlier attempt may have written it."""
+        """Add what is missing, and `cwd`. What is there stays: an earlier attempt may have written
+        it.
+        """
         try:
             self._fill(cwd)
         except OSError as problem:
             is_full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
             raise LaunchError(
-                f"Cannot fill the working directory {self.path}: {problem.filename}: {problem.strerror}.",
-                hint=f"{'Check your quota there' if is_full else 'Check this path'}. With `--workdir project` or "
+                f"Cannot fill the working directory {self.path}: {problem.filename}: "
+                f"{problem.strerror}.",
+                hint=f"{'Check your quota there' if is_full else 'Check this path'}. With "
+                "`--workdir project` or "
                 "`--no-snapshot`, runs do not need this folder.",
             ) from None
 
@@ -75,7 +86,9 @@ class WorkingDirectory:
         os.makedirs(cwd, exist_ok=True)
 
     def remove_links(self) -> None:
-        """Remove the links to the project: who copies a run folder should not get data and secrets with it."""
+        """Remove the links to the project: who copies a run folder should not get data and secrets
+        with it.
+        """
         for name in self._links_inside():
             if self._is_link(name):
                 os.unlink(self._path(name))
@@ -99,14 +112,17 @@ class WorkingDirectory:
             os.rmdir(os.path.dirname(self.path))
 
     def written(self) -> list[str]:
-        """Return the files and folders that the script has written here, relative to this folder."""
+        """Return the files and folders that the script has written here, relative to this
+        folder.
+        """
         inside = self._written("", set(self._link_parents())) if self._is_inside("") else ()
         return sorted([*inside, *self._written_beside()])
 
     def _entries(self, parent: str = "") -> Iterator[str]:
         """Yield the snapshot's folders and files, each folder before what is in it.
 
-        Where the working directory has no folder, but a link or a file, what the snapshot has below is left out.
+        Where the working directory has no folder, but a link or a file, what the snapshot has below
+        is left out.
         """
         if not _is_folder(self._path(parent)):
             return
@@ -138,11 +154,14 @@ class WorkingDirectory:
             raise
 
     def _link_target(self, name: str) -> str:
-        """Return where a link of the snapshot points here: to the copy of a file, or where it did in the project."""
+        """Return where a link of the snapshot points here: to the copy of a file, or where it did
+        in the project.
+        """
         text, folder = os.readlink(f"{self.code}/{name}"), os.path.dirname(name)
         if not os.path.isabs(text) and not _leads_out(os.path.normpath(os.path.join(folder, text))):
             return text
-        real = os.path.realpath(self.project)  # this is where ".." starts, if the project's own path is a link
+        # this is where ".." starts, if the project's own path is a link
+        real = os.path.realpath(self.project)
         live = os.path.normpath(os.path.join(real, folder, text))
         for project in (self.project, real):
             inside = os.path.relpath(live, project)
@@ -158,30 +177,48 @@ class WorkingDirectory:
         return os.path.normpath(f"{self.path}/{name}")
 
     def _live_path(self, name: str) -> str:
-        return os.path.normpath(f"{os.path.realpath(self.project) if _leads_out(name) else self.project}/{name}")
+        return os.path.normpath(
+            f"{os.path.realpath(self.project) if _leads_out(name) else self.project}/{name}"
+        )
 
     def _is_inside(self, name: str) -> bool:
         """Return whether only folders lead to a path, and no link of the script's."""
-        folders = [] if _leads_out(name) else ["", *(name[: slash.start()] for slash in re.finditer("/", name))]
+        folders = (
+            []
+            if _leads_out(name)
+            else ["", *(name[: slash.start()] for slash in re.finditer("/", name))]
+        )
         return all(map(_is_folder, (os.path.dirname(self.path), *map(self._path, folders))))
 
     def _links_inside(self) -> list[str]:
-        parents = {parent for parent in map(os.path.dirname, self.links) if self._is_inside(f"{parent}/x")}
+        parents = {
+            parent for parent in map(os.path.dirname, self.links) if self._is_inside(f"{parent}/x")
+        }
         return sorted(name for name in self.links if os.path.dirname(name) in parents)
 
     def _link_parents(self) -> list[str]:
-        """Return the folders that have links, each after the one it is in. The snapshot may lack them."""
+        """Return the folders that have links, each after the one it is in. The snapshot may lack
+        them.
+        """
         names = {name[: slash.start()] for name in self.links for slash in re.finditer("/", name)}
         return sorted(names - {".."})
 
     def _is_link(self, name: str) -> bool:
         path = self._path(name)
-        return name in self.links and os.path.islink(path) and os.readlink(path) == self._live_path(name)
+        return (
+            name in self.links
+            and os.path.islink(path)
+            and os.readlink(path) == self._live_path(name)
+        )
 
     def _is_unchanged(self, name: str) -> bool:
         source, path = f"{self.code}/{name}", f"{self.path}/{name}"
         if os.path.islink(path) or os.path.islink(source):
-            return os.path.islink(path) and os.path.islink(source) and os.readlink(path) == self._link_target(name)
+            return (
+                os.path.islink(path)
+                and os.path.islink(source)
+                and os.readlink(path) == self._link_target(name)
+            )
         try:
             is_old = abs(os.stat(source).st_mtime - os.stat(path).st_mtime) < 1
             return is_old and filecmp.cmp(source, path, shallow=False)
@@ -222,11 +259,14 @@ def _copy_file(source: str, target: str) -> None:
     """Copy a file of the snapshot, with its holes. The script may write to the copy."""
     with open(source, "rb") as reader:
         status = os.fstat(reader.fileno())
-        writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        writer = os.open(
+            target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         try:
             copy_data(reader.fileno(), writer, status.st_size)
             os.fchmod(writer, status.st_mode & 0o777 | 0o200)
-            os.utime(writer, ns=(status.st_mtime_ns,) * 2)  # shows whether a script has written the file again
+            # shows whether a script has written the file again
+            os.utime(writer, ns=(status.st_mtime_ns,) * 2)
         finally:
             os.close(writer)
 

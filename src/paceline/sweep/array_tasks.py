@@ -27,8 +27,12 @@ class Chunk:
         return ranges(self.tasks) + (f"%{parallel}" if parallel is not None else "")
 
 
-def group(numbers: Sequence[int], *, pack: int = 1, max_tasks: int | None = None) -> list[list[int]]:
-    """Return each task's trials: `pack` of them, or more if that would take more than `max_tasks` tasks."""
+def group(
+    numbers: Sequence[int], *, pack: int = 1, max_tasks: int | None = None
+) -> list[list[int]]:
+    """Return each task's trials: `pack` of them, or more if that would take more than `max_tasks`
+    tasks.
+    """
     each = pack
     if max_tasks is not None and numbers:
         each = max(pack, math.ceil(len(numbers) / max(1, max_tasks)))
@@ -37,7 +41,9 @@ def group(numbers: Sequence[int], *, pack: int = 1, max_tasks: int | None = None
 
 
 def cut(tasks: Sequence[list[int]], *, max_array: int) -> list[Chunk]:
-    """Return arrays of at most `max_array` tasks. A task of one trial has the trial's number as index if it fits."""
+    """Return arrays of at most `max_array` tasks. A task of one trial has the trial's number as
+    index if it fits.
+    """
     fewest = math.ceil(len(tasks) / max_array)
     if all(len(numbers) == 1 for numbers in tasks):
         windows: dict[int, dict[int, list[int]]] = {}
@@ -46,7 +52,10 @@ def cut(tasks: Sequence[list[int]], *, max_array: int) -> list[Chunk]:
             windows.setdefault(window, {})[index] = numbers
         if len(windows) <= fewest:
             return [Chunk(window) for window in windows.values()]
-    return [Chunk(dict(enumerate(tasks[start : start + max_array]))) for start in range(0, len(tasks), max_array)]
+    return [
+        Chunk(dict(enumerate(tasks[start : start + max_array])))
+        for start in range(0, len(tasks), max_array)
+    ]
 
 
 def ranges(numbers: Iterable[int]) -> str:

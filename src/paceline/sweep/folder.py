@@ -1,4 +1,6 @@
-"""The files that `paceline sweep` writes to a sweep's folder: the search, its trials, and their jobs."""
+"""The files that `paceline sweep` writes to a sweep's folder: the search, its trials, and their
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -39,43 +41,63 @@ class SweepWriter:
         return not self.folder.spec.is_file()
 
     def check_search(self, search: Search) -> None:
-        """Raise if the folder holds a different sweep of this name, or a run, or belongs to another user."""
+        """Raise if the folder holds a different sweep of this name, or a run, or belongs to
+        another user.
+        """
         require_own_folder(self.folder.path, "Sweep")
         if self.is_new:
             if self.run_path.folder.run_json.is_file():
                 raise UsageError(
-                    f"{self.folder.path} is a run, not a sweep.", hint="Give the sweep another name with --name."
+                    f"{self.folder.path} is a run, not a sweep.",
+                    hint="Give the sweep another name with --name.",
                 )
             return
         old = self.folder.read_search()
-        keys = ["metric", "direction", "sampler", *(["space"] if search.sampler in ("random", "tpe") else [])]
+        keys = [
+            "metric",
+            "direction",
+            "sampler",
+            *(["space"] if search.sampler in ("random", "tpe") else []),
+        ]
         keys += ["wandb_sweep"] if search.wandb_sweep else []
         for key in keys:
             if getattr(old, key) != getattr(search, key):
                 raise SpecError(
-                    f"The sweep {search.name!r} already exists with a different {key}: {getattr(old, key)!r}.",
+                    f"The sweep {search.name!r} already exists with a different {key}: "
+                    f"{getattr(old, key)!r}.",
                     hint="Give this one another name with --name, or with name in [sweep].",
                 )
 
     def submission_path(self) -> RunPath:
-        """Return the folder of the next submission: the code and the launch spec that its trials share."""
-        taken = [int(path.name) for path in self.folder.path.glob("submissions/*") if path.name.isdigit()]
+        """Return the folder of the next submission: the code and the launch spec that its trials
+        share.
+        """
+        taken = [
+            int(path.name) for path in self.folder.path.glob("submissions/*") if path.name.isdigit()
+        ]
         number = max(taken, default=0) + 1
         return replace(
-            self.run_path, experiment=f"{self.run_path.experiment}/{self.folder.name}/submissions", run_id=str(number)
+            self.run_path,
+            experiment=f"{self.run_path.experiment}/{self.folder.name}/submissions",
+            run_id=str(number),
         )
 
     def trial_path(self, number: int) -> RunPath:
         return replace(
-            self.run_path, experiment=f"{self.run_path.experiment}/{self.folder.name}/trials", run_id=str(number)
+            self.run_path,
+            experiment=f"{self.run_path.experiment}/{self.folder.name}/trials",
+            run_id=str(number),
         )
 
     @contextmanager
     def add_trials(self, search: Search, new: Sequence[Point]) -> Iterator[None]:
-        """Write the search and its new trials; undo both, and what the body records of jobs, if the body fails."""
+        """Write the search and its new trials; undo both, and what the body records of jobs, if
+        the body fails.
+        """
         before = self.folder.spec.read_text(encoding="utf-8") if not self.is_new else None
         sizes = {
-            path: path.stat().st_size if path.exists() else None for path in (self.folder.points, self.folder.jobs)
+            path: path.stat().st_size if path.exists() else None
+            for path in (self.folder.points, self.folder.jobs)
         }
         created = json.loads(before)["created"] if before else time.time()
         shown = replace(search, created=created, args=redact_args(search.args))
@@ -98,11 +120,14 @@ class SweepWriter:
                 write_atomically(self.folder.spec, before)
             raise
 
-    # -- existing trials -------------------------------------------------------------------------------
+    # -- existing trials
+    # -------------------------------------------------------------------------------
 
     def select(self, which: str) -> list[int]:
         """Return the trials that are `failed`, or `missing`: without a result and without a job."""
-        results = {point.number: _state(self.folder.trial(point.number).result) for point in self.points}
+        results = {
+            point.number: _state(self.folder.trial(point.number).result) for point in self.points
+        }
         if which == FAILED:
             return [number for number, state in results.items() if state == FAILED]
         unfinished = [number for number, state in results.items() if state is None]
@@ -115,7 +140,9 @@ class SweepWriter:
         newest: dict[int, str] = {}
         for line in self.folder.read_jobs():
             for index, listed in line["tasks"].items():
-                newest |= {number: f"{line['job']}_{index}" for number in listed if number in wanted}
+                newest |= {
+                    number: f"{line['job']}_{index}" for number in listed if number in wanted
+                }
         jobs = {(number, job) for number, job in newest.items()}
         for number in wanted:  # a trial's folder names the job that continues it
             if job := slurm.read_job_id(self.folder.trial(number)):
@@ -164,7 +191,9 @@ def _state(result: Path) -> str | None:
 
 @contextmanager
 def mark_starter(submission: Path) -> Iterator[None]:
-    """Mark a submission whose trials this process is still starting, for other commands on this machine."""
+    """Mark a submission whose trials this process is still starting, for other commands on this
+    machine.
+    """
     mark = submission / STARTER
     write_atomically(mark, claims.describe_processes([os.getpid()]) + "\n")
     try:

@@ -1,4 +1,6 @@
-"""Run a sweep's trials on this machine, several at a time. They are opened and closed as in jobs."""
+"""Run a sweep's trials on this machine, several at a time. They are opened and closed as in
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class LocalSweep(SweepStart):
     def __init__(self, settings: SweepSettings, reporter: Reporter) -> None:
         super().__init__(settings, reporter)
         self.job = with_ranks(resolve_start(settings.job, os.environ))
-        self.slots = slots(self.job, detect_machine(os.environ), self.search.parallel)[: self.parallel]
+        self.slots = slots(self.job, detect_machine(os.environ), self.search.parallel)[
+            : self.parallel
+        ]
         self.pool = ParallelRuns(len(self.slots))
         self.results: dict[int, Mapping[str, Any]] = {}
 
@@ -45,10 +49,16 @@ class LocalSweep(SweepStart):
         self.python, self.secrets = interpreter(self.job), read_secrets(self.job, os.environ)
         with self.new_submission(new, numbers) as run_path, mark_starter(run_path.folder.path):
             plan = plan_local(
-                self.job, run_path=run_path, machine=self.slots[0], python=self.python, environ=os.environ,
+                self.job,
+                run_path=run_path,
+                machine=self.slots[0],
+                python=self.python,
+                environ=os.environ,
                 file_secrets=self.secrets,
-            )  # fmt: skip
-            notes = self.prepare(run_path, plan.launch_spec, job=self.job, backend="local", snapshot_required=False)
+            )
+            notes = self.prepare(
+                run_path, plan.launch_spec, job=self.job, backend="local", snapshot_required=False
+            )
         for note in (*plan.notes, *notes):
             self.reporter.note(note)
         name = self.search.name
@@ -58,7 +68,9 @@ class LocalSweep(SweepStart):
             self.pool.run(list(numbers), begin=self._begin, end=self._end, stop=self._report_stop)
         self._report_best()
         if self.pool.stopping:
-            self.reporter.note(f"to continue: paceline sweep --local --resubmit missing {quote(name)}")
+            self.reporter.note(
+                f"to continue: paceline sweep --local --resubmit missing {quote(name)}"
+            )
             return INTERRUPTED_EXIT if self.pool.interrupted else STOPPED_EXIT
         return int(any(result["state"] == FAILED for result in self.results.values()))
 
@@ -83,13 +95,19 @@ class LocalSweep(SweepStart):
             self.results[number] = close_trial(folder, number, FAILED, error=problem.message)
             return None
         plan = plan_local(
-            self.job, run_path=self.writer.trial_path(number), machine=self.slots[slot], python=self.python,
-            environ=os.environ, file_secrets=self.secrets,
-        )  # fmt: skip
+            self.job,
+            run_path=self.writer.trial_path(number),
+            machine=self.slots[slot],
+            python=self.python,
+            environ=os.environ,
+            file_secrets=self.secrets,
+        )
         if not plan.launch_spec.gpus or len(plan.agents) > 1:
             return plan
         devices = {VISIBLE_DEVICES: ",".join(self.slots[slot].devices)}
-        agents = tuple(replace(agent, variables={**agent.variables, **devices}) for agent in plan.agents)
+        agents = tuple(
+            replace(agent, variables={**agent.variables, **devices}) for agent in plan.agents
+        )
         return replace(plan, agents=agents)
 
     def _end(self, number: int, verdict: str) -> None:
@@ -101,7 +119,10 @@ class LocalSweep(SweepStart):
 
     def _report_stop(self, count: int) -> None:
         again = "; press Ctrl-C again to end at once" if self.pool.interrupted else ""
-        self.reporter.note(f"stop requested: {count_trials(count)} will save and stop, and no more will start{again}")
+        self.reporter.note(
+            f"stop requested: {count_trials(count)} will save and stop, and no more will "
+            f"start{again}"
+        )
 
     def _report(self, number: int, result: Mapping[str, Any]) -> None:
         parts = [f"trial {number}: {result['state']}"]
@@ -116,16 +137,19 @@ class LocalSweep(SweepStart):
     def _report_best(self) -> None:
         """Print the best single trial. `sweep show` has the means over seeds."""
         values = {
-            number: result["value"] for number, result in self.results.items()
+            number: result["value"]
+            for number, result in self.results.items()
             if result["state"] == DONE and result["value"] is not None
-        }  # fmt: skip
+        }
         if not values or self.search.metric is None:
             return
         choose = max if self.search.direction == "maximize" else min
         best = choose(values, key=lambda number: values[number])
         point = describe_point(self.results[best]["point"])
         self.reporter.trial(
-            f"best of {len(values)}: trial {best}, {self.search.metric} {values[best]:.6g}, {point}", DONE
+            f"best of {len(values)}: trial {best}, {self.search.metric} {values[best]:.6g}, "
+            f"{point}",
+            DONE,
         )
         self.reporter.note(f"its folder: {self.writer.folder.trial(best).path}")
 

@@ -34,7 +34,8 @@ class SweepOverview:
     direction: str  # minimize or maximize
     created: float | None
     trials: int
-    counts: dict[str, int]  # trials by state: done, pruned, failed, missing, running, pending; none without trials
+    # trials by state: done, pruned, failed, missing, running, pending; none without trials
+    counts: dict[str, int]
     best: float | None
     best_trial: int | None
 
@@ -47,7 +48,9 @@ class SweepOverview:
 
 
 def sweep_status(counts: Mapping[str, int]) -> str:
-    """Return what most concerns you about a sweep, in one word, from its trials by state. All views show this one."""
+    """Return what most concerns you about a sweep, in one word, from its trials by state. All
+    views show this one.
+    """
     for state, word in ((RUNNING, "running"), (PENDING, "queued")):
         if state in counts:
             return word
@@ -65,7 +68,9 @@ def read_sweep_overview(folder: SweepFolder, query: QueryStates = query_states) 
 
 def make_sweep_overview(sweep: Sweep) -> SweepOverview:
     path = sweep.folder.path
-    ends = [(trial.value, trial.number) for trial in finished(sweep.trials) if trial.value is not None]
+    ends = [
+        (trial.value, trial.number) for trial in finished(sweep.trials) if trial.value is not None
+    ]
     best = (max if sweep.maximizes else min)(ends, default=None)
     return SweepOverview(
         name=sweep.name,
@@ -91,7 +96,9 @@ class _Known:
 
 
 class SweepOverviews:
-    """Reads the rows of sweeps again and again: those that are over seldom, unless their files change."""
+    """Reads the rows of sweeps again and again: those that are over seldom, unless their files
+    change.
+    """
 
     def __init__(self, query: QueryStates) -> None:
         self._query = query
@@ -106,7 +113,9 @@ class SweepOverviews:
                 with suppress(PacelineError, OSError, ValueError):
                     overview = read_sweep_overview(folder, self._query)
                     pause = OVER_INTERVAL if overview.is_over else INTERVAL
-                    known = _Known(overview, stamp, began + max(pause, IDLE_SHARE * (time.monotonic() - began)))
+                    known = _Known(
+                        overview, stamp, began + max(pause, IDLE_SHARE * (time.monotonic() - began))
+                    )
             if known is not None:
                 found[folder.path] = known
         self._known = found
@@ -114,8 +123,12 @@ class SweepOverviews:
 
 
 def _stamp(folder: SweepFolder) -> tuple[int, ...]:
-    """Return when trials were added, started or submitted again. Those that go on change files of their own."""
-    return tuple(_changed(path) for path in (folder.trials, folder.points, folder.jobs, folder.path))
+    """Return when trials were added, started or submitted again. Those that go on change files of
+    their own.
+    """
+    return tuple(
+        _changed(path) for path in (folder.trials, folder.points, folder.jobs, folder.path)
+    )
 
 
 def _changed(path: Path) -> int:
@@ -132,7 +145,9 @@ def started_trials(folder: SweepFolder) -> list[TrialFolder]:
 
 
 def find_failed_trial(folder: SweepFolder) -> TrialFolder | None:
-    """Return a trial whose output is worth reading: the first that has failed, or else the first that has started."""
+    """Return a trial whose output is worth reading: the first that has failed, or else the first
+    that has started.
+    """
     started = started_trials(folder)
     failed = (trial for trial in started if read_json(trial.result).get("state") == FAILED)
     return next(failed, started[0] if started else None)

@@ -1,4 +1,6 @@
-"""The points of a sweep (a grid, random points, or lines of a list) and the numbers of its trials."""
+"""The points of a sweep (a grid, random points, or lines of a list) and the numbers of its
+trials.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,17 @@ def request_points(search: Search, *, count: int | None) -> list[PointRequest]:
     if search.chooses_late:
         return [PointRequest(None) for _ in range(count or 0)]
     if search.sampler == "random":
-        return [PointRequest(draw(search.space, f"{search.seed}/{index}")) for index in range(count or 0)]
+        return [
+            PointRequest(draw(search.space, f"{search.seed}/{index}"))
+            for index in range(count or 0)
+        ]
     return [PointRequest(point) for point in itertools.islice(grid(search.space), count)]
 
 
 def grid(space: Space) -> Iterator[dict[str, Any]]:
-    """Yield all combinations, the first key slowest, without keys that don't apply and without duplicates."""
+    """Yield all combinations, the first key slowest, without keys that don't apply and without
+    duplicates.
+    """
     size = math.prod(len(values(each)) for each in space.values())
     if size > MAX_GRID:
         raise SpecError(
@@ -77,7 +84,9 @@ def values(each: Mapping[str, Any]) -> list[Any]:
 
 
 def draw(space: Space, seed: str) -> dict[str, Any]:
-    """Return a random point. The same seed gives the same point, so a sweep that grows keeps its points."""
+    """Return a random point. The same seed gives the same point, so a sweep that grows keeps its
+    points.
+    """
     generator = random.Random(seed)
     point: dict[str, Any] = {}
     for key in in_order(space):
@@ -102,11 +111,14 @@ def _draw(each: Mapping[str, Any], generator: random.Random) -> Any:
     return generator.randrange(low, high + 1, each["step"])
 
 
-# -- lists -------------------------------------------------------------------------------------------------
+# -- lists
+# -------------------------------------------------------------------------------------------------
 
 
 def read_list(path: Path, *, script: str | None = None) -> list[PointRequest]:
-    """Read a text file with one command line per line: `train.py --lr 0.1`, or only the arguments of `script`."""
+    """Read a text file with one command line per line: `train.py --lr 0.1`, or only the arguments
+    of `script`.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
@@ -117,12 +129,15 @@ def read_list(path: Path, *, script: str | None = None) -> list[PointRequest]:
             argv = shlex.split(line, comments=True)
         except ValueError as problem:
             raise SpecError(
-                f"{path}, line {number}: {str(problem).lower()}.", hint="Quote the line as you would in a shell."
+                f"{path}, line {number}: {str(problem).lower()}.",
+                hint="Quote the line as you would in a shell.",
             ) from None
         if argv:
             found.append(_parse_line(argv, script, where=f"{path}, line {number}"))
     if not found:
-        raise SpecError(f"{path} is empty.", hint="Write one command per line, such as `train.py --lr 0.1`.")
+        raise SpecError(
+            f"{path} is empty.", hint="Write one command per line, such as `train.py --lr 0.1`."
+        )
     return found
 
 
@@ -162,10 +177,13 @@ def parse_options(args: Sequence[str]) -> dict[str, Any]:
     return point
 
 
-# -- numbers -----------------------------------------------------------------------------------------------
+# -- numbers
+# -----------------------------------------------------------------------------------------------
 
 
-def new_trials(known: Sequence[Point], requests: Iterable[PointRequest], *, seeds: Sequence[int | None]) -> list[Point]:
+def new_trials(
+    known: Sequence[Point], requests: Iterable[PointRequest], *, seeds: Sequence[int | None]
+) -> list[Point]:
     """Return the trials that a sweep lacks: new points, and more seeds of known points."""
     groups: dict[str, int] = {}
     existing = {(point.group, point.seed) for point in known}
@@ -184,13 +202,24 @@ def new_trials(known: Sequence[Point], requests: Iterable[PointRequest], *, seed
         for seed in seeds:
             if (group, seed) not in existing:
                 existing.add((group, seed))
-                made.append(Point(number, group, request.point, seed=seed, program=request.program, args=request.args))
+                made.append(
+                    Point(
+                        number,
+                        group,
+                        request.point,
+                        seed=seed,
+                        program=request.program,
+                        args=request.args,
+                    )
+                )
                 number += 1
     return made
 
 
 def choose_seeds(count: int, first: int | None) -> list[int | None]:
-    """Return the seeds of each point: the job's own for one run, else consecutive ones from that (or 0) on."""
+    """Return the seeds of each point: the job's own for one run, else consecutive ones from that
+    (or 0) on.
+    """
     return [None] if count == 1 else [(first or 0) + index for index in range(count)]
 
 
@@ -199,5 +228,6 @@ def describe_point(point: Mapping[str, Any] | None) -> str:
     if point is None:
         return "chosen when it starts"
     return " ".join(
-        f"{key}={f'{value:.4g}' if isinstance(value, float) else to_text(value)}" for key, value in point.items()
+        f"{key}={f'{value:.4g}' if isinstance(value, float) else to_text(value)}"
+        for key, value in point.items()
     )

@@ -1,7 +1,8 @@
 """Read the trials of a sweep from its folder and, for those under way, from the scheduler.
 
-A sweep may have ten thousand trials: reading takes one listing, one small file for each trial that has ended, and more
-(with one query to the scheduler for all) only for those that have started and not ended.
+A sweep may have ten thousand trials: reading takes one listing, one small file for each trial that
+has ended, and more (with one query to the scheduler for all) only for those that have started and
+not ended.
 """
 
 from __future__ import annotations
@@ -16,9 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.files.file_owner import is_own_folder, require_own_folder
-from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
+from paceline.contract.files.foreign_records import (
+    NUMBER,
+    Fields,
+    keep_valid,
+    parse_object,
+    read_tail,
+)
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.sweep.folder import DONE, FAILED, NO_POINT, PRUNED, SweepFolder, TrialFolder, read_lines
+from paceline.contract.sweep.folder import (
+    DONE,
+    FAILED,
+    NO_POINT,
+    PRUNED,
+    SweepFolder,
+    TrialFolder,
+    read_lines,
+)
 from paceline.errors import ClusterError, UsageError
 from paceline.launch.plan.run_path import STORE
 from paceline.launch.runs.folder import require_not_fetched
@@ -34,9 +49,17 @@ MISSING = "missing"  # it has no result and no job: stopped, cancelled or lost
 STATES = (DONE, PRUNED, FAILED, MISSING, RUNNING, PENDING)  # in the order of the progress bar
 SPEC_FIELDS: Fields = {"metric": str, "direction": str, "space": dict, "created": NUMBER}
 TRIAL_FIELDS: Fields = {
-    "number": int, "group": int, "point": dict, "seed": int, "state": str, "seconds": NUMBER, "started": NUMBER,
-    "ended": NUMBER, "error": str, "step": int,
-}  # fmt: skip
+    "number": int,
+    "group": int,
+    "point": dict,
+    "seed": int,
+    "state": str,
+    "seconds": NUMBER,
+    "started": NUMBER,
+    "ended": NUMBER,
+    "error": str,
+    "step": int,
+}
 TAIL = 16384  # bytes at the end of a metrics file to search for its newest value
 
 
@@ -90,7 +113,9 @@ class Sweep:
         return [key for key in listed if key in known]
 
     def is_log(self, key: str) -> bool | None:
-        """Return whether a parameter was searched on a log scale; None if the sweep's file doesn't say."""
+        """Return whether a parameter was searched on a log scale; None if the sweep's file doesn't
+        say.
+        """
         way = (self.spec.get("space") or {}).get(key)
         if not isinstance(way, dict) or not {"uniform", "log_uniform", "integer"} & way.keys():
             return None
@@ -98,13 +123,17 @@ class Sweep:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """The number of trials in each state, without empty states, in the order of the progress bar."""
+        """The number of trials in each state, without empty states, in the order of the progress
+        bar.
+        """
         counted = Counter(trial.state for trial in self.trials)
         return {state: counted[state] for state in STATES if counted[state]}
 
 
 def find_sweep(name: str, scratch: Path) -> SweepFolder:
-    """Find a sweep by its folder, its name or a prefix; `last` is the newest. Only its folder finds another user's."""
+    """Find a sweep by its folder, its name or a prefix; `last` is the newest. Only its folder
+    finds another user's.
+    """
     if SweepFolder(Path(name)).spec.is_file():
         return SweepFolder(Path(name).resolve())
     found = (path.parent for path in scratch.glob("*/*/*/sweep.json"))
@@ -126,11 +155,15 @@ def find_sweep(name: str, scratch: Path) -> SweepFolder:
     names = ", ".join(path.name for path in known[:8])
     hint = f"The sweeps are: {names}." if names else "Start one with `paceline sweep sweep.toml`."
     what = f"sweep {name!r}" if known else "sweeps"
-    raise UsageError(f"You have no {what} in {scratch}.", hint=f"{hint} {suggest_clusters('sweeps')}".rstrip())
+    raise UsageError(
+        f"You have no {what} in {scratch}.", hint=f"{hint} {suggest_clusters('sweeps')}".rstrip()
+    )
 
 
 def find_own_sweep(name: str, scratch: Path) -> SweepFolder:
-    """Find a sweep as `find_sweep` does, to change it. Raises UsageError if it is another user's."""
+    """Find a sweep as `find_sweep` does, to change it. Raises UsageError if it is another
+    user's.
+    """
     sweep = find_sweep(name, scratch)
     require_own_folder(sweep.path, "Sweep")
     require_not_fetched(RunFolder(sweep.path))
@@ -158,19 +191,28 @@ def read_sweep(folder: SweepFolder, query: QueryStates = query_states) -> Sweep:
     resubmitted = again & found.keys()
     to_come = planned.keys() - found.keys() - {trial.number for trial in under_way}
     relevant = [jobs[number] for number in (to_come | resubmitted) if number in jobs]
-    known = _query([*relevant, *(job for trial in under_way if (job := slurm.read_job_id(trial)) is not None)], query)
+    known = _query(
+        [*relevant, *(job for trial in under_way if (job := slurm.read_job_id(trial)) is not None)],
+        query,
+    )
     for each in _read_started(under_way, planned, str(spec.get("metric") or ""), known):
         found[each.number] = each
     for number in to_come:
         found[number] = _not_started(folder.trial(number), planned[number], jobs.get(number), known)
-    jobless = [number for number, each in found.items() if each.state == MISSING and number not in jobs]
+    jobless = [
+        number for number, each in found.items() if each.state == MISSING and number not in jobs
+    ]
     for number in jobless if jobless and is_starting(folder) else ():
         found[number] = replace(found[number], state=PENDING, error="")
     for number in resubmitted:
         state = (known or {}).get(jobs[number])
         if state is not None and state.phase == WAITING:
-            found[number] = replace(found[number], state=PENDING, value=None, seconds=None, error="")
-    return Sweep(folder, spec, [replace(found[number], job=jobs.get(number)) for number in sorted(found)])
+            found[number] = replace(
+                found[number], state=PENDING, value=None, seconds=None, error=""
+            )
+    return Sweep(
+        folder, spec, [replace(found[number], job=jobs.get(number)) for number in sorted(found)]
+    )
 
 
 def _jobs(folder: SweepFolder) -> tuple[dict[int, str], set[int]]:
@@ -214,37 +256,56 @@ def _ended(folder: TrialFolder, planned: dict[str, Any]) -> Trial | None:
         seconds = ended - began
     error = first_line(str(result.get("error") or ""))
     return _trial(
-        folder, {**planned, "point": record.get("point"), "seed": record.get("seed")}, state=state,
-        value=as_number(result.get("value")), seconds=as_number(seconds), step=result.get("step"),
+        folder,
+        {**planned, "point": record.get("point"), "seed": record.get("seed")},
+        state=state,
+        value=as_number(result.get("value")),
+        seconds=as_number(seconds),
+        step=result.get("step"),
         error=error or (_find_error(folder) if state == FAILED else ""),
-    )  # fmt: skip
+    )
 
 
 def _read_started(
-    folders: list[TrialFolder], planned: Mapping[int, dict[str, Any]], metric: str, known: Mapping[str, JobState] | None
+    folders: list[TrialFolder],
+    planned: Mapping[int, dict[str, Any]],
+    metric: str,
+    known: Mapping[str, JobState] | None,
 ) -> Iterator[Trial]:
-    """Yield trials with a folder and no result, running or not: a job that was killed leaves no result."""
+    """Yield trials with a folder and no result, running or not: a job that was killed leaves no
+    result.
+    """
 
     def answer(_: Iterable[str]) -> Mapping[str, JobState]:
         if known is None:
-            raise ClusterError("The scheduler is not responding.", hint="Check the controller with `scontrol ping`.")
+            raise ClusterError(
+                "The scheduler is not responding.",
+                hint="Check the controller with `scontrol ping`.",
+            )
         return known
 
     for folder, record in zip(folders, read_records(folders, answer), strict=True):
         state, error = RUNNING, ""
         if record.is_over:
-            state = DONE if record.status == DONE else MISSING  # one that failed for good has a result
+            # one that failed for good has a result
+            state = DONE if record.status == DONE else MISSING
             error = "" if state == DONE else _find_error(folder) or f"it is {record.status}"
         value = newest_value(folder.reports, "value")
         own = keep_valid(read_json(folder.trial), TRIAL_FIELDS)
         yield _trial(
-            folder, {**planned.get(folder.number, {}), **own}, state=state,
-            value=newest_value(folder.metrics, metric) if value is None else value, error=error,
-        )  # fmt: skip
+            folder,
+            {**planned.get(folder.number, {}), **own},
+            state=state,
+            value=newest_value(folder.metrics, metric) if value is None else value,
+            error=error,
+        )
 
 
 def _not_started(
-    folder: TrialFolder, planned: dict[str, Any], job: str | None, known: Mapping[str, JobState] | None
+    folder: TrialFolder,
+    planned: dict[str, Any],
+    job: str | None,
+    known: Mapping[str, JobState] | None,
 ) -> Trial:
     """Return a trial without a folder: pending, or missing if its job is gone."""
     if job is None:
@@ -261,9 +322,14 @@ def _not_started(
 def _trial(folder: TrialFolder, record: Mapping[str, Any], *, state: str, **known: Any) -> Trial:
     number = folder.number
     return Trial(
-        number, point=dict(record.get("point") or {}), state=state, folder=folder, seed=record.get("seed"),
-        group=record.get("group", number), **known,
-    )  # fmt: skip
+        number,
+        point=dict(record.get("point") or {}),
+        state=state,
+        folder=folder,
+        seed=record.get("seed"),
+        group=record.get("group", number),
+        **known,
+    )
 
 
 def _find_error(folder: RunFolder) -> str:

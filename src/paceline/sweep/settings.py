@@ -12,10 +12,24 @@ from paceline.contract.sweep.folder import Search
 from paceline.errors import SpecError, UsageError
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import ClusterProfile, find_file, repository_root
-from paceline.spec.sweep import SweepFile, SweepTable, check_metric, in_order, load_sweep, with_flags
+from paceline.spec.sweep import (
+    SweepFile,
+    SweepTable,
+    check_metric,
+    in_order,
+    load_sweep,
+    with_flags,
+)
 from paceline.spec.wandb_sweep import SUFFIXES, WandbFile
 from paceline.sweep.points import PointRequest, choose_seeds, read_list, request_points
-from paceline.sweep.wandb import check_name, choose_name, count_agents, read_wandb_file, sweep_of_script, with_wandb
+from paceline.sweep.wandb import (
+    check_name,
+    choose_name,
+    count_agents,
+    read_wandb_file,
+    sweep_of_script,
+    with_wandb,
+)
 
 TPE_PARALLEL = 4  # with more at once, TPE learns less from each
 
@@ -71,15 +85,27 @@ def read_settings(
         default_folder=here if folder.is_relative_to(here) else None,
     )
     search = Search(
-        name=file.name, metric=table.metric, direction=table.direction,
-        sampler=table.sampler if listed is None else "list", prune=table.prune, prune_after=table.prune_after,
-        seed=table.seed, space={key: file.space[key] for key in in_order(file.space)}, args=list(table.args),
-        arguments=table.arguments, parallel=table.parallel, file=str(file.path.resolve()),
-        script=next((flag.value for flag in reversed(typed) if flag.key == "script" and flag.value), ""),
-    )  # fmt: skip
+        name=file.name,
+        metric=table.metric,
+        direction=table.direction,
+        sampler=table.sampler if listed is None else "list",
+        prune=table.prune,
+        prune_after=table.prune_after,
+        seed=table.seed,
+        space={key: file.space[key] for key in in_order(file.space)},
+        args=list(table.args),
+        arguments=table.arguments,
+        parallel=table.parallel,
+        file=str(file.path.resolve()),
+        script=next(
+            (flag.value for flag in reversed(typed) if flag.key == "script" and flag.value), ""
+        ),
+    )
     if wandb_file is not None or table.wandb_sweep is not None:
         return _wandb_settings(file, wandb_file, job, search, typed)
-    requests = request_points(search, count=table.count) if listed is None else listed[: table.count]
+    requests = (
+        request_points(search, count=table.count) if listed is None else listed[: table.count]
+    )
     scripts = tuple(dict.fromkeys(each.program for each in requests if each.program)) or (script,)
     seeds = choose_seeds(table.seeds, job.runtime.seed)
     return SweepSettings(job, search, requests, seeds, table.pack, scripts)
@@ -88,8 +114,12 @@ def read_settings(
 def _wandb_settings(
     file: SweepFile, wandb_file: WandbFile | None, job: Job, search: Search, typed: Sequence[Flag]
 ) -> SweepSettings:
-    """Return the settings of a sweep whose points W&B chooses: as many as its agents may request."""
-    agents, count = count_agents(file.table, file.path, points=wandb_file.points if wandb_file else None)
+    """Return the settings of a sweep whose points W&B chooses: as many as its agents may
+    request.
+    """
+    agents, count = count_agents(
+        file.table, file.path, points=wandb_file.points if wandb_file else None
+    )
     name = file.table.wandb_sweep or ""
     if name in [flag.value for flag in typed if flag.key == "wandb_sweep"]:
         name = job.tracking.wandb_sweep or name  # a file wins over the flag, whichever file it is
@@ -97,12 +127,17 @@ def _wandb_settings(
         check_name(name)
     search = replace(
         search, name=choose_name(file, name), sampler="wandb", wandb_sweep=name, parallel=agents
-    )  # fmt: skip
+    )
     return SweepSettings(
-        with_wandb(job, os.environ), search, request_points(search, count=count), [None], file.table.pack,
-        (job.program.name,), tasks=agents,
+        with_wandb(job, os.environ),
+        search,
+        request_points(search, count=count),
+        [None],
+        file.table.pack,
+        (job.program.name,),
+        tasks=agents,
         wandb_config=wandb_file.config if wandb_file and not name else None,
-    )  # fmt: skip
+    )
 
 
 def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointRequest] | None]:
@@ -113,7 +148,8 @@ def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointReque
     if path.suffix != ".txt":
         raise UsageError(
             f"{path} is not a sweep file: use .toml, .txt or .yml.",
-            hint="Use TOML with [sweep] and [space], a list of command lines (.txt), or W&B's own file (.yml).",
+            hint="Use TOML with [sweep] and [space], a list of command lines (.txt), or W&B's own "
+            "file (.yml).",
         )
     table = with_flags(SweepTable(), typed)
     listed = read_list(path, script=table.script)
@@ -122,5 +158,8 @@ def _read(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, list[PointReque
         table = table.model_copy(update={"script": first})
     check_metric(table, path)
     if table.sampler == "tpe":
-        raise SpecError(f"{path} is a list, which has fixed points, but sampler is tpe.", hint="Write a sweep.toml.")
+        raise SpecError(
+            f"{path} is a list, which has fixed points, but sampler is tpe.",
+            hint="Write a sweep.toml.",
+        )
     return SweepFile(path, table, {}), listed

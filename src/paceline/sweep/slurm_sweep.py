@@ -1,4 +1,6 @@
-"""A sweep's trials as job arrays: one call of sbatch per array, as few arrays as the cluster allows."""
+"""A sweep's trials as job arrays: one call of sbatch per array, as few arrays as the cluster
+allows.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +34,42 @@ class SlurmSweep(SweepStart):
 
     @cached_property
     def job_submission(self) -> JobSubmission:
-        job_submission = JobSubmission(self.settings.job, trials=Trials(self.writer.folder.path, self.settings.pack))
+        job_submission = JobSubmission(
+            self.settings.job, trials=Trials(self.writer.folder.path, self.settings.pack)
+        )
         job_submission.run_path = self.writer.submission_path()
         return job_submission
 
     def describe_trials(self, numbers: Sequence[int]) -> str:
         plan = self.job_submission.plan(self.job_submission.run_path)
         pack, known = self.settings.pack, slurm.available()
-        allowed = max_new_jobs(self.job_submission.job.resources.account, wanted=len(numbers)) if known else None
+        allowed = (
+            max_new_jobs(self.job_submission.job.resources.account, wanted=len(numbers))
+            if known
+            else None
+        )
         chunks = plan_chunks(
-            numbers, pack=pack, max_array=array_size_limit() if known else 1001,
+            numbers,
+            pack=pack,
+            max_array=array_size_limit() if known else 1001,
             max_tasks=smallest(allowed, self.settings.tasks),
-        )  # fmt: skip
+        )
         throttle = Submission(self.writer, plan, pack=pack, parallel=self.parallel).throttle
         calls = [
-            command_line([*plan.sbatch[:-1], f"--array={chunk.array(throttle)}", plan.sbatch[-1], f"tasks-{number}"])
+            command_line(
+                [
+                    *plan.sbatch[:-1],
+                    f"--array={chunk.array(throttle)}",
+                    plan.sbatch[-1],
+                    f"tasks-{number}",
+                ]
+            )
             for number, chunk in enumerate(chunks, 1)
         ]
-        preview = ["Each task runs the trials on its line of a list. This is a preview: nothing has been written."]
+        preview = [
+            "Each task runs the trials on its line of a list. This is a preview: nothing has been "
+            "written."
+        ]
         script = replace(plan.sections, advice=preview)
         return "\n".join(["", str(script), *(f"# submitted by: {call}" for call in calls)])
 
@@ -61,10 +81,14 @@ class SlurmSweep(SweepStart):
         with self.new_submission(new, numbers) as run_path, mark_starter(run_path.folder.path):
             self.job_submission.run_path = run_path
             plan = self.job_submission.plan(run_path)
-            notes = self.prepare(run_path, plan.launch_spec, job=job, backend="slurm", snapshot_required=True)
+            notes = self.prepare(
+                run_path, plan.launch_spec, job=job, backend="slurm", snapshot_required=True
+            )
             sbatch.write_files(plan)
             (run_path.folder.path / "logs").mkdir()
-            submission = Submission(self.writer, plan, pack=settings.pack, parallel=self.parallel, tasks=settings.tasks)
+            submission = Submission(
+                self.writer, plan, pack=settings.pack, parallel=self.parallel, tasks=settings.tasks
+            )
             try:
                 submission.submit(numbers, account=job.resources.account)
             except ClusterError as problem:
@@ -74,15 +98,18 @@ class SlurmSweep(SweepStart):
             except BaseException:  # such as Ctrl-C: their trials are undone
                 submission.withdraw()
                 raise
-            # Its last task removes the secrets of a submission, and more tasks might follow before this.
+            # Its last task removes the secrets of a submission, and more tasks might follow before
+            # this.
             write_atomically(run_path.folder.path / SUBMITTED, "")
         for note in (*plan.notes, *notes):
             self.reporter.note(note)
         self._report(submission)
         if refusal is not None:
             raise ClusterError(
-                f"{count_trials(len(numbers) - submission.submitted)} could not be submitted: {refusal.message}",
-                hint=f"Submit them later: {to_type(f'sweep --resubmit missing {quote(self.search.name)}')}",
+                f"{count_trials(len(numbers) - submission.submitted)} could not be submitted: "
+                f"{refusal.message}",
+                hint="Submit them later: "
+                f"{to_type(f'sweep --resubmit missing {quote(self.search.name)}')}",
             )
         return 0
 
@@ -91,12 +118,18 @@ class SlurmSweep(SweepStart):
         listed = ", ".join(jobs[:SHOWN_JOBS]) + (", ..." if len(jobs) > SHOWN_JOBS else "")
         parallel = f", {self.parallel} at a time" if self.parallel else ""
         trials = count_trials(submission.submitted)
-        self.report_start(f"submitted {trials} of {name} as job{'s' if len(jobs) > 1 else ''} {listed}{parallel}")
+        self.report_start(
+            f"submitted {trials} of {name} as job{'s' if len(jobs) > 1 else ''} {listed}{parallel}"
+        )
         self.reporter.line(f"  cancel  {to_type(f'sweep cancel {quote(name)}')}")
 
 
-def plan_chunks(numbers: Sequence[int], *, pack: int, max_array: int, max_tasks: int | None) -> list[Chunk]:
-    """Return the arrays for these trials. If too few jobs are allowed, a task runs several trials in turn."""
+def plan_chunks(
+    numbers: Sequence[int], *, pack: int, max_array: int, max_tasks: int | None
+) -> list[Chunk]:
+    """Return the arrays for these trials. If too few jobs are allowed, a task runs several trials
+    in turn.
+    """
     return cut(group(numbers, pack=pack, max_tasks=max_tasks), max_array=max_array)
 
 
@@ -109,7 +142,13 @@ class Submission:
     """One submission of trials, array by array."""
 
     def __init__(
-        self, writer: SweepWriter, plan: SlurmPlan, *, pack: int, parallel: int | None, tasks: int | None = None
+        self,
+        writer: SweepWriter,
+        plan: SlurmPlan,
+        *,
+        pack: int,
+        parallel: int | None,
+        tasks: int | None = None,
     ) -> None:
         self.writer, self.plan, self.pack, self.tasks = writer, plan, pack, tasks
         # Slurm limits tasks; the user's limit counts trials.
@@ -123,7 +162,9 @@ class Submission:
         max_tasks = smallest(max_new_jobs(account, wanted=len(numbers)), self.tasks)
         left = list(numbers)
         while left:
-            for chunk in plan_chunks(left, pack=self.pack, max_array=max_array, max_tasks=max_tasks):
+            for chunk in plan_chunks(
+                left, pack=self.pack, max_array=max_array, max_tasks=max_tasks
+            ):
                 try:
                     self._submit(chunk)
                 except JobRejected as rejected:
@@ -137,7 +178,9 @@ class Submission:
     def withdraw(self) -> None:
         """Cancel the arrays that are queued. A task that starts nevertheless ends at once."""
         for number in range(1, len(self.jobs) + 1):
-            write_atomically(self.plan.run_path.folder.path / f"cancelled-tasks-{number}", f"{time.time():.0f}\n")
+            write_atomically(
+                self.plan.run_path.folder.path / f"cancelled-tasks-{number}", f"{time.time():.0f}\n"
+            )
         with suppress(ClusterError):
             slurm.cancel_jobs(self.jobs)
 
@@ -145,9 +188,16 @@ class Submission:
         folder = self.plan.run_path.folder.path
         listing = f"tasks-{len(self.jobs) + 1}"
         write_atomically(folder / listing, chunk.listing())
-        # Slurm throttles each array separately, so arrays run one after the other to keep to the limit together.
+        # Slurm throttles each array separately, so arrays run one after the other to keep to the
+        # limit together.
         after = self.jobs[-1:] if self.throttle is not None else []
-        job = submit_array(self.plan, array=chunk.array(self.throttle), listing=listing, after=after, known=self.jobs)
+        job = submit_array(
+            self.plan,
+            array=chunk.array(self.throttle),
+            listing=listing,
+            after=after,
+            known=self.jobs,
+        )
         self.jobs.append(job)
         self.submitted += len(chunk.trials)
         self.writer.folder.record_job(job, submission=folder.name, tasks=chunk.tasks)

@@ -1,4 +1,6 @@
-"""What every start of a sweep does: choose the trials, fill the submission's folder, and run them."""
+"""What every start of a sweep does: choose the trials, fill the submission's folder, and run
+them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class SweepStart(ABC):
         self.settings, self.reporter = settings, reporter
         self.search = settings.search
         run_path = folders.new_run_path(settings.job, os.environ)
-        self.writer = SweepWriter(RunPath(run_path.scratch, run_path.project, run_path.experiment, self.search.name))
+        self.writer = SweepWriter(
+            RunPath(run_path.scratch, run_path.project, run_path.experiment, self.search.name)
+        )
         self.writer.check_search(self.search)
 
     @property
@@ -68,9 +72,8 @@ class SweepStart(ABC):
         lines = [f"sweep   {self.writer.folder.path}", f"trials  {len(numbers)}"]
         for number in numbers[:SHOWN_TRIALS]:
             seed = points[number].seed
-            lines.append(
-                f"  {number}: {describe_point(points[number].point)}{'' if seed is None else f' (seed {seed})'}"
-            )
+            suffix = "" if seed is None else f" (seed {seed})"
+            lines.append(f"  {number}: {describe_point(points[number].point)}{suffix}")
         if len(numbers) > SHOWN_TRIALS:
             lines.append(f"  ... and {len(numbers) - SHOWN_TRIALS} more")
         return "\n".join([*lines, self.describe_trials(numbers)])
@@ -108,15 +111,22 @@ class SweepStart(ABC):
         if not new:
             raise UsageError(
                 f"The sweep {name!r} already has all of these trials.",
-                hint="Add some with --count or more values, run some again with --resubmit failed or --resubmit"
+                hint="Add some with --count or more values, run some again with --resubmit failed "
+                "or --resubmit"
                 " missing, or choose another --name.",
             )
         return new, [point.number for point in new]
 
     def _abandoned(self) -> list[int]:
-        """Return the trials that this very command has added earlier, when it was killed before it submitted them."""
+        """Return the trials that this very command has added earlier, when it was killed before it
+        submitted them.
+        """
         numbers = {*abandoned_trials(self.writer.folder.path)}
-        return [number for number in self.writer.select(MISSING) if number in numbers] if numbers else []
+        return (
+            [number for number in self.writer.select(MISSING) if number in numbers]
+            if numbers
+            else []
+        )
 
     def _check_optuna(self) -> None:
         """Raise early if the trials run in this Python and it lacks Optuna."""
@@ -128,38 +138,56 @@ class SweepStart(ABC):
             )
 
     def _connect_wandb(self) -> Search:
-        """Check that W&B is reachable, and create the sweep of a sweep.yml unless an earlier start has."""
+        """Check that W&B is reachable, and create the sweep of a sweep.yml unless an earlier start
+        has.
+        """
         job, search, folder = self.settings.job, self.search, self.writer.folder
         variables = {**job.environment.variables, **read_secrets(job, os.environ).values}
         check_reachable({**os.environ, **variables})
         if not search.wandb_sweep:
             known = "" if self.writer.is_new else folder.read_search().wandb_sweep
             assert self.settings.wandb_config is not None
-            search = replace(search, wandb_sweep=known or create_sweep(self.settings.wandb_config, variables))
+            search = replace(
+                search, wandb_sweep=known or create_sweep(self.settings.wandb_config, variables)
+            )
         self.reporter.note(f"points come from the W&B sweep {search.wandb_sweep}")
         folder.search_exhausted.unlink(missing_ok=True)  # it may have more points by now
         return search
 
-    # -- the submission's folder -----------------------------------------------------------------------
+    # -- the submission's folder
+    # -----------------------------------------------------------------------
 
     @contextmanager
     def new_submission(self, new: Sequence[Point], numbers: Sequence[int]) -> Iterator[RunPath]:
         """Create the submission's folder and record its trials; undo both if the body fails."""
         with folders.create_run_folder(self.writer.submission_path()) as run_path:
             note_trials(run_path.folder.path, numbers)
-            with self.writer.add_trials(self.search, new), self.writer.reopen(numbers if not new else ()):
+            with (
+                self.writer.add_trials(self.search, new),
+                self.writer.reopen(numbers if not new else ()),
+            ):
                 yield run_path
 
     def prepare(
-        self, run_path: RunPath, launch_spec: LaunchSpec, *, job: Job, backend: str, snapshot_required: bool
+        self,
+        run_path: RunPath,
+        launch_spec: LaunchSpec,
+        *,
+        job: Job,
+        backend: str,
+        snapshot_required: bool,
     ) -> tuple[str, ...]:
         """Write what all trials share: the code, the run half and the launch spec. Return notes."""
         # With their secrets: only the user can read the launch spec.
-        launch_spec = replace(launch_spec, experiment=self.writer.run_path.experiment, args=list(self.search.args))
+        launch_spec = replace(
+            launch_spec, experiment=self.writer.run_path.experiment, args=list(self.search.args)
+        )
         prepared = prepare(
             job,
             run_path=run_path,
-            rank_counts=RankCounts(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads),
+            rank_counts=RankCounts(
+                launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads
+            ),
             launch_spec=launch_spec,
             command=["paceline", *sys.argv[1:]],
             backend=backend,
@@ -172,7 +200,9 @@ class SweepStart(ABC):
             programs = {}
             for name in dict.fromkeys((*self.settings.scripts, *earlier)):
                 path = job.cwd / name
-                programs[name] = str(path_in_run(path, job=job, run_path=run_path) if snapshot_required else path)
+                programs[name] = str(
+                    path_in_run(path, job=job, run_path=run_path) if snapshot_required else path
+                )
             write_atomically(run_path.folder.path / "programs.json", json.dumps(programs) + "\n")
         return prepared.notes
 

@@ -1,4 +1,5 @@
-"""Sweeps whose points W&B chooses: their files, their settings, and W&B's service before a submission.
+"""Sweeps whose points W&B chooses: their files, their settings, and W&B's service before a
+submission.
 
 W&B's agents are tasks of a job array here, and its points are trials.
 """
@@ -28,16 +29,21 @@ KEY, ADDRESS = "WANDB_API_KEY", "WANDB_BASE_URL"
 DEFAULT_AGENTS = 4  # with more at once, the search learns less from each
 ALTERNATIVE = 'or let Paceline search, which needs no service: sampler = "tpe" in a sweep.toml'
 
-# -- files and settings --------------------------------------------------------------------------------
+# -- files and settings
+# --------------------------------------------------------------------------------
 
 
 def read_wandb_file(path: Path, typed: Sequence[Flag]) -> tuple[SweepFile, WandbFile]:
     """Read W&B's own sweep.yml, overridden by flags."""
     file = load_wandb_file(path)
     values = {
-        "name": clean_name(file.name), "metric": file.metric, "direction": file.direction, "script": file.program,
-        "args": file.args, "arguments": file.arguments,
-    }  # fmt: skip
+        "name": clean_name(file.name),
+        "metric": file.metric,
+        "direction": file.direction,
+        "script": file.program,
+        "args": file.args,
+        "arguments": file.arguments,
+    }
     try:
         table = SweepTable.model_validate(values)
     except ValidationError as problem:
@@ -70,7 +76,9 @@ def clean_name(name: str) -> str:
 
 
 def with_wandb(job: Job, environ: Mapping[str, str]) -> Job:
-    """Give a job what its trials need to reach W&B: the service's address, the key, and tracking by W&B."""
+    """Give a job what its trials need to reach W&B: the service's address, the key, and tracking
+    by W&B.
+    """
     environment, tracking = job.environment, job.tracking
     if KEY in environ and KEY not in (*environment.secrets, *environment.variables):
         environment = environment.model_copy(update={"secrets": (*environment.secrets, KEY)})
@@ -84,7 +92,9 @@ def with_wandb(job: Job, environ: Mapping[str, str]) -> Job:
 
 
 def count_agents(table: SweepTable, path: Path, *, points: int | None) -> tuple[int, int]:
-    """Return the number of agents, and of all their trials. `points` is the size of the search, if known."""
+    """Return the number of agents, and of all their trials. `points` is the size of the search, if
+    known.
+    """
     agents = table.parallel or (DEFAULT_AGENTS if points is None else min(DEFAULT_AGENTS, points))
     if table.seeds != 1:
         raise SpecError(
@@ -100,20 +110,25 @@ def count_agents(table: SweepTable, path: Path, *, points: int | None) -> tuple[
     return agents, agents * each if points is None else min(points, agents * each)
 
 
-# -- the service ---------------------------------------------------------------------------------------
+# -- the service
+# ---------------------------------------------------------------------------------------
 
 
 def check_reachable(environ: Mapping[str, str]) -> None:
-    """Raise before anything is queued if agents could not reach W&B: they would all wait in vain."""
+    """Raise before anything is queued if agents could not reach W&B: they would all wait in
+    vain.
+    """
     message = f"This sweep gets its points from W&B at {wandb_server.base_url(environ)}, but"
     if environ.get("WANDB_MODE") in ("offline", "disabled"):
         raise EnvironmentProblem(
-            f"{message} WANDB_MODE is {environ['WANDB_MODE']!r}.", hint=f"Unset WANDB_MODE, {ALTERNATIVE}"
+            f"{message} WANDB_MODE is {environ['WANDB_MODE']!r}.",
+            hint=f"Unset WANDB_MODE, {ALTERNATIVE}",
         )
     if problem := wandb_server.unreachable(environ):
         raise EnvironmentProblem(
             f"{message} {problem}.",
-            hint=f"Use a machine with network access, set WANDB_BASE_URL or https_proxy, {ALTERNATIVE}",
+            hint="Use a machine with network access, set WANDB_BASE_URL or https_proxy, "
+            f"{ALTERNATIVE}",
         )
     if problem := wandb_server.missing_key(environ):
         raise EnvironmentProblem(f"{message} {problem}.", hint=wandb_server.KEY_HINT)
@@ -122,11 +137,15 @@ def check_reachable(environ: Mapping[str, str]) -> None:
 def check_name(sweep: str) -> None:
     """Raise unless this is a sweep's id, alone or with its project and entity."""
     if not re.fullmatch(r"([^/\s]+/){0,2}[^/\s]+", sweep):
-        raise UsageError(f"Invalid W&B sweep {sweep!r}.", hint="Write ENTITY/PROJECT/ID, as on the sweep's page.")
+        raise UsageError(
+            f"Invalid W&B sweep {sweep!r}.", hint="Write ENTITY/PROJECT/ID, as on the sweep's page."
+        )
 
 
 def create_sweep(config: dict[str, Any], variables: Mapping[str, str]) -> str:
-    """Create a W&B sweep and return its ENTITY/PROJECT/ID, as far as entity and project are known."""
+    """Create a W&B sweep and return its ENTITY/PROJECT/ID, as far as entity and project are
+    known.
+    """
     try:
         import wandb
     except ImportError:
@@ -140,18 +159,25 @@ def create_sweep(config: dict[str, Any], variables: Mapping[str, str]) -> str:
         with contextlib.redirect_stdout(io.StringIO()), _wandb_variables(variables):
             created = wandb.sweep(config, entity=entity, project=project)
     except Exception as problem:  # wandb's errors have no public base class
-        reason = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
+        reason = next(
+            (line for line in str(problem).splitlines() if line.strip()), type(problem).__name__
+        )
         raise EnvironmentProblem(
-            f"W&B did not create the sweep: {reason}", hint="Check WANDB_API_KEY, or run `wandb login`."
+            f"W&B did not create the sweep: {reason}",
+            hint="Check WANDB_API_KEY, or run `wandb login`.",
         ) from None
     return "/".join(part for part in (entity if project else None, project, str(created)) if part)
 
 
 @contextlib.contextmanager
 def _wandb_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set WANDB_ variables for the body: wandb takes its key from the environment, or else saves it at home."""
+    """Set WANDB_ variables for the body: wandb takes its key from the environment, or else saves
+    it at home.
+    """
     before = dict(os.environ)
-    os.environ.update({name: value for name, value in variables.items() if name.startswith("WANDB_")})
+    os.environ.update(
+        {name: value for name, value in variables.items() if name.startswith("WANDB_")}
+    )
     try:
         yield
     finally:

@@ -1,1 +1,3 @@
-"""What people look at: the terminal (`terminal`), the browser (`web`) and a file to send (`report`)."""
+"""What people look at: the terminal (`terminal`), the browser (`web`) and a file to send
+(`report`).
+"""

@@ -20,5 +20,9 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings under names such as `model.width`."""
     found: dict[str, Any] = {}
     for name, value in config.items():
-        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        found |= (
+            flatten(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
     return found

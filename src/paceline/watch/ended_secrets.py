@@ -1,4 +1,6 @@
-"""Secrets that are still in the folders of finished runs and sweeps because their jobs were killed."""
+"""Secrets that are still in the folders of finished runs and sweeps because their jobs were
+killed.
+"""
 
 from __future__ import annotations
 
@@ -32,29 +34,45 @@ class EndedSecrets:
         return forget_secrets(self.path)
 
 
-def find_ended_secrets(scratch: Path, query: QueryStates = squeue_and_sacct.states) -> list[EndedSecrets]:
+def find_ended_secrets(
+    scratch: Path, query: QueryStates = squeue_and_sacct.states
+) -> list[EndedSecrets]:
     """Return the files of runs and sweeps in a scratch folder that are certainly over."""
     own = [folder for folder in find_runs(scratch) if is_own_folder(folder.path)]
     runs = [folder for folder in own if read_secret_names(folder.environment)]
     found = [
-        EndedSecrets(record.folder.environment, f"{_names(record.folder.environment)}; the run {record.status_phrase}")
+        EndedSecrets(
+            record.folder.environment,
+            f"{_names(record.folder.environment)}; the run {record.status_phrase}",
+        )
         for record in read_records(runs, query)
         if record.is_over and not _may_requeue(record)
     ]
     submissions = sorted(scratch.glob("*/*/*/submissions/*/environment.sh"))
-    ours = (path for path in submissions if is_own_folder(path.parent) and is_own_folder(path.parent.parent.parent))
+    ours = (
+        path
+        for path in submissions
+        if is_own_folder(path.parent) and is_own_folder(path.parent.parent.parent)
+    )
     return found + list(_of_sweeps((path for path in ours if read_secret_names(path)), query))
 
 
 def _may_requeue(record: Record) -> bool:
-    """Whether a job that has ended may come back: Slurm or its own script may requeue it, or a person submit it."""
+    """Whether a job that has ended may come back: Slurm or its own script may requeue it, or a
+    person submit it.
+    """
     if record.status == "cancelled":
         return False
-    if record.status not in ("preempted", "node failed") and newest_verdict(record.folder) != STOPPED:
+    if (
+        record.status not in ("preempted", "node failed")
+        and newest_verdict(record.folder) != STOPPED
+    ):
         return False
     holder = find_holder(record.folder)
     try:
-        return holder is not None and time.time() - holder.job_start.path.stat().st_mtime < REQUEUE_AGE
+        return (
+            holder is not None and time.time() - holder.job_start.path.stat().st_mtime < REQUEUE_AGE
+        )
     except OSError:
         return False
 
@@ -68,7 +86,11 @@ def _of_sweeps(paths: Iterable[Path], query: QueryStates) -> Iterator[EndedSecre
             if line.get("submission") == path.parent.name and isinstance(line.get("tasks"), dict)
             for index, trials in line["tasks"].items()
         }
-        open_tasks = [task for task, trials in tasks.items() if not all(_has_ended(sweep, each) for each in trials)]
+        open_tasks = [
+            task
+            for task, trials in tasks.items()
+            if not all(_has_ended(sweep, each) for each in trials)
+        ]
         try:
             states = query(open_tasks) if open_tasks else {}
         except ClusterError:

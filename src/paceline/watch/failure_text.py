@@ -16,24 +16,38 @@ from paceline.errors import UsageError
 from paceline.watch.goodput import read_events
 
 FAILURE_FIELDS: Fields = {
-    "rank": int, "host": str, "cause": str, "code": int, "type": str, "message": str, "where": str, "last_line": str,
-    "out_of_memory": bool, "ended_ranks": list,
-}  # fmt: skip
+    "rank": int,
+    "host": str,
+    "cause": str,
+    "code": int,
+    "type": str,
+    "message": str,
+    "where": str,
+    "last_line": str,
+    "out_of_memory": bool,
+    "ended_ranks": list,
+}
 AGENT_CAUSES = ("killed", "lost")  # of a node, not of a rank
 NODE_DIED = "the node died: Slurm has marked it as failed"
 MAX_LOST = 1024  # nodes in one message of srun
-LOG_TAIL, END_LENGTH = 65536, 4096  # bytes of the batch log, and characters after the loss of a node
+# bytes of the batch log, and characters after the loss of a node
+LOG_TAIL, END_LENGTH = 65536, 4096
 MAX_MESSAGE_LINES = 4
 MAX_LINE = 300  # characters
 
 
 def read_failure(attempt: AttemptFolder) -> dict[str, Any]:
-    """Return the first failure of an attempt; empty if there is none. Slurm may know that a lost node has died."""
+    """Return the first failure of an attempt; empty if there is none. Slurm may know that a lost
+    node has died.
+    """
     try:
         failure = keep_valid(read_object(attempt.failure), FAILURE_FIELDS)
     except (OSError, ValueError):
         return {}
-    host, is_agent = failure.get("host", ""), failure.get("rank") is None and failure.get("cause") in AGENT_CAUSES
+    host, is_agent = (
+        failure.get("host", ""),
+        failure.get("rank") is None and failure.get("cause") in AGENT_CAUSES,
+    )
     if is_agent and host and _slurm_lost(RunFolder(attempt.path.parent), host):
         failure |= {"cause": "lost", "message": NODE_DIED}
     return failure
@@ -45,7 +59,9 @@ def is_usage_error(failure: Mapping[str, Any]) -> bool:
 
 
 def _slurm_lost(run: RunFolder, host: str) -> bool:
-    """Return whether Slurm noticed that a node died, whenever the head agent lost the agent there."""
+    """Return whether Slurm noticed that a node died, whenever the head agent lost the agent
+    there.
+    """
     try:
         log = read_tail(run.slurm_log, LOG_TAIL).decode(errors="replace")
     except OSError:
@@ -58,7 +74,9 @@ def _names_dead_node(text: str, host: str) -> bool:
     named = re.findall(r"^srun: error: Node failure on (\S+)$", text, re.MULTILINE)
     if named:
         return any(_is_listed(host, nodes) for nodes in set(named))
-    return re.search(r"^slurmstepd\S*: error: .* DUE TO NODE FAILURE", text, re.MULTILINE) is not None
+    return (
+        re.search(r"^slurmstepd\S*: error: .* DUE TO NODE FAILURE", text, re.MULTILINE) is not None
+    )
 
 
 def _is_listed(host: str, nodes: str) -> bool:
@@ -75,7 +93,9 @@ def failure_text(failure: dict[str, Any]) -> str:
     if failure.get("type"):
         return f"{failure['type']}: {message}"
     how = describe_exit(code) if (code := failure.get("code", 0)) else ""
-    parts = [how, str(failure.get("last_line", ""))] if failure.get("last_line") else [message or how]
+    parts = (
+        [how, str(failure.get("last_line", ""))] if failure.get("last_line") else [message or how]
+    )
     return ": ".join(part for part in parts if part) or str(failure.get("cause", ""))
 
 
@@ -90,7 +110,9 @@ def describe_failure(folder: RunFolder) -> list[str]:
     attempts = folder.attempts()
     failure = read_failure(attempts[-1]) if attempts else {}
     if not failure:
-        reasons = [str(event["reason"]) for event in read_events(folder.events) if event.get("reason")]
+        reasons = [
+            str(event["reason"]) for event in read_events(folder.events) if event.get("reason")
+        ]
         return reasons[-1:]
     rank, run = failure.get("rank"), folder.key
     lines = [f"{name_failure(failure)}: {failure_text(failure)}"]

@@ -1,7 +1,7 @@
 """A run's numbers in the OpenMetrics text format, which monitoring systems read.
 
-Only gauges and counters are used, so that the textfile collector of Prometheus' node exporter, which reads the older
-format, understands the same text.
+Only gauges and counters are used, so that the textfile collector of Prometheus' node exporter,
+which reads the older format, understands the same text.
 """
 
 from __future__ import annotations
@@ -55,13 +55,25 @@ def write_openmetrics(runs: Iterable[tuple[RunDetails, Mapping[str, float]]]) ->
     families = {
         "info": _Family("paceline_run_info", "gauge", "What a run is. The value is always 1."),
         "step": _Family("paceline_run_step", "gauge", "How many steps the run has done."),
-        "total": _Family("paceline_run_steps_planned", "gauge", "How many steps the run will have in all."),
-        "left": _Family(
-            "paceline_run_left_seconds", "gauge", "Estimated seconds of training left at the current pace.", "seconds"
+        "total": _Family(
+            "paceline_run_steps_planned", "gauge", "How many steps the run will have in all."
         ),
-        "value": _Family("paceline_run_metric", "gauge", "The newest value of a metric that the run logs, by name."),
+        "left": _Family(
+            "paceline_run_left_seconds",
+            "gauge",
+            "Estimated seconds of training left at the current pace.",
+            "seconds",
+        ),
+        "value": _Family(
+            "paceline_run_metric",
+            "gauge",
+            "The newest value of a metric that the run logs, by name.",
+        ),
         "time": _Family(
-            "paceline_run_time_seconds", "gauge", "Where the run's wall time went, by category and part.", "seconds"
+            "paceline_run_time_seconds",
+            "gauge",
+            "Where the run's wall time went, by category and part.",
+            "seconds",
         ),
         "goodput": _Family(
             "paceline_run_goodput_ratio",
@@ -69,9 +81,13 @@ def write_openmetrics(runs: Iterable[tuple[RunDetails, Mapping[str, float]]]) ->
             "The share of the wall time that went into steps that count.",
             "ratio",
         ),
-        "attempts": _Family("paceline_run_attempts", "counter", "How often the run's ranks were started."),
+        "attempts": _Family(
+            "paceline_run_attempts", "counter", "How often the run's ranks were started."
+        ),
         "failures": _Family("paceline_run_failures", "counter", "How often the run has failed."),
-        "saved": _Family("paceline_run_checkpoint_step", "gauge", "The step of the newest complete checkpoint."),
+        "saved": _Family(
+            "paceline_run_checkpoint_step", "gauge", "The step of the newest complete checkpoint."
+        ),
     }
     for details, values in runs:
         _add(families, details, values)
@@ -83,7 +99,13 @@ def _add(families: Mapping[str, _Family], details: RunDetails, values: Mapping[s
     row, goodput = details.overview, details.goodput
     run = row.key
     families["info"].add(
-        1, run=run, name=row.name, project=row.project, experiment=row.experiment, job=row.job, status=row.status
+        1,
+        run=run,
+        name=row.name,
+        project=row.project,
+        experiment=row.experiment,
+        job=row.job,
+        status=row.status,
     )
     families["step"].add(row.step, run=run)
     families["total"].add(row.total_steps, run=run)
@@ -111,13 +133,17 @@ def read_last_values(metrics: Path) -> dict[str, float]:
     numbers = {
         name: float(value)
         for name, value in found.items()
-        if name not in NOT_METRICS and isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in NOT_METRICS
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
     }
     return dict(list(numbers.items())[:MAX_METRICS])
 
 
 def _escape(label: str) -> str:
-    text = "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in label[:MAX_LABEL])
+    text = "".join(
+        each if each.isprintable() or each == "\n" else "\ufffd" for each in label[:MAX_LABEL]
+    )
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 

@@ -69,7 +69,9 @@ def make_overview(record: Record) -> Overview:
     # Its files tell how far it is, also while Slurm does not answer.
     may_run = is_running or (record.status == "unknown" and not record.is_over)
     now = viewpoint.now(folder.path)
-    progress = Progress(latest, find_attempt(events), read_first_rank(folder), now) if may_run else None
+    progress = (
+        Progress(latest, find_attempt(events), read_first_rank(folder), now) if may_run else None
+    )
     pause = progress.pause if progress and is_running else 0.0
     step = progress.step if progress else latest.step
     is_trial = folder.path.parent.name == TRIALS
@@ -105,14 +107,18 @@ def make_overview(record: Record) -> Overview:
 
 
 def _describe_pause(folder: RunFolder, pause: float) -> str:
-    """Say for how long a run has made no step, unless it prints meanwhile, such as in an evaluation."""
+    """Say for how long a run has made no step, unless it prints meanwhile, such as in an
+    evaluation.
+    """
     if not pause or viewpoint.now(folder.path) - last_output(folder) < STALLED:
         return ""
     return f"no step for {show_seconds(round(pause))}"
 
 
 def _goodput(record: Record, events: Sequence[dict[str, Any]]) -> float | None:
-    shares = read_goodput(record.folder, events, is_over=record.is_over, is_waiting=record.is_waiting)
+    shares = read_goodput(
+        record.folder, events, is_over=record.is_over, is_waiting=record.is_waiting
+    )
     if shares.total <= shares.seconds["queued"]:
         return None  # it has never started
     if shares.seconds["running"] and not shares.seconds["training"]:

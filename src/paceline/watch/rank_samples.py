@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, parse_object, read_tail
+from paceline.contract.files.foreign_records import (
+    NUMBER,
+    Fields,
+    keep_valid,
+    parse_object,
+    read_tail,
+)
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.node_usage import NodeUsage
@@ -43,12 +49,23 @@ def newest_samples(use: NodeUsage) -> NodeUsage:
     """Return only the samples of the newest job start, and of those the last ones."""
     details = clean_sample(use.details)
     began = details.get("time", 0)
-    samples = [each for line in use.samples[-RECENT:] if (each := clean_sample(line)).get("time", -1) >= began]
+    samples = [
+        each
+        for line in use.samples[-RECENT:]
+        if (each := clean_sample(line)).get("time", -1) >= began
+    ]
     return NodeUsage(use.node, details, samples)
 
 
 def clean_sample(line: dict[str, Any]) -> dict[str, Any]:
-    fields: Fields = {"time": NUMBER, "gpus": list, "ranks": list, "own_cores": int, "cores": int, "memory_limit": int}
+    fields: Fields = {
+        "time": NUMBER,
+        "gpus": list,
+        "ranks": list,
+        "own_cores": int,
+        "cores": int,
+        "memory_limit": int,
+    }
     sample = keep_valid(line, fields)
     if "gpus" in sample:
         sample["gpus"] = [gpu if isinstance(gpu, dict) else {} for gpu in sample["gpus"]]
@@ -63,13 +80,17 @@ def read_ranks(usage: Iterable[NodeUsage]) -> dict[int, list[RankSample]]:
                 if _is_row(row):
                     rank, state, step, age, process, *times = row
                     found.setdefault(rank, []).append(
-                        RankSample(sample["time"], use.host, rank, state, step, age, process, *times)
+                        RankSample(
+                            sample["time"], use.host, rank, state, step, age, process, *times
+                        )
                     )
     return dict(sorted(found.items()))
 
 
 def read_first_rank(folder: RunFolder) -> RankSample | None:
-    """Return how far rank 0 of a live run is, as its agent saw it last. Reads only the end of the samples."""
+    """Return how far rank 0 of a live run is, as its agent saw it last. Reads only the end of the
+    samples.
+    """
     samples = []
     with suppress(OSError):
         for line in read_tail(folder.node_metrics(0), TAIL).splitlines():
@@ -101,5 +122,8 @@ def slow_ranks(ranks: Mapping[int, Sequence[RankSample]]) -> dict[int, float]:
     typical = ordered[(len(ordered) - 1) // 2]
     factor = PAIR_FACTOR if len(own) == 2 else FACTOR
     step = max(samples[-1].seconds_per_step for samples in ranks.values())
-    return {rank: each / typical for rank, each in own.items()
-            if each > factor * typical and each - typical > max(0.005, MIN_SHARE * step)}  # fmt: skip
+    return {
+        rank: each / typical
+        for rank, each in own.items()
+        if each > factor * typical and each - typical > max(0.005, MIN_SHARE * step)
+    }

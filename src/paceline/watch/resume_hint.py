@@ -18,9 +18,11 @@ def submit_again(folder: RunFolder) -> str:
 
 
 def resume_command(folder: RunFolder, *, job: str | None) -> str:
-    """Return the command that goes on with a run where it ran: in the queue if it was a job, or else here.
+    """Return the command that goes on with a run where it ran: in the queue if it was a job, or
+    else here.
 
-    Empty for a run that another cluster trains, and for one that ran on a login node if the user is not there.
+    Empty for a run that another cluster trains, and for one that ran on a login node if the user is
+    not there.
     """
     if needs_grant(folder):
         return ""
@@ -32,7 +34,9 @@ def resume_command(folder: RunFolder, *, job: str | None) -> str:
 
 
 def _trial_again(folder: RunFolder, where: str = "") -> str:
-    """Return the command that runs a trial again, and others that ended as it did; empty for other runs."""
+    """Return the command that runs a trial again, and others that ended as it did; empty for other
+    runs.
+    """
     if folder.path.parent.name != TRIALS:
         return ""
     trial = TrialFolder(folder.path)
@@ -52,7 +56,9 @@ def describe_start(folder: RunFolder) -> str:
     starts = [event for event in events if event["event"] in ("launch", "ranks")]
     if not (starts or has_trained or folder.attempts()):
         return "its ranks had not started"
-    saves_itself = any(event["event"] == "ranks" and not event.get("uses_runtime", True) for event in starts)
+    saves_itself = any(
+        event["event"] == "ranks" and not event.get("uses_runtime", True) for event in starts
+    )
     if saves_itself and not has_trained:
         return "from the script's own checkpoint, if any"
     if (attempts := folder.attempts()) and is_usage_error(read_failure(attempts[-1])):

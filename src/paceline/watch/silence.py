@@ -1,7 +1,7 @@
 """Whether a running job gives no sign of life: its agents have stopped writing to the run folder.
 
-Slurm may take a dead job for a running one for half an hour: after a node has restarted so quickly that it never
-counted as down, and above all if the controller restarts too.
+Slurm may take a dead job for a running one for half an hour: after a node has restarted so quickly
+that it never counted as down, and above all if the controller restarts too.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from paceline.slurm.job_states.meanings import JobState
 from paceline.spec.quantities import parse_seconds, show_seconds
 from paceline.watch import viewpoint
 
-MIN_SILENCE = 300.0  # seconds; a file server may show a write a minute late, and a busy node may write late
+# seconds; a file server may show a write a minute late, and a busy node may write late
+MIN_SILENCE = 300.0
 FRESH = 120.0  # seconds since a sign of life after which nobody can say that a run goes on
 MISSED_SAMPLES = 4  # that a node should have written meanwhile
 SILENCE_HINT = (
-    "If a node restarts quickly, Slurm may show its dead job as running. Check with `paceline doctor`, which asks the "
+    "If a node restarts quickly, Slurm may show its dead job as running. Check with `paceline "
+    "doctor`, which asks the "
     "node. A restart continues from the newest checkpoint."
 )
 
 
 def seconds_silent(folder: RunFolder, state: JobState | None) -> float | None:
-    """Return for how long the agents of a running job have written nothing; None if that is no reason to worry.
+    """Return for how long the agents of a running job have written nothing; None if that is no
+    reason to worry.
 
-    Only agents that sample the use of their nodes write at intervals, whatever the ranks do. Silence means nothing
-    without samples (`--system-metrics 0s`), or before the first one of this job start, while the job loads modules or
-    its agents wait for each other.
+    Only agents that sample the use of their nodes write at intervals, whatever the ranks do.
+    Silence means nothing without samples (`--system-metrics 0s`), or before the first one of this
+    job start, while the job loads modules or its agents wait for each other.
     """
     if state is None or state.state != "RUNNING" or folder.cancelled.exists():
         return None
@@ -60,15 +63,22 @@ def seconds_silent(folder: RunFolder, state: JobState | None) -> float | None:
 
 
 def shows_life(folder: RunFolder) -> bool:
-    """Return whether ranks or agents have just written what they write at intervals: metrics, or samples of a node."""
+    """Return whether ranks or agents have just written what they write at intervals: metrics, or
+    samples of a node.
+    """
     here = viewpoint.now(folder.path)
-    return any(here - modified < FRESH for modified in _times((folder.metrics, *folder.system.glob("*.jsonl"))))
+    return any(
+        here - modified < FRESH
+        for modified in _times((folder.metrics, *folder.system.glob("*.jsonl")))
+    )
 
 
 def describe_silence(seconds: float, *, nodes: str, verdict: str | None, remedy: str) -> str:
     """Return what `paceline ps` shows for a job without a sign of life."""
     cause = f"it is {verdict}" if verdict in (DONE, FAILED) else "a node may have restarted"
-    cause += ", but Slurm has not noticed" if verdict in (DONE, FAILED) else " without Slurm noticing"
+    cause += (
+        ", but Slurm has not noticed" if verdict in (DONE, FAILED) else " without Slurm noticing"
+    )
     return f"no sign of life from {nodes} for {show_seconds(seconds)}: {cause}; use {remedy}"
 
 
@@ -90,7 +100,12 @@ def seconds_run(state: JobState) -> float:
 def _written(folder: RunFolder, job_start: JobStartFolder) -> Iterator[Path]:
     """Yield what agents, ranks and the batch script of a live run write to."""
     yield from (folder.slurm_log, folder.metrics)
-    for parent in (folder.system, folder.events, job_start.path, *(each.path for each in folder.attempts()[-1:])):
+    for parent in (
+        folder.system,
+        folder.events,
+        job_start.path,
+        *(each.path for each in folder.attempts()[-1:]),
+    ):
         yield from parent.glob("*")
 
 
@@ -103,7 +118,8 @@ def _times(paths: Iterable[Path]) -> Iterator[float]:
 
 
 def _file_server_time(folder: RunFolder) -> float:
-    """Return the time by the clock that dates the files. Makes a file there for a moment, in the user's own runs only.
+    """Return the time by the clock that dates the files. Makes a file there for a moment, in the
+    user's own runs only.
 
     The clock of a login node may be minutes ahead.
     """

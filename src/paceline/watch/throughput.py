@@ -18,14 +18,22 @@ UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def describe_throughput(metrics: Path) -> str:
-    """Return the rates, the time per step, the share of waiting for data, MFU and memory; empty if unknown.
+    """Return the rates, the time per step, the share of waiting for data, MFU and memory; empty if
+    unknown.
 
-    They are the newest ones, as in all lists of runs: each line is an average over the last few steps already.
+    They are the newest ones, as in all lists of runs: each line is an average over the last few
+    steps already.
     """
     newest: dict[str, float] = {}
     for record in _read_end(metrics):
-        newest |= {name: float(value) for name, value in record.items() if name in SPEEDS and _is_number(value)}
-    parts = [f"{short_number(newest[name])} {unit}" for name, unit in RATES.items() if name in newest]
+        newest |= {
+            name: float(value)
+            for name, value in record.items()
+            if name in SPEEDS and _is_number(value)
+        }
+    parts = [
+        f"{short_number(newest[name])} {unit}" for name, unit in RATES.items() if name in newest
+    ]
     if (seconds := newest.get("seconds")) is not None:
         parts.append(f"{show_step(seconds)} per step")
     if (wait := newest.get("data_wait")) is not None:
@@ -38,8 +46,14 @@ def describe_throughput(metrics: Path) -> str:
 
 
 def read_data_wait(metrics: Path, *, since: float, min_seconds: float) -> float | None:
-    """Return the share of time for which ranks waited for data; None if less than `min_seconds` are known."""
-    records = [each for each in _read_end(metrics) if _is_number(each.get("time")) and each["time"] >= since]
+    """Return the share of time for which ranks waited for data; None if less than `min_seconds`
+    are known.
+    """
+    records = [
+        each
+        for each in _read_end(metrics)
+        if _is_number(each.get("time")) and each["time"] >= since
+    ]
     if not records or records[-1]["time"] - records[0]["time"] < min_seconds:
         return None
     return _median(records, "data_wait")

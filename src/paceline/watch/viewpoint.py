@@ -24,7 +24,8 @@ class Viewpoint:
 
     cluster: str
     mirror: Mirror
-    act: Callable[[str, str], str]  # does something to a run on the cluster: the verb and the run's name
+    # does something to a run on the cluster: the verb and the run's name
+    act: Callable[[str, str], str]
     found: Mapping[str, str] = field(default_factory=dict)  # what the names mean that were typed
     status: Callable[[], str] = lambda: ""  # why nothing new comes, in one line; empty if it does
     end: Callable[[], PacelineError | None] = lambda: None  # why nothing will come any more
@@ -37,7 +38,9 @@ class Viewpoint:
         return read_states(self.mirror.base, jobs)
 
     def not_here(self, what: str) -> ClusterError:
-        return ClusterError(f"The {what} of {self.cluster} is not mirrored.", hint=f"Use: {to_type('doctor')}")
+        return ClusterError(
+            f"The {what} of {self.cluster} is not mirrored.", hint=f"Use: {to_type('doctor')}"
+        )
 
 
 _current: Viewpoint | None = None
@@ -74,17 +77,23 @@ def now(run: Path | str = "") -> float:
 
 
 def _is_fresh(heard: float) -> bool:
-    """Return whether the last word from the cluster, by the clock of here, tells what time it is there."""
+    """Return whether the last word from the cluster, by the clock of here, tells what time it is
+    there.
+    """
     return 0 <= time.time() - heard < FRESH and not status()
 
 
 def clock() -> dict[str, float | bool]:
-    """Return the clock of whoever writes the runs, for a page to count by. Without news from there, it stands still."""
+    """Return the clock of whoever writes the runs, for a page to count by. Without news from
+    there, it stands still.
+    """
     return {"now": now(), "runs": _current is None or _is_fresh(_current.mirror.heard().here)}
 
 
 def copied(run: Path | str = "") -> float:
-    """Return when the copy of a run was last complete but for its logs; without one, when the cluster was heard of."""
+    """Return when the copy of a run was last complete but for its logs; without one, when the
+    cluster was heard of.
+    """
     if _current is None:
         return time.time()
     heard = _current.mirror.heard().here
@@ -92,8 +101,12 @@ def copied(run: Path | str = "") -> float:
 
 
 def age(run: Path | str) -> float:
-    """Return how old the copy of a run is, in seconds, if there is no connection to its cluster; else 0."""
-    return max(0.0, time.time() - copied(run)) if _current is not None and _current.status() else 0.0
+    """Return how old the copy of a run is, in seconds, if there is no connection to its cluster;
+    else 0.
+    """
+    return (
+        max(0.0, time.time() - copied(run)) if _current is not None and _current.status() else 0.0
+    )
 
 
 def origin(path: Path | str) -> str:
@@ -117,7 +130,9 @@ def require_code(run: str) -> None:
     """Raise an error that says where the code of a run is if it is not on this machine."""
     if _current is not None:
         bring = to_type(f"fetch {quote(run)} --all")
-        raise EnvironmentProblem(f"The code is on {_current.cluster}.", hint=f"To compare it here, fetch it: {bring}")
+        raise EnvironmentProblem(
+            f"The code is on {_current.cluster}.", hint=f"To compare it here, fetch it: {bring}"
+        )
 
 
 def status() -> str:
@@ -131,6 +146,8 @@ def end() -> PacelineError | None:
 
 
 def require_news() -> None:
-    """Raise an error if nothing new will come any more: whoever waits for it would wait for ever."""
+    """Raise an error if nothing new will come any more: whoever waits for it would wait for
+    ever.
+    """
     if (problem := end()) is not None:
         raise problem

@@ -42,7 +42,9 @@ Results = list[tuple[list[Measurement], float]]
 
 
 @pytest.fixture
-def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Results], list[list[Judgement]]]:
+def agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Results], list[list[Judgement]]]:
     """`agents(results)`: let agents with these measurements agree, and return what each of them found."""
 
     def agree(results: Results) -> list[list[Judgement]]:
@@ -53,7 +55,10 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Results
         def run(index: int) -> None:
             placement = SimpleNamespace(is_head=index == 0, count=len(results), host=f"node{index}")
             one: Any = FitnessCheck(
-                SimpleNamespace(placement=placement), RunFolder(tmp_path), Connection(index, inboxes), lambda: False
+                SimpleNamespace(placement=placement),
+                RunFolder(tmp_path),
+                Connection(index, inboxes),
+                lambda: False,
             )  # type: ignore[arg-type]
             one._measure = lambda deadline: results[index]
             found[index] = one.run()
@@ -91,13 +96,17 @@ def test_a_throttled_node_is_unfit_even_if_its_ranks_measured_nothing(
     assert "90% of all periods" in found[1][0].text
 
 
-def test_a_node_that_measures_nothing_in_time_is_named(agents: Callable[[Results], list[list[Judgement]]]) -> None:
+def test_a_node_that_measures_nothing_in_time_is_named(
+    agents: Callable[[Results], list[list[Judgement]]],
+) -> None:
     found = agents([(measured(0, 0.03), 0.0), ([], 0.0)])
     assert [(each.host, each.unfit) for each in found[0]] == [("node1", False)]
     assert agents([([], 0.0), ([], 0.0)]) == [[], []], "nobody has torch"
 
 
-def test_a_limit_that_all_nodes_share_is_nobodys_fault(agents: Callable[[Results], list[list[Judgement]]]) -> None:
+def test_a_limit_that_all_nodes_share_is_nobodys_fault(
+    agents: Callable[[Results], list[list[Judgement]]],
+) -> None:
     assert agents([(measured(0, 0.03), 0.9), (measured(1, 0.03), 0.9)]) == [[], []]
 
 

@@ -27,35 +27,59 @@ def machine(folder: Path, groups: str, files: dict[str, str]) -> tuple[Path, Pat
         ("0::/job/step\n", {"job/memory.max": "500\n", "job/step/memory.max": "max\n"}, 500),
         ("0::/job/step\n", {"job/memory.max": "500\n", "job/step/memory.max": "400\n"}, 400),
         ("0::/\n", {}, None),
-        ("4:memory:/job\n0::/\n",
-         {"memory/job/memory.limit_in_bytes": "700\n", "memory/memory.limit_in_bytes": HUGE}, 700),
+        (
+            "4:memory:/job\n0::/\n",
+            {"memory/job/memory.limit_in_bytes": "700\n", "memory/memory.limit_in_bytes": HUGE},
+            700,
+        ),
         ("9:name=systemd:/a:b\n4:cpu,memory:/\n", {"memory/memory.limit_in_bytes": HUGE}, None),
     ],
-)  # fmt: skip
-def test_memory_limits(tmp_path: Path, groups: str, files: dict[str, str], limit: int | None) -> None:
+)
+def test_memory_limits(
+    tmp_path: Path, groups: str, files: dict[str, str], limit: int | None
+) -> None:
     assert memory_limit(*machine(tmp_path, groups, files)) == limit
 
 
 @pytest.mark.parametrize(
     ("groups", "files"),
     [
-        ("0::/slurm/job_7/step_0\n",
-         {"slurm/memory.max": "max\n", "slurm/memory.events": "oom 9\noom_kill 9\n", "slurm/job_7/memory.max": "500\n",
-          "slurm/job_7/memory.events": "low 0\noom 2\noom_kill 2\n", "slurm/job_7/step_0/memory.max": "max\n"}),
-        ("4:memory:/job_7\n",
-         {"memory/job_7/memory.limit_in_bytes": "700\n",
-          "memory/job_7/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
-          "memory/memory.limit_in_bytes": HUGE, "memory/memory.oom_control": "oom_kill 9\n"}),
+        (
+            "0::/slurm/job_7/step_0\n",
+            {
+                "slurm/memory.max": "max\n",
+                "slurm/memory.events": "oom 9\noom_kill 9\n",
+                "slurm/job_7/memory.max": "500\n",
+                "slurm/job_7/memory.events": "low 0\noom 2\noom_kill 2\n",
+                "slurm/job_7/step_0/memory.max": "max\n",
+            },
+        ),
+        (
+            "4:memory:/job_7\n",
+            {
+                "memory/job_7/memory.limit_in_bytes": "700\n",
+                "memory/job_7/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+                "memory/memory.limit_in_bytes": HUGE,
+                "memory/memory.oom_control": "oom_kill 9\n",
+            },
+        ),
     ],
-)  # fmt: skip
-def test_processes_of_the_job_that_were_killed(tmp_path: Path, groups: str, files: dict[str, str]) -> None:
-    assert out_of_memory_kills(*machine(tmp_path, groups, files)) == 2, "not those of other jobs, in the groups above"
+)
+def test_processes_of_the_job_that_were_killed(
+    tmp_path: Path, groups: str, files: dict[str, str]
+) -> None:
+    assert out_of_memory_kills(*machine(tmp_path, groups, files)) == 2, (
+        "not those of other jobs, in the groups above"
+    )
 
 
 @pytest.mark.parametrize(
-    ("groups", "prefix"), [("0::/job/step\n", "job/step"), ("3:cpu,cpuacct:/job/step\n", "cpu/job/step")]
+    ("groups", "prefix"),
+    [("0::/job/step\n", "job/step"), ("3:cpu,cpuacct:/job/step\n", "cpu/job/step")],
 )
-def test_periods_in_which_the_cpu_time_was_used_up(tmp_path: Path, groups: str, prefix: str) -> None:
+def test_periods_in_which_the_cpu_time_was_used_up(
+    tmp_path: Path, groups: str, prefix: str
+) -> None:
     files = {f"{prefix}/cpu.stat": "nr_periods 40\nnr_throttled 30\nthrottled_time 5\n"}
     assert cpu_quota(*machine(tmp_path, groups, files)) == CpuQuota(40, 30)
     assert cpu_quota(tmp_path / "nothing", tmp_path) == CpuQuota(0, 0)

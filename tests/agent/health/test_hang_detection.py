@@ -15,7 +15,13 @@ from typing import Any
 import pytest
 
 from paceline.agent.health.activity import ActivityMonitor
-from paceline.agent.health.hang_detection import ClusterHeartbeats, RankHeartbeat, Watchdog, make_report, process_state
+from paceline.agent.health.hang_detection import (
+    ClusterHeartbeats,
+    RankHeartbeat,
+    Watchdog,
+    make_report,
+    process_state,
+)
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.processes.stacks import Frame, Stack
@@ -27,8 +33,14 @@ TABLE: dict[str, tuple[list[tuple[int, int, float]], list[int] | None]] = {
     "one rank compiles, the other waits for it": ([(RUNNING, 1, 3.0), (READY, 0, 50.0)], None),
     "no step boundaries, and nobody does anything": ([(READY, 0, 12.0), (READY, 0, 11.0)], [0, 1]),
     "no step boundaries, and one rank computes": ([(READY, 0, 12.0), (READY, 0, 2.0)], None),
-    "one behind, the rest wait": ([(RUNNING, 8, 12.0), (RUNNING, 7, 12.0), (RUNNING, 8, 12.0)], [1]),
-    "all at one step: the oldest heartbeat": ([(RUNNING, 8, 11.0), (RUNNING, 8, 11.0), (RUNNING, 8, 14.0)], [2]),
+    "one behind, the rest wait": (
+        [(RUNNING, 8, 12.0), (RUNNING, 7, 12.0), (RUNNING, 8, 12.0)],
+        [1],
+    ),
+    "all at one step: the oldest heartbeat": (
+        [(RUNNING, 8, 11.0), (RUNNING, 8, 11.0), (RUNNING, 8, 14.0)],
+        [2],
+    ),
     "no difference between them": ([(RUNNING, 8, 12.0), (RUNNING, 8, 12.1)], [1, 0]),
     "finished ranks send nothing more": ([(FINISHED, 9, 500.0), (RUNNING, 9, 2.0)], None),
     "saved and stopping": ([(SAVED_AND_STOPPED, 9, 500.0), (SAVED_AND_STOPPED, 9, 500.0)], None),
@@ -39,14 +51,19 @@ TABLE: dict[str, tuple[list[tuple[int, int, float]], list[int] | None]] = {
 @pytest.mark.parametrize("case", TABLE)
 def test_watchdog(case: str) -> None:
     slots, stuck = TABLE[case]
-    heartbeats = [RankHeartbeat(rank, *slot, host=f"node{rank // 2}") for rank, slot in enumerate(slots)]
+    heartbeats = [
+        RankHeartbeat(rank, *slot, host=f"node{rank // 2}") for rank, slot in enumerate(slots)
+    ]
     hang = Watchdog(10).check(heartbeats)
     assert (None if hang is None else [each.rank for each in hang.stuck]) == stuck
     assert Watchdog(0).check(heartbeats) is None  # turned off
 
 
 def test_a_rank_that_the_kernel_holds_is_stuck() -> None:
-    heartbeats = [RankHeartbeat(0, RUNNING, 3, 12, "a"), RankHeartbeat(1, RUNNING, 4, 12, "b", process="T")]
+    heartbeats = [
+        RankHeartbeat(0, RUNNING, 3, 12, "a"),
+        RankHeartbeat(1, RUNNING, 4, 12, "b", process="T"),
+    ]
     hang = Watchdog(10).check(heartbeats)
     assert hang is not None
     assert [(each.rank, each.host) for each in hang.stuck] == [(1, "b")]
@@ -67,13 +84,17 @@ def test_ranks_that_stop_at_the_same_moment_are_not_listed() -> None:
 def test_a_rank_outside_of_any_collective_is_named(state: int) -> None:
     """The one that waits for it may have been silent for longer."""
     heartbeats = [RankHeartbeat(0, state, 3, 14.0, "a"), RankHeartbeat(1, state, 3, 12.0, "b")]
-    waits = Stack((Frame("/x/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce"),))
+    waits = Stack(
+        (Frame("/x/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce"),)
+    )
     sleeps = Stack((Frame("/p/hang.py", 7, "main"),))
     hang = Watchdog(10).check(heartbeats)
     assert hang is not None
     named = hang.compare_stacks(heartbeats, {0: waits, 1: sleeps})
     assert named.first.rank == 1
-    assert "rank 1 on b has not reached the point where the others wait (hang.py:7 in main)" in str(named)
+    assert "rank 1 on b has not reached the point where the others wait (hang.py:7 in main)" in str(
+        named
+    )
     for stacks in ({}, {0: waits}, {0: waits, 1: waits}, {0: sleeps, 1: sleeps}):
         assert hang.compare_stacks(heartbeats, stacks) == hang
 
@@ -82,22 +103,28 @@ def test_the_head_agent_sees_all_nodes() -> None:
     cluster = ClusterHeartbeats()
     own = [RankHeartbeat(0, RUNNING, 7, 30, "a"), RankHeartbeat(1, RUNNING, 7, 30, "a")]
     assert cluster.all(own) == own
-    report = make_report([RankHeartbeat(2, RUNNING, 6, 30, "b", "S"), RankHeartbeat(3, RUNNING, 7, 30, "b", "S")])
+    report = make_report(
+        [RankHeartbeat(2, RUNNING, 6, 30, "b", "S"), RankHeartbeat(3, RUNNING, 7, 30, "b", "S")]
+    )
     cluster.update({**json.loads(json.dumps(report)), "from": 1})
     hang = Watchdog(10).check(cluster.all(own))
     assert hang is not None
     assert [(each.rank, each.host) for each in hang.stuck] == [(2, "b")]
 
 
-def test_a_plain_script_that_does_nothing_hangs(paceline: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_plain_script_that_does_nothing_hangs(
+    paceline: Callable[..., Any], tmp_path: Path
+) -> None:
     """It computes in silence first, for longer than the timeout."""
     (tmp_path / "train.py").write_text(
         "import os, time\n"
         "while time.process_time() < 1.5: pass\n"
         "print('computed', flush=True)\n"
         "time.sleep(600)\n"
-    )  # fmt: skip
-    done = paceline("run", "--cpu", "--nproc", "2", "--hang-timeout", "1s", "train.py", cwd=tmp_path)
+    )
+    done = paceline(
+        "run", "--cpu", "--nproc", "2", "--hang-timeout", "1s", "train.py", cwd=tmp_path
+    )
     assert done.returncode == 1
     assert "computed" in done.stdout
     assert re.search(
@@ -111,7 +138,9 @@ def test_a_line_of_output_is_progress() -> None:
     heartbeats, printed = Heartbeats(1), [0]
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         try:
-            monitor = ActivityMonitor(heartbeats, 6.0, count_output=lambda local_rank: printed[local_rank])
+            monitor = ActivityMonitor(
+                heartbeats, 6.0, count_output=lambda local_rank: printed[local_rank]
+            )
             since = []
             for now in (100.0, 101.0, 102.0, 103.0):
                 printed[0] += 2 if now == 102.0 else 0

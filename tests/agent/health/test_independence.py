@@ -71,8 +71,11 @@ def test_a_short_run_is_reported_at_its_end(launch: Launch) -> None:
 
 @pytest.mark.parametrize("style", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_group_that_is_formed_late(launch: Launch, style: str) -> None:
-    started = launch(TRAIN.replace("0.1\nmodel", "30\nmodel") + "for _ in range(5): step()\n" + GROUP, light=False,
-                     style=style)  # fmt: skip
+    started = launch(
+        TRAIN.replace("0.1\nmodel", "30\nmodel") + "for _ in range(5): step()\n" + GROUP,
+        light=False,
+        style=style,
+    )
     assert started.wait() == 0, started.err()
     assert "independently" not in started.err()
 
@@ -102,11 +105,18 @@ def test_a_script_that_spawns_its_own_ranks(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_the_spawn_style_with_a_script_that_spawns_and_one_that_does_not(launch: Launch, tmp_path: Path) -> None:
+def test_the_spawn_style_with_a_script_that_spawns_and_one_that_does_not(
+    launch: Launch, tmp_path: Path
+) -> None:
     started = launch(SPAWN.format(port=free_port()), light=False, style="spawn")
     assert started.wait() == 0, started.err()
     assert "warning" not in started.err()
-    started = launch(TRAIN + "for _ in range(5): step()\n", light=False, style="spawn", folder=tmp_path / "second")
+    started = launch(
+        TRAIN + "for _ in range(5): step()\n",
+        light=False,
+        style="spawn",
+        folder=tmp_path / "second",
+    )
     assert started.wait() == 0, started.err()
     assert "1 process runs this script, not 2" in started.err()
 
@@ -121,7 +131,9 @@ class Link:
         self.sent.append({**message, "from": 1})
 
 
-def test_the_head_agent_waits_for_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_agent_waits_for_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(independence, "CHECK_INTERVAL", 0.0)
     spec = LaunchSpec("run", "train.py", [], nodes=2, nproc=1)
     said: list[str] = []
@@ -130,12 +142,16 @@ def test_the_head_agent_waits_for_all_nodes(tmp_path: Path, monkeypatch: pytest.
     attempt = RunFolder(tmp_path).attempt(1)
     head, member = (
         independence.IndependenceCheck(
-            started_ranks.Launch(spec, Placement(node, 2, node, 2, [0], node, 1, "here"), attempt, "", "", 0, {}, {}),
-            heartbeats=heartbeats[node], rendezvous=cast(Rendezvous, link), say=said.append,
+            started_ranks.Launch(
+                spec, Placement(node, 2, node, 2, [0], node, 1, "here"), attempt, "", "", 0, {}, {}
+            ),
+            heartbeats=heartbeats[node],
+            rendezvous=cast(Rendezvous, link),
+            say=said.append,
             events=EventWriter(tmp_path / "events.jsonl"),
         )
         for node in (0, 1)
-    )  # fmt: skip
+    )
     try:
         for check in (head, member, head):
             check.check()

@@ -42,7 +42,11 @@ stays = Stays()
 ENDS = {
     "without the runtime": (0, IDLE, "failed"),
     "after its session": (FINISHED, IDLE, "failed"),
-    "in an exit handler": (FINISHED, "import atexit\natexit.register(lambda: time.sleep(3600))\n", "failed"),
+    "in an exit handler": (
+        FINISHED,
+        "import atexit\natexit.register(lambda: time.sleep(3600))\n",
+        "failed",
+    ),
     "after its script": (FINISHED, IDLE_AT_EXIT, "done"),
     "after it has saved and stopped": (SAVED_AND_STOPPED, IDLE, "stopped"),
 }
@@ -56,7 +60,10 @@ def test_lingering_ranks_are_ended(launch: Launch, state: int, idle: str, verdic
     assert started.verdicts() == (verdict, verdict)
     if verdict == "failed":
         assert (started.failure()["cause"], started.failure()["rank"]) == ("lingered", 1)
-        assert "made no progress for 0.8 s after other ranks had exited; to change this" in started.err()
+        assert (
+            "made no progress for 0.8 s after other ranks had exited; to change this"
+            in started.err()
+        )
         assert "no restart: some ranks had already finished" in started.err()
     else:
         assert "these were killed after 0.8 s without progress: rank 1 on" in started.err()
@@ -107,21 +114,32 @@ def test_a_rank_that_works_may_outlive_the_others(launch: Launch, port: int) -> 
     started = launch(f"STATE, PORT = 0, {port}\n{STAYS}{waits}{WORKS}", nproc=3, exit_timeout=2.0)
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("done", "done")
-    assert started.err().count("they may be waiting for child processes, so they are killed only after 20 s") == 1
+    assert (
+        started.err().count(
+            "they may be waiting for child processes, so they are killed only after 20 s"
+        )
+        == 1
+    )
 
 
 def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now, cpu = 1000.0, 0.0
     monkeypatch.setattr(lingering_ranks, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(activity, "tree_usage", lambda pids: {pid: Usage(cpu, 0, False, False) for pid in pids})
+    monkeypatch.setattr(
+        activity, "tree_usage", lambda pids: {pid: Usage(cpu, 0, False, False) for pid in pids}
+    )
     launched: Any = SimpleNamespace(
-        launch_spec=SimpleNamespace(style="fork", exit_timeout=30.0), attempt=None, ranks=lambda: [(0, 0), (1, 1)],
+        launch_spec=SimpleNamespace(style="fork", exit_timeout=30.0),
+        attempt=None,
+        ranks=lambda: [(0, 0), (1, 1)],
         placement=SimpleNamespace(is_head=True, count=1, host="a"),
-    )  # fmt: skip
+    )
     workers: Any = SimpleNamespace(pids=lambda: {1: os.getpid()})
     rendezvous: Any = SimpleNamespace(send=lambda message: None)
     heartbeats = Heartbeats(2)
-    monitor = LingeringRanks(launched, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous)
+    monitor = LingeringRanks(
+        launched, workers=workers, heartbeats=heartbeats, rendezvous=rendezvous
+    )
     for seconds in (0.0, 5.0, 5.0, 600.0, 5.0, 5.0):
         now, cpu = now + seconds, cpu + 2.0
         assert monitor.check({1}, ended_agents=()) == []
@@ -129,24 +147,34 @@ def test_a_pause_of_the_whole_job_is_not_idle_time(monkeypatch: pytest.MonkeyPat
         now += 5.0
         assert monitor.check({1}, ended_agents=()) == []
     now += 5.0
-    assert [(idle.rank, idle.seconds) for idle in monitor.check({1}, ended_agents=())] == [(1, 30.0)]
+    assert [(idle.rank, idle.seconds) for idle in monitor.check({1}, ended_agents=())] == [
+        (1, 30.0)
+    ]
     heartbeats.remove()
 
 
-def test_a_rank_whose_child_or_fellow_has_ended_has_time_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_whose_child_or_fellow_has_ended_has_time_to_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, with_children = 1000.0, {1: True, 2: False}
     monkeypatch.setattr(lingering_ranks, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(
-        activity, "tree_usage", lambda pids: {pid: Usage(0.0, 0, False, with_children[pid]) for pid in pids}
+        activity,
+        "tree_usage",
+        lambda pids: {pid: Usage(0.0, 0, False, with_children[pid]) for pid in pids},
     )
     monkeypatch.setattr(process_tree, "is_alive", lambda pid: True)
     launched: Any = SimpleNamespace(
-        launch_spec=SimpleNamespace(style="fork", exit_timeout=6.0), attempt=None,
-        ranks=lambda: [(0, 0), (1, 1), (2, 2)], placement=SimpleNamespace(is_head=True, count=1, host="a"),
-    )  # fmt: skip
+        launch_spec=SimpleNamespace(style="fork", exit_timeout=6.0),
+        attempt=None,
+        ranks=lambda: [(0, 0), (1, 1), (2, 2)],
+        placement=SimpleNamespace(is_head=True, count=1, host="a"),
+    )
     workers: Any = SimpleNamespace(pids=lambda: {1: 1, 2: 2})
     rendezvous: Any = SimpleNamespace(send=lambda message: None)
-    ranks = LingeringRanks(launched, workers=workers, heartbeats=Heartbeats(3), rendezvous=rendezvous)
+    ranks = LingeringRanks(
+        launched, workers=workers, heartbeats=Heartbeats(3), rendezvous=rendezvous
+    )
 
     def overdue_after(left: set[int]) -> int:
         nonlocal now
@@ -163,7 +191,9 @@ def test_a_rank_whose_child_or_fellow_has_ended_has_time_to_go_on(monkeypatch: p
     for _ in range(3):
         now += 1.0
         assert ranks.check({1, 2}, ended_agents=()) == []
-    assert overdue_after({2}) == 7, "rank 1 has ended a moment ago: its first check, then the timeout"
+    assert overdue_after({2}) == 7, (
+        "rank 1 has ended a moment ago: its first check, then the timeout"
+    )
     with_children[2] = True
     now += 1.0
     ranks.check({2}, ended_agents=())
@@ -188,9 +218,12 @@ thread.join()
 """
     with subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "fifo")]) as process:
         try:
-            until(lambda: tree_usage([process.pid])[process.pid].is_suspended, "a thread that waits")
+            until(
+                lambda: tree_usage([process.pid])[process.pid].is_suspended, "a thread that waits"
+            )
         finally:
-            writer = os.open(tmp_path / "fifo", os.O_RDWR)  # open until the end: the child may come late
+            # open until the end: the child may come late
+            writer = os.open(tmp_path / "fifo", os.O_RDWR)
             process.wait()
             os.close(writer)
 
@@ -211,7 +244,10 @@ with socket.create_connection(("127.0.0.1", {port})) as connection:
         before = tree_usage([process.pid])[process.pid].io
         process.stdin.write(b"\n")
         process.stdin.flush()
-        until(lambda: tree_usage([process.pid])[process.pid].io - before >= 1_000_000, "the bytes to be counted")
+        until(
+            lambda: tree_usage([process.pid])[process.pid].io - before >= 1_000_000,
+            "the bytes to be counted",
+        )
         process.communicate(b"\n")
 
 

@@ -19,28 +19,65 @@ from paceline.contract.run_folder import JobStartFolder
 
 
 def launch_spec(**more: Any) -> LaunchSpec:
-    return LaunchSpec(run_id="r", program="x", args=[], **{"nodes": 2, "nproc": 2, "gpus": 2, **more})
+    return LaunchSpec(
+        run_id="r", program="x", args=[], **{"nodes": 2, "nproc": 2, "gpus": 2, **more}
+    )
 
 
 def facts(host: str, **more: Any) -> dict[str, Any]:
     """Return the facts of a healthy node, with changes."""
     plenty = 1 << 40
     return {
-        "host": host, "node": 0, "ranks": [0, 1], "addresses": ["10.0.0.1"], "visible_gpus": 2, "slurm_gpus": 2,
-        "gpu_devices": 0, "gpu_driver": None, "run_free": plenty, "tmp_free": plenty, "shm_free": plenty,
-        "memory_free": plenty, "cpus": 8, "python": "3.11.2", "torch": "2.13.0", "nccl": None, "pid": 1, **more,
-    }  # fmt: skip
+        "host": host,
+        "node": 0,
+        "ranks": [0, 1],
+        "addresses": ["10.0.0.1"],
+        "visible_gpus": 2,
+        "slurm_gpus": 2,
+        "gpu_devices": 0,
+        "gpu_driver": None,
+        "run_free": plenty,
+        "tmp_free": plenty,
+        "shm_free": plenty,
+        "memory_free": plenty,
+        "cpus": 8,
+        "python": "3.11.2",
+        "torch": "2.13.0",
+        "nccl": None,
+        "pid": 1,
+        **more,
+    }
 
 
 # what is wrong with node b, changes to the launch spec -> whether it is fatal, and the text
 TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
     "Slurm granted fewer": ({"slurm_gpus": 1}, {}, True, "granted 1 of the 2"),
-    "fewer are visible": ({"visible_gpus": 0, "slurm_gpus": None}, {}, True, "0 of the 2 GPUs requested are visible"),
-    "no source reports any": ({"visible_gpus": None, "slurm_gpus": None}, {}, True, "0 of the 2 GPUs"),
-    "another torch": ({"torch": "2.6.0"}, {}, True, "torch is 2.6.0, but 2.13.0 on the other nodes"),
+    "fewer are visible": (
+        {"visible_gpus": 0, "slurm_gpus": None},
+        {},
+        True,
+        "0 of the 2 GPUs requested are visible",
+    ),
+    "no source reports any": (
+        {"visible_gpus": None, "slurm_gpus": None},
+        {},
+        True,
+        "0 of the 2 GPUs",
+    ),
+    "another torch": (
+        {"torch": "2.6.0"},
+        {},
+        True,
+        "torch is 2.6.0, but 2.13.0 on the other nodes",
+    ),
     "no torch": ({"torch": None}, {}, True, "torch is missing"),
     "another python": ({"python": "3.10.1"}, {}, False, "python is 3.10.1"),
-    "a full disk": ({"run_free": 3 << 20}, {}, False, "only 3 MB of disk space left in the run folder"),
+    "a full disk": (
+        {"run_free": 3 << 20},
+        {},
+        False,
+        "only 3 MB of disk space left in the run folder",
+    ),
     "little memory": ({"memory_free": 1 << 20}, {}, False, "only 1 MB of memory"),
     "a rank's agent sees fewer than those elsewhere": (
         {"ranks": [1], "visible_gpus": 1},
@@ -48,7 +85,12 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
         True,
         "1 of the 2 GPUs",
     ),
-    "a rank's agent sees no GPU": ({"ranks": [1], "visible_gpus": 0}, {"style": "srun"}, True, "0 of the 2 GPUs"),
+    "a rank's agent sees no GPU": (
+        {"ranks": [1], "visible_gpus": 0},
+        {"style": "srun"},
+        True,
+        "0 of the 2 GPUs",
+    ),
 }
 
 
@@ -76,11 +118,15 @@ def test_a_bad_node_is_named(case: str, tmp_path: Path) -> None:
         ({"style": "srun"}, {"ranks": [1], "visible_gpus": 1}),  # one GPU bound to each rank
         ({"style": "srun", "one_gpu_per_rank": True}, {"ranks": [0], "visible_gpus": 1}),
         ({}, {"visible_gpus": None}),  # only Slurm says
-        ({}, {"visible_gpus": None, "slurm_gpus": None, "gpu_devices": 2}),  # only the device files say
+        # only the device files say
+        ({}, {"visible_gpus": None, "slurm_gpus": None, "gpu_devices": 2}),
     ],
 )
 def test_healthy_nodes(changes: dict[str, Any], more: dict[str, Any]) -> None:
-    assert preflight.find_problems(launch_spec(**changes), [facts("a", **more), facts("b", **more)]) == []
+    assert (
+        preflight.find_problems(launch_spec(**changes), [facts("a", **more), facts("b", **more)])
+        == []
+    )
 
 
 def test_missing_device_files() -> None:
@@ -110,7 +156,11 @@ def test_facts_about_this_node(tmp_path: Path) -> None:
         "print(json.dumps(found))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], text=True, capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", program, str(tmp_path)],
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     import json
@@ -125,16 +175,22 @@ def test_facts_about_this_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "count"), [("0,1,2", 3), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-1a2b,GPU-3c4d", 2), ("NoDevFiles", 0)]
+    ("devices", "count"),
+    [("0,1,2", 3), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-1a2b,GPU-3c4d", 2), ("NoDevFiles", 0)],
 )
 def test_visible_gpus(devices: str, count: int, tmp_path: Path) -> None:
     placement = find_placement(launch_spec(nodes=1), {})
     environ = {"CUDA_VISIBLE_DEVICES": devices}
-    assert preflight.collect_facts(placement, folder=tmp_path, environ=environ)["visible_gpus"] == count
+    assert (
+        preflight.collect_facts(placement, folder=tmp_path, environ=environ)["visible_gpus"]
+        == count
+    )
     assert preflight.collect_facts(placement, folder=tmp_path, environ={})["visible_gpus"] is None
 
 
 def test_the_facts_include_the_placement(tmp_path: Path) -> None:
     placement = find_placement(launch_spec(), {"PACELINE_AGENT": "1/2"})
-    found = preflight.collect_facts(placement, folder=tmp_path, environ={"CUDA_VISIBLE_DEVICES": "3"})
+    found = preflight.collect_facts(
+        placement, folder=tmp_path, environ={"CUDA_VISIBLE_DEVICES": "3"}
+    )
     assert (found["node"], found["ranks"], found["visible_gpus"]) == (1, [2, 3], 1)

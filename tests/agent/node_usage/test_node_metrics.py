@@ -42,25 +42,36 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.proc, self.sys = folder / "proc", folder / "sys"
         for path in (
-            "class/net/eth0/device", "class/net/bond0", "block/nvme0n1/device", "block/loop0",
+            "class/net/eth0/device",
+            "class/net/bond0",
+            "block/nvme0n1/device",
+            "block/loop0",
             "class/infiniband/mlx5_0/ports/1/counters",
-        ):  # fmt: skip
+        ):
             (self.sys / path).mkdir(parents=True)
         (self.proc / "net").mkdir(parents=True)
-        (self.proc / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n")
+        (self.proc / "meminfo").write_text(
+            "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n"
+        )
         self.set(busy=100, idle=100, traffic=1000, blocks=10, fabric=5)
 
     def set(self, *, busy: int, idle: int, traffic: int, blocks: int, fabric: int) -> None:
         # user nice system idle iowait irq softirq steal, then what is counted in user already
-        (self.proc / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 {busy} 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
-        (self.proc / "net/dev").write_text(NET.format(lo=10**9 + traffic, eth=traffic, eth2=2 * traffic))
+        (self.proc / "stat").write_text(
+            f"cpu  {busy} 0 0 {idle} 0 0 0 0 {busy} 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
+        )
+        (self.proc / "net/dev").write_text(
+            NET.format(lo=10**9 + traffic, eth=traffic, eth2=2 * traffic)
+        )
         (self.proc / "diskstats").write_text(DISKS.format(read=blocks, written=3 * blocks))
         counters = self.sys / "class/infiniband/mlx5_0/ports/1/counters"
         (counters / "port_rcv_data").write_text(f"{fabric}\n")
         (counters / "port_xmit_data").write_text(f"{2 * fabric}\n")
 
 
-def test_rates_are_those_between_two_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_those_between_two_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = Machine(tmp_path)
     now = [50.0]
     with monkeypatch.context() as patch:
@@ -70,9 +81,17 @@ def test_rates_are_those_between_two_samples(tmp_path: Path, monkeypatch: pytest
         now[0] += 2.0
         found = metrics.sample()
     assert found == {
-        "cpu": 75.0, "own_cpu": 0.0, "memory": 600 * 1024, "own_memory": 0, "net_in": 2000, "net_out": 4000,
-        "disk_in": 100 * 512 // 2, "disk_out": 300 * 512 // 2, "fabric_in": 2000, "fabric_out": 4000,
-    }  # fmt: skip
+        "cpu": 75.0,
+        "own_cpu": 0.0,
+        "memory": 600 * 1024,
+        "own_memory": 0,
+        "net_in": 2000,
+        "net_out": 4000,
+        "disk_in": 100 * 512 // 2,
+        "disk_out": 300 * 512 // 2,
+        "fabric_in": 2000,
+        "fabric_out": 4000,
+    }
     assert metrics.facts()["memory_total"] == 1000 * 1024
 
 
@@ -126,7 +145,9 @@ def test_processes_of_the_run_are_the_roots_and_their_descendants() -> None:
         assert outer.stdout.readline() == "up\n"
         assert own.sample() == (0, 0), "a foreign process"
         roots.add(outer.pid)
-        assert own.sample()[1] > 50_000_000, "the grandchild's memory is there as soon as its root is known"
+        assert own.sample()[1] > 50_000_000, (
+            "the grandchild's memory is there as soon as its root is known"
+        )
         assert own.sample()[0] < 1000
         outer.stdin.close()
     assert own.sample() == (0, 0)
@@ -189,20 +210,31 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.skip("there is no C compiler to build a fake driver")
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.c").write_text(DRIVER)
-    for name, options in (("driver.so", []), ("health.so", ["-DHEALTH"])):  # an old one, and a new one
+    # an old one, and a new one
+    for name, options in (("driver.so", []), ("health.so", ["-DHEALTH"])):
         source = str(folder / "driver.c")
-        subprocess.run([compiler, *options, "-shared", "-fPIC", "-o", str(folder / name), source], check=True)
+        subprocess.run(
+            [compiler, *options, "-shared", "-fPIC", "-o", str(folder / name), source], check=True
+        )
     return str(folder / "driver.so")
 
 
 @pytest.mark.parametrize(
     ("visible", "names"),
     [
-        (None, ["Test GP0", "Test GP1", "Test GP2"]), ("1", ["Test GP1"]), ("2,0", ["Test GP2", "Test GP0"]),
-        ("GPU-two, 0", ["Test GP1", "Test GP0"]), ("7,1", ["Test GP1"]), ("", None), ("-1", None), ("GPU-x", None),
+        (None, ["Test GP0", "Test GP1", "Test GP2"]),
+        ("1", ["Test GP1"]),
+        ("2,0", ["Test GP2", "Test GP0"]),
+        ("GPU-two, 0", ["Test GP1", "Test GP0"]),
+        ("7,1", ["Test GP1"]),
+        ("", None),
+        ("-1", None),
+        ("GPU-x", None),
     ],
-)  # fmt: skip
-def test_only_visible_gpus_are_read(driver: str, visible: str | None, names: list[str] | None) -> None:
+)
+def test_only_visible_gpus_are_read(
+    driver: str, visible: str | None, names: list[str] | None
+) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     found = Gpus.open(environ, library=driver)
     assert (found.names if found else None) == names
@@ -236,7 +268,9 @@ def test_errors_and_slowdowns(driver: str) -> None:
 
 def test_no_driver_is_no_problem(tmp_path: Path) -> None:
     assert Gpus.open({}, library="libnot-there.so") is None
-    assert Gpus.open({}, library="libc.so.6") is None, "a library of that name with other things in it"
+    assert Gpus.open({}, library="libc.so.6") is None, (
+        "a library of that name with other things in it"
+    )
 
 
 # -- the agent -------------------------------------------------------------------------------------------
@@ -262,11 +296,21 @@ def test_an_agent_records_its_node(launch: Launch) -> None:
     done = launch(WAITING.format(timeout=60), system_metrics=0.5)
     assert done.wait() == 0, done.err()
     first, *samples = lines_of(done.run)
-    assert {"time", "host", "job_start", "interval", "cores", "own_cores", "memory_total"} <= first.keys()
+    assert {
+        "time",
+        "host",
+        "job_start",
+        "interval",
+        "cores",
+        "own_cores",
+        "memory_total",
+    } <= first.keys()
     assert (first["job_start"], first["interval"]) == ("here", 0.5)
     assert len(samples) >= 2
     # The last sample may miss ranks that have ended already.
-    assert max(sample["own_memory"] for sample in samples) > 80_000_000, "two ranks, and what each of them holds"
+    assert max(sample["own_memory"] for sample in samples) > 80_000_000, (
+        "two ranks, and what each of them holds"
+    )
     assert "gpus" not in first, "the run requested none"
     (use,) = read_node_usage(done.run)
     assert (use.node, use.host) == (0, first["host"])
@@ -305,7 +349,9 @@ def test_sampling_goes_on_once_the_folder_can_be_written(launch: Launch, tmp_pat
 def test_samples_on_a_full_disk_renew_the_date_of_the_file(tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "small", "64k") as disk:
         path = disk / "node-0.jsonl"
-        sampler = Sampler(path, interval=0.1, roots=lambda: {os.getpid()}, header={}, gpu_environ=None, warn=print)
+        sampler = Sampler(
+            path, interval=0.1, roots=lambda: {os.getpid()}, header={}, gpu_environ=None, warn=print
+        )
         try:
             until(lambda: path.exists() and path.stat().st_size, "nothing is sampled")
             fill(disk)
@@ -320,7 +366,9 @@ def test_samples_on_a_full_disk_renew_the_date_of_the_file(tmp_path: Path) -> No
             sampler.close()
 
 
-def test_show_prints_node_usage(paceline: Callable[..., Any], tmp_path: Path, scratch: Path) -> None:
+def test_show_prints_node_usage(
+    paceline: Callable[..., Any], tmp_path: Path, scratch: Path
+) -> None:
     (tmp_path / "train.py").write_text(WAITING.format(timeout=60))
     (tmp_path / "paceline.toml").write_text('[runtime]\nsystem_metrics = "1s"\n')
     paceline("run", "--style", "spawn", "--nproc", "1", "--cpu", "train.py", check=True)

@@ -45,14 +45,23 @@ def payload(event: str = "done") -> dict[str, Any]:
 
 def all_text(folder: Path) -> str:
     """Everything in a run folder."""
-    return "\n".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+    return "\n".join(
+        path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def test_the_end_of_a_run(launch: Launch, webhook: Webhook) -> None:
-    started = launch("pass", nproc=1, notify=settings(), project="vision", env={"HOOK": webhook.address})
+    started = launch(
+        "pass", nproc=1, notify=settings(), project="vision", env={"HOOK": webhook.address}
+    )
     assert started.wait() == 0, started.err()
     (sent,) = webhook.received
-    assert (sent["event"], sent["run_id"], sent["status"], sent["attempt"]) == ("done", "test", "done", 1)
+    assert (sent["event"], sent["run_id"], sent["status"], sent["attempt"]) == (
+        "done",
+        "test",
+        "done",
+        1,
+    )
     assert sent["text"] == "vision/test: done"
     assert "warning" not in started.err()
     assert "hush-1234" not in started.err() + started.out() + all_text(started.run.path)
@@ -81,14 +90,21 @@ def test_only_what_was_asked_for(launch: Launch, webhook: Webhook) -> None:
 
 
 def test_trials_tell_nothing(launch: Launch, webhook: Webhook) -> None:
-    started = launch("pass", nproc=1, notify=settings(), trial={"number": 1}, env={"HOOK": webhook.address})
+    started = launch(
+        "pass", nproc=1, notify=settings(), trial={"number": 1}, env={"HOOK": webhook.address}
+    )
     started.wait()
     assert webhook.received == []
 
 
 def test_a_command_gets_the_notification(launch: Launch, tmp_path: Path) -> None:
     command = f'cd {tmp_path}; cat > got; echo "$PACELINE_NOTIFY_TEXT" > text; echo "$KEY" > key'
-    started = launch("pass", nproc=1, notify=settings(webhook="", command=command), env={"KEY": "from the environment"})
+    started = launch(
+        "pass",
+        nproc=1,
+        notify=settings(webhook="", command=command),
+        env={"KEY": "from the environment"},
+    )
     assert started.wait() == 0, started.err()
     assert json.loads((tmp_path / "got").read_text())["event"] == "done"
     assert (tmp_path / "text").read_text() == "test: done\n"
@@ -99,7 +115,9 @@ def test_a_command_gets_the_text_in_one_line(tmp_path: Path) -> None:
     """It may become the subject of a mail."""
     text = "p/r: failed: rank 0 failed: ValueError: no\n  at train.py:3\r\nBcc: all@example.org\u2028x\0"
     payload = {"event": "failed", "text": text, "run_id": "r", "status": "failed"}
-    run_command(f'cd {tmp_path}; cat > got; printf %s "$PACELINE_NOTIFY_TEXT" > text', payload, os.environ)
+    run_command(
+        f'cd {tmp_path}; cat > got; printf %s "$PACELINE_NOTIFY_TEXT" > text', payload, os.environ
+    )
     said = "p/r: failed: rank 0 failed: ValueError: no at train.py:3 Bcc: all@example.org x"
     assert (tmp_path / "text").read_text() == said
     assert json.loads((tmp_path / "got").read_text())["text"] == text
@@ -107,7 +125,9 @@ def test_a_command_gets_the_text_in_one_line(tmp_path: Path) -> None:
 
 def test_stalled_ranks_are_told_once(launch: Launch, webhook: Webhook) -> None:
     script = "import time, pathlib\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.05)\n"
-    started = launch(script, nproc=1, notify=settings(stalled_after=0.5), env={"HOOK": webhook.address})
+    started = launch(
+        script, nproc=1, notify=settings(stalled_after=0.5), env={"HOOK": webhook.address}
+    )
     until(lambda: webhook.received, "a notification")
     (started.run.path / "go").touch()
     assert started.wait() == 0, started.err()
@@ -117,12 +137,16 @@ def test_stalled_ranks_are_told_once(launch: Launch, webhook: Webhook) -> None:
 
 def test_a_script_that_prints_is_not_stalled(launch: Launch, webhook: Webhook) -> None:
     script = "import time\nfor number in range(40):\n    print(number, flush=True)\n    time.sleep(0.1)\n"
-    started = launch(script, nproc=1, notify=settings(stalled_after=3), env={"HOOK": webhook.address})
+    started = launch(
+        script, nproc=1, notify=settings(stalled_after=3), env={"HOOK": webhook.address}
+    )
     assert started.wait() == 0, started.err()
     assert webhook.events() == ["done"]
 
 
-@pytest.mark.parametrize("problem", ["not set", "nobody there", "no answer", "server error", "no address", "command"])
+@pytest.mark.parametrize(
+    "problem", ["not set", "nobody there", "no answer", "server error", "no address", "command"]
+)
 def test_what_cannot_be_sent_costs_one_warning(
     problem: str, launch: Launch, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +210,13 @@ def make_notifier(tmp_path: Path, webhook: Webhook, job_start: str, **changes: A
     ],
 )
 def test_the_next_job_start_tells_what_the_last_one_could_not(
-    *, tmp_path: Path, webhook: Webhook, verdict: str, notified: str, job_start: str, told: list[str]
+    *,
+    tmp_path: Path,
+    webhook: Webhook,
+    verdict: str,
+    notified: str,
+    job_start: str,
+    told: list[str],
 ) -> None:
     """Slurm requeues a job that it preempts or whose node is lost: nobody there can know."""
     first = make_notifier(tmp_path, webhook, "7-0")
@@ -202,9 +232,15 @@ def test_the_next_job_start_tells_what_the_last_one_could_not(
 
 
 ENDS = {
-    "requeue": True, "from_queue": True, "by_term": False, "cancelled": False, "limit": False, "asked": True,
-}  # fmt: skip
-EVENTS = {"queued": "requeued", "cancelled": "stopped", "timed out": "failed"}  # by status, if it is another word
+    "requeue": True,
+    "from_queue": True,
+    "by_term": False,
+    "cancelled": False,
+    "limit": False,
+    "asked": True,
+}
+# by status, if it is another word
+EVENTS = {"queued": "requeued", "cancelled": "stopped", "timed out": "failed"}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +271,11 @@ def test_how_a_job_start_ends(
     notifier = make_notifier(tmp_path, webhook, "7-0", on=events)
     job_start, run = notifier._job_start, RunFolder(tmp_path / "run")
     left = 0 if case["limit"] else 3600
-    notifier._environ = {**notifier._environ, "SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": f"{time.time() + left:.0f}"}
+    notifier._environ = {
+        **notifier._environ,
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_END_TIME": f"{time.time() + left:.0f}",
+    }
     job_start.verdict.write_text(f"{verdict}\n")
     run.run_json.write_text('{"name": "resnet"}')
     for path, exists in ((job_start.requeue, case["requeue"]), (run.cancelled, case["cancelled"])):
@@ -243,7 +283,11 @@ def test_how_a_job_start_ends(
             path.touch()
     for _ in range(2):
         notifier.attempt_over(
-            Outcome(verdict), attempt=1, step=5, by_term=case["by_term"], from_queue=case["from_queue"]
+            Outcome(verdict),
+            attempt=1,
+            step=5,
+            by_term=case["by_term"],
+            from_queue=case["from_queue"],
         )
     notifier.flush()
     assert [sent["status"] for sent in webhook.received] == [status] * bool(status)
@@ -258,9 +302,12 @@ def test_how_a_job_start_ends(
 
 
 @pytest.mark.parametrize(
-    ("busy", "fresh", "told"), [([0, 2], True, True), ([0, 50], True, False), ([0, 0], False, False), ([], True, False)]
+    ("busy", "fresh", "told"),
+    [([0, 2], True, True), ([0, 50], True, False), ([0, 0], False, False), ([], True, False)],
 )
-def test_gpus_without_work(tmp_path: Path, webhook: Webhook, busy: list[int], fresh: bool, told: bool) -> None:
+def test_gpus_without_work(
+    tmp_path: Path, webhook: Webhook, busy: list[int], fresh: bool, told: bool
+) -> None:
     notifier = make_notifier(tmp_path, webhook, "7-0", stalled_after=0.2, on=["gpu_idle"])
     run = RunFolder(tmp_path / "run")
     run.system.mkdir()

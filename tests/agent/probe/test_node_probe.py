@@ -16,7 +16,9 @@ time.sleep(600)
 """
 
 
-def test_stacks_are_dumped_only_if_a_rank_makes_no_progress(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_are_dumped_only_if_a_rank_makes_no_progress(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launched = launch(SLEEPS)
     for rank in (0, 1):
         launched.await_file(f"up-{rank}")
@@ -65,7 +67,9 @@ time.sleep(600)
 """
 
 
-def test_a_script_that_takes_the_signal_is_left_alone(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_takes_the_signal_is_left_alone(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may save and exit on SIGUSR2, as under submitit."""
     launched = launch(OWN_SIGNAL)
     for rank in (0, 1):

@@ -39,12 +39,19 @@ def main(index: int, count: int, silence_timeout: float = 60.0, timeout: float =
             placement,
             os.environ,
             {"host": f"host{index}", "pid": os.getpid()},
-            silence_timeout=silence_timeout, timeout=timeout, interrupted=lambda: stopped,
-        )  # fmt: skip
+            silence_timeout=silence_timeout,
+            timeout=timeout,
+            interrupted=lambda: stopped,
+        )
     except LaunchError as error:
         answer("failed", message=str(error), hosts=getattr(error, "hosts", []))
         return
-    answer("joined", roster=joined.roster, head_address=joined.head_address, peer_address=joined.peer_address)
+    answer(
+        "joined",
+        roster=joined.roster,
+        head_address=joined.head_address,
+        peer_address=joined.peer_address,
+    )
     for line in sys.stdin:
         verb, _, rest = line.strip().partition(" ")
         if verb == "prepare":

@@ -33,9 +33,20 @@ class Member:
 
     def __init__(self, index: int, count: int, *limits: float, **environ: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.agent.rendezvous.member", str(index), str(count), *map(str, limits)],
-            cwd=ROOT, env={**os.environ, **environ}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "tests.agent.rendezvous.member",
+                str(index),
+                str(count),
+                *map(str, limits),
+            ],
+            cwd=ROOT,
+            env={**os.environ, **environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
         self.unread = b""
 
     def started(self) -> Member:
@@ -96,7 +107,11 @@ def job_start(environ: dict[str, str]) -> JobStartFolder:
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """The variables of a run whose head agent chooses its port and writes it to a file."""
-    return {"PACELINE_RUN": str(tmp_path), "PACELINE_JOB_START": "job_start", "PACELINE_TOKEN": "s3cret"}
+    return {
+        "PACELINE_RUN": str(tmp_path),
+        "PACELINE_JOB_START": "job_start",
+        "PACELINE_TOKEN": "s3cret",
+    }
 
 
 @pytest.fixture
@@ -104,7 +119,9 @@ def start(environ: dict[str, str]) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def start_one(index: int, count: int, *limits: float, **more: str) -> Member:
-            return stack.enter_context(Member(index, count, *limits, **{**environ, **more})).started()
+            return stack.enter_context(
+                Member(index, count, *limits, **{**environ, **more})
+            ).started()
 
         yield start_one
 
@@ -126,7 +143,8 @@ def test_a_single_agent_has_no_socket_but_a_port() -> None:
             thief.bind(("", master.port))
     from torch.distributed import TCPStore
 
-    store = TCPStore(master.address, master.port, 1, True, timedelta(seconds=30))  # while it is still reserved
+    # while it is still reserved
+    store = TCPStore(master.address, master.port, 1, True, timedelta(seconds=30))
     store.set("key", "value")
     assert store.get("key") == b"value"
     alone.close()
@@ -144,7 +162,9 @@ def test_three_agents_join_in_any_order_and_send_messages(start: Start) -> None:
         third.send(f"prepare {attempt}")
         second.send(f"send {json.dumps({'kind': 'early', 'attempt': attempt})}")
         second.send(f"prepare {attempt}")
-        head.await_message(lambda message, n=attempt: (message["kind"], message["attempt"]) == ("early", n))
+        head.await_message(
+            lambda message, n=attempt: (message["kind"], message["attempt"]) == ("early", n)
+        )
         answers = [head.ask(f"prepare {attempt}"), second.read(), third.read()]
         assert answers[0]["answer"] == "prepared"
         assert answers[0] == answers[1] == answers[2]
@@ -211,7 +231,9 @@ def test_a_busy_agent_is_not_lost(start: Start) -> None:
     assert seen == ["here"]
 
 
-def test_a_connection_without_the_token_is_rejected(start: Start, job_start: JobStartFolder) -> None:
+def test_a_connection_without_the_token_is_rejected(
+    start: Start, job_start: JobStartFolder
+) -> None:
     head = start(0, 2)
     deadline = time.monotonic() + WITHIN
     while not job_start.head.exists() and time.monotonic() < deadline:
@@ -221,7 +243,10 @@ def test_a_connection_without_the_token_is_rejected(start: Start, job_start: Job
     with socket.create_connection((host, int(port))) as rubbish:
         rubbish.sendall(b"GET / HTTP/1.1\r\n\r\n")
     socket.create_connection((host, int(port))).close()
-    away = {"PACELINE_JOB_START": "another", "PACELINE_RENDEZVOUS": job_start.head.read_text().strip()}
+    away = {
+        "PACELINE_JOB_START": "another",
+        "PACELINE_RENDEZVOUS": job_start.head.read_text().strip(),
+    }
     its_job_start = job_start.path.parent / "another"
     its_job_start.mkdir()
     (its_job_start / "verdict").write_text("failed\n")  # its own run is over, so it does not wait
@@ -258,12 +283,18 @@ def test_missing_agents_are_named(start: Start, job_start: JobStartFolder) -> No
     assert "Agents did not join within 4 s: node c (agent 3 of 3)." in joined.read()["message"]
 
 
-def test_a_node_that_cannot_resolve_the_head_node_is_named_by_both(start: Start, job_start: JobStartFolder) -> None:
+def test_a_node_that_cannot_resolve_the_head_node_is_named_by_both(
+    start: Start, job_start: JobStartFolder
+) -> None:
     """It does not fall back to itself, and the head agent does not wait: it finds the error in the folder."""
-    member = start(1, 2, 60.0, 4.0, PACELINE_RENDEZVOUS="no-such-host.invalid:1234", SLURMD_NODENAME="b")
+    member = start(
+        1, 2, 60.0, 4.0, PACELINE_RENDEZVOUS="no-such-host.invalid:1234", SLURMD_NODENAME="b"
+    )
     head = start(0, 2, PACELINE_RENDEZVOUS="no-such-host.invalid:0")
     failed = head.read()
-    assert "on node b cannot resolve the head node's name 'no-such-host.invalid'" in failed["message"]
+    assert (
+        "on node b cannot resolve the head node's name 'no-such-host.invalid'" in failed["message"]
+    )
     assert failed["hosts"] == ["b"]
     job_start.verdict.write_text("failed\n")  # as the head agent does; the member waits for it
     assert "cannot resolve" in member.read()["message"]
@@ -285,12 +316,16 @@ def test_waiting_can_be_interrupted(start: Start) -> None:
 
 def test_several_agents_need_a_token(environ: dict[str, str]) -> None:
     del environ["PACELINE_TOKEN"]
-    placement = find_placement(LaunchSpec(run_id="r", program="x", args=[], nodes=2), {"PACELINE_AGENT": "1/2"})
+    placement = find_placement(
+        LaunchSpec(run_id="r", program="x", args=[], nodes=2), {"PACELINE_AGENT": "1/2"}
+    )
     with pytest.raises(LaunchError, match="PACELINE_TOKEN"):
         connected_agents.join(placement, environ, {})
 
 
-def test_a_member_that_cannot_connect_says_what_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_cannot_connect_says_what_is_in_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(client, "REPORT_AFTER", 0.0)
     launch_spec = LaunchSpec(run_id="r", program="x", args=[], nodes=2)
     reports: list[dict[str, Any]] = []
@@ -299,10 +334,15 @@ def test_a_member_that_cannot_connect_says_what_is_in_the_way(monkeypatch: pytes
         head = f"127.0.0.1:{taken.getsockname()[1]}"
         environ = {"PACELINE_AGENT": "1/2", "PACELINE_RENDEZVOUS": head}
         joining = client.RendezvousClient(
-            find_placement(launch_spec, environ), environ, token="t", interrupted=lambda: False,
+            find_placement(launch_spec, environ),
+            environ,
+            token="t",
+            interrupted=lambda: False,
             report=lambda **fields: reports.append(fields),
-        )  # fmt: skip
+        )
         with pytest.raises(LaunchError, match="could not join"):
             joining.join({}, 0.5)
-    assert [(each["address"], each["resolved"], each["answers"]) for each in reports] == [(head, ["127.0.0.1"], True)]
+    assert [(each["address"], each["resolved"], each["answers"]) for each in reports] == [
+        (head, ["127.0.0.1"], True)
+    ]
     assert "refused" in reports[0]["error"]

@@ -13,7 +13,14 @@ from paceline.agent.rendezvous import grant as waits
 from paceline.agent.rendezvous.grant import GrantWait
 from paceline.agent.stop.received_signals import Requests
 from paceline.contract.files import grant_file
-from paceline.contract.files.grant_file import EXPIRED, GRANTED, REFUSED, decide_grant, read_grant, read_winner
+from paceline.contract.files.grant_file import (
+    EXPIRED,
+    GRANTED,
+    REFUSED,
+    decide_grant,
+    read_grant,
+    read_winner,
+)
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import STOPPED
@@ -36,7 +43,9 @@ def make_wait(run: RunFolder, requests: Requests | None = None) -> GrantWait:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_the_first_decision_counts(run: RunFolder, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_decision_counts(
+    run: RunFolder, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not links:  # as on file systems without hard links
 
         def refuse(*_: object) -> None:
@@ -57,7 +66,9 @@ def test_the_first_decision_counts(run: RunFolder, links: bool, monkeypatch: pyt
     assert not list(run.path.glob(".grant-*[0-9a-f]")) or not links
 
 
-def test_a_decision_whose_maker_was_killed_is_finished(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_whose_maker_was_killed_is_finished(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a file system without hard links, between the lock and the file."""
 
     def refuse(*_: object) -> None:
@@ -80,7 +91,9 @@ def test_a_decision_whose_maker_was_killed_is_finished(run: RunFolder, monkeypat
         (None, "", "it never got permission to start"),
     ],
 )
-def test_a_run_without_permission_is_not_resumed(run: RunFolder, decision: str | None, winner: str, why: str) -> None:
+def test_a_run_without_permission_is_not_resumed(
+    run: RunFolder, decision: str | None, winner: str, why: str
+) -> None:
     require_permission(run)
     run.launch_spec.write_text('{"grant_timeout": 600}')
     if decision:
@@ -104,7 +117,9 @@ def test_a_run_that_has_permission_keeps_it(run: RunFolder) -> None:
     assert not run.awaits_grant.exists()
 
 
-def test_without_an_answer_there_is_no_permission(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_there_is_no_permission(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(waits, "PAUSE", 0.01)
     assert make_wait(run).decide(timeout=0.05) == EXPIRED
     assert decide_grant(run, GRANTED) == EXPIRED  # too late

@@ -31,7 +31,9 @@ def hosts() -> Iterator[tuple[list[str], list[str]]]:
     with ExitStack() as stack:
         processes = []
         for _ in range(2):
-            process = stack.enter_context(subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE))
+            process = stack.enter_context(
+                subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)
+            )
             stack.callback(process.terminate)
             processes.append(process)
         enter = [["nsenter", f"--net=/proc/{process.pid}/ns/net"] for process in processes]
@@ -75,7 +77,9 @@ else:
 
 
 @needs_namespaces
-def test_agents_and_ranks_meet_over_ipv6(tmp_path: Path, hosts: tuple[list[str], list[str]]) -> None:
+def test_agents_and_ranks_meet_over_ipv6(
+    tmp_path: Path, hosts: tuple[list[str], list[str]]
+) -> None:
     with Pair(tmp_path / "run", TALK, light=True, enter=hosts, address=f"[{HEAD}]") as run:
         assert run.codes() == [0, 0], run.console(0) + run.console(1)
         for rank in (0, 1):
@@ -86,8 +90,12 @@ def test_agents_and_ranks_meet_over_ipv6(tmp_path: Path, hosts: tuple[list[str],
 @needs_namespaces
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["fork", "torchrun"])
-def test_gloo_reduces_over_ipv6(tmp_path: Path, hosts: tuple[list[str], list[str]], style: str) -> None:
-    with Pair(tmp_path / "run", SCRIPT + CLEANUP, enter=hosts, address=f"[{HEAD}]", style=style) as run:
+def test_gloo_reduces_over_ipv6(
+    tmp_path: Path, hosts: tuple[list[str], list[str]], style: str
+) -> None:
+    with Pair(
+        tmp_path / "run", SCRIPT + CLEANUP, enter=hosts, address=f"[{HEAD}]", style=style
+    ) as run:
         assert run.codes() == [0, 0], run.console(0) + run.console(1)
         assert "sum 1 of 2 node 1" in run.log(1)
         assert read_verdict(run.job_start.verdict) == DONE
@@ -101,7 +109,9 @@ def test_one_host_reaches_itself_without_ipv4(hosts: tuple[list[str], list[str]]
         "print(network.join_address(address, port).partition(']')[0], network.addresses());"
         "socket.create_connection((address, port)).close()"
     )
-    done = subprocess.run([*hosts[0], sys.executable, "-c", program], text=True, capture_output=True, check=True)
+    done = subprocess.run(
+        [*hosts[0], sys.executable, "-c", program], text=True, capture_output=True, check=True
+    )
     loopback, _, addresses = done.stdout.partition(" ")
     assert loopback == "[::1"
     assert addresses.startswith(f"['{HEAD}'")
@@ -110,7 +120,10 @@ def test_one_host_reaches_itself_without_ipv4(hosts: tuple[list[str], list[str]]
 def test_ipv4_peers_of_a_dual_stack_socket_keep_their_addresses() -> None:
     with network.bind_port(0, backlog=1) as listener:
         port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)) as sock, listener.accept()[0] as accepted:
+        with (
+            socket.create_connection(("127.0.0.1", port)) as sock,
+            listener.accept()[0] as accepted,
+        ):
             assert network.plain_address(accepted.getpeername()[0]) == "127.0.0.1"
             assert sock.getpeername()[1] == port
     assert network.plain_address("fd00::1") == "fd00::1"

@@ -11,19 +11,33 @@ from paceline.agent.rendezvous import network
 from paceline.errors import LaunchError
 
 
-def test_network_variables_are_for_several_nodes_and_never_override_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_variables_are_for_several_nodes_and_never_override_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(network, "interface_towards", lambda _: "ib0")
     common: dict[str, Any] = {"peer": "10.0.0.2", "infiniband": False}
     assert network.network_variables(nodes=1, environ={}, runtime={}, **common) == {}
     both = network.network_variables(nodes=2, environ={}, runtime={}, **common)
-    assert both == {"NCCL_SOCKET_IFNAME": "=ib0", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_IB_DISABLE": "1"}
+    assert both == {
+        "NCCL_SOCKET_IFNAME": "=ib0",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "NCCL_IB_DISABLE": "1",
+    }
     shown = network.describe_network(both)
     choice = "to use another one, set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"
     assert shown == f"network: interface ib0 ({choice}), NCCL_IB_DISABLE=1"
     mine = network.network_variables(
-        nodes=2, environ={"NCCL_SOCKET_IFNAME": "eth1"}, runtime={"debug": True}, peer="10.0.0.2", infiniband=True
+        nodes=2,
+        environ={"NCCL_SOCKET_IFNAME": "eth1"},
+        runtime={"debug": True},
+        peer="10.0.0.2",
+        infiniband=True,
     )
-    assert mine == {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    assert mine == {
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "NCCL_DEBUG": "INFO",
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    }
 
 
 def test_interfaces_of_this_machine() -> None:
@@ -53,8 +67,17 @@ def adapter(devices: Path, name: str, layer: str, entries: list[tuple[str, str]]
 
 
 def test_the_gid_index_of_roce_v2_is_found_if_all_adapters_agree(tmp_path: Path) -> None:
-    local, mapped = "fe80:0000:0000:0000:0000:0000:0000:0001", "0000:0000:0000:0000:0000:ffff:0a00:0001"
-    table = [("IB/RoCE v1", local), ("RoCE v2", local), ("IB/RoCE v1", mapped), ("RoCE v2", mapped), ("", mapped)]
+    local, mapped = (
+        "fe80:0000:0000:0000:0000:0000:0000:0001",
+        "0000:0000:0000:0000:0000:ffff:0a00:0001",
+    )
+    table = [
+        ("IB/RoCE v1", local),
+        ("RoCE v2", local),
+        ("IB/RoCE v1", mapped),
+        ("RoCE v2", mapped),
+        ("", mapped),
+    ]
     assert network.roce_gid_index(tmp_path / "none") is None
     adapter(tmp_path / "same", "mlx5_0", "Ethernet", table)
     adapter(tmp_path / "same", "mlx5_1", "Ethernet", table)

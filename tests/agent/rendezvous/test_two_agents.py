@@ -82,7 +82,8 @@ class Pair:
         **more: Any,
     ) -> None:
         self.gpus_seen, self.clocks = gpus_seen, clocks
-        self.enter, self.address = enter, address  # commands that enter each agent's host, and the head agent's address
+        # commands that enter each agent's host, and the head agent's address
+        self.enter, self.address = enter, address
         self.python_path = {"PYTHONPATH": str(write_fake_torch(folder.parent))} if light else {}
         self.run = RunFolder(folder)
         self.job_start = self.run.job_start("job_start")
@@ -90,9 +91,13 @@ class Pair:
         program = folder / "train.py"
         program.write_text(script)
         launch_spec = LaunchSpec(
-            run_id="pair", program=str(program), args=[], python=sys.executable, cwd=str(folder),
+            run_id="pair",
+            program=str(program),
+            args=[],
+            python=sys.executable,
+            cwd=str(folder),
             **{"nodes": 2, "kill_after": 2.0, **more},
-        )  # fmt: skip
+        )
         self.run.launch_spec.write_text(launch_spec.to_json())
         self.processes = [self._start(index) for index in (0, 1)]
 
@@ -110,7 +115,12 @@ class Pair:
         }
         with (self.run.path / f"console-{index}").open("w") as console:
             return subprocess.Popen(
-                [*self.enter[index], sys.executable, "-c", WRONG_CLOCK.format(seconds=self.clocks[index]) + AGENT],
+                [
+                    *self.enter[index],
+                    sys.executable,
+                    "-c",
+                    WRONG_CLOCK.format(seconds=self.clocks[index]) + AGENT,
+                ],
                 env=environ,
                 text=True,
                 stdin=subprocess.DEVNULL,
@@ -140,8 +150,12 @@ class Pair:
     def await_that(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WITHIN
         while not holds():
-            assert time.monotonic() < deadline, f"the condition never held\n{self.console(0)}\n{self.console(1)}"
-            assert self.processes[0].poll() is None, f"the head agent has ended\n{self.console(0)}\n{self.console(1)}"
+            assert time.monotonic() < deadline, (
+                f"the condition never held\n{self.console(0)}\n{self.console(1)}"
+            )
+            assert self.processes[0].poll() is None, (
+                f"the head agent has ended\n{self.console(0)}\n{self.console(1)}"
+            )
             time.sleep(0.05)
 
     def await_line(self, word: str, ranks: int, attempt: int = 1) -> None:
@@ -180,7 +194,9 @@ def test_one_agent_per_rank(pair: Callable[..., Pair]) -> None:
 
 
 def test_a_failure_on_the_second_node_ends_both_and_is_named(pair: Callable[..., Pair]) -> None:
-    run = pair(READY + "if rank == 1: raise ValueError('no such luck')\ntime.sleep(600)\n", light=True)
+    run = pair(
+        READY + "if rank == 1: raise ValueError('no such luck')\ntime.sleep(600)\n", light=True
+    )
     assert run.codes() == [1, 1], run.console(0) + run.console(1)
     failure = run.failure()
     assert (failure["rank"], failure["host"], failure["type"]) == (1, "b", "ValueError")
@@ -210,7 +226,9 @@ def test_the_first_failure_is_found_whatever_the_clocks_say(pair: Callable[..., 
     assert (run.failure()["rank"], run.failure()["message"]) == (0, "the first"), run.console(0)
 
 
-def test_a_killed_agent_is_not_a_lost_node(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_agent_is_not_a_lost_node(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as inside:
         inside.setenv("SLURM_JOB_ID", "1")
         run = pair(READY + "time.sleep(600)\n", light=True, max_restarts=3)
@@ -218,10 +236,14 @@ def test_a_killed_agent_is_not_a_lost_node(pair: Callable[..., Pair], monkeypatc
     run.processes[1].kill()
     assert run.codes()[0] == RESTART_EXIT
     assert (run.failure()["cause"], run.failure()["host"]) == ("killed", "b")
-    assert read_verdict(run.job_start.verdict) is None  # whoever started the agents starts them again
-    assert run.job_start.agent.read_text() == "0\n"  # and this costs no restart beyond the attempt's
+    # whoever started the agents starts them again
+    assert read_verdict(run.job_start.verdict) is None
+    # and this costs no restart beyond the attempt's
+    assert run.job_start.agent.read_text() == "0\n"
     assert not run.job_start.excluded_nodes.exists()
-    assert run.job_start.node_lost.exists(), "the batch script need not wait for that node, which may have died too"
+    assert run.job_start.node_lost.exists(), (
+        "the batch script need not wait for that node, which may have died too"
+    )
 
 
 @pytest.mark.parametrize("queue", [False, True])
@@ -246,7 +268,9 @@ def test_a_head_agent_may_be_killed_before_the_others_join(
 
 
 @pytest.mark.slow
-def test_a_lost_node_is_named_and_the_rest_ended(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_node_is_named_and_the_rest_ended(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as inside:
         inside.setenv("SLURM_JOB_ID", "1")  # nodes are excluded only if a scheduler has others
         run = pair(READY + "time.sleep(600)\n", light=True, max_restarts=3)
@@ -279,7 +303,9 @@ def test_a_stop_reaches_the_ranks_of_all_nodes(pair: Callable[..., Pair]) -> Non
 
 
 @pytest.mark.parametrize("agent", [0, 1], ids=["head", "member"])
-def test_sigterm_to_one_agent_stops_the_ranks_of_all_nodes(pair: Callable[..., Pair], agent: int) -> None:
+def test_sigterm_to_one_agent_stops_the_ranks_of_all_nodes(
+    pair: Callable[..., Pair], agent: int
+) -> None:
     """The script handles no signal, and notices closed connections at once."""
     run = pair(CONNECTED + "while True: all_reduce()\n", light=True, nproc=2)
     run.await_line("ready", 4)
@@ -307,12 +333,21 @@ time.sleep(3600)
     assert "did not stop within 2 s and were killed: 1; stacks" in run.console(1)
 
 
-def test_ranks_that_linger_on_another_node_are_reported_and_ended(pair: Callable[..., Pair]) -> None:
+def test_ranks_that_linger_on_another_node_are_reported_and_ended(
+    pair: Callable[..., Pair],
+) -> None:
     script = "import os, time\nif os.environ['RANK'] == '1': time.sleep(3600)\n"
     run = pair(script, light=True, exit_timeout=1.5, max_restarts=3)
     assert run.codes() == [1, 1], run.console(0) + run.console(1)
-    assert (run.failure()["cause"], run.failure()["rank"], run.failure()["host"]) == ("lingered", 1, "b")
-    assert "rank 1 of 2 on host b failed: it made no progress for 1.5 s after other ranks had exited" in run.console(0)
+    assert (run.failure()["cause"], run.failure()["rank"], run.failure()["host"]) == (
+        "lingered",
+        1,
+        "b",
+    )
+    assert (
+        "rank 1 of 2 on host b failed: it made no progress for 1.5 s after other ranks had exited"
+        in run.console(0)
+    )
     assert 'train.py", line 2 in <module>' in run.console(0)
     assert "no restart: some ranks had already finished" in run.console(0)
     assert read_verdict(run.job_start.verdict) == FAILED

@@ -42,7 +42,14 @@ class Launched:
     """Agents of one run, whose nodes' disks are below `disks`."""
 
     def __init__(
-        self, base: Path, name: str, script: str, *, disks: list[Path], data: dict[str, Any] | None, **more: Any
+        self,
+        base: Path,
+        name: str,
+        script: str,
+        *,
+        disks: list[Path],
+        data: dict[str, Any] | None,
+        **more: Any,
     ):
         self.run = RunFolder(base / "default" / name)
         self.run.path.mkdir(parents=True)
@@ -50,11 +57,24 @@ class Launched:
         self.job_start.path.mkdir(parents=True)
         program = self.run.path / "train.py"
         program.write_text(script)
-        staging = {"stage": ["set"], "collect": ["out"], "folder": "$DISK", **data} if data is not None else {}
+        staging = (
+            {"stage": ["set"], "collect": ["out"], "folder": "$DISK", **data}
+            if data is not None
+            else {}
+        )
         launch_spec = LaunchSpec(
-            run_id=name, program=str(program), args=[], python=sys.executable, cwd=str(base), kill_after=2.0,
-            scratch=str(base.parent), project=base.name, experiment="default", data=staging, **more,
-        )  # fmt: skip
+            run_id=name,
+            program=str(program),
+            args=[],
+            python=sys.executable,
+            cwd=str(base),
+            kill_after=2.0,
+            scratch=str(base.parent),
+            project=base.name,
+            experiment="default",
+            data=staging,
+            **more,
+        )
         self.run.launch_spec.write_text(launch_spec.to_json())
         self.count = len(disks)
         self.processes = [self._start(index, disk) for index, disk in enumerate(disks)]
@@ -74,12 +94,17 @@ class Launched:
         }
         with (self.run.path / f"console-{index}").open("w") as console:
             return subprocess.Popen(
-                [sys.executable, "-m", "paceline.agent"], env=environ, stdin=subprocess.DEVNULL, stdout=console,
+                [sys.executable, "-m", "paceline.agent"],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
                 stderr=subprocess.STDOUT,
-            )  # fmt: skip
+            )
 
     def console(self) -> str:
-        return "\n".join((self.run.path / f"console-{index}").read_text() for index in range(self.count))
+        return "\n".join(
+            (self.run.path / f"console-{index}").read_text() for index in range(self.count)
+        )
 
     def codes(self) -> list[int]:
         return [process.wait(WITHIN) for process in self.processes]
@@ -98,8 +123,9 @@ class Launched:
     def results(self) -> dict[str, str]:
         return {
             str(path.relative_to(self.run.collected)): path.read_text()
-            for path in self.run.collected.rglob("*") if path.is_file()
-        }  # fmt: skip
+            for path in self.run.collected.rglob("*")
+            if path.is_file()
+        }
 
     def close(self) -> None:
         for process in self.processes:
@@ -159,12 +185,20 @@ def test_agents_per_rank_stage_once_per_node_and_cache(
     launch: Callable[..., Launched], tmp_path: Path, base: Path
 ) -> None:
     disk = tmp_path / "a"
-    run = launch("one", LIST_FILES, disks=[disk, disk], nodes=1, nproc=2, style="srun", data={"keep": 3600})
+    run = launch(
+        "one", LIST_FILES, disks=[disk, disk], nodes=1, nproc=2, style="srun", data={"keep": 3600}
+    )
     assert run.codes() == [0, 0], run.console()
     assert run.results() == {"out/result-0": "0", "out/result-1": "1"}
     assert leftovers(disk) == ["cache"]
-    staged = [json.loads(line) for path in run.run.events.iterdir() for line in path.read_text().splitlines()]
-    assert [each["files"] for each in staged if each["event"] == "staged"] == [len(scan(base / "set").files)]
+    staged = [
+        json.loads(line)
+        for path in run.run.events.iterdir()
+        for line in path.read_text().splitlines()
+    ]
+    assert [each["files"] for each in staged if each["event"] == "staged"] == [
+        len(scan(base / "set").files)
+    ]
     cached = cached_item(make_private_folder(disk), scan(base / "set").key)
     assert content(cached.content / "set") == content(base / "set")
 
@@ -186,9 +220,13 @@ def test_a_stop_while_data_is_staged_starts_no_rank(
     assert leftovers(disk) == ["cache"]
 
 
-def test_a_node_that_cannot_stage_is_named_by_the_head(launch: Callable[..., Launched], tmp_path: Path) -> None:
+def test_a_node_that_cannot_stage_is_named_by_the_head(
+    launch: Callable[..., Launched], tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
-    run = launch("one", LIST_FILES, disks=[tmp_path / "a", tmp_path / "file" / "b"], nodes=2, nproc=1)
+    run = launch(
+        "one", LIST_FILES, disks=[tmp_path / "a", tmp_path / "file" / "b"], nodes=2, nproc=1
+    )
     assert run.codes() == [1, 1], run.console()
     head = (run.run.path / "console-0").read_text()
     assert f"Cannot create a folder for data in {tmp_path / 'file' / 'b'}: Not a directory" in head
@@ -202,7 +240,9 @@ def test_leftovers_of_a_killed_agent_are_collected_and_removed(
     launch: Callable[..., Launched], tmp_path: Path, stages: bool
 ) -> None:
     disk = tmp_path / "a"
-    dead = launch("dead", LIST_FILES + "print('there', flush=True)\ntime.sleep(600)\n", disks=[disk])
+    dead = launch(
+        "dead", LIST_FILES + "print('there', flush=True)\ntime.sleep(600)\n", disks=[disk]
+    )
     dead.await_that(lambda: "there" in dead.log(0))
     dead.processes[0].send_signal(signal.SIGKILL)
     dead.codes()
@@ -228,14 +268,26 @@ def test_a_local_run_stages_by_flag_and_rejects_missing_paths(
     assert not scratch.exists()
     make_tree(tmp_path / "elsewhere" / "set")
     done = paceline(
-        "run", "--cpu", "--nproc", "1", "--data", str(tmp_path / "elsewhere" / "set"), "train.py",
-        cwd=tmp_path, check=True, TMPDIR=str(tmp_path),
-    )  # fmt: skip
+        "run",
+        "--cpu",
+        "--nproc",
+        "1",
+        "--data",
+        str(tmp_path / "elsewhere" / "set"),
+        "train.py",
+        cwd=tmp_path,
+        check=True,
+        TMPDIR=str(tmp_path),
+    )
     (result,) = scratch.glob("p/default/*/collected/out/result-0")
     run = result.parents[2]
     for name, value in {
-        "SOURCE_DIR": tmp_path, "PROJECT": "p", "SCRATCH_DIR": scratch, "EXPERIMENT": "default",
-        "CHECKPOINTS": run / "checkpoints", "LOGS": run / "attempt-1",
-    }.items():  # fmt: skip
+        "SOURCE_DIR": tmp_path,
+        "PROJECT": "p",
+        "SCRATCH_DIR": scratch,
+        "EXPERIMENT": "default",
+        "CHECKPOINTS": run / "checkpoints",
+        "LOGS": run / "attempt-1",
+    }.items():
         assert f"'PACELINE_{name}': '{value}'" in done.stdout
     assert leftovers(tmp_path) == []

@@ -104,7 +104,12 @@ def test_settings_override_the_preset(launch: Launch, style: str) -> None:
     script = "import sys, library\nlibrary.start(1)\nsys.exit(3)"
     ranks = 2 if style == "fork" else 1
     started = launch(
-        script, env={"SLURM_JOB_ID": "1"}, stop_signal="SIGHUP", saved_exit_code=3, style=style, nproc=ranks
+        script,
+        env={"SLURM_JOB_ID": "1"},
+        stop_signal="SIGHUP",
+        saved_exit_code=3,
+        style=style,
+        nproc=ranks,
     )
     for rank in range(ranks):
         started.await_file(f"listening-{rank}")

@@ -82,7 +82,11 @@ def test_stop(launch: Launch, script: str, ask: Callable[[Launched], None], styl
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("stopped", "stopped")
     assert "stopped" in started.events()
-    expected = {SAVES: "the script handles SIGUSR1 itself", RUNTIME: "the ranks save and stop", SLEEPS: f": {LOST}"}
+    expected = {
+        SAVES: "the script handles SIGUSR1 itself",
+        RUNTIME: "the ranks save and stop",
+        SLEEPS: f": {LOST}",
+    }
     assert expected[script] in started.err()
     if script == SAVES:
         assert all((started.run.path / f"saved-{rank}").exists() for rank in range(ranks))
@@ -99,10 +103,14 @@ def test_a_script_that_resumes_by_itself_is_ended_and_requeued(launch: Launch) -
     assert LOST in started.err()
 
 
-def test_a_script_that_goes_on_after_sigterm_is_requeued_before_the_time_limit(launch: Launch) -> None:
+def test_a_script_that_goes_on_after_sigterm_is_requeued_before_the_time_limit(
+    launch: Launch,
+) -> None:
     flag = "import signal; signal.signal(15, lambda *_: None)\nwhile True: time.sleep(1)"
     script = SLEEPS.replace("time.sleep(3600)", flag)
-    started = launch(script, env={"SLURM_JOB_ID": "1"}, requeue_always=True, stop_timeout=2.0, kill_after=0.2)
+    started = launch(
+        script, env={"SLURM_JOB_ID": "1"}, requeue_always=True, stop_timeout=2.0, kill_after=0.2
+    )
     listening(started)
     touch_stop(started)
     assert started.wait() == 0, started.err()
@@ -112,7 +120,9 @@ def test_a_script_that_goes_on_after_sigterm_is_requeued_before_the_time_limit(l
 
 
 @pytest.mark.parametrize("state", ["starting", "training"])
-def test_a_run_that_has_trained_is_requeued_before_the_time_limit(launch: Launch, tmp_path: Path, state: str) -> None:
+def test_a_run_that_has_trained_is_requeued_before_the_time_limit(
+    launch: Launch, tmp_path: Path, state: str
+) -> None:
     """Its ranks may need longer than the grace time to start again, or for a step. Slurm would end the run for good."""
     stays = RUNTIME.partition("while not requests")[0] + "time.sleep(3600)\n"
     if state == "starting":  # again, with a script that does not import the runtime itself
@@ -133,7 +143,8 @@ def test_a_run_that_has_trained_is_requeued_before_the_time_limit(launch: Launch
 def test_a_handler_that_only_prints_stacks(launch: Launch) -> None:
     """It is no reason to wait for the deadline: the script gets SIGTERM before."""
     script = SLEEPS.replace(
-        "import os, time", "import faulthandler, os, signal, time\nfaulthandler.register(signal.SIGUSR1)"
+        "import os, time",
+        "import faulthandler, os, signal, time\nfaulthandler.register(signal.SIGUSR1)",
     )
     started = launch(script, stop_timeout=2.0)
     listening(started)
@@ -153,7 +164,9 @@ def test_no_restart_after_a_stop_request(launch: Launch) -> None:
     assert "no restart: a stop was requested" in started.err()
 
 
-def test_a_script_whose_session_another_module_opens_is_not_told_that_it_cannot_save(launch: Launch) -> None:
+def test_a_script_whose_session_another_module_opens_is_not_told_that_it_cannot_save(
+    launch: Launch,
+) -> None:
     """Its own text does not import Paceline, and it has not come to its first step."""
     marks = """
 name = "paceline.runtime.step_boundary.heartbeat"
@@ -207,7 +220,9 @@ send_heartbeat(SAVED_AND_STOPPED)
     assert started.verdicts() == ("stopped", "stopped")
 
 
-def test_a_request_before_the_ranks_start_is_explained_later(launch: Launch, tmp_path: Path) -> None:
+def test_a_request_before_the_ranks_start_is_explained_later(
+    launch: Launch, tmp_path: Path
+) -> None:
     """Before, nobody knows which signals the script handles."""
     job_start = tmp_path / "run" / "job-starts" / "here"
     job_start.mkdir(parents=True)
@@ -217,7 +232,9 @@ def test_a_request_before_the_ranks_start_is_explained_later(launch: Launch, tmp
     (tmp_path / "fake" / "sitecustomize.py").write_text(slow)
     started = launch(SLEEPS, style="srun", nproc=1)
     assert started.wait() == 0, started.err()
-    first, _, rest = started.err().partition("stop requested (paceline cancel --save) while the ranks start\n")
+    first, _, rest = started.err().partition(
+        "stop requested (paceline cancel --save) while the ranks start\n"
+    )
     assert rest, first
     assert LOST not in first
     assert LOST in rest
@@ -255,7 +272,11 @@ sys.exit(75)
     [
         ("import sys; sys.exit(75)", {"SLURM_JOB_ID": "1"}, "failed"),
         (SAVING, {"SLURM_JOB_ID": "1"}, "stopped"),
-        ("import sys; sys.exit(75)", {"SLURM_JOB_ID": "1", "PACELINE_JOB_START": "pid-1"}, "stopped"),
+        (
+            "import sys; sys.exit(75)",
+            {"SLURM_JOB_ID": "1", "PACELINE_JOB_START": "pid-1"},
+            "stopped",
+        ),
     ],
     ids=["nothing was saved", "it had saved", "there is no queue"],
 )
@@ -298,7 +319,9 @@ def test_exit_code_0_after_sigterm_is_a_stop(launch: Launch) -> None:
 @pytest.mark.parametrize("leave", ["pass", "sys.exit(1)", "raise"])
 def test_ctrl_c_reaches_a_script_without_the_runtime(launch: Launch, leave: str) -> None:
     """It may save when it catches KeyboardInterrupt, as under torchrun. Lightning exits with 1 then."""
-    saves = f'except KeyboardInterrupt:\n    Path("saved-" + os.environ["RANK"]).touch()\n    {leave}'
+    saves = (
+        f'except KeyboardInterrupt:\n    Path("saved-" + os.environ["RANK"]).touch()\n    {leave}'
+    )
     script = SLEEPS.replace("time.sleep(3600)", f"try:\n    time.sleep(3600)\n{saves}")
     started = launch(script.replace("import os, time", "import os, sys, time"))
     listening(started)
@@ -323,7 +346,9 @@ def test_ctrl_c_lets_the_ranks_save(launch: Launch, script: str) -> None:
 
 def test_ctrl_c_twice_ends_at_once(launch: Launch) -> None:
     """Even a script that takes no signal. The run is stopped: the user ended it, and it has not failed."""
-    started = launch("import signal; signal.signal(2, signal.SIG_IGN)\n" + SLEEPS, kill_after=3600.0)
+    started = launch(
+        "import signal; signal.signal(2, signal.SIG_IGN)\n" + SLEEPS, kill_after=3600.0
+    )
     listening(started)
     started.process.send_signal(signal.SIGINT)
     until(lambda: "stop_requested" in started.events(), "the first Ctrl-C")
@@ -331,7 +356,9 @@ def test_ctrl_c_twice_ends_at_once(launch: Launch) -> None:
     started.process.send_signal(signal.SIGINT)
     assert started.wait() == 130
     assert started.verdicts() == ("stopped", "stopped")
-    assert "killed immediately by Ctrl-C: nothing was saved since the last checkpoint" in started.err()
+    assert (
+        "killed immediately by Ctrl-C: nothing was saved since the last checkpoint" in started.err()
+    )
 
 
 def test_ctrl_c_during_the_imports(launch: Launch, tmp_path: Path) -> None:
@@ -415,7 +442,12 @@ NOW = 1_700_000_000.0
     ("way", "left", "cancelled", "expected"),
     [
         (FILE, 60, False, "time limit in 60 s"),
-        (FILE, None, False, "SIGUSR1 to the batch script, sent by Slurm near the time limit or by hand"),
+        (
+            FILE,
+            None,
+            False,
+            "SIGUSR1 to the batch script, sent by Slurm near the time limit or by hand",
+        ),
         (FILE, None, True, "paceline cancel --save"),
         (FILE, 3600, False, "SIGUSR1 to the batch script"),
         (FILE, 3600, True, "paceline cancel --save"),
@@ -429,5 +461,7 @@ def test_a_stop_names_its_cause(
     way: int, left: int | None, cancelled: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW)
-    environ = {"SLURM_JOB_ID": "1"} | ({} if left is None else {"SLURM_JOB_END_TIME": str(int(NOW) + left)})
+    environ = {"SLURM_JOB_ID": "1"} | (
+        {} if left is None else {"SLURM_JOB_END_TIME": str(int(NOW) + left)}
+    )
     assert describe_cause(way, cancelled=cancelled, environ=environ, grace=120.0) == expected

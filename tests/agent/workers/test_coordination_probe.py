@@ -54,37 +54,59 @@ READERS = {
 }
 OTHERS = {
     "nothing": ("pass", ENDED_ALONE),
-    "other variables": ("os.environ['HOME_OF']; os.environ['NEW'] = '1'; del os.environ['NEW']", ENDED_ALONE),
+    "other variables": (
+        "os.environ['HOME_OF']; os.environ['NEW'] = '1'; del os.environ['NEW']",
+        ENDED_ALONE,
+    ),
     "it exits": ("import sys; sys.exit()", ENDED_ALONE),
     "a progress bar copies all variables": ("import tqdm", ENDED_ALONE),
-    "the standard library copies them": ("import platform, sysconfig; platform.uname()", ENDED_ALONE),
-    "a part of it is pickled": ("import pickle; assert type(pickle.loads(pickle.dumps(os.environ._data))) is dict",
-                                ENDED_ALONE),
-    "the standard library copies all": ("import configparser; configparser.RawConfigParser(os.environ)", ENDED_ALONE),
-    "a child program may read them": ("import subprocess; subprocess.run(['sh', '-c', 'echo $RANK'])", UNKNOWN),
-    "a child program that still runs": ("import subprocess; subprocess.Popen(['sleep', '1'])", UNKNOWN),
+    "the standard library copies them": (
+        "import platform, sysconfig; platform.uname()",
+        ENDED_ALONE,
+    ),
+    "a part of it is pickled": (
+        "import pickle; assert type(pickle.loads(pickle.dumps(os.environ._data))) is dict",
+        ENDED_ALONE,
+    ),
+    "the standard library copies all": (
+        "import configparser; configparser.RawConfigParser(os.environ)",
+        ENDED_ALONE,
+    ),
+    "a child program may read them": (
+        "import subprocess; subprocess.run(['sh', '-c', 'echo $RANK'])",
+        UNKNOWN,
+    ),
+    "a child program that still runs": (
+        "import subprocess; subprocess.Popen(['sleep', '1'])",
+        UNKNOWN,
+    ),
     "it fails": ("1 / 0", UNKNOWN),
     "another program takes its place": ("os.execv('/bin/true', ['true'])", UNKNOWN),
     "another program does the work": (
-        f"import subprocess; subprocess.run([{sys.executable!r}, '-c', 'sum(range(10**7))'])", UNKNOWN,
+        f"import subprocess; subprocess.run([{sys.executable!r}, '-c', 'sum(range(10**7))'])",
+        UNKNOWN,
     ),
-}  # fmt: skip
+}
 
 
 def coordination_of(script: str, folder: Path) -> int:
     """Return what the probe found while a rank ran this script."""
     libraries = folder / "site-packages"
     libraries.mkdir()
-    (libraries / "tqdm.py").write_text("import os\ncopy = dict(os.environ)\nrank = os.environ['RANK']\n")
+    (libraries / "tqdm.py").write_text(
+        "import os\ncopy = dict(os.environ)\nrank = os.environ['RANK']\n"
+    )
     for path in (libraries / "sharding_library.py", folder / "datasets.py"):
         path.write_text("import os\nrank = os.environ['RANK']\n")
     program, heartbeat = folder / "train.py", folder / "heartbeat"
     program.write_text(f"import os\n{script}\n")
     heartbeat.write_bytes(bytes(file_size(2)))
     subprocess.run(
-        [sys.executable, "-c", RUN, program, heartbeat], env={**os.environ, "PYTHONPATH": str(libraries)},
-        stderr=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", RUN, program, heartbeat],
+        env={**os.environ, "PYTHONPATH": str(libraries)},
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
     value: int = COORDINATION.unpack_from(heartbeat.read_bytes(), coordination_offset(1))[0]
     return value
 

@@ -11,14 +11,26 @@ from paceline.agent.workers.fork_safety import modules_to_preload, variable_set_
     ("source", "name"),
     [
         ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch", "OMP_NUM_THREADS"),
-        ("import os\nos.environ.setdefault('CUDA_VISIBLE_DEVICES', '0')\nimport torch", "CUDA_VISIBLE_DEVICES"),
+        (
+            "import os\nos.environ.setdefault('CUDA_VISIBLE_DEVICES', '0')\nimport torch",
+            "CUDA_VISIBLE_DEVICES",
+        ),
         ("import os\nos.putenv('MKL_NUM_THREADS', '1')\nfrom torch import nn", "MKL_NUM_THREADS"),
         ("from os import environ\nenviron['TORCH_LOGS'] = 'x'\nimport torch", "TORCH_LOGS"),
-        ("import os\nos.environ.update({'A': '1', 'KMP_AFFINITY': 'x'})\nimport torch", "KMP_AFFINITY"),
+        (
+            "import os\nos.environ.update({'A': '1', 'KMP_AFFINITY': 'x'})\nimport torch",
+            "KMP_AFFINITY",
+        ),
         ("import os\nos.environ.update(OMP_SCHEDULE='x')\nimport torch", "OMP_SCHEDULE"),
         ("import os\nif True:\n    os.environ['OMP_X'] = '1'\nimport torch", "OMP_X"),
-        ("import os\ntry:\n    pass\nexcept ValueError:\n    os.environ['OMP_X'] = '1'\nimport torch", "OMP_X"),
-        ("import os\nos.environ['TORCHINDUCTOR_MAX_AUTOTUNE'] = '1'\nimport torch", "TORCHINDUCTOR_MAX_AUTOTUNE"),
+        (
+            "import os\ntry:\n    pass\nexcept ValueError:\n    os.environ['OMP_X'] = '1'\nimport torch",
+            "OMP_X",
+        ),
+        (
+            "import os\nos.environ['TORCHINDUCTOR_MAX_AUTOTUNE'] = '1'\nimport torch",
+            "TORCHINDUCTOR_MAX_AUTOTUNE",
+        ),
         ("import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = 'x'\nimport torch", None),
         ("import os\nos.environ['PYTHONHASHSEED'] = '0'\nimport torch", None),
         ("import os, torch\nos.environ['OMP_NUM_THREADS'] = '1'", None),

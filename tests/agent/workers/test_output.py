@@ -32,7 +32,9 @@ def test_all_ranks_on_the_console_in_whole_lines(launch: Launch) -> None:
     assert len(lines) == 3 * 2001
     for rank in range(3):
         own = [line.removeprefix(f"[{rank}] ") for line in lines if line.startswith(f"[{rank}] ")]
-        expected = [f"{rank} {number} " + "x" * (number % 200) for number in range(2000)] + ["no end"]
+        expected = [f"{rank} {number} " + "x" * (number % 200) for number in range(2000)] + [
+            "no end"
+        ]
         assert own == expected
         assert started.log(rank) == "\n".join(expected)
 
@@ -46,7 +48,9 @@ def test_nothing_on_the_console(launch: Launch) -> None:
 
 def test_output_of_rank_zero_passes_unchanged(launch: Launch) -> None:
     """A bar that redraws itself, text without a newline, bytes that are not UTF-8."""
-    script = "import sys; sys.stdout.buffer.write(b'10%\\r20%\\r\\xff\\x00'); sys.stderr.write('bar\\r')"
+    script = (
+        "import sys; sys.stdout.buffer.write(b'10%\\r20%\\r\\xff\\x00'); sys.stderr.write('bar\\r')"
+    )
     started = launch(f"import os; os.environ['RANK']; {script}")
     assert started.wait() == 0, started.err()
     assert (started.console / "out").read_bytes() == b"10%\r20%\r\xff\x00"
@@ -68,7 +72,9 @@ def test_output_of_rank_zero_passes_unchanged(launch: Launch) -> None:
 def test_a_note_gets_a_line_of_the_terminal_to_itself(
     printed: list[bytes], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = OutputCapture(log_path=lambda rank: tmp_path / "log", shared_log=None, tee="0", warn=print)
+    output = OutputCapture(
+        log_path=lambda rank: tmp_path / "log", shared_log=None, tee="0", warn=print
+    )
     output._console[1].close()
     for data in printed:
         output._show(1, data)
@@ -92,7 +98,9 @@ def separate(output: OutputCapture) -> str:
 def one_console(tmp_path: Path) -> Iterator[tuple[OutputCapture, Path]]:
     """Captured output whose console is a file."""
     console = tmp_path / "console"
-    output = OutputCapture(log_path=lambda rank: tmp_path / "log", shared_log=None, tee="0", warn=print)
+    output = OutputCapture(
+        log_path=lambda rank: tmp_path / "log", shared_log=None, tee="0", warn=print
+    )
     output._console[1].descriptor = os.open(console, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     yield output, console
     output.start()
@@ -106,7 +114,9 @@ def test_a_rank_prints_nothing_into_the_line_of_a_note(
     output, console = one_console
     shows = threading.Thread(target=output._show, args=(1, b"epoch 1\n"), daemon=True)
     with output.separate_line():
-        assert output._console_lock.acquire(blocking=False), "a thread that prints may have to print a warning"
+        assert output._console_lock.acquire(blocking=False), (
+            "a thread that prints may have to print a warning"
+        )
         output._console_lock.release()
         shows.start()
         shows.join(0.2)

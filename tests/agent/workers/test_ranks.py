@@ -74,7 +74,9 @@ def read_report(started: Launched, rank: int) -> dict[str, Any]:
 def shadow_the_standard_library(folder: Path) -> None:
     """Write modules that hide the standard library in the current folder."""
     for name in ("json", "types", "socket", "signal", "random", "queue"):
-        (folder / f"{name}.py").write_text(f"raise SystemExit('this is the {name} of somebody else')\n")
+        (folder / f"{name}.py").write_text(
+            f"raise SystemExit('this is the {name} of somebody else')\n"
+        )
 
 
 @pytest.mark.parametrize("way", ["command", "zip"])
@@ -88,7 +90,12 @@ def test_modules_in_the_current_folder_do_not_hide_the_standard_library(
         started = launch(script, env={"PYTHONSAFEPATH": safe_path})
     else:
         write_run_half(tmp_path / "paceline.zip", store=tmp_path / "store")
-        started = launch(script, env={"PYTHONSAFEPATH": safe_path}, argv=[str(tmp_path / "paceline.zip")], nproc=1)
+        started = launch(
+            script,
+            env={"PYTHONSAFEPATH": safe_path},
+            argv=[str(tmp_path / "paceline.zip")],
+            nproc=1,
+        )
     assert started.wait() == 0, started.err()
     assert started.log(0).split() == ["True", "1"]
 
@@ -97,10 +104,15 @@ def test_modules_in_the_current_folder_do_not_hide_the_standard_library(
 def test_scripts_run_as_in_plain_python(launch: Launch, style: str, tmp_path: Path) -> None:
     shadow_the_standard_library(tmp_path)
     started = launch(
-        LIKE_PYTHON, light=False, style=style, args=ARGUMENTS, threads=1, env={"PACELINE_TOKEN": "secret"},
+        LIKE_PYTHON,
+        light=False,
+        style=style,
+        args=ARGUMENTS,
+        threads=1,
+        env={"PACELINE_TOKEN": "secret"},
         runtime={"debug": True},
         variables={"ASKED": "for, 'this'", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
-    )  # fmt: skip
+    )
     assert started.wait() == 0, started.err()
     assert started.verdicts() == ("done", "done")
     reports = [read_report(started, rank) for rank in (0, 1)]
@@ -118,17 +130,25 @@ def test_scripts_run_as_in_plain_python(launch: Launch, style: str, tmp_path: Pa
         assert report["batches"] == [14.0, 126.0]
         assert (report["threads"], report["omp"]) == (1, "1")
         assert report["variables"] == {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-            "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": report["variables"]["TORCHELASTIC_RUN_ID"],
-            "ASKED": "for, 'this'", "PACELINE_TOKEN": None, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-        }  # fmt: skip
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "TORCHELASTIC_RUN_ID": report["variables"]["TORCHELASTIC_RUN_ID"],
+            "ASKED": "for, 'this'",
+            "PACELINE_TOKEN": None,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        }
         assert sorted(started.log(rank).split()) == ["err", "out"]
     run_ids = {int(report["variables"]["TORCHELASTIC_RUN_ID"]) for report in reports}
     assert run_ids == {LaunchSpec.from_json(started.run.launch_spec.read_text()).run_number}
     assert max(run_ids) < 2**31, "scripts seed numpy with it"
     for first, second in zip(reports[0]["random"], reports[1]["random"], strict=True):
         assert first != second, "no seed was set: ranks must differ, as processes do"
-    assert (started.out().split(), started.err().split()) == (["out"], ["err"]), "rank 0 alone is shown"
+    assert (started.out().split(), started.err().split()) == (["out"], ["err"]), (
+        "rank 0 alone is shown"
+    )
 
 
 GLOO = """
@@ -146,13 +166,20 @@ for step in range(10**9):
 @pytest.mark.parametrize(
     ("deed", "how"),
     [
-        pytest.param("raise ValueError('in the loop')", "ValueError: in the loop", marks=pytest.mark.slow),
-        ("dist.destroy_process_group(); raise ValueError('after destroy')", "ValueError: after destroy"),
+        pytest.param(
+            "raise ValueError('in the loop')", "ValueError: in the loop", marks=pytest.mark.slow
+        ),
+        (
+            "dist.destroy_process_group(); raise ValueError('after destroy')",
+            "ValueError: after destroy",
+        ),
         pytest.param("os._exit(3)", "exit code 3", marks=pytest.mark.slow),
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
     ],
 )
-def test_the_first_failure_is_reported_not_its_consequences(launch: Launch, deed: str, how: str) -> None:
+def test_the_first_failure_is_reported_not_its_consequences(
+    launch: Launch, deed: str, how: str
+) -> None:
     """The peer loses its connection and fails as well, sometimes first; it is not to blame."""
     started = launch(GLOO.replace("DEED", deed), light=False)
     assert started.wait() == 1
@@ -210,7 +237,12 @@ def test_a_module(launch: Launch, tmp_path: Path) -> None:
         "import pickle, sys\nclass Thing: pass\n"
         "print(__name__, __package__, type(pickle.loads(pickle.dumps(Thing()))).__name__, sys.argv[1:])\n"
     )
-    launch_spec = {"is_module": True, "args": ["x"], "nproc": 1, "import_path": [str(package.parent)]}
+    launch_spec = {
+        "is_module": True,
+        "args": ["x"],
+        "nproc": 1,
+        "import_path": [str(package.parent)],
+    }
     started = launch("", program="package.program", **launch_spec)
     assert started.wait() == 0, started.err()
     assert started.out() == "__main__ package Thing ['x']\n"
@@ -274,15 +306,19 @@ TOLD = "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ['MKL_NUM_THRE
 
 # exported, requested by name -> a rank's thread count, and whether it is reported; its share is 2
 THREADS = [
-    ("3", None, "3 3", True), ("2", None, "2 2", False), ("5,2", None, "5,2 5", True), ("3", "4", "4 4", False),
+    ("3", None, "3 3", True),
+    ("2", None, "2 2", False),
+    ("5,2", None, "5,2 5", True),
+    ("3", "4", "4 4", False),
     ("x", None, "2 2", False),
-]  # fmt: skip
+]
 
 
 THREAD_CASES = [
     *(("fork", case) for case in THREADS),
-    ("srun", THREADS[0]), *(pytest.param("srun", case, marks=pytest.mark.slow) for case in THREADS[1:]),
-]  # fmt: skip
+    ("srun", THREADS[0]),
+    *(pytest.param("srun", case, marks=pytest.mark.slow) for case in THREADS[1:]),
+]
 
 
 @pytest.mark.parametrize(("style", "case"), THREAD_CASES)
@@ -291,7 +327,14 @@ def test_exported_thread_counts_are_used_and_reported(
 ) -> None:
     exported, requested, found, is_reported = case
     variables = {"OMP_NUM_THREADS": requested} if requested else {}
-    started = launch(TOLD, nproc=1, style=style, threads=2, env={"OMP_NUM_THREADS": exported}, variables=variables)
+    started = launch(
+        TOLD,
+        nproc=1,
+        style=style,
+        threads=2,
+        env={"OMP_NUM_THREADS": exported},
+        variables=variables,
+    )
     assert started.wait() == 0, started.err()
     assert started.out().splitlines()[0] == found
     assert (f"OMP_NUM_THREADS={exported} from the environment" in started.err()) is is_reported

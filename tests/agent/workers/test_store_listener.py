@@ -19,13 +19,16 @@ def test_a_reserved_port_has_no_listener_until_somebody_listens() -> None:
         found: list[bool] = []
         waiting = threading.Thread(target=lambda: found.append(await_listener(port)))
         waiting.start()
-        with bind_port(port, backlog=1):  # as rank 0 does, although the agent and the waiting rank have the port
+        # as rank 0 does, although the agent and the waiting rank have the port
+        with bind_port(port, backlog=1):
             waiting.join(60)
         assert found == [True]
 
 
 class Store:
-    def __init__(self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False) -> None:
+    def __init__(
+        self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False
+    ) -> None:
         self.port = port
 
 
@@ -62,7 +65,9 @@ def test_a_rank_on_the_node_of_rank_0_waits(waited: list[int]) -> None:
         ({"RANK": "1", "GROUP_RANK": "0"}, 29500, True),
     ],
 )
-def test_nobody_else_waits(waited: list[int], environ: dict[str, str], port: int, is_master: bool) -> None:
+def test_nobody_else_waits(
+    waited: list[int], environ: dict[str, str], port: int, is_master: bool
+) -> None:
     assert connect(environ, "127.0.0.1", port, 2, is_master).port == port
     assert connect(environ, "127.0.0.1", port=port, is_master=is_master).port == port
     assert waited == []

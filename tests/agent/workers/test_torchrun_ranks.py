@@ -52,9 +52,15 @@ def test_torchrun_dies_with_its_agent(tmp_path: Path) -> None:
     (tmp_path / "torch" / "__init__.py").touch()
     (tmp_path / "torch" / "distributed" / "__init__.py").touch()
     (tmp_path / "torch" / "distributed" / "run.py").write_text(TORCHRUN)
-    command = [*python_command(sys.executable, "agent.workers.torchrun_ranks"), "PARENT", "--nnodes=2"]
+    command = [
+        *python_command(sys.executable, "agent.workers.torchrun_ranks"),
+        "PARENT",
+        "--nnodes=2",
+    ]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    agent = subprocess.Popen([sys.executable, "-c", AGENT, *command], stdout=subprocess.PIPE, env=environ)
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, *command], stdout=subprocess.PIPE, env=environ
+    )
     assert agent.stdout is not None
     assert agent.stdout.readline() == b"--nnodes=2\n"
     agent.kill()
@@ -68,6 +74,10 @@ def test_torchrun_does_not_start_without_its_agent() -> None:
     """The agent was killed while this process was importing modules."""
     gone = subprocess.Popen(["true"])
     gone.wait()
-    command = [*python_command(sys.executable, "agent.workers.torchrun_ranks"), str(gone.pid), "--help"]
+    command = [
+        *python_command(sys.executable, "agent.workers.torchrun_ranks"),
+        str(gone.pid),
+        "--help",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")

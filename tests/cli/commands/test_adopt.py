@@ -51,12 +51,17 @@ def test_the_result_is_a_script_and_nothing_is_left_to_change(path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.py")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("habit", ["tabs", "crlf", "no final newline", "latin-1 and a byte order mark"])
+@pytest.mark.parametrize(
+    "habit", ["tabs", "crlf", "no final newline", "latin-1 and a byte order mark"]
+)
 def test_layout_and_encoding_stay(path: Path, habit: str, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     expected, encoding = advise(read_source(path)).text, "utf-8"
     if habit == "tabs":
-        text, expected = (re.sub(r"(?m)^(    )+", lambda m: "\t" * (len(m[0]) // 4), each) for each in (text, expected))
+        text, expected = (
+            re.sub(r"(?m)^(    )+", lambda m: "\t" * (len(m[0]) // 4), each)
+            for each in (text, expected)
+        )
     elif habit == "crlf":
         text, expected = (each.replace("\n", "\r\n") for each in (text, expected))
     elif habit == "no final newline":
@@ -120,7 +125,9 @@ def test_scripts_of_frameworks_stay_as_they_are() -> None:
         assert words in advice.verdict
         assert advice.next_steps[0].startswith("paceline run ")
     assert "ckpt_path" in adopt("with_lightning").remarks[0].text
-    assert advise_text("import paceline\nrun = paceline.start()\n").verdict.startswith("It already uses Paceline")
+    assert advise_text("import paceline\nrun = paceline.start()\n").verdict.startswith(
+        "It already uses Paceline"
+    )
 
 
 def test_mistakes_in_ddp() -> None:
@@ -134,17 +141,27 @@ def test_mistakes_in_ddp() -> None:
         "if dist.get_rank() == 0:",
         'torch.save(model.module.state_dict(), f"model-{epoch}.pt")',
     ]
-    assert any("evaluates all of the data" in remark.text for remark in adopt("ddp_mistakes").remarks)
-    assert adopt("mp_spawn").next_steps == [f"paceline run --style spawn --nproc 2 {CORPUS}/mp_spawn.py"]
+    assert any(
+        "evaluates all of the data" in remark.text for remark in adopt("ddp_mistakes").remarks
+    )
+    assert adopt("mp_spawn").next_steps == [
+        f"paceline run --style spawn --nproc 2 {CORPUS}/mp_spawn.py"
+    ]
 
 
 def test_what_cannot_be_changed_is_said_with_its_line() -> None:
     sliced, folds = adopt("sliced_by_hand"), adopt("cross_validation")
     assert "make the remaining ones yourself" in sliced.verdict
     assert {(each.line, each.must) for each in sliced.remarks} == {(8, True)}
-    assert [each.line for each in folds.remarks if each.must] == [6, 18], "one function makes both loaders"
+    assert [each.line for each in folds.remarks if each.must] == [6, 18], (
+        "one function makes both loaders"
+    )
     assert {each.line for each in folds.remarks} >= {6, 10, 13}, "BatchNorm and the loop of folds"
-    assert [(each.line, each.must) for each in adopt("decorated_main").remarks] == [(37, True), (37, False), (0, False)]
+    assert [(each.line, each.must) for each in adopt("decorated_main").remarks] == [
+        (37, True),
+        (37, False),
+        (0, False),
+    ]
     assert "x.to(run.device)" in adopt("decorated_main").remarks[0].text, "it evaluates on the CPU"
     none = advise_text("from engine import train\ntrain()\n")
     assert (none.edits, none.verdict[:25]) == ([], "No training loop was foun")
@@ -153,21 +170,37 @@ def test_what_cannot_be_changed_is_said_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("line", "changed"),
     [
-        ("DataLoader(data, 4, True, num_workers=2)",
-         "run.loader(data, batch_size=4, shuffle=True, num_workers=2, drop_last=False)"),
-        ("DataLoader(data, batch_size=4)", "run.loader(data, batch_size=4, shuffle=False, drop_last=False)"),
-        ("DataLoader(data, sampler=order, batch_size=4, drop_last=True)",
-         "run.loader(data, sampler=order, batch_size=4, drop_last=True)"),
+        (
+            "DataLoader(data, 4, True, num_workers=2)",
+            "run.loader(data, batch_size=4, shuffle=True, num_workers=2, drop_last=False)",
+        ),
+        (
+            "DataLoader(data, batch_size=4)",
+            "run.loader(data, batch_size=4, shuffle=False, drop_last=False)",
+        ),
+        (
+            "DataLoader(data, sampler=order, batch_size=4, drop_last=True)",
+            "run.loader(data, sampler=order, batch_size=4, drop_last=True)",
+        ),
         ("DataLoader(data, batch_sampler=order)", "run.loader(data, batch_sampler=order)"),
-        ("DataLoader(data, batch_size=4, shuffle=True, generator=g, drop_last=True)",
-         "run.loader(data, batch_size=4, shuffle=True, seed=g.initial_seed(), drop_last=True)"),
-        ("DataLoader(data, **options)", 'run.loader(data, **{"shuffle": False, "drop_last": False, **options})'),
-        ("DataLoader(data, 4, True, **options)",
-         'run.loader(data, batch_size=4, shuffle=True, **{"drop_last": False, **options})'),
-        ("DataLoader(data, shuffle=True, drop_last=True, **options)",
-         "run.loader(data, shuffle=True, drop_last=True, **options)"),
+        (
+            "DataLoader(data, batch_size=4, shuffle=True, generator=g, drop_last=True)",
+            "run.loader(data, batch_size=4, shuffle=True, seed=g.initial_seed(), drop_last=True)",
+        ),
+        (
+            "DataLoader(data, **options)",
+            'run.loader(data, **{"shuffle": False, "drop_last": False, **options})',
+        ),
+        (
+            "DataLoader(data, 4, True, **options)",
+            'run.loader(data, batch_size=4, shuffle=True, **{"drop_last": False, **options})',
+        ),
+        (
+            "DataLoader(data, shuffle=True, drop_last=True, **options)",
+            "run.loader(data, shuffle=True, drop_last=True, **options)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_loaders(line: str, changed: str) -> None:
     text = (
         "import torch\nfrom torch.utils.data import DataLoader\ntorch.manual_seed(0)\n"
@@ -187,8 +220,13 @@ def test_compiled_and_tracked() -> None:
     lines = advise_text(text).text.splitlines()
     assert "import paceline.wandb as wandb" in lines
     assert "model = run.wrap(model, compile=dict(mode='default'))" in lines
-    assert "for x in run.steps(run.loader([1.0], batch_size=2, shuffle=False, drop_last=False)):" in lines
-    assert lines.index("run = paceline.start()") < lines.index("model = run.wrap(model, compile=dict(mode='default'))")
+    assert (
+        "for x in run.steps(run.loader([1.0], batch_size=2, shuffle=False, drop_last=False)):"
+        in lines
+    )
+    assert lines.index("run = paceline.start()") < lines.index(
+        "model = run.wrap(model, compile=dict(mode='default'))"
+    )
 
 
 def test_changes_inside_of_others() -> None:
@@ -234,7 +272,11 @@ def test_training_in_a_comprehension() -> None:
         "    loss.backward()\n    opt.step()\n    return loss.item()\n"
         "losses = [step(x) for x in DataLoader(data, batch_size=2)]\n"
     )
-    assert any("this trains in a comprehension" in each.text for each in advise_text(text).remarks if each.must)
+    assert any(
+        "this trains in a comprehension" in each.text
+        for each in advise_text(text).remarks
+        if each.must
+    )
 
 
 LOOPS = """\
@@ -276,7 +318,11 @@ app()
 
 def test_loops_and_calls_that_are_hard_to_see() -> None:
     """The loop that reads the loader is not the innermost one, and a library calls the main function."""
-    lines = [line.strip() for line in advise_text(LOOPS).text.splitlines() if line not in LOOPS.splitlines()]
+    lines = [
+        line.strip()
+        for line in advise_text(LOOPS).text.splitlines()
+        if line not in LOOPS.splitlines()
+    ]
     assert lines == [
         "import paceline",
         "model = run.wrap(model)",
@@ -318,7 +364,10 @@ with open("c.json") as c:
 
 def test_files_and_folders() -> None:
     advice = advise_text(FILES)
-    assert '    os.makedirs("out", exist_ok=True)\nPath("out").mkdir(parents=True, exist_ok=True)\n' in advice.text
+    assert (
+        '    os.makedirs("out", exist_ok=True)\nPath("out").mkdir(parents=True, exist_ok=True)\n'
+        in advice.text
+    )
     end = advice.text[advice.text.index("if run.is_rank_zero:") :].splitlines()
     assert end == [
         "if run.is_rank_zero:",
@@ -331,7 +380,9 @@ def test_files_and_folders() -> None:
         'with open("c.json") as c:',
         "    json.load(c)",
     ]
-    assert [(each.line, "all ranks write" in each.text) for each in advice.remarks] == [(11, True)], "the loop is in it"
+    assert [(each.line, "all ranks write" in each.text) for each in advice.remarks] == [
+        (11, True)
+    ], "the loop is in it"
 
 
 @pytest.mark.parametrize(
@@ -390,10 +441,16 @@ def test_remarks_name_lines_of_the_file_as_it_is(tmp_path: Path, paceline: Pacel
         "for epoch in range(2):\n    for (x,) in loader:\n        loss = model(x).mean()\n        opt.zero_grad()\n"
         "        loss.backward()\n        opt.step()\n    print(loss.item())\n"
     )
-    assert "line 13: only the loop of line 8 assigns loss" in paceline("adopt", "train.py", check=True).stdout
+    assert (
+        "line 13: only the loop of line 8 assigns loss"
+        in paceline("adopt", "train.py", check=True).stdout
+    )
     written = paceline("adopt", "--write", "train.py", check=True).stdout
     new = script.read_text().splitlines()
-    loop, read = (1 + next(n for n, line in enumerate(new) if text in line) for text in ("for (x,) in", "print("))
+    loop, read = (
+        1 + next(n for n, line in enumerate(new) if text in line)
+        for text in ("for (x,) in", "print(")
+    )
     assert loop != 8
     assert f"line {read}: only the loop of line {loop} assigns loss" in written
 
@@ -403,17 +460,28 @@ def test_line_numbers_are_those_of_the_file_as_it_is(tmp_path: Path, paceline: P
     script.write_text(GUARDED)
     shown = paceline("adopt", "train.py", check=True).stdout
     lines = GUARDED.splitlines()
-    assert f"line {lines.index('    for epoch in range(first, 3):') + 1}: this epoch loop is left unchanged" in shown
+    assert (
+        f"line {lines.index('    for epoch in range(first, 3):') + 1}: this epoch loop is left unchanged"
+        in shown
+    )
     assert "line 2: the import that the lines below need" not in shown
     written = paceline("adopt", "--write", "train.py", check=True).stdout
     new = script.read_text().splitlines()
-    assert f"line {new.index('    for epoch in range(first, 3):') + 1}: this epoch loop is left unchanged" in written
-    assert f"line {new.index('import paceline') + 1}: the import that the lines below need" in written
+    assert (
+        f"line {new.index('    for epoch in range(first, 3):') + 1}: this epoch loop is left unchanged"
+        in written
+    )
+    assert (
+        f"line {new.index('import paceline') + 1}: the import that the lines below need" in written
+    )
     assert f"line {new.index('    run = paceline.start()') + 1}: finds this rank" in written
-    assert "  train and main use `run`, which exists only when train.py runs as the script" in written
+    assert (
+        "  train and main use `run`, which exists only when train.py runs as the script" in written
+    )
     module: dict[str, Any] = {"__name__": "train"}
     exec(script.read_text(), module)
-    module["run"] = SimpleNamespace(steps=lambda loader: iter(()))  # as `train.run = paceline.start()` sets it
+    # as `train.run = paceline.start()` sets it
+    module["run"] = SimpleNamespace(steps=lambda loader: iter(()))
     module["train"](None, None, None)
 
 
@@ -447,9 +515,16 @@ def test_form_feeds_and_semicolons() -> None:
         '\ftorch.save(model.state_dict(), "a.pt")\n'
     )
     lines = advise_text(text).text.split("\n")
-    assert "model = torch.nn.Linear(1, 1); run = paceline.start(); model = run.wrap(model); opt" in "".join(lines)
+    assert (
+        "model = torch.nn.Linear(1, 1); run = paceline.start(); model = run.wrap(model); opt"
+        in "".join(lines)
+    )
     assert any(line.endswith("loss.backward(); run.log(loss=loss); opt.step()") for line in lines)
-    assert lines[-3:] == ["if run.is_rank_zero:", '\f    torch.save(model.state_dict(), "a.pt")', ""]
+    assert lines[-3:] == [
+        "if run.is_rank_zero:",
+        '\f    torch.save(model.state_dict(), "a.pt")',
+        "",
+    ]
 
 
 def test_everything_imported() -> None:
@@ -461,7 +536,10 @@ def test_everything_imported() -> None:
         'save(model.state_dict(), "a.pt")\n'
     )
     advice = advise_text(text)
-    assert "for x in run.steps(run.loader(data, batch_size=2, drop_last=True, shuffle=False)):" in advice.text
+    assert (
+        "for x in run.steps(run.loader(data, batch_size=2, drop_last=True, shuffle=False)):"
+        in advice.text
+    )
     assert 'if run.is_rank_zero:\n    save(model.state_dict(), "a.pt")' in advice.text
     assert not any(each.must for each in advice.remarks)
 
@@ -469,9 +547,17 @@ def test_everything_imported() -> None:
 def test_mistakes_on_the_command_line(tmp_path: Path, paceline: Paceline) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "broken.py").write_text("def (\x1b[31m")
-    for name, message in {"none.py": "There is no script", "folder": "is a folder", "broken.py": "not valid"}.items():
+    for name, message in {
+        "none.py": "There is no script",
+        "folder": "is a folder",
+        "broken.py": "not valid",
+    }.items():
         done = paceline("adopt", "--write", name)
-        assert (done.returncode, message in done.stderr, "\x1b" in done.stderr) == (2, True, False), done.stderr
+        assert (done.returncode, message in done.stderr, "\x1b" in done.stderr) == (
+            2,
+            True,
+            False,
+        ), done.stderr
     assert sorted(os.listdir(tmp_path)) == ["broken.py", "folder"]
 
 

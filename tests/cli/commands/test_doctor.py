@@ -24,11 +24,20 @@ from paceline.watch.diagnosis.speed import describe
 
 FINDINGS = [
     Finding("run", GOOD, "1a2b is running"),
-    Finding("hang", PROBLEM, "Rank 3 is stuck.", "Look there.", ("rank 3 is at [train.py:3]",), "docs/x.md#it-hangs"),
+    Finding(
+        "hang",
+        PROBLEM,
+        "Rank 3 is stuck.",
+        "Look there.",
+        ("rank 3 is at [train.py:3]",),
+        "docs/x.md#it-hangs",
+    ),
 ]
 
 
-def test_what_is_wrong_is_followed_by_evidence_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_followed_by_evidence_and_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert report(FINDINGS) == 1
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
@@ -41,7 +50,9 @@ def test_what_is_wrong_is_followed_by_evidence_and_what_to_do(capsys: pytest.Cap
 
 
 def test_further_lines_are_in_the_column_of_the_first(capsys: pytest.CaptureFixture[str]) -> None:
-    report([Finding("error", PROBLEM, "NonFinite: nan\n  at step 7", "Stop.", ("rank 1: no\nspace",))])
+    report(
+        [Finding("error", PROBLEM, "NonFinite: nan\n  at step 7", "Stop.", ("rank 1: no\nspace",))]
+    )
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "✗ error       NonFinite: nan",
         "              at step 7",
@@ -88,9 +99,13 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(FINDINGS, as_json=True) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["findings"][1] == {
-        "about": "hang", "level": "problem", "text": "Rank 3 is stuck.", "hint": "Look there.",
-        "evidence": ["rank 3 is at [train.py:3]"], "docs": "docs/x.md#it-hangs",
-    }  # fmt: skip
+        "about": "hang",
+        "level": "problem",
+        "text": "Rank 3 is stuck.",
+        "hint": "Look there.",
+        "evidence": ["rank 3 is at [train.py:3]"],
+        "docs": "docs/x.md#it-hangs",
+    }
 
 
 def test_a_run_is_told_from_a_script(tmp_path: Path) -> None:
@@ -145,7 +160,8 @@ def fail(error: ClusterError) -> None:
 
 def test_speeds_are_shown_beside_what_is_slow() -> None:
     measured = [
-        Measurement(node, f"node{node}", node, "cpu", tflops=0.1 * (1 + node), complete=True) for node in (0, 1)
+        Measurement(node, f"node{node}", node, "cpu", tflops=0.1 * (1 + node), complete=True)
+        for node in (0, 1)
     ]
     slow, speeds = describe(measured, [Judgement("node0", "half as fast as others", unfit=True)])
     assert (slow.level, speeds.level) == (PROBLEM, NOTE)

@@ -28,9 +28,16 @@ else:
 BEFORE = '[profiles.alps]\nhost = "login.alps"\n'
 EVIL = '"\n[notify]\ncommand = "touch x"\n\x1b]52;c;eA==\x07\r\x7f\u2028\u202e\ud800 \'\'\' """'
 FACTS = {
-    "version": "24.05", "requeues": False, "partitions": {"gpu": "2 nodes"}, "partition": "gpu", "time": "1-00:00:00",
-    "gpus_per_node": 4, "cpus_per_gpu": 8, "gpu_types": ["a100", "h100"], "interfaces": ["ib0"],
-}  # fmt: skip
+    "version": "24.05",
+    "requeues": False,
+    "partitions": {"gpu": "2 nodes"},
+    "partition": "gpu",
+    "time": "1-00:00:00",
+    "gpus_per_node": 4,
+    "cpus_per_gpu": 8,
+    "gpu_types": ["a100", "h100"],
+    "interfaces": ["ib0"],
+}
 JOB = {"partition": "gpu", "gpus_per_node": 4, "cpus_per_gpu": 8, "time": "1-00:00:00"}
 
 
@@ -75,7 +82,9 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def test_a_profile_has_what_the_cluster_says(init: Callable[..., Path]) -> None:
-    assert load(init(json.dumps(FACTS).encode())) == {"profiles": {"alps": {"host": "login.alps", "job": JOB}}}
+    assert load(init(json.dumps(FACTS).encode())) == {
+        "profiles": {"alps": {"host": "login.alps", "job": JOB}}
+    }
 
 
 @pytest.mark.parametrize("key", ["version", "partitions", "partition", "gpu_types", "interfaces"])
@@ -83,13 +92,26 @@ def test_no_text_of_a_cluster_becomes_a_setting(
     init: Callable[..., Path], capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
     """Otherwise it could name a command that runs on the laptop."""
-    evil: Any = {EVIL: EVIL} if key == "partitions" else EVIL if isinstance(FACTS[key], str) else [EVIL, EVIL]
+    evil: Any = (
+        {EVIL: EVIL}
+        if key == "partitions"
+        else EVIL
+        if isinstance(FACTS[key], str)
+        else [EVIL, EVIL]
+    )
     answer = json.dumps({**FACTS, key: evil, "notify": {"command": "touch x"}}).encode()
     found = load(init(answer))
     assert set(found) == {"profiles"}
-    assert found["profiles"]["alps"]["job"].pop("partition").startswith('"' if key == "partition" else "gpu")
+    assert (
+        found["profiles"]["alps"]["job"]
+        .pop("partition")
+        .startswith('"' if key == "partition" else "gpu")
+    )
     assert found["profiles"] == {
-        "alps": {"host": "login.alps", "job": {name: value for name, value in JOB.items() if name != "partition"}}
+        "alps": {
+            "host": "login.alps",
+            "job": {name: value for name, value in JOB.items() if name != "partition"},
+        }
     }
     capsys.readouterr()
     init(answer, "--print")
@@ -99,20 +121,40 @@ def test_no_text_of_a_cluster_becomes_a_setting(
 @pytest.mark.parametrize(
     "answer",
     [
-        b'\n[notify]\ncommand = "touch x"\n', b"", b"[]", b"{}", b"\xff", b"[" * 100_000,
-        *(json.dumps({**FACTS, **each}).encode() for each in (
-            {"time": "tomorrow"}, {"time": '1"\n[notify]'}, {"gpus_per_node": "4"}, {"gpus_per_node": True},
-            {"cpus_per_gpu": 0}, {"partition": ""}, {"partitions": {"gpu": 1}}, {"gpu_types": "a100"},
-        )),
+        b'\n[notify]\ncommand = "touch x"\n',
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        *(
+            json.dumps({**FACTS, **each}).encode()
+            for each in (
+                {"time": "tomorrow"},
+                {"time": '1"\n[notify]'},
+                {"gpus_per_node": "4"},
+                {"gpus_per_node": True},
+                {"cpus_per_gpu": 0},
+                {"partition": ""},
+                {"partitions": {"gpu": 1}},
+                {"gpu_types": "a100"},
+            )
+        ),
     ],
-)  # fmt: skip
-def test_an_answer_that_is_no_list_of_facts(init: Callable[..., Path], tmp_path: Path, answer: bytes) -> None:
-    with pytest.raises(ConnectionProblem, match="alps gave an answer that Paceline does not understand"):
+)
+def test_an_answer_that_is_no_list_of_facts(
+    init: Callable[..., Path], tmp_path: Path, answer: bytes
+) -> None:
+    with pytest.raises(
+        ConnectionProblem, match="alps gave an answer that Paceline does not understand"
+    ):
         init(answer)
     assert (tmp_path / "paceline.toml").read_text() == BEFORE
 
 
-def test_a_file_keeps_its_line_endings_its_link_and_its_permissions(init: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_file_keeps_its_line_endings_its_link_and_its_permissions(
+    init: Callable[..., Path], tmp_path: Path
+) -> None:
     real = tmp_path / "shared" / "settings.toml"
     real.parent.mkdir()
     real.touch(mode=0o600)
@@ -127,6 +169,13 @@ def test_a_file_keeps_its_line_endings_its_link_and_its_permissions(init: Callab
 
 def test_what_a_cluster_sends_is_what_the_laptop_reads() -> None:
     kind = NodeKind(2, 32, 1000, {"a100": 4}, (), "idle")
-    found = ClusterFacts.find([Partition("gpu", kinds=[kind])], {"SLURM_VERSION": "24.05", "JobRequeue": "0"})
-    assert (found.partition, found.gpus_per_node, found.cpus_per_gpu, found.requeues) == ("gpu", 4, 8, False)
+    found = ClusterFacts.find(
+        [Partition("gpu", kinds=[kind])], {"SLURM_VERSION": "24.05", "JobRequeue": "0"}
+    )
+    assert (found.partition, found.gpus_per_node, found.cpus_per_gpu, found.requeues) == (
+        "gpu",
+        4,
+        8,
+        False,
+    )
     assert ClusterFacts.read(json.dumps(vars(found)).encode()) == found

@@ -28,12 +28,17 @@ with paceline.session(seed=0) as run:
 """
 
 
-def test_a_script_is_inspected_without_training(paceline: Paceline, tmp_path: Path, scratch: Path) -> None:
+def test_a_script_is_inspected_without_training(
+    paceline: Paceline, tmp_path: Path, scratch: Path
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = paceline("inspect", "data", "--nproc", "2", "train.py", "--size", "8", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "run.loader of tuple: 33 samples, batch size 8 of all ranks, 2 ranks" in done.stdout
-    assert "32 samples once, none twice; 1 don't fill a last batch, different ones in each epoch" in done.stdout
+    assert (
+        "32 samples once, none twice; 1 don't fill a last batch, different ones in each epoch"
+        in done.stdout
+    )
     assert "differs between epochs" in done.stdout
     assert (tmp_path / "inspect-data.svg").read_text().startswith("<svg")
     assert not (tmp_path / "trained").exists()
@@ -64,7 +69,9 @@ def test_json_and_a_script_without_loaders(paceline: Paceline, tmp_path: Path) -
         "for _ in range(2): list(DataLoader(list(range(6)), batch_size=2))\n"
     )
     (tmp_path / "train.py").write_text(plain)
-    done = paceline("inspect", "data", "--nproc", "1", "--limit", "2", "--json", "train.py", cwd=tmp_path)
+    done = paceline(
+        "inspect", "data", "--nproc", "1", "--limit", "2", "--json", "train.py", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [batch["keys"] for batch in told["ranks"][0]["batches"]] == [[0, 1], [2, 3]] * 2
@@ -82,14 +89,20 @@ with paceline.session(seed=0) as run:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_one_signal_ends_it_although_no_step_ends(number: int, tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     (tmp_path / "temporary").mkdir()
     command = [sys.executable, "-m", "paceline", "inspect", "data", "--nproc", "1", "endless.py"]
-    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path / "temporary")})
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    )
     try:
-        while not any(path.stat().st_size > 500 for path in tmp_path.glob("temporary/*/samples/rank-0.jsonl")):
+        while not any(
+            path.stat().st_size > 500 for path in tmp_path.glob("temporary/*/samples/rank-0.jsonl")
+        ):
             assert process.poll() is None, "it ended by itself"
             time.sleep(0.1)
         process.send_signal(number)
@@ -103,13 +116,17 @@ def test_one_signal_ends_it_although_no_step_ends(number: int, tmp_path: Path) -
 def test_a_full_disk_is_no_fault_of_the_script(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     with mount_small_disk(tmp_path / "small", "3M") as small:
-        done = paceline("inspect", "data", "--nproc", "1", "endless.py", cwd=tmp_path, TMPDIR=str(small))
+        done = paceline(
+            "inspect", "data", "--nproc", "1", "endless.py", cwd=tmp_path, TMPDIR=str(small)
+        )
         assert done.returncode == 1
         assert f"error: {small} has no space left to record the samples." in done.stderr
         assert "The script failed" not in done.stdout
         fill(small)
         limited = ("inspect", "data", "--nproc", "1", "--limit", "2")
         done = paceline(*limited, "-o", str(small / "x.svg"), "endless.py", cwd=tmp_path)
-        assert f"Cannot write the picture {small / 'x.svg'}: No space left on device." in done.stderr
+        assert (
+            f"Cannot write the picture {small / 'x.svg'}: No space left on device." in done.stderr
+        )
         assert "8 samples of the steps seen once" in done.stdout
         assert [path.name for path in small.iterdir()] == ["ballast"], "no half of a picture"

@@ -34,7 +34,9 @@ def write(path: Path, *pieces: tuple[float, str]) -> None:
             log.write(text.encode())
 
 
-def test_all_ranks_and_attempts_in_order(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_ranks_and_attempts_in_order(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = time.time()
     first, second = folder.attempt(1), folder.attempt(2)
     write(first.log(0), (now - 900, "a\n"), (now - 700, "10%\r20%\r"), (now - 690, "30%\n"))
@@ -57,14 +59,20 @@ def test_all_ranks_and_attempts_in_order(folder: RunFolder, capsys: pytest.Captu
     assert printed("--attempt", "2", "--grep", "loss") == "[0] loss 1\n"
     assert printed("--raw", "--rank", "0", "--attempt", "1") == "a\n10%\r20%\r30%\n"
     assert printed("-t", "--tail", "1").endswith(" [0] loss 1\n")
-    assert printed("-t", "--tail", "1").startswith(time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(now - 60)))
+    assert printed("-t", "--tail", "1").startswith(
+        time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(now - 60))
+    )
     assert printed("--tail", "0") == ""
 
 
-def test_who_asks_for_some_lines_gets_these_alone(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_asks_for_some_lines_gets_these_alone(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     attempt = folder.attempt(1)
     write(attempt.log(0), (time.time(), "a\nValueError: no\n"))
-    attempt.failure.write_text(json.dumps({"rank": 0, "host": "n1", "type": "ValueError", "message": "no"}))
+    attempt.failure.write_text(
+        json.dumps({"rank": 0, "host": "n1", "type": "ValueError", "message": "no"})
+    )
     folder.job_start("pid-1-a").path.mkdir(parents=True)
     folder.claims.mkdir()
     (folder.claims / "1").symlink_to("pid-1-a")
@@ -81,7 +89,9 @@ def test_who_asks_for_some_lines_gets_these_alone(folder: RunFolder, capsys: pyt
         assert not failure(*some), some
 
 
-def test_a_run_of_one_rank_has_no_prefix(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_one_rank_has_no_prefix(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder.run_json.write_text('{"nodes": 1, "nproc": 1}')
     write(folder.attempt(1).log(0), (1.0, "a\n"))
     assert cli.dispatch(["logs"]) == 0
@@ -93,11 +103,20 @@ def test_a_run_of_one_rank_has_no_prefix(folder: RunFolder, capsys: pytest.Captu
     [
         (["--rank", "x"], 'Invalid --rank "x": use the number of a rank, or all.'),
         (["--rank", "-1"], 'Invalid --rank "-1": use the number of a rank, or all.'),
-        (["--since", "5x"], 'Invalid --since "5x": use a duration such as 90m, 2h30m or 1-12:00:00.'),
+        (
+            ["--since", "5x"],
+            'Invalid --since "5x": use a duration such as 90m, 2h30m or 1-12:00:00.',
+        ),
         (["--tail", "-1"], "Invalid --tail -1: use the number of lines to print, from 0."),
         (["--grep", "a\nb"], "Invalid --grep: use text without line breaks."),
-        (["-f", "--attempt", "1"], "-f cannot be combined with --attempt: it follows the newest attempt."),
-        (["--batch", "--rank", "1"], "--batch prints the output of the batch script, which has no ranks"),
+        (
+            ["-f", "--attempt", "1"],
+            "-f cannot be combined with --attempt: it follows the newest attempt.",
+        ),
+        (
+            ["--batch", "--rank", "1"],
+            "--batch prints the output of the batch script, which has no ranks",
+        ),
         (["--rank", "9"], "has no rank 9."),
         (["-f", "--rank", "9"], "has no rank 9."),
     ],
@@ -136,7 +155,9 @@ def test_a_terminal_gets_coloured_ranks_and_bars_that_are_drawn_over(
     assert terminal.getvalue() == shown
 
 
-def test_raw_passes_escape_sequences_to_a_terminal(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_passes_escape_sequences_to_a_terminal(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(folder.attempt(1).log(0), (1.0, "\x1b]0;title\x07a\n"))
     for args, shown in ((["--raw"], "\x1b]0;title\x07a\n"), ([], "a\n")):
         monkeypatch.setattr(sys, "stdout", Terminal())
@@ -158,7 +179,10 @@ def test_follow_says_why_a_run_waits(folder: RunFolder, capsys: pytest.CaptureFi
     for state, reason in states:
         answer = {"7": JobState("7", state, reason=reason, nodes="node1")}
         notes.update(read_record(folder, lambda _, answer=answer: answer))  # type: ignore[misc]
-    said = [line.removeprefix(f"paceline: {folder.path.name} is ") for line in capsys.readouterr().err.splitlines()]
+    said = [
+        line.removeprefix(f"paceline: {folder.path.name} is ")
+        for line in capsys.readouterr().err.splitlines()
+    ]
     assert said == [
         "queued (waits for nodes: other jobs come first)",
         "queued (waits for nodes to become free)",
@@ -172,7 +196,9 @@ def test_a_bar_is_followed_while_it_grows(folder: RunFolder) -> None:
     write(path, (1.0, "start\n10%\r"))
     folder.job.write_text("7\n")
     state = ["RUNNING"]
-    monitor = RunMonitor(folder, lambda each: read_record(each, lambda _: {"7": JobState("7", state[0])}))
+    monitor = RunMonitor(
+        folder, lambda each: read_record(each, lambda _: {"7": JobState("7", state[0])})
+    )
     run_log, bars, lines = RunLog(folder), [], []
     for new in follow(run_log, monitor):
         bars += [bar.text for bar in run_log.unfinished()]

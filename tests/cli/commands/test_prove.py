@@ -22,11 +22,23 @@ from tests.small_disk import mount_small_disk
 SCRIPTS = Path(__file__).parents[2] / "proof"
 
 
-def test_a_proof_of_a_plain_script(paceline: Callable[..., Completed], tmp_path: Path, scratch: Path) -> None:
+def test_a_proof_of_a_plain_script(
+    paceline: Callable[..., Completed], tmp_path: Path, scratch: Path
+) -> None:
     done = paceline(
-        "prove", "--ranks", "1,2", "--styles", "fork", "--steps", "4", "--batch-arg", "--batch-size",
-        str(SCRIPTS / "ddp.py"), "--batch-size", "16",
-    )  # fmt: skip
+        "prove",
+        "--ranks",
+        "1,2",
+        "--styles",
+        "fork",
+        "--steps",
+        "4",
+        "--batch-arg",
+        "--batch-size",
+        str(SCRIPTS / "ddp.py"),
+        "--batch-size",
+        "16",
+    )
     assert done.returncode == 0, done.stderr
     assert "The training is the same" in done.stdout
     assert "run 2 of 2: 2 ranks" in done.stderr, "a plain script is not interrupted"
@@ -37,7 +49,9 @@ def test_a_proof_of_a_plain_script(paceline: Callable[..., Completed], tmp_path:
     assert len(found["losses"]["2 ranks"]) == 4
     report = (folder / "report.html").read_text()
     assert report.count("<svg") == 2
-    assert "http" not in report.replace("http://www.w3.org/2000/svg", ""), "it needs nothing from the network"
+    assert "http" not in report.replace("http://www.w3.org/2000/svg", ""), (
+        "it needs nothing from the network"
+    )
     assert (folder / "curves.svg").read_text().startswith("<svg")
     assert not (folder / "weights").exists()
 
@@ -50,7 +64,18 @@ def test_a_run_does_not_see_the_files_of_another(
     shutil.copy(SCRIPTS / "loop.py", tmp_path / "train.py")
     (tmp_path / "data.txt").write_text("1 2 3\n")
     arguments = ("train.py", "--checkpoint", "state.pt", "--data", "data.txt", "--log", "log.jsonl")
-    done = paceline("prove", "--ranks", "1,2", "--steps", "3", "--styles", "fork", "--metrics", "log.jsonl", *arguments)
+    done = paceline(
+        "prove",
+        "--ranks",
+        "1,2",
+        "--steps",
+        "3",
+        "--styles",
+        "fork",
+        "--metrics",
+        "log.jsonl",
+        *arguments,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "'loss' of the metrics file" in done.stdout
     assert not (tmp_path / "state.pt").exists()
@@ -67,7 +92,10 @@ def test_a_script_that_fails_is_shown_with_its_error(paceline: Callable[..., Com
 def test_a_wrong_style_leaves_no_folder(paceline: Callable[..., Completed], scratch: Path) -> None:
     done = paceline("prove", "--styles", "fork,frok", str(SCRIPTS / "loop.py"))
     assert done.returncode == 2
-    assert 'Invalid --styles "frok": use some of fork, torchrun, spawn, lightning, accelerate.' in done.stderr
+    assert (
+        'Invalid --styles "frok": use some of fork, torchrun, spawn, lightning, accelerate.'
+        in done.stderr
+    )
     assert not scratch.exists()
 
 
@@ -76,20 +104,36 @@ def test_a_full_disk_is_named_and_nothing_is_compared(
 ) -> None:
     with mount_small_disk(tmp_path / "small", "16m") as disk:
         done = paceline(
-            "prove", "--ranks", "1,2", "--styles", "fork", "-o", str(disk / "proof"), str(SCRIPTS / "loop.py"),
-            "full disk", "--log", "{folder}/log", timeout=400,
-        )  # fmt: skip
+            "prove",
+            "--ranks",
+            "1,2",
+            "--styles",
+            "fork",
+            "-o",
+            str(disk / "proof"),
+            str(SCRIPTS / "loop.py"),
+            "full disk",
+            "--log",
+            "{folder}/log",
+            timeout=400,
+        )
     assert done.returncode == 1
     assert "is full" in done.stderr
     assert "differ" not in done.stdout + done.stderr
 
 
-def test_an_interrupted_proof_says_so_and_leaves_nothing_running(tmp_path: Path, scratch: Path) -> None:
+def test_an_interrupted_proof_says_so_and_leaves_nothing_running(
+    tmp_path: Path, scratch: Path
+) -> None:
     """The guard of the tests looks for processes that are left."""
     command = ["prove", "--ranks", "2,1", "--steps", "1000000", str(SCRIPTS / "loop.py")]
     environment = {**os.environ, "PACELINE_SCRATCH": str(scratch), "COLUMNS": "200"}
     with subprocess.Popen(
-        [sys.executable, "-m", "paceline", *command], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "paceline", *command],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         while not any(scratch.rglob("rank-1.jsonl")):
             assert process.poll() is None

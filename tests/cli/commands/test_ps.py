@@ -26,7 +26,9 @@ def make_run(scratch: Path, number: int, *, verdict: str = "done", project: str 
     folder.job_start("pid-1-abc").path.mkdir(parents=True)
     folder.claims.mkdir()
     (folder.claims / "1").symlink_to("pid-1-abc")
-    folder.run_json.write_text(json.dumps({"name": f"run-{number}", "project": project, "created": time.time() - 90}))
+    folder.run_json.write_text(
+        json.dumps({"name": f"run-{number}", "project": project, "created": time.time() - 90})
+    )
     folder.job_start("pid-1-abc").verdict.write_text(verdict)
     return folder
 
@@ -51,7 +53,9 @@ def listed(capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
     return [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
 
 
-def test_a_sweep_is_one_row_with_its_counts_and_its_best_trial(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_is_one_row_with_its_counts_and_its_best_trial(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.dispatch(["ps"]) == 0
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("digits "))
     assert " 4/4 " in row
@@ -83,7 +87,11 @@ def test_json_has_every_field_of_every_row(runs: Path, capsys: pytest.CaptureFix
     (sweep,) = answer["sweeps"]
     assert sweep.keys() == {*SweepOverview.__dataclass_fields__, "status"}
     assert sweep["status"] == "missing"
-    assert (sweep["counts"], sweep["best"], sweep["best_trial"]) == ({"done": 3, "missing": 1}, 1.0, 2)
+    assert (sweep["counts"], sweep["best"], sweep["best_trial"]) == (
+        {"done": 3, "missing": 1},
+        1.0,
+        2,
+    )
     cli.dispatch(["ps", "--json", "--sweep", "digits"])
     trials = json.loads(capsys.readouterr().out)["runs"]
     assert [row["trial"] for row in trials] == [0, 1, 2, 3]
@@ -108,7 +116,13 @@ def cells(tmp_path: Path, **changes: Any) -> dict[str, str]:
 
 def test_progress_and_rate_of_a_run(tmp_path: Path) -> None:
     shown = cells(
-        tmp_path, total_steps=500, seconds_left=7260.0, loss=0.123456, rate=12345.0, rate_unit="tokens/s", goodput=0.934
+        tmp_path,
+        total_steps=500,
+        seconds_left=7260.0,
+        loss=0.123456,
+        rate=12345.0,
+        rate_unit="tokens/s",
+        goodput=0.934,
     )
     assert (shown["STEP"], shown["LEFT"], shown["LOSS"]) == ("10/500", "2h 1m", "0.1235")
     assert (shown["RATE"], shown["GOODPUT"]) == ("12.3k tokens/s", "93%")
@@ -126,11 +140,19 @@ def test_progress_and_rate_of_a_run(tmp_path: Path) -> None:
 def test_a_narrow_terminal_shows_progress_rather_than_jobs_and_short_ids(
     tmp_path: Path, width: int, titles: list[str]
 ) -> None:
-    record = Record(RunFolder(tmp_path), {"name": "resnet50"}, "running", None, None, attempts=1, step=10)
+    record = Record(
+        RunFolder(tmp_path), {"name": "resnet50"}, "running", None, None, attempts=1, step=10
+    )
     made = make_overview(record).to_json() | {
-        "total_steps": 5000, "seconds_left": 7260.0, "loss": 0.123456, "job": "123456",
-        "detail": "node[01-16] and 8 more", "goodput": 0.9, "rate": 12345.0, "rate_unit": "tokens/s",
-    }  # fmt: skip
+        "total_steps": 5000,
+        "seconds_left": 7260.0,
+        "loss": 0.123456,
+        "job": "123456",
+        "detail": "node[01-16] and 8 more",
+        "goodput": 0.9,
+        "rate": 12345.0,
+        "rate_unit": "tokens/s",
+    }
     rows = [Overview(**made | {"run_id": f"202601{day}-120000-aa{day}"}) for day in ("01", "02")]
     shown, dropped = fit(ps_columns.make_columns(rows, short_ids=True), width)
     assert [column.title for column in shown] == titles
@@ -141,14 +163,20 @@ def test_a_narrow_terminal_shows_progress_rather_than_jobs_and_short_ids(
 
 
 @pytest.mark.parametrize(
-    ("state", "nearest"), [("faild", "Did you mean 'failed'?"), ("Running", "Did you mean 'running'?"), ("zzz", "")]
+    ("state", "nearest"),
+    [("faild", "Did you mean 'failed'?"), ("Running", "Did you mean 'running'?"), ("zzz", "")],
 )
-def test_an_unknown_state_is_an_error_that_names_the_states(runs: Path, state: str, nearest: str) -> None:
+def test_an_unknown_state_is_an_error_that_names_the_states(
+    runs: Path, state: str, nearest: str
+) -> None:
     with pytest.raises(UsageError, match=f"Unknown --state '{state}'") as error:
         cli.dispatch(["ps", "--state", state])
-    assert error.value.hint.startswith(nearest or "The states are: 'cancelled', 'done', 'done, not saved', ")
+    assert error.value.hint.startswith(
+        nearest or "The states are: 'cancelled', 'done', 'done, not saved', "
+    )
     assert "queued" in error.value.hint
-    assert cli.dispatch(["ps", "--state", "out of memory"]) == 0  # there is no such run, but there may be
+    # there is no such run, but there may be
+    assert cli.dispatch(["ps", "--state", "out of memory"]) == 0
 
 
 def test_trials_have_columns_of_their_parameters(
@@ -163,7 +191,11 @@ def test_trials_have_columns_of_their_parameters(
         assert cli.dispatch(["ps", "--sweep", "digits"]) == 0
     out = capsys.readouterr().out
     titles, *rows = out.splitlines()
-    assert [word for word in titles.split() if word.islower() or "[" in word] == ["lr", "kind", "[red]"]
+    assert [word for word in titles.split() if word.islower() or "[" in word] == [
+        "lr",
+        "kind",
+        "[red]",
+    ]
     assert "PROGRAM" not in titles
     assert [row.split()[0] for row in rows] == ["digits-0", "digits-1"]
     assert " 1 " in rows[0]

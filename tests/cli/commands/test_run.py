@@ -42,11 +42,33 @@ with open(f"report-{report['RANK']}.json", "w") as file:
 WITH_TORCH = "import torch.distributed\nassert torch.distributed.get_debug_level().name == 'DETAIL', 'too early'\n"
 
 ODD_ARGS = [
-    "a b", "it's", 'say "hi"', "$(touch pwned)", "`touch pwned`", "$HOME", "two\nlines\n", "a;b&c|d", "a,b", "é漢🙂",
+    "a b",
+    "it's",
+    'say "hi"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "$HOME",
+    "two\nlines\n",
+    "a;b&c|d",
+    "a,b",
+    "é漢🙂",
     "",
-    "*", "~", "\\n", "--nproc", "7", "--help", "--", "-m", "tab\t.", "#no", "!x", "{a,b}", "\x01", "a=b",
+    "*",
+    "~",
+    "\\n",
+    "--nproc",
+    "7",
+    "--help",
+    "--",
+    "-m",
+    "tab\t.",
+    "#no",
+    "!x",
+    "{a,b}",
+    "\x01",
+    "a=b",
     os.fsdecode(b"no\xffutf"),
-]  # fmt: skip
+]
 
 
 def read_report(folder: Path, rank: int) -> dict[str, str]:
@@ -73,15 +95,37 @@ def test_arguments_arrive_byte_for_byte_and_the_folder_is_complete(
     script.write_text(WITH_TORCH + SCRIPT)
     odd = "a, 'b'\n$(c) é"
     done = paceline(
-        "run", "--nproc", "2", "--env", f"ODD={odd}", "--env", "API_KEY=hush", "--param", "lr=0.5", "--experiment",
-        "odd", "--debug",
-        "my script.py", *ODD_ARGS, cwd=project, check=True,
-    )  # fmt: skip
+        "run",
+        "--nproc",
+        "2",
+        "--env",
+        f"ODD={odd}",
+        "--env",
+        "API_KEY=hush",
+        "--param",
+        "lr=0.5",
+        "--experiment",
+        "odd",
+        "--debug",
+        "my script.py",
+        *ODD_ARGS,
+        cwd=project,
+        check=True,
+    )
     for rank in (0, 1):
         report = read_report(project, rank)
         assert report["argv"] == [str(script), *ODD_ARGS]
-        assert (report["RANK"], report["WORLD_SIZE"], report["GROUP_RANK"], report["ODD"]) == (str(rank), "2", "0", odd)
-        assert (report["path"], report["cwd"], report["name"]) == (str(project), str(project), "__main__")
+        assert (report["RANK"], report["WORLD_SIZE"], report["GROUP_RANK"], report["ODD"]) == (
+            str(rank),
+            "2",
+            "0",
+            odd,
+        )
+        assert (report["path"], report["cwd"], report["name"]) == (
+            str(project),
+            str(project),
+            "__main__",
+        )
     assert not (project / "pwned").exists()
 
     folder = only_run(scratch)
@@ -105,35 +149,71 @@ def test_two_nodes_and_a_module(paceline: Paceline, project: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "inner.py").write_text("import package\n" + SCRIPT)
-    paceline("run", "--nodes", "2", "--nproc", "1", "-m", "package.inner", "-m", "x y", cwd=project, check=True)
+    paceline(
+        "run",
+        "--nodes",
+        "2",
+        "--nproc",
+        "1",
+        "-m",
+        "package.inner",
+        "-m",
+        "x y",
+        cwd=project,
+        check=True,
+    )
     for rank in (0, 1):
         report = read_report(project, rank)
         assert report["argv"] == [str(package / "inner.py"), "-m", "x y"]
-        assert (report["RANK"], report["WORLD_SIZE"], report["GROUP_RANK"], report["LOCAL_RANK"]) == (
-            str(rank), "2", str(rank), "0",
-        )  # fmt: skip
+        assert (
+            report["RANK"],
+            report["WORLD_SIZE"],
+            report["GROUP_RANK"],
+            report["LOCAL_RANK"],
+        ) == (str(rank), "2", str(rank), "0")
 
 
 @light
-def test_a_mistake_of_the_command_line_is_explained(paceline: Paceline, project: Path, scratch: Path) -> None:
+def test_a_mistake_of_the_command_line_is_explained(
+    paceline: Paceline, project: Path, scratch: Path
+) -> None:
     package = project / "pkg" / "sub"
     package.mkdir(parents=True)
     text = "import pkg\nimport argparse\nargparse.ArgumentParser().parse_args()\n"
     (package / "train.py").write_text(text)
     inside = paceline("run", "--cpu", "--nproc", "1", "pkg/sub/train.py", cwd=project)
-    assert f"pkg is in {project}: use `paceline run -m pkg.sub.train`, which finds it" in inside.stderr
+    assert (
+        f"pkg is in {project}: use `paceline run -m pkg.sub.train`, which finds it" in inside.stderr
+    )
     assert "to continue: paceline run --resume" in inside.stderr
-    typed = ("run", "--cpu", "--nproc", "1", "-m", "pkg.sub.train", "--max-restarts=2", "--nproc", "2", "--lr", "1")
+    typed = (
+        "run",
+        "--cpu",
+        "--nproc",
+        "1",
+        "-m",
+        "pkg.sub.train",
+        "--max-restarts=2",
+        "--nproc",
+        "2",
+        "--lr",
+        "1",
+    )
     late = paceline(*typed, cwd=project)
     assert late.returncode == 1
-    assert "the script got --max-restarts, --nproc: options of Paceline go before the script" in late.stderr
+    assert (
+        "the script got --max-restarts, --nproc: options of Paceline go before the script"
+        in late.stderr
+    )
     [again] = re.findall("to continue with other arguments: paceline (.*) ARGUMENTS", late.stderr)
     paceline(*again.split(), cwd=project, check=True)
 
 
 @light
 def test_a_run_resumes_in_its_folder(paceline: Paceline, project: Path, scratch: Path) -> None:
-    (project / "train.py").write_text("import sys, os; sys.exit(int(not os.path.exists('ready')))\n")
+    (project / "train.py").write_text(
+        "import sys, os; sys.exit(int(not os.path.exists('ready')))\n"
+    )
     failed = paceline("run", "--nproc", "1", "train.py", "arg", cwd=project)
     assert failed.returncode == 1
     assert "failed after" in failed.stderr
@@ -148,14 +228,42 @@ def test_a_run_resumes_in_its_folder(paceline: Paceline, project: Path, scratch:
     launch_spec = LaunchSpec.from_json(folder.launch_spec.read_text())
     assert (launch_spec.nproc, launch_spec.args, launch_spec.params) == (1, ["arg"], {"x": 1})
     record = json.loads(folder.run_json.read_text())
-    assert (record["program"], record["args"]) == ("train.py", ["arg"]), "what it runs now, as it was typed"
-    paceline("run", "--resume", "last", "--nproc", "2", "train.py", "--api-key", "hush", cwd=project, check=True)
+    assert (record["program"], record["args"]) == ("train.py", ["arg"]), (
+        "what it runs now, as it was typed"
+    )
+    paceline(
+        "run",
+        "--resume",
+        "last",
+        "--nproc",
+        "2",
+        "train.py",
+        "--api-key",
+        "hush",
+        cwd=project,
+        check=True,
+    )
     record = json.loads(folder.run_json.read_text())
-    assert (record["program"], record["args"], record["nproc"]) == ("train.py", ["--api-key", "***"], 2)
+    assert (record["program"], record["args"], record["nproc"]) == (
+        "train.py",
+        ["--api-key", "***"],
+        2,
+    )
     assert record["command"] == [
-        "paceline", "run", "--resume", "last", "--nproc", "2", "train.py", "--api-key", "***",
-    ]  # fmt: skip
-    assert [start["command"][2:4] for start in record["earlier"]] == [["--nproc", "1"], ["--resume", "last"]]
+        "paceline",
+        "run",
+        "--resume",
+        "last",
+        "--nproc",
+        "2",
+        "train.py",
+        "--api-key",
+        "***",
+    ]
+    assert [start["command"][2:4] for start in record["earlier"]] == [
+        ["--nproc", "1"],
+        ["--resume", "last"],
+    ]
 
 
 def test_a_dry_run_creates_nothing(paceline: Paceline, project: Path, scratch: Path) -> None:
@@ -163,7 +271,12 @@ def test_a_dry_run_creates_nothing(paceline: Paceline, project: Path, scratch: P
     options = ("--nodes", "2", "--nproc", "3", "--env", "TOKEN=hush", "--hang-timeout", "5m")
     done = paceline("run", "--dry-run", *options, "train.py", "a b", cwd=project)
     assert done.returncode == 0, done.stderr
-    for word in (f"run folder  {scratch}", "6 ranks on 2 nodes", " 'a b'\n", "\n  hang_timeout = 300.0\n"):
+    for word in (
+        f"run folder  {scratch}",
+        "6 ranks on 2 nodes",
+        " 'a b'\n",
+        "\n  hang_timeout = 300.0\n",
+    ):
         assert word in done.stdout
     assert len(done.stdout.splitlines()) < 12, done.stdout
     plain = paceline("run", "--dry-run", "train.py", cwd=project, check=True).stdout
@@ -180,38 +293,93 @@ WRONG = {
     "no script to submit": (["submit"], 2, "`paceline submit --gpus 2 train.py --lr 0.1`"),
     "a folder": (["run", "."], 2, "is a folder"),
     "no ranks": (["run", "--nproc", "0", "train.py"], 2, "Invalid --nproc 0: use at least 1."),
-    "a word for a number": (["run", "--nproc", "two", "train.py"], 2, 'Invalid --nproc "two": use a whole number.'),
+    "a word for a number": (
+        ["run", "--nproc", "two", "train.py"],
+        2,
+        'Invalid --nproc "two": use a whole number.',
+    ),
     "an unknown option": (["run", "--nprc", "2", "train.py"], 2, "--nprc"),
-    "an address for torchrun": (["run", "--standalone", "train.py"], 2, "Paceline finds the nodes and a free port"),
+    "an address for torchrun": (
+        ["run", "--standalone", "train.py"],
+        2,
+        "Paceline finds the nodes and a free port",
+    ),
     "an unknown command": (["runn"], 2, "Unknown command 'runn'. Did you mean 'run'?"),
-    "a command of another name": (["resum"], 2, "Did you mean `paceline run --resume RUN` or `paceline submit"),
+    "a command of another name": (
+        ["resum"],
+        2,
+        "Did you mean `paceline run --resume RUN` or `paceline submit",
+    ),
     "a script for a command": (["train.py"], 2, "Did you mean `paceline run train.py`?"),
     "nothing like it": (["zzzz"], 2, "Unknown command 'zzzz'."),
     "a style of Slurm": (["run", "--style", "srun", "train.py"], 2, "paceline submit"),
     "a bad variable": (["run", "--env", "A B=1", "train.py"], 2, "Invalid --env {A B}"),
-    "a variable that is not set": (["run", "--env", "NOT_SET_HERE", "train.py"], 2, "Invalid --env NOT_SET_HERE"),
+    "a variable that is not set": (
+        ["run", "--env", "NOT_SET_HERE", "train.py"],
+        2,
+        "Invalid --env NOT_SET_HERE",
+    ),
     "a bad param": (["run", "--param", "lr", "train.py"], 2, 'Invalid --param "lr": use key=value'),
     "no such run": (["run", "--resume", "zzzz"], 2, "'zzzz'"),
-    "a bad file": (["run", "--config", "bad.toml", "train.py"], 2, "Unknown key 'nods' in [job] of bad.toml."),
+    "a bad file": (
+        ["run", "--config", "bad.toml", "train.py"],
+        2,
+        "Unknown key 'nods' in [job] of bad.toml.",
+    ),
     "a bad range of steps": (["run", "--profile", "3", "train.py"], 2, "Invalid --profile"),
-    "a negative number of restarts": (["run", "--max-restarts", "-1", "train.py"], 2, "Invalid --max-restarts -1"),
-    "restarts and attempts": (["run", "--max-restarts", "1", "--max-attempts", "2", "train.py"], 2, "conflict"),
+    "a negative number of restarts": (
+        ["run", "--max-restarts", "-1", "train.py"],
+        2,
+        "Invalid --max-restarts -1",
+    ),
+    "restarts and attempts": (
+        ["run", "--max-restarts", "1", "--max-attempts", "2", "train.py"],
+        2,
+        "conflict",
+    ),
     "W&B on and off": (["run", "--no-wandb", "--wandb-project", "x", "train.py"], 2, "conflict"),
-    "two environments": (["submit", "--venv", "a", "--image", "b", "train.py"], 2, "--venv and --image conflict"),
-    "a venv and a conda": (["submit", "--venv", "a", "--conda", "b", "train.py"], 2, "--venv and --conda conflict"),
-    "a container": (["run", "--environment", "container", "--config", "image.toml", "train.py"], 2, "paceline submit"),
-    "a missing secret file": (["run", "--secret-file", "s.env", "train.py"], 2, "--secret-file names s.env, which"),
+    "two environments": (
+        ["submit", "--venv", "a", "--image", "b", "train.py"],
+        2,
+        "--venv and --image conflict",
+    ),
+    "a venv and a conda": (
+        ["submit", "--venv", "a", "--conda", "b", "train.py"],
+        2,
+        "--venv and --conda conflict",
+    ),
+    "a container": (
+        ["run", "--environment", "container", "--config", "image.toml", "train.py"],
+        2,
+        "paceline submit",
+    ),
+    "a missing secret file": (
+        ["run", "--secret-file", "s.env", "train.py"],
+        2,
+        "--secret-file names s.env, which",
+    ),
     "two names of an option": (
-        ["run", "--start-from", "a.pt", "--init-from=b.pt", "train.py"], 2,
+        ["run", "--start-from", "a.pt", "--init-from=b.pt", "train.py"],
+        2,
         "--start-from and --init-from are two names for the same option",
     ),
-    "a bad time": (["submit", "--time", "5x", "train.py"], 2, 'Invalid --time "5x": use a duration such as 90m'),
-    "a short form": (["submit", "-N", "none", "train.py"], 2, 'Invalid --nodes "none": use a whole number.'),
-}  # fmt: skip
+    "a bad time": (
+        ["submit", "--time", "5x", "train.py"],
+        2,
+        'Invalid --time "5x": use a duration such as 90m',
+    ),
+    "a short form": (
+        ["submit", "-N", "none", "train.py"],
+        2,
+        'Invalid --nodes "none": use a whole number.',
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_command_line_is_one_clear_error(case: str, paceline: Paceline, project: Path, scratch: Path) -> None:
+def test_a_wrong_command_line_is_one_clear_error(
+    case: str, paceline: Paceline, project: Path, scratch: Path
+) -> None:
     (project / "train.py").touch()
     (project / "bad.toml").write_text("[job]\nnods = 1")
     (project / "image.toml").write_text('[environment]\nimage = "x.sif"')
@@ -245,7 +413,9 @@ def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-@pytest.mark.parametrize(("option", "reason"), [("ro", "Read-only file system"), ("size=64k", "No space left")])
+@pytest.mark.parametrize(
+    ("option", "reason"), [("ro", "Read-only file system"), ("size=64k", "No space left")]
+)
 def test_a_scratch_that_cannot_be_written(
     option: str, reason: str, mount: Callable[[str], Path], paceline: Paceline, project: Path
 ) -> None:
@@ -268,16 +438,24 @@ def test_a_file_in_place_of_the_scratch(paceline: Paceline, project: Path, tmp_p
 
 
 @light
-def test_the_copy_of_the_code_has_what_the_run_started_with(paceline: Paceline, project: Path, scratch: Path) -> None:
+def test_the_copy_of_the_code_has_what_the_run_started_with(
+    paceline: Paceline, project: Path, scratch: Path
+) -> None:
     """It is made while the ranks start, and they may write files into the project at once."""
     (project / "model.py").write_text("layers = 2")
-    (project / "train.py").write_text("import os; open('written-' + os.environ['RANK'], 'w').close()")
+    (project / "train.py").write_text(
+        "import os; open('written-' + os.environ['RANK'], 'w').close()"
+    )
     done = paceline("run", "--nproc", "2", "train.py", cwd=project)
     assert done.returncode == 0, done.stderr
     folder = only_run(scratch)
     assert sorted(path.name for path in folder.code.iterdir()) == ["model.py", "train.py"]
     code = json.loads(folder.run_json.read_text())["code"]
-    assert (code["folder"], code["snapshot"], code["files"]) == (str(project), folder.code.resolve().name, 2)
+    assert (code["folder"], code["snapshot"], code["files"]) == (
+        str(project),
+        folder.code.resolve().name,
+        2,
+    )
     assert folder.run_half.is_file()
 
 
@@ -321,7 +499,9 @@ def test_a_run_that_was_killed_before_its_code_was_copied_has_it_when_it_is_resu
 
 
 @light
-def test_a_resumed_run_whose_code_is_gone_says_so(paceline: Paceline, project: Path, scratch: Path) -> None:
+def test_a_resumed_run_whose_code_is_gone_says_so(
+    paceline: Paceline, project: Path, scratch: Path
+) -> None:
     (project / "train.py").write_text("print('resumed')")
     paceline("run", "--nproc", "1", "train.py", cwd=project, check=True)
     folder = only_run(scratch)
@@ -357,9 +537,13 @@ def start(project: Path, scratch: Path, *args: str, script: str = SLEEP) -> subp
     (project / "train.py").write_text(script)
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "run", *args, "train.py"],
-        cwd=project, env={**os.environ, "PACELINE_SCRATCH": str(scratch)}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=project,
+        env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + 90
     while len([path for path in project.glob("ready-*") if path.read_text()]) < 2:
         assert process.poll() is None, process.communicate()[1]
@@ -390,7 +574,10 @@ def test_ctrl_c_in_a_terminal_saves_and_stops(project: Path, scratch: Path) -> N
     if pid == 0:
         os.chdir(project)
         os.environ |= {"PACELINE_SCRATCH": str(scratch), "TERM": "xterm"}
-        os.execv(sys.executable, [sys.executable, "-m", "paceline", "run", "--nproc", "2", "--cpu", "train.py"])
+        os.execv(
+            sys.executable,
+            [sys.executable, "-m", "paceline", "run", "--nproc", "2", "--cpu", "train.py"],
+        )
     shown = b""
     while data := read_terminal(terminal):
         shown += data
@@ -423,7 +610,15 @@ def read_terminal(terminal: int) -> bytes:
 
 @light
 def test_ctrl_c_reaches_the_ranks_of_all_nodes(project: Path, scratch: Path) -> None:
-    process = start(project, scratch, "--nodes", "2", "--nproc", "1", script=SLEEP.replace("signal.signal(", "print("))
+    process = start(
+        project,
+        scratch,
+        "--nodes",
+        "2",
+        "--nproc",
+        "1",
+        script=SLEEP.replace("signal.signal(", "print("),
+    )
     process.send_signal(signal.SIGINT)
     stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 130, stderr
@@ -438,9 +633,13 @@ def test_many_ctrl_c_before_the_ranks_start_are_one(project: Path, scratch: Path
     (project / "train.py").write_text(SLEEP)
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "run", "--nproc", "1", "--cpu", "train.py"],
-        cwd=project, env={**os.environ, "PACELINE_SCRATCH": str(scratch)}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=project,
+        env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while not list(scratch.glob("*/*/*/launch.json")):
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
@@ -457,10 +656,13 @@ def test_many_ctrl_c_before_the_ranks_start_are_one(project: Path, scratch: Path
 def test_a_request_to_stop_is_passed_on(nodes: str, project: Path, scratch: Path) -> None:
     """To the ranks of all nodes, whether the script saves on SIGUSR1 or handles no signal."""
     script = SLEEP if nodes == "1" else SLEEP.replace("signal.signal(", "print(")
-    process = start(project, scratch, "--nodes", nodes, "--nproc", "2" if nodes == "1" else "1", script=script)
+    process = start(
+        project, scratch, "--nodes", nodes, "--nproc", "2" if nodes == "1" else "1", script=script
+    )
     process.send_signal(signal.SIGTERM)
     stderr = process.communicate(timeout=60)[1]
-    assert process.returncode == 75, stderr  # `paceline run a.py && b.py` does not go on with half a model
+    # `paceline run a.py && b.py` does not go on with half a model
+    assert process.returncode == 75, stderr
     folder = only_run(scratch)
     assert folder.attempt(1).verdict.read_text().strip() == "stopped"
     assert f"paceline run --resume {folder.path.name}" in stderr
@@ -503,12 +705,15 @@ def test_a_killed_process_leaves_nothing_running(victim: str, project: Path, scr
         process.kill()
     else:
         agents = [
-            child for child in psutil.Process(process.pid).children() if "paceline.agent.main" in child.cmdline()[-1]
+            child
+            for child in psutil.Process(process.pid).children()
+            if "paceline.agent.main" in child.cmdline()[-1]
         ]
         assert len(agents) == 1
         agents[0].kill()
     process.communicate(timeout=60)
-    assert process.returncode == {"command": -9, "agent": 1}[victim]  # a killed agent is started again, and gives up
+    # a killed agent is started again, and gives up
+    assert process.returncode == {"command": -9, "agent": 1}[victim]
     deadline = time.monotonic() + 60
     while any(is_alive(pid) for pid in started):
         assert time.monotonic() < deadline, f"ranks live on without their {victim}"
@@ -519,7 +724,9 @@ def test_flags_that_a_script_without_a_session_ignores(paceline: Paceline, proje
     (project / "plain.py").write_text("print('trained')\n")
     one = ("run", "--cpu", "--nproc", "1")
     done = paceline(*one, "--max-steps", "5", "--seed", "1", "plain.py", cwd=project, check=True)
-    text = "paceline: --max-steps and --seed had no effect: the script does not use paceline.session\n"
+    text = (
+        "paceline: --max-steps and --seed had no effect: the script does not use paceline.session\n"
+    )
     assert text in done.stderr.replace("--seed and --max-steps", "--max-steps and --seed")
 
 
@@ -544,12 +751,16 @@ def test_runs_that_start_from_others(paceline: Paceline, project: Path, scratch:
     (project / "train.py").write_text(COUNTS_DOWN)
     torch.save({"weight": torch.tensor([[9.0]])}, project / "model.pt")
     one = ("run", "--cpu", "--nproc", "1")
-    first = paceline(*one, "--seed", "1", "--init-from", "model.pt", "train.py", "1", cwd=project, check=True)
+    first = paceline(
+        *one, "--seed", "1", "--init-from", "model.pt", "train.py", "1", cwd=project, check=True
+    )
     assert "begins with 0 9.0\n" in first.stdout
     assert "had no effect" not in first.stderr
     again = paceline("run", "--resume", "last", cwd=project, check=True)
     assert "begins with 2 7.0\n" in again.stdout
     assert re.search(r"done after .*, with nothing left to do: ", again.stderr)
-    continued = paceline(*one, "--start-from", "last", "--continue", "train.py", "2", cwd=project, check=True)
+    continued = paceline(
+        *one, "--start-from", "last", "--continue", "train.py", "2", cwd=project, check=True
+    )
     assert "begins with 2 7.0\n" in continued.stdout
     assert len(list(scratch.glob("*/*/*/run.json"))) == 2

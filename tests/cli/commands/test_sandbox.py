@@ -22,7 +22,9 @@ def test_a_session(paceline: Callable[..., Completed], tmp_path: Path) -> None:
 
     def sandbox(command: str, *args: str, code: int = 0) -> str:
         done = paceline("sandbox", command, *args, PACELINE_SANDBOX=str(box))
-        assert done.returncode == code, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, (
+            f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
         return done.stdout + done.stderr
 
     assert "No sandbox is running" in sandbox("status", code=2)

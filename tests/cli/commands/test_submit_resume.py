@@ -91,13 +91,28 @@ def login(tmp_path: Path, scratch: Path, paceline: Callable[..., Completed]) -> 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {
-        str(path.relative_to(folder)): os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
-        for path in folder.rglob("*") if path.is_symlink() or path.is_file()
-    }  # fmt: skip
+        str(path.relative_to(folder)): os.readlink(path).encode()
+        if path.is_symlink()
+        else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
 
 
 def test_a_run_goes_on_in_the_queue(login: Login) -> None:
-    login.submit("--time", "10m", "--name", "mine", "--param", "lr=1", "--env", "A=1", "train.py", "--epochs", "2")
+    login.submit(
+        "--time",
+        "10m",
+        "--name",
+        "mine",
+        "--param",
+        "lr=1",
+        "--env",
+        "A=1",
+        "train.py",
+        "--epochs",
+        "2",
+    )
     first = login.run
     live = login("submit", "--no-check", "--resume", "mine")
     assert live.returncode == 2
@@ -156,12 +171,16 @@ def test_a_secret_in_setup_is_hidden_and_goes_on(login: Login) -> None:
     folder = login.run
     record = json.loads(folder.run_json.read_text())
     assert record["spec"]["environment"]["setup"] == [
-        lines[0], "export FOO_TOKEN='***'", "export FOO_TOKEN=*** export B=1",
-    ]  # fmt: skip
+        lines[0],
+        "export FOO_TOKEN='***'",
+        "export FOO_TOKEN=*** export B=1",
+    ]
     login.end("FAILED")
     login.submit("--resume", "last")
     assert "\n".join(lines) in folder.script.read_text(), "the job has the lines themselves"
-    readable = [path for path in folder.path.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+    readable = [
+        path for path in folder.path.rglob("*") if path.is_file() and path.stat().st_mode & 0o077
+    ]
     assert folder.run_json in readable
     assert not [path for path in readable if b"hush" in path.read_bytes()]
     folder.script.unlink()
@@ -192,20 +211,40 @@ def test_two_commands_do_not_submit_one_run(login: Login) -> None:
 
 def test_a_local_run_goes_on_in_the_queue(login: Login) -> None:
     first = login(
-        "run", "--cpu", "--nproc", "1", "--param", "lr=3", "--name", "loc", "--env", "FOO=1", "--env", "API_KEY=hush",
-        "--max-restarts", "2", "train.py", "--epochs", "2",
-    )  # fmt: skip
+        "run",
+        "--cpu",
+        "--nproc",
+        "1",
+        "--param",
+        "lr=3",
+        "--name",
+        "loc",
+        "--env",
+        "FOO=1",
+        "--env",
+        "API_KEY=hush",
+        "--max-restarts",
+        "2",
+        "train.py",
+        "--epochs",
+        "2",
+    )
     assert first.returncode == 0, first.stderr
     (login.project / "paceline.toml").write_text('[job]\npartition = "gpu"\n')
     done = login.submit("--resume", "loc", "--time", "1h")
-    assert f"{login.run.path.name} is done and has no checkpoint: its script starts from the beginning" in done.stderr
+    assert (
+        f"{login.run.path.name} is done and has no checkpoint: its script starts from the beginning"
+        in done.stderr
+    )
     assert "pass these --env variables again if needed: API_KEY" in done.stderr
     assert f"a new copy of {login.project}" in done.stderr
     assert "#SBATCH --partition=gpu\n" in login.run.script.read_text()
     spec = login.spec()
     assert (spec["args"], spec["params"], spec["program"]) == (
-        ["--epochs", "2"], {"lr": 3}, f"{login.run.work}/project/train.py",
-    )  # fmt: skip
+        ["--epochs", "2"],
+        {"lr": 3},
+        f"{login.run.work}/project/train.py",
+    )
     assert (spec["variables"], spec["max_restarts"]) == ({"FOO": "1"}, 2)
     assert "name       loc\n" in login("show", "loc").stdout
 
@@ -231,7 +270,8 @@ def test_a_run_that_is_done_needs_more_to_do(login: Login) -> None:
     login.submit("--resume", "mine")
     end_well(login, "13")
     assert (
-        "unless the code now trains for longer" in login.submit("--resume", "mine", "train.py", "--epochs", "20").stderr
+        "unless the code now trains for longer"
+        in login.submit("--resume", "mine", "train.py", "--epochs", "20").stderr
     )
     end_well(login, "14")
     (run.path / "job-starts" / "14-0" / "unsaved").touch()  # its last steps are repeated
@@ -290,7 +330,10 @@ def test_after_a_run_that_is_over(login: Login) -> None:
     assert "Invalid --after first: that run has ended: failed." in refused.stderr
     assert f"paceline submit --resume {first.path.name}" in refused.stderr
     (login.bin / "jobs").write_text("11 FAILED\n12 COMPLETED\n13 FAILED\n")
-    assert "--after 13: job 13 has ended: failed." in login("submit", "--after", "13", "train.py").stderr
+    assert (
+        "--after 13: job 13 has ended: failed."
+        in login("submit", "--after", "13", "train.py").stderr
+    )
     done = login.submit("--after", "12", "train.py")
     assert "12 is already done" in done.stderr
     assert "--dependency" not in (login.bin / "submitted").read_text()

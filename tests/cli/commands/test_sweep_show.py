@@ -44,8 +44,14 @@ def searched(scratch: Path) -> SweepFolder:
         if point["optimizer"] == "sgd":
             point["momentum"] = dice.uniform(0.5, 0.99)
         points.append(point)
-    space = {"lr": {"log_uniform": [1e-5, 0.1]}, "optimizer": {"grid": ["sgd", "adam"]}, "width": {"grid": [32, 64]}}
-    folder = make_sweep(scratch / "project" / "default" / "digits", grid(points), sampler="random", space=space)
+    space = {
+        "lr": {"log_uniform": [1e-5, 0.1]},
+        "optimizer": {"grid": ["sgd", "adam"]},
+        "width": {"grid": [32, 64]},
+    }
+    folder = make_sweep(
+        scratch / "project" / "default" / "digits", grid(points), sampler="random", space=space
+    )
     for number, point in enumerate(points[:55]):
         loss = abs(math.log10(float(str(point["lr"]))) + 3) + dice.gauss(0, 0.05)
         if number % 20 == 7:
@@ -58,8 +64,13 @@ def searched(scratch: Path) -> SweepFolder:
 def test_the_table(searched: SweepFolder, paceline: Callable[..., Completed]) -> None:
     completed = paceline("sweep", "show", "digits", "-n", "5", check=True)
     sweep = read_sweep(searched)
-    done = sorted((trial for trial in sweep.trials if trial.state == "done"), key=lambda trial: trial.value or 0)
-    shown = [int(found[1]) for found in re.finditer(r"^(\d+) {2,}done", completed.stdout, re.MULTILINE)]
+    done = sorted(
+        (trial for trial in sweep.trials if trial.state == "done"),
+        key=lambda trial: trial.value or 0,
+    )
+    shown = [
+        int(found[1]) for found in re.finditer(r"^(\d+) {2,}done", completed.stdout, re.MULTILINE)
+    ]
     assert shown == [trial.number for trial in done[:5]]
     assert "52 done · 3 failed · 5 missing of 60" in completed.stdout
     assert "trial 7, 27, 47: RuntimeError: <b>out of memory</b>" in completed.stdout
@@ -67,7 +78,9 @@ def test_the_table(searched: SweepFolder, paceline: Callable[..., Completed]) ->
     assert "… and 55 more" in completed.stdout
 
 
-def test_an_unknown_column_is_an_error(searched: SweepFolder, paceline: Callable[..., Completed]) -> None:
+def test_an_unknown_column_is_an_error(
+    searched: SweepFolder, paceline: Callable[..., Completed]
+) -> None:
     completed = paceline("sweep", "show", "digits", "--sort", "learning_rate")
     assert completed.returncode == 2
     assert "no column 'learning_rate'" in completed.stderr
@@ -102,7 +115,9 @@ def test_parameters_named_like_other_columns(tmp_path: Path) -> None:
     assert row["value"] == "1.5"
     assert row["parameter value"] == 'a,"b"\n'
     assert row["parameter seed"] == "[1, 2]"
-    assert {name: row[name] for name in row if name.startswith("config")} == {"config model.width": "8"}
+    assert {name: row[name] for name in row if name.startswith("config")} == {
+        "config model.width": "8"
+    }
 
 
 def test_the_report_has_the_settings_of_the_scripts(tmp_path: Path) -> None:
@@ -114,7 +129,11 @@ def test_the_report_has_the_settings_of_the_scripts(tmp_path: Path) -> None:
         trial.folder.config.write_text(json.dumps(config))
     answer = describe_trials(read_sweep(folder))
     assert answer["settings"] == {"data": "<books>"}
-    assert [row["config"] for row in answer["rows"]] == [{"model.width": 8}, {"model.width": 9}, {"model.width": None}]
+    assert [row["config"] for row in answer["rows"]] == [
+        {"model.width": 8},
+        {"model.width": 9},
+        {"model.width": None},
+    ]
 
 
 def test_the_bar_tells_without_colours_what_is_still_to_do(scratch: Path) -> None:
@@ -135,7 +154,11 @@ def test_dots_have_the_numbers_of_their_trials(scratch: Path) -> None:
     [slices] = figures["Slices"]
     found = dict(zip(slices["marker"]["color"], slices["x"], strict=True))
     assert {number: float(lr) for number, lr in found.items()} == {0: 0.001, 2: 0.05, 3: 5.0}
-    assert dict(zip(figures["History"][0]["x"], figures["History"][0]["y"], strict=True)) == {0: 0.5, 2: 0.1, 3: 0.9}
+    assert dict(zip(figures["History"][0]["x"], figures["History"][0]["y"], strict=True)) == {
+        0: 0.5,
+        2: 0.1,
+        3: 0.9,
+    }
 
 
 def test_the_report_has_the_figures_of_optuna(
@@ -147,12 +170,16 @@ def test_the_report_has_the_figures_of_optuna(
     answers = read_answers(page)
     sweep = answers["api/sweeps/digits"]
     assert [figure["title"] for figure in sweep["figures"]] == [
-        "History", "Importance", "Parallel coordinates", "Slices",
-    ]  # fmt: skip
+        "History",
+        "Importance",
+        "Parallel coordinates",
+        "Slices",
+    ]
     history, importance, lines, slices = (figure["figure"] for figure in sweep["figures"])
     assert len(history["data"][0]["x"]) == 52
     assert importance["data"][0]["y"][-1] == "lr"
-    assert sum(len(trace["x"]) == 4 for trace in lines["data"]) >= 52  # lr, optimizer, width and the loss
+    # lr, optimizer, width and the loss
+    assert sum(len(trace["x"]) == 4 for trace in lines["data"]) >= 52
     assert len(slices["data"]) == 4
     assert len(sweep["rows"]) == 60
     done = [trial for trial in read_sweep(searched).trials if trial.value is not None]
@@ -179,20 +206,27 @@ def test_reports_without_values(tmp_path: Path) -> None:
 
 
 def test_the_report_shows_pruned_trials(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path / "pruned", grid([{"lr": 0.1 * number} for number in range(4)]), prune="halving")
+    folder = make_sweep(
+        tmp_path / "pruned", grid([{"lr": 0.1 * number} for number in range(4)]), prune="halving"
+    )
     end(folder, 0, value=0.5)
     end(folder, 1, "pruned", value=0.2, step=40)
     end(folder, 2, "pruned", value=900.0, step=20)
     end(folder, 3, "pruned")  # before its first report
     answer = describe_trials(read_sweep(folder))
     assert [(row["number"], row["state"], row["step"]) for row in answer["rows"]] == [
-        (0, "done", None), (1, "pruned", 40), (2, "pruned", 20), (3, "pruned", None),
-    ]  # fmt: skip
+        (0, "done", None),
+        (1, "pruned", 40),
+        (2, "pruned", 20),
+        (3, "pruned", None),
+    ]
     assert answer["best"]["number"] == 0  # an early value is not the best
 
 
 def test_a_pruned_point_does_not_rank_by_its_lucky_seeds(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path / "seeds", grid([{"lr": 0.1}, {"lr": 0.2}], seeds=2), prune="halving")
+    folder = make_sweep(
+        tmp_path / "seeds", grid([{"lr": 0.1}, {"lr": 0.2}], seeds=2), prune="halving"
+    )
     for number, value in enumerate((0.5, 0.6)):
         end(folder, number, value=value)
     end(folder, 2, value=0.1)
@@ -204,7 +238,9 @@ def test_a_pruned_point_does_not_rank_by_its_lucky_seeds(tmp_path: Path) -> None
 
 
 def test_equal_values_and_a_parameter_that_never_varies(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path / "equal", grid([{"lr": 0.1, "depth": depth} for depth in range(12)]))
+    folder = make_sweep(
+        tmp_path / "equal", grid([{"lr": 0.1, "depth": depth} for depth in range(12)])
+    )
     for number in range(12):
         end(folder, number, value=0.25)
     answer = describe_trials(read_sweep(folder))
@@ -215,7 +251,9 @@ def test_equal_values_and_a_parameter_that_never_varies(tmp_path: Path) -> None:
 def test_watching_ends_with_the_last_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = make_sweep(tmp_path / "scratch" / "project" / "default" / "two", grid([{"lr": 0.1}, {"lr": 0.2}]))
+    folder = make_sweep(
+        tmp_path / "scratch" / "project" / "default" / "two", grid([{"lr": 0.1}, {"lr": 0.2}])
+    )
     slept = []
 
     def sleep(seconds: float) -> None:
@@ -244,7 +282,9 @@ print(len(read_sweep(folder).trials), len(opened))
 def test_a_large_sweep_reads_one_small_file_per_trial(tmp_path: Path) -> None:
     """Count reads instead of timing them. The audit hook cannot be removed, so it gets its own process."""
     count = 1000
-    folder = make_sweep(tmp_path / "large", grid([{"lr": number / count} for number in range(count)]))
+    folder = make_sweep(
+        tmp_path / "large", grid([{"lr": number / count} for number in range(count)])
+    )
     for number in range(count):
         end(folder, number, value=number / count, point={"lr": number / count}, seed=None)
     args = [sys.executable, "-c", COUNTING, str(folder.path)]
@@ -254,7 +294,9 @@ def test_a_large_sweep_reads_one_small_file_per_trial(tmp_path: Path) -> None:
     assert count <= opened <= count + 5
 
 
-def test_a_missing_folder_is_named(searched: SweepFolder, tmp_path: Path, paceline: Callable[..., Completed]) -> None:
+def test_a_missing_folder_is_named(
+    searched: SweepFolder, tmp_path: Path, paceline: Callable[..., Completed]
+) -> None:
     completed = paceline("sweep", "show", "digits", "--report", "nowhere/report.html", cwd=tmp_path)
     assert completed.returncode == 2
     assert "there is no folder 'nowhere'" in completed.stderr

@@ -20,10 +20,13 @@ def test_a_resumed_offline_run_is_uploaded_once_as_one_run(
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
     ranks(fail_then_resume, 1, "same", env=environ)
-    dry_run = paceline("sync", str(folder), "--dry-run", check=True, **unreachable_service(tmp_path))
+    dry_run = paceline(
+        "sync", str(folder), "--dry-run", check=True, **unreachable_service(tmp_path)
+    )
     assert dry_run.stdout.count("would send") == 2
     with wandb_service() as service:
-        variables = {**service_environment(service, tmp_path), "WANDB_MODE": "offline"}  # sync goes online nevertheless
+        # sync goes online nevertheless
+        variables = {**service_environment(service, tmp_path), "WANDB_MODE": "offline"}
         done = paceline("sync", str(folder), check=True, **variables)
         assert done.stdout.count("sent offline-run-") == 2
         assert f"{service.url}/somebody/digits/runs/20260102-030405-abcd" in done.stdout
@@ -41,11 +44,24 @@ def test_a_resumed_offline_run_is_uploaded_once_as_one_run(
         assert len(service.operations) == operations
 
 
-def test_all_runs_of_a_project(tmp_path: Path, scratch: Path, paceline: Callable[..., object]) -> None:
+def test_all_runs_of_a_project(
+    tmp_path: Path, scratch: Path, paceline: Callable[..., object]
+) -> None:
     """Without sending: those of other projects, and what has been sent, are left out."""
-    for project, run, sent in [("mine", "1", False), ("mine", "2", False), ("mine", "3", True), ("other", "4", False)]:
+    for project, run, sent in [
+        ("mine", "1", False),
+        ("mine", "2", False),
+        ("mine", "3", True),
+        ("other", "4", False),
+    ]:
         folder = scratch / project / "default" / f"20260101-00000{run}-abcd"
-        wandb_run = folder / "trackers" / "wandb" / f"offline-run-20260101_000000-{run}" / f"run-{run}.wandb"
+        wandb_run = (
+            folder
+            / "trackers"
+            / "wandb"
+            / f"offline-run-20260101_000000-{run}"
+            / f"run-{run}.wandb"
+        )
         wandb_run.parent.mkdir(parents=True)
         wandb_run.write_bytes(b"x" * 100)
         (folder / "run.json").write_text("{}")
@@ -58,20 +74,30 @@ def test_all_runs_of_a_project(tmp_path: Path, scratch: Path, paceline: Callable
     assert refused.returncode == 1
     assert "there is no API key" in refused.stderr
     (tmp_path / "paceline.toml").write_text('[project]\nname = "third"\n')
-    assert "none of the 0 runs of third" in paceline("sync", "--all", check=True, cwd=tmp_path).stdout
+    assert (
+        "none of the 0 runs of third" in paceline("sync", "--all", check=True, cwd=tmp_path).stdout
+    )
 
 
 @pytest.mark.parametrize(
     ("variables", "problem"),
-    [({}, "there is no API key for 127.0.0.1:9"), ({"WANDB_API_KEY": KEY}, "127.0.0.1:9 cannot be reached")],
+    [
+        ({}, "there is no API key for 127.0.0.1:9"),
+        ({"WANDB_API_KEY": KEY}, "127.0.0.1:9 cannot be reached"),
+    ],
 )
 def test_missing_requirements_are_reported(
     tmp_path: Path, paceline: Callable[..., object], variables: dict[str, str], problem: str
 ) -> None:
     folder = tmp_path / "run"
     run_environment(folder)
-    assert "has no offline W&B run" in paceline("sync", str(folder), check=True, **unreachable_service(tmp_path)).stdout
-    wandb_run = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
+    assert (
+        "has no offline W&B run"
+        in paceline("sync", str(folder), check=True, **unreachable_service(tmp_path)).stdout
+    )
+    wandb_run = (
+        folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
+    )
     wandb_run.parent.mkdir(parents=True)
     wandb_run.write_bytes(b"x" * 100)
     done = paceline("sync", str(folder), **{**unreachable_service(tmp_path), **variables})
@@ -82,7 +108,9 @@ def test_missing_requirements_are_reported(
 def test_errors_of_wandb_are_quoted(tmp_path: Path, paceline: Callable[..., object]) -> None:
     folder = tmp_path / "run"
     run_environment(folder)
-    wandb_run = folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
+    wandb_run = (
+        folder / "trackers" / "wandb" / "offline-run-20260101_000000-abcd" / "run-abcd.wandb"
+    )
     wandb_run.parent.mkdir(parents=True)
     wandb_run.write_bytes(b"this is no file of wandb's" * 10)
     with wandb_service() as service:

@@ -21,7 +21,9 @@ Completed = subprocess.CompletedProcess[str]
 
 
 @contextmanager
-def started(scratch: Path, *options: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(
+    scratch: Path, *options: str, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start the command; yield it with its link. It is ended with Ctrl-C."""
     command = [sys.executable, "-m", "paceline", "ui", "--no-browser", *options]
     environment = {**os.environ, "PACELINE_SCRATCH": str(scratch), **variables}
@@ -39,7 +41,8 @@ def started(scratch: Path, *options: str, **variables: str) -> Iterator[tuple[su
             process.said = text  # type: ignore[attr-defined]
             yield process, found[0]
             if process.poll() is None:
-                httpx.get(found[0], trust_env=False, timeout=60)  # it listens to signals once it answers
+                # it listens to signals once it answers
+                httpx.get(found[0], trust_env=False, timeout=60)
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
         finally:

@@ -50,7 +50,9 @@ def test_the_exit_code_is_that_of_the_run(
 
 
 @pytest.mark.parametrize("typed", ["growth", "gro", "aaaa", "last"])
-def test_runs_are_called_as_you_call_them(typed: str, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_called_as_you_call_them(
+    typed: str, scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_run(scratch, job=None, verdict="done")
     run.run_json.write_text('{"name": "growth", "host": "here"}')
     assert cli.dispatch(["wait", typed]) == 0
@@ -69,7 +71,9 @@ def test_of_several_runs_the_worst_counts(scratch: Path) -> None:
     assert cli.dispatch(["wait", "aaaa", "bbbb", "cccc"]) == 75
 
 
-def test_failures_of_several_runs_are_told_apart(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_of_several_runs_are_told_apart(
+    scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, message in (("20260101-000000-aaaa", "no"), ("20260101-000001-bbbb", "never")):
         run = make_run(scratch, name, job=None, verdict="failed")
         run.attempt(1).path.mkdir(exist_ok=True)
@@ -84,7 +88,9 @@ def test_failures_of_several_runs_are_told_apart(scratch: Path, capsys: pytest.C
     assert "paceline: rank 0 on n1: ValueError: no\n" in capsys.readouterr().err
 
 
-def test_it_waits_for_the_end_and_prints_each_change_once(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_waits_for_the_end_and_prints_each_change_once(
+    scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_live(scratch)
     end_it = threading.Timer(1.5, lambda: run.job_start("pid-1-a").verdict.write_text("done\n"))
     end_it.start()
@@ -99,7 +105,10 @@ def test_a_timeout_leaves_the_run_alone(scratch: Path, capsys: pytest.CaptureFix
     make_run(scratch, "20260101-000001-bbbb", job=None, verdict="done")
     assert cli.dispatch(["wait", "--timeout", "1s", "aaaa", "bbbb"]) == 124
     said = capsys.readouterr().err
-    assert f"Not finished after 1 s: {run.path.name}.\n  Only the wait timed out; the runs continue.\n" in said
+    assert (
+        f"Not finished after 1 s: {run.path.name}.\n  Only the wait timed out; the runs continue.\n"
+        in said
+    )
     assert "bbbb" not in said
 
 
@@ -110,7 +119,10 @@ def test_a_timeout_does_not_say_that_a_lost_run_is_left(
     run = make_run(scratch, job=None)
     assert cli.dispatch(["wait", "--timeout", "1", "aaaa"]) == 124  # seconds, as in timeout(1)
     said = capsys.readouterr().err
-    assert f"Could not confirm within 1 s that these runs have finished: {run.path.name} (lost)." in said
+    assert (
+        f"Could not confirm within 1 s that these runs have finished: {run.path.name} (lost)."
+        in said
+    )
     assert "the runs continue" not in said
 
 
@@ -121,7 +133,9 @@ def test_a_sweep_with_the_name_of_a_run(scratch: Path, capsys: pytest.CaptureFix
     for number in (0, 1):
         end(sweep, number, value=1.0)
     assert cli.dispatch(["wait", "digits"]) == 0
-    assert "2 done" in capsys.readouterr().out, "the whole name of the sweep, and only the start of the run's"
+    assert "2 done" in capsys.readouterr().out, (
+        "the whole name of the sweep, and only the start of the run's"
+    )
     assert cli.dispatch(["wait", "digits-l"]) == 0
     assert capsys.readouterr().out == "digits-large: done (here)\n"
     run.run_json.write_text('{"name": "digits", "host": "here"}')
@@ -167,7 +181,9 @@ def test_a_terminal_shows_a_bar(scratch: Path, tmp_path: Path) -> None:
     run.metrics.write_text(f'{{"step": 50, "loss": 1.5, "time": {time.time()}}}\n')
     run.run_json.write_text('{"nodes": 1, "nproc": 1, "host": "\\u001b[2Jhere"}')
     main, side = pty.openpty()
-    waiting = subprocess.Popen([sys.executable, "-m", "paceline", "wait", "aaaa"], stderr=side, stdout=subprocess.PIPE)
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "wait", "aaaa"], stderr=side, stdout=subprocess.PIPE
+    )
     os.close(side)
     seen = b""
     while b"50 of 200 steps" not in seen:

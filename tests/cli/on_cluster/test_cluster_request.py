@@ -23,8 +23,21 @@ SWEEP = '[sweep]\nscript = "train.py"\n[space]\nx = [1, 2]\n'
 @pytest.fixture
 def sent(guard: None, tmp_path: Path) -> Iterator[list[Request]]:
     """Requests that would go to a cluster. There is a project, and a link to its folder."""
-    files = {"paceline.toml": PROFILE, "other.toml": PROFILE, "sweep.toml": SWEEP, "../elsewhere.toml": SWEEP}
-    names = ("train.py", "-x.py", "requirements.txt", "pyproject.toml", "sub/run.py", "other/run.py", "../elsewhere.py")
+    files = {
+        "paceline.toml": PROFILE,
+        "other.toml": PROFILE,
+        "sweep.toml": SWEEP,
+        "../elsewhere.toml": SWEEP,
+    }
+    names = (
+        "train.py",
+        "-x.py",
+        "requirements.txt",
+        "pyproject.toml",
+        "sub/run.py",
+        "other/run.py",
+        "../elsewhere.py",
+    )
     for name in (*names, *files):
         path = tmp_path / "project" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +63,11 @@ def sent(guard: None, tmp_path: Path) -> Iterator[list[Request]]:
 @pytest.mark.parametrize(
     ("cwd", "line", "there"),
     [
-        ("project", "submit {p}/train.py {p}/train.py --config {p}", "submit train.py {p}/train.py --config {p}"),
+        (
+            "project",
+            "submit {p}/train.py {p}/train.py --config {p}",
+            "submit train.py {p}/train.py --config {p}",
+        ),
         ("project", "submit --gpus 1 {t}/link/sub/run.py", "submit --gpus 1 sub/run.py"),
         ("link", "submit {t}/link/train.py", "submit train.py"),
         ("project", "submit -- {p}/-x.py", "submit -- ./-x.py"),
@@ -60,18 +77,36 @@ def sent(guard: None, tmp_path: Path) -> Iterator[list[Request]]:
         ("project/sub", "submit {p}/other/run.py", "submit ../other/run.py"),
         ("project/sub", "submit ../train.py", "submit ../train.py"),
         ("link/sub", "submit ../../link/train.py", "submit ../train.py"),
-        ("project", "submit --config={p}/other.toml train.py", "submit --config other.toml train.py"),
-        (".", "submit --config project/other.toml project/train.py", "submit --config other.toml train.py"),
-        ("project/sub", "sweep -A {p}/sweep.toml {p}/sweep.toml", "sweep -A {p}/sweep.toml ../sweep.toml"),
+        (
+            "project",
+            "submit --config={p}/other.toml train.py",
+            "submit --config other.toml train.py",
+        ),
+        (
+            ".",
+            "submit --config project/other.toml project/train.py",
+            "submit --config other.toml train.py",
+        ),
+        (
+            "project/sub",
+            "sweep -A {p}/sweep.toml {p}/sweep.toml",
+            "sweep -A {p}/sweep.toml ../sweep.toml",
+        ),
         ("project", "sweep {p}/sweep.toml --count 1", "sweep sweep.toml --count 1"),
         ("project", "doctor {p}/train.py --lr {p}/train.py", "doctor train.py --lr {p}/train.py"),
         ("project", "doctor --job {p}/train.py", "doctor --job train.py"),
         ("project/sub", "shell --config {p}/other.toml", "shell --config ../other.toml"),
         ("project/sub", "env build {p}/requirements.txt", "env build ../requirements.txt"),
-        ("project", "env build {t}/link/pyproject.toml[gpu] a.txt", "env build pyproject.toml[gpu] a.txt"),
+        (
+            "project",
+            "env build {t}/link/pyproject.toml[gpu] a.txt",
+            "env build pyproject.toml[gpu] a.txt",
+        ),
     ],
 )
-def test_files_of_the_project(sent: list[Request], tmp_path: Path, cwd: str, line: str, there: str) -> None:
+def test_files_of_the_project(
+    sent: list[Request], tmp_path: Path, cwd: str, line: str, there: str
+) -> None:
     names = {"t": str(tmp_path), "p": str(tmp_path / "project")}
     words = line.format(**names).split()
     command, rest = (words[:2], words[2:]) if words[0] == "env" else (words[:1], words[1:])
@@ -82,7 +117,9 @@ def test_files_of_the_project(sent: list[Request], tmp_path: Path, cwd: str, lin
     assert sent[0].folder == ("sub" if cwd.endswith("sub") else ".")
 
 
-@pytest.mark.parametrize("line", ["submit FILE.py", "sweep FILE.toml", "doctor --job FILE.py a", "env build FILE.toml"])
+@pytest.mark.parametrize(
+    "line", ["submit FILE.py", "sweep FILE.toml", "doctor --job FILE.py a", "env build FILE.toml"]
+)
 @pytest.mark.parametrize("name", ["elsewhere", "project/out"])
 def test_files_that_are_not_sent(sent: list[Request], tmp_path: Path, line: str, name: str) -> None:
     """Nor would the target of a link: the cluster may have another file there."""

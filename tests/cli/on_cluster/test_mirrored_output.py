@@ -40,9 +40,12 @@ def mirror(tmp_path: Path, heard: float) -> Mirror:
     made = Mirror(tmp_path / "mirror")
     made.create()
     details = {
-        "run_id": Path(RUN).name, "created": heard - 2 * HOUR, "cwd": "/home/me/.cache/paceline/code/1/project",
-        "command": ["paceline", "submit", "--gpus", "2", "train.py", "--lr", "0.1"], "program": "train.py",
-    }  # fmt: skip
+        "run_id": Path(RUN).name,
+        "created": heard - 2 * HOUR,
+        "cwd": "/home/me/.cache/paceline/code/1/project",
+        "command": ["paceline", "submit", "--gpus", "2", "train.py", "--lr", "0.1"],
+        "program": "train.py",
+    }
     row = ["7", "RUNNING", "", "n1", "", "2:00:00", ""]
     about = {"run": RUN, "modified": int(heard * 1e9)}
     for frame in (
@@ -63,7 +66,9 @@ def view(mirror: Mirror, status: str) -> Viewpoint:
     return Viewpoint("alps", mirror, lambda verb, run: "", status=lambda: status)
 
 
-def shown(mirror: Mirror, capsys: pytest.CaptureFixture[str], *args: str, status: str = "no connection") -> str:
+def shown(
+    mirror: Mirror, capsys: pytest.CaptureFixture[str], *args: str, status: str = "no connection"
+) -> str:
     with look_at(view(mirror, status)):
         assert run_command(args[0], list(args[1:])) == 0
     return capsys.readouterr().out
@@ -89,9 +94,13 @@ def test_an_older_run_is_never_the_younger_one(
 ) -> None:
     """Whenever each of them was last heard of."""
     other = "project/default/20260101-130000-bbbb"
-    mirror.apply(Frame(RECORD, {"run": other, "modified": 1, "path": "run.json"}, json.dumps(
-        {"run_id": Path(other).name, "created": heard - HOUR}
-    ).encode()))  # fmt: skip
+    mirror.apply(
+        Frame(
+            RECORD,
+            {"run": other, "modified": 1, "path": "run.json"},
+            json.dumps({"run_id": Path(other).name, "created": heard - HOUR}).encode(),
+        )
+    )
     (mirror.base / "refreshed.json").write_text(json.dumps({RUN: heard - 1.5 * HOUR, other: heard}))
     rows = [line for line in shown(mirror, capsys, "ps").splitlines() if "20260101" in line]
     assert [rows[0].split()[0][-5:], rows[0].split()[-1]] == ["-bbbb", "1h"]
@@ -118,11 +127,17 @@ def test_json_has_the_time_and_the_paths_of_the_cluster(
     assert str(mirror.base) not in json.dumps(run)
 
 
-def test_commands_are_those_to_type_on_the_laptop(mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_those_to_type_on_the_laptop(
+    mirror: Mirror, capsys: pytest.CaptureFixture[str]
+) -> None:
     typed = "paceline submit --on alps --gpus 2 train.py --lr 0.1"
     run = values(mirror, capsys, "show", "last")
     assert run["command"] == run["commands"]["repeat"] == typed
-    lines = [line.split(None, 1) for line in shown(mirror, capsys, "show", "last").splitlines() if line.strip()]
+    lines = [
+        line.split(None, 1)
+        for line in shown(mirror, capsys, "show", "last").splitlines()
+        if line.strip()
+    ]
     assert [rest for name, *rest in lines if name in ("command", "repeat")] == [[typed], [typed]]
 
 
@@ -130,7 +145,9 @@ def test_a_run_that_somebody_started_on_the_login_node_cannot_be_repeated_from_h
     mirror: Mirror, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = mirror.folder / RUN / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "command": ["paceline", "run", "train.py"]}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "command": ["paceline", "run", "train.py"]})
+    )
     os.unlink(mirror.folder / RUN / "job")
     run = values(mirror, capsys, "show", "last")
     assert run["command"] == "paceline run train.py"
@@ -153,7 +170,10 @@ def test_a_command_of_one_cluster_has_no_option_for_several() -> None:
     with meant_for("alps"):
         typed = type_again({"command": ["paceline", "submit", *words, *args], "args": args})
         assert typed == "paceline submit --on alps --gpus 2 train.py --first --first-timeout 1"
-        assert type_again({"command": ["paceline", "submit"], "args": args}) == "paceline submit --on alps"
+        assert (
+            type_again({"command": ["paceline", "submit"], "args": args})
+            == "paceline submit --on alps"
+        )
 
 
 class Terminal(io.StringIO):
@@ -184,7 +204,9 @@ def test_a_slow_answer_is_announced_at_a_terminal(monkeypatch: pytest.MonkeyPatc
     assert "\n" not in terminal.getvalue()
 
 
-def test_a_line_for_the_time_being_is_replaced_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_for_the_time_being_is_replaced_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     with monkeypatch.context() as patch:
@@ -193,8 +215,9 @@ def test_a_line_for_the_time_being_is_replaced_by_the_next_one(monkeypatch: pyte
         console.say_for_now("waiting for a cluster with a long name ...")
         console.say_note("installing")
         console.wipe()
-    assert terminal.getvalue() == "paceline: waiting for a cluste\r\x1b[Kpaceline: installing\n".replace(
-        "cluste", "clust"
+    assert (
+        terminal.getvalue()
+        == "paceline: waiting for a cluste\r\x1b[Kpaceline: installing\n".replace("cluste", "clust")
     )
 
 
@@ -212,22 +235,34 @@ def test_nothing_is_said_about_a_quick_answer_nor_in_a_pipe(
     assert not stream.getvalue()
 
 
-def old(mirror: Mirror, monkeypatch: pytest.MonkeyPatch, *line: str, is_open: bool = False, **typed: Any) -> int:
+def old(
+    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, *line: str, is_open: bool = False, **typed: Any
+) -> int:
     """Show what a mirror has, without an answer of the cluster."""
     monkeypatch.setattr("paceline.ssh.connection.Connection.is_open", lambda self: is_open)
     asked = Forwarded(["alps"], line[0], list(line), typed)
-    problem = ConnectionProblem("alps does not answer." if is_open else "You are not logged in to alps.")
+    problem = ConnectionProblem(
+        "alps does not answer." if is_open else "You are not logged in to alps."
+    )
     return mirrored._Show(asked, Cluster("alps", "login.alps"), mirror).show_old(problem)
 
 
-@pytest.mark.parametrize("typed", [("show", "run"), ("report", "name"), ("logs", "run"), ("ps", "sweep")])
+@pytest.mark.parametrize(
+    "typed", [("show", "run"), ("report", "name"), ("logs", "run"), ("ps", "sweep")]
+)
 def test_without_a_connection_a_run_that_was_never_watched_is_not_called_missing(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: tuple[str, str]
+    mirror: Mirror,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    typed: tuple[str, str],
 ) -> None:
     command, option = typed
     with pytest.raises(ConnectionProblem) as raised:
         old(mirror, monkeypatch, command, "other", **{option: "other"})
-    assert raised.value.message == "You have not watched 'other' from here, and there is no connection to alps."
+    assert (
+        raised.value.message
+        == "You have not watched 'other' from here, and there is no connection to alps."
+    )
     assert raised.value.hint == "Type: paceline login alps"
     assert not capsys.readouterr().err
     with pytest.raises(ConnectionProblem, match="alps does not answer"):
@@ -238,7 +273,9 @@ def test_without_a_connection_a_run_that_was_never_watched_is_not_called_missing
         old(mirror, monkeypatch, "show")
 
 
-def test_a_run_that_is_over_can_be_fetched(mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_over_can_be_fetched(
+    mirror: Mirror, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "paceline fetch" not in shown(mirror, capsys, "show", "last")
     row = ["7", "COMPLETED", "", "n1", "", "2:00:00", ""]
     mirror.apply(Frame(JOBS, {"jobs": {"7": row}, "problem": "", "hint": ""}))
@@ -254,6 +291,9 @@ def test_what_is_not_mirrored_says_what_to_type(mirror: Mirror) -> None:
         with pytest.raises(EnvironmentProblem, match="The code is on alps"):
             run_command("show", ["--diff", "last"])
     fetch = f"paceline fetch {Path(RUN).name} --all --on alps"
-    assert code == {"diff": "", "note": f"The code is on alps. To compare it here, fetch it: {fetch}"}
+    assert code == {
+        "diff": "",
+        "note": f"The code is on alps. To compare it here, fetch it: {fetch}",
+    }
     assert isinstance(cluster, dict)
     assert (cluster["cluster"], cluster["command"]) == ("alps", "paceline doctor --on alps")

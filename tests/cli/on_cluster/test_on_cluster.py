@@ -35,13 +35,29 @@ def project(guard: None, tmp_path: Path) -> Iterator[None]:
         ("submit --on alps,cedar train.py", "This takes one cluster", "Add --first"),
         ("logs --on alps,cedar last", "This takes one cluster", "once for each of alps, cedar"),
         ("ps --on alp", "There is no cluster 'alp'.", "Did you mean 'alps'?"),
-        ("ps --on elm", "There is no cluster 'elm'. You have alps, cedar.", '[profiles.elm]\n    host = "'),
+        (
+            "ps --on elm",
+            "There is no cluster 'elm'. You have alps, cedar.",
+            '[profiles.elm]\n    host = "',
+        ),
         ("ps --on birch", "[profiles.birch] of ", 'host = "login.example.org"'),
-        ("run --on alps train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
+        (
+            "run --on alps train.py",
+            "--on does not apply to `paceline run`",
+            "paceline submit --on CLUSTER",
+        ),
         ("prove --on alps train.py", "--on does not apply to `paceline prove`", "--help"),
         ("sandbox --on alps up", "--on does not apply to `paceline sandbox`", ""),
-        ("sweep --local --on alps sweep.toml", "would run on the login node of alps", "Omit --local"),
-        ("--on alps run train.py", "--on does not apply to `paceline run`", "paceline submit --on CLUSTER"),
+        (
+            "sweep --local --on alps sweep.toml",
+            "would run on the login node of alps",
+            "Omit --local",
+        ),
+        (
+            "--on alps run train.py",
+            "--on does not apply to `paceline run`",
+            "paceline submit --on CLUSTER",
+        ),
     ],
 )
 def test_mistakes_are_errors(line: str, text: str, hint: str) -> None:
@@ -61,7 +77,11 @@ def test_mistakes_are_errors(line: str, text: str, hint: str) -> None:
             "Type: paceline submit --on alps --env 'MY_KEY=***' train.py",
         ),
         ("--on=alps ps -n 3", "command", "Type: paceline ps --on alps -n 3"),
-        ("--on alps submit train.py --lr 3", "command", "Type: paceline submit --on alps train.py --lr 3"),
+        (
+            "--on alps submit train.py --lr 3",
+            "command",
+            "Type: paceline submit --on alps train.py --lr 3",
+        ),
         ("--on alps sweep sweep.toml", "command", "Type: paceline sweep --on alps sweep.toml"),
         ("--on alps sweep show x", "subcommand", "Type: paceline sweep show --on alps x"),
         ("--on alps env list", "subcommand", "Type: paceline env list --on alps"),
@@ -76,7 +96,9 @@ def test_mistakes_are_errors(line: str, text: str, hint: str) -> None:
         ("data --on alps push images", "subcommand", "Type: paceline data push --on alps images"),
     ],
 )
-def test_an_option_before_the_command_is_an_error_that_says_where_it_goes(line: str, what: str, hint: str) -> None:
+def test_an_option_before_the_command_is_an_error_that_says_where_it_goes(
+    line: str, what: str, hint: str
+) -> None:
     with pytest.raises(UsageError) as problem:
         dispatch(line.split())
     assert problem.value.message == f"--on goes after the {what}."
@@ -94,7 +116,9 @@ def test_an_option_before_the_command_is_an_error_that_says_where_it_goes(line: 
         ("submit train.py --only alps", ""),
     ],
 )
-def test_an_option_after_the_script_is_pointed_out(line: str, typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_after_the_script_is_pointed_out(
+    line: str, typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with suppress(ClusterError):  # there is no Slurm
         dispatch(line.split())
     errors = capsys.readouterr().err
@@ -118,7 +142,9 @@ def test_without_slurm_the_error_points_to_a_cluster(line: str, hint: str) -> No
     Path("requirements.txt").write_text("numpy\n")
     with pytest.raises(NoSlurm) as problem:
         dispatch(line.split())
-    assert problem.value.hint.startswith(f"To use your cluster over SSH, type: {hint}\n  Otherwise, ")
+    assert problem.value.hint.startswith(
+        f"To use your cluster over SSH, type: {hint}\n  Otherwise, "
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,11 +158,15 @@ def test_without_slurm_the_error_points_to_a_cluster(line: str, hint: str) -> No
         ("clean --yes --on alps", "clean --yes"),
     ],
 )
-def test_what_answers_a_question_of_this_machine_is_no_part_of_the_line(line: str, sent: str) -> None:
+def test_what_answers_a_question_of_this_machine_is_no_part_of_the_line(
+    line: str, sent: str
+) -> None:
     """So the same command with `--yes` is the same command: it looks for a job whose answer was lost."""
     Path("sweep.toml").write_text('[sweep]\nscript = "train.py"\n[space]\nx = [1, 2]\n')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(on_cluster, "make_request", lambda asked, _: pytest.fail(" ".join(asked.line)))
+        patch.setattr(
+            on_cluster, "make_request", lambda asked, _: pytest.fail(" ".join(asked.line))
+        )
         with pytest.raises(pytest.fail.Exception) as caught:
             dispatch(line.split())
     assert caught.value.msg == sent

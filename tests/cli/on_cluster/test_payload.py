@@ -91,9 +91,14 @@ def test_only_what_a_command_needs_is_sent(
 ) -> None:
     assert dispatch(line.split()) == 0
     (request,) = sent
-    assert set(request.code.files) == ({"train.py", "sweep.toml", "requirements.txt", "paceline.toml"} if CODE in what
-                                       else {"paceline.toml"})  # fmt: skip
-    assert request.secrets == ({"MY_KEY": "hush"} if VALUES in what else {"MY_KEY": ""} if NAMES in what else {})
+    assert set(request.code.files) == (
+        {"train.py", "sweep.toml", "requirements.txt", "paceline.toml"}
+        if CODE in what
+        else {"paceline.toml"}
+    )
+    assert request.secrets == (
+        {"MY_KEY": "hush"} if VALUES in what else {"MY_KEY": ""} if NAMES in what else {}
+    )
     assert set(request.secret_sources) == set(request.secrets)
     errors = capsys.readouterr().err
     assert ("MY_KEY" in errors) == (VALUES in what)
@@ -106,7 +111,11 @@ def test_a_subcommand_after_an_option_runs_as_such(sent: list[Request]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "text"), [("sweep --on alps", "Missing argument"), ("sweep --on alps sweep.toml show", "unexpected extra")]
+    ("line", "text"),
+    [
+        ("sweep --on alps", "Missing argument"),
+        ("sweep --on alps sweep.toml show", "unexpected extra"),
+    ],
 )
 def test_a_line_that_is_wrong_is_not_sent(line: str, text: str, sent: list[Request]) -> None:
     with pytest.raises(UsageError, match=text):
@@ -114,22 +123,32 @@ def test_a_line_that_is_wrong_is_not_sent(line: str, text: str, sent: list[Reque
     assert not sent
 
 
-def test_one_line_says_which_secrets_go(project: Path, sent: list[Request], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_says_which_secrets_go(
+    project: Path, sent: list[Request], capsys: pytest.CaptureFixture[str]
+) -> None:
     def said(*more: str) -> list[str]:
         assert dispatch(["submit", "--on", "alps", *more, "train.py"]) == 0
-        return [line for line in capsys.readouterr().err.splitlines() if "KEY" in line or "secret" in line]
+        return [
+            line
+            for line in capsys.readouterr().err.splitlines()
+            if "KEY" in line or "secret" in line
+        ]
 
     assert said() == ["paceline: MY_KEY (.env) goes to alps for the first time"]
     assert said() == ["paceline: MY_KEY (.env) goes to alps"]
     (project / ".env").write_text("MY_KEY=hush\nNEW_KEY=quiet\n")
-    assert said() == ["paceline: MY_KEY (.env), NEW_KEY (.env) go to alps, NEW_KEY for the first time"]
+    assert said() == [
+        "paceline: MY_KEY (.env), NEW_KEY (.env) go to alps, NEW_KEY for the first time"
+    ]
     assert said() == ["paceline: MY_KEY (.env), NEW_KEY (.env) go to alps"]
     (project / "id_rsa").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
     assert said()[0] == "paceline: secrets left out of the code: id_rsa"
     assert sent[-1].secrets == {"MY_KEY": "hush", "NEW_KEY": "quiet"}
 
 
-def test_secrets_alone_are_not_taken_for_code(sent: list[Request], capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_alone_are_not_taken_for_code(
+    sent: list[Request], capsys: pytest.CaptureFixture[str]
+) -> None:
     dispatch(["submit", "--on", "alps", "--resume", "last"])
     assert capsys.readouterr().err == "paceline: MY_KEY (.env) goes to alps for the first time\n"
     dispatch(["submit", "--on", "alps", "train.py"])

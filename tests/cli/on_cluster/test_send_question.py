@@ -35,7 +35,9 @@ def test_it_is_known_whether_the_size_of_the_code_was_said(
     assert capsys.readouterr().err == ""
 
 
-def test_ctrl_c_at_the_question_is_a_no(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_at_the_question_is_a_no(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Terminal:
         def readline(self) -> str:
             raise KeyboardInterrupt

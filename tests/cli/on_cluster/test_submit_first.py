@@ -40,7 +40,9 @@ def test_a_submission_that_has_a_job_is_found(tmp_path: Path) -> None:
 def silent_slurm(guard: None, tmp_path: Path) -> Iterator[Path]:
     """A squeue that fails as if the controller were too busy."""
     squeue = tmp_path / "squeue"
-    squeue.write_text("#!/bin/sh\necho 'squeue: error: Socket timed out on send/recv operation' >&2\nexit 1\n")
+    squeue.write_text(
+        "#!/bin/sh\necho 'squeue: error: Socket timed out on send/recv operation' >&2\nexit 1\n"
+    )
     squeue.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(tmp_path), prepend=":")
@@ -48,7 +50,9 @@ def silent_slurm(guard: None, tmp_path: Path) -> Iterator[Path]:
         yield squeue
 
 
-def test_a_slurm_that_does_not_answer_is_not_taken_for_no_job(tmp_path: Path, silent_slurm: Path) -> None:
+def test_a_slurm_that_does_not_answer_is_not_taken_for_no_job(
+    tmp_path: Path, silent_slurm: Path
+) -> None:
     """Nothing begins and nothing is withdrawn until Slurm says whether there is a job."""
     run, record = tmp_path / "run", tmp_path / "a1"
     run.mkdir()
@@ -69,7 +73,9 @@ def test_a_slurm_that_does_not_answer_is_not_taken_for_no_job(tmp_path: Path, si
     assert begin_submission(record) == (RunFolder(run), "7")
 
 
-def test_the_clock_of_the_login_node_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_of_the_login_node_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits, now = tmp_path / "awaits-grant", time.time()
     waits.touch()
     monkeypatch.setattr(time, "time", lambda: now + 3600)
@@ -81,15 +87,29 @@ def test_the_clock_of_the_login_node_does_not_count(tmp_path: Path, monkeypatch:
 
 def test_each_event_of_a_cluster_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     contender = Contender("alps", "p/e/run", "", None)
-    queued = {"decision": None, "waits": False, "over": False, "status": "queued", "detail": "", "reason": ""}
-    running = {**queued, "status": "running", "detail": "waits for permission from your laptop until 12:10"}
+    queued = {
+        "decision": None,
+        "waits": False,
+        "over": False,
+        "status": "queued",
+        "detail": "",
+        "reason": "",
+    }
+    running = {
+        **queued,
+        "status": "running",
+        "detail": "waits for permission from your laptop until 12:10",
+    }
     for found in (
         queued,
         {**queued, "detail": "other jobs go first; expected to start in 9m", "reason": "Priority"},
         {**queued, "detail": "other jobs go first; expected to start in 8m", "reason": "Priority"},
-        {**running, "detail": "node1"}, {**running, "waits": True}, running, {**running, "decision": "granted"},
+        {**running, "detail": "node1"},
+        {**running, "waits": True},
+        running,
+        {**running, "decision": "granted"},
         {**running, "decision": "granted", "detail": "node1"},
-    ):  # fmt: skip
+    ):
         contender._say(found)
     contender.close()
     assert capsys.readouterr().err.splitlines() == [
@@ -114,7 +134,9 @@ def interrupted(guard: None, tmp_path: Path) -> Iterator[ClusterRaceRecord]:
 LINE = ["submit", "--first", "--env", "TOKEN=hush", "train.py"]
 
 
-def start_again(line: list[str], *, at_terminal: str | None = None, on: Sequence[str] = ("alps", "cedar")) -> None:
+def start_again(
+    line: list[str], *, at_terminal: str | None = None, on: Sequence[str] = ("alps", "cedar")
+) -> None:
     """Type a command; `at_terminal` is the answer to its question. The error comes from what it does next."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(submit_first, "_prepare", lambda *_: pytest.fail("prepared"))
@@ -137,11 +159,17 @@ def test_a_contest_that_was_killed_is_finished_and_not_started_again(
             == ("--name" in caught.value.hint)
             == (answer is None)
         )
-    assert "hush" not in "".join(path.read_text() for path in tmp_path.glob("state/paceline/first/*"))
+    assert "hush" not in "".join(
+        path.read_text() for path in tmp_path.glob("state/paceline/first/*")
+    )
 
 
-def test_a_race_starts_if_it_is_wanted_or_another_one(interrupted: ClusterRaceRecord, tmp_path: Path) -> None:
-    def goes_on(line: list[str], answer: str | None = None, on: Sequence[str] = ("alps", "cedar")) -> None:
+def test_a_race_starts_if_it_is_wanted_or_another_one(
+    interrupted: ClusterRaceRecord, tmp_path: Path
+) -> None:
+    def goes_on(
+        line: list[str], answer: str | None = None, on: Sequence[str] = ("alps", "cedar")
+    ) -> None:
         with pytest.raises(pytest.fail.Exception, match="prepared"):
             start_again(line, at_terminal=answer, on=on)
 
@@ -154,7 +182,8 @@ def test_a_race_starts_if_it_is_wanted_or_another_one(interrupted: ClusterRaceRe
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path / "elsewhere")
         goes_on(LINE)
-    ClusterRaceRecord.begin(None, LINE, ["alps", "cedar"]).save()  # killed before it had sent anything
+    # killed before it had sent anything
+    ClusterRaceRecord.begin(None, LINE, ["alps", "cedar"]).save()
     interrupted.finish()
     goes_on(LINE)
 
@@ -175,9 +204,15 @@ def test_paceline_is_on_all_clusters_before_the_first_gets_a_job(
             assert "/cache/0/" in script
             return Answer(code, b"", "")
 
-    monkeypatch.setattr(cluster_request, "make_request", lambda asked, _: (Login(asked.names[0]), None, None))
-    found = installation.Installation("/usr/bin/python3", "/cache", "/cache/0") if is_recorded else None
+    monkeypatch.setattr(
+        cluster_request, "make_request", lambda asked, _: (Login(asked.names[0]), None, None)
+    )
+    found = (
+        installation.Installation("/usr/bin/python3", "/cache", "/cache/0") if is_recorded else None
+    )
     monkeypatch.setattr(installation, "recorded_installation", lambda _: found)
-    monkeypatch.setattr(installation, "install", lambda connection, _: installed.append(connection.name))
+    monkeypatch.setattr(
+        installation, "install", lambda connection, _: installed.append(connection.name)
+    )
     submit_first._prepare(Forwarded(["alps", "cedar"], "submit", LINE, {}), ["alps", "cedar"])
     assert installed == ([] if is_recorded and code == 0 else ["alps", "cedar"])

@@ -21,15 +21,23 @@ def test_without_slurm(tmp_path: Path, paceline: Callable[..., Completed]) -> No
     def run_paceline(*args: str) -> Completed:
         return paceline(*args, PATH=str(nothing))
 
-    shown = run_paceline("submit", "--nodes", "2", "--gpus", "4", "--time", "1h", "--dry-run", "train.py", "a b")
+    shown = run_paceline(
+        "submit", "--nodes", "2", "--gpus", "4", "--time", "1h", "--dry-run", "train.py", "a b"
+    )
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith("#!/bin/bash\n")
     assert "# submitted by: sbatch --parsable " in shown.stdout
     assert "train.py 'a b'\n" in shown.stdout.partition("# each rank runs: python ")[2]
     assert "requests 1 core per GPU" in shown.stderr
     assert "keep it" not in shown.stdout, "the script of a dry run has no run folder"
-    assert "# For one that you can submit by hand, type: paceline submit --script-only job.sbatch" in shown.stdout
-    assert "# Slurm has not checked the job. To check it, type: paceline doctor --job ..." in shown.stdout
+    assert (
+        "# For one that you can submit by hand, type: paceline submit --script-only job.sbatch"
+        in shown.stdout
+    )
+    assert (
+        "# Slurm has not checked the job. To check it, type: paceline doctor --job ..."
+        in shown.stdout
+    )
     assert not (tmp_path / "scratch").exists()
 
     refused = run_paceline("submit", "--gpus", "1", "train.py")
@@ -47,7 +55,9 @@ def test_without_slurm(tmp_path: Path, paceline: Callable[..., Completed]) -> No
         (nothing / name).chmod(0o755)
     refused = run_paceline("shell", "--gpus", "1")
     assert refused.returncode == 1
-    assert refused.stderr.startswith("paceline: error: Slurm is installed here, but not configured.\n")
+    assert refused.stderr.startswith(
+        "paceline: error: Slurm is installed here, but not configured.\n"
+    )
     assert refused.stderr.lower().count("otherwise") <= 1, refused.stderr
     for name in ("sbatch", "salloc", "scontrol"):
         (nothing / name).unlink()
@@ -55,7 +65,9 @@ def test_without_slurm(tmp_path: Path, paceline: Callable[..., Completed]) -> No
     written = run_paceline("init")
     assert written.returncode == 0, written.stderr
     assert "There is no Slurm here" in (tmp_path / "paceline.toml").read_text()
-    assert run_paceline("submit", "--dry-run", "train.py").returncode == 0, "what init writes can be read"
+    assert run_paceline("submit", "--dry-run", "train.py").returncode == 0, (
+        "what init writes can be read"
+    )
 
     assert "no sbatch here" in run_paceline("doctor").stdout
     assert "no runs in" in run_paceline("ps").stderr

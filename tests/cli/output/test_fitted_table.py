@@ -32,7 +32,9 @@ def draw(monkeypatch: pytest.MonkeyPatch) -> Draw:
         out = io.StringIO()
 
         def make(*, stderr: bool = False) -> Console:
-            made = Console(file=out, width=width or console.PIPE_WIDTH, force_terminal=False, highlight=False)
+            made = Console(
+                file=out, width=width or console.PIPE_WIDTH, force_terminal=False, highlight=False
+            )
             from rich.theme import Theme
 
             made.push_theme(Theme(console.THEME))
@@ -51,7 +53,9 @@ def joined(text: str) -> str:
 
 def make_records(folder: Path) -> list[Record]:
     found = []
-    for number, (status, job) in enumerate([("queued", "1234567"), ("running", "1234568"), ("done", None)]):
+    for number, (status, job) in enumerate(
+        [("queued", "1234567"), ("running", "1234568"), ("done", None)]
+    ):
         run = RunFolder(folder / f"20261115-225151-d7f{number}")
         state = JobState(job, "PENDING", reason=REASON) if status == "queued" and job else None
         details = {"nodes": 16, "nproc": 8, "name": NAME, "created": 1.0, "host": "login1"}
@@ -64,7 +68,9 @@ def test_ps_never_cuts_ids_and_reasons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, width: int | None
 ) -> None:
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
-    monkeypatch.setattr(ps, "read_newest", lambda *_: (list(map(make_overview, make_records(tmp_path))), 0))
+    monkeypatch.setattr(
+        ps, "read_newest", lambda *_: (list(map(make_overview, make_records(tmp_path))), 0)
+    )
     text = draw(width, lambda: ps.command(count=20))
     lines = text.splitlines()
     assert max(map(len, lines)) <= (width or console.PIPE_WIDTH)
@@ -74,7 +80,9 @@ def test_ps_never_cuts_ids_and_reasons(
     assert ("STEP" in head, "ATTEMPT" in head) == (True, width not in (80, 100))
     assert (head[:2], head[-1]) == (["RUN", "STATUS"], "WHY")
     assert ("JOB" in head) == (width != 80)  # a job has a place in the list after its progress
-    reason = "".join(line[lines[0].index("WHERE") :].strip() for line in lines[1:6] if "run" not in line)
+    reason = "".join(
+        line[lines[0].index("WHERE") :].strip() for line in lines[1:6] if "run" not in line
+    )
     assert joined(reason).startswith(joined(REASON))  # wrapped, but whole
     assert (NAME in text) == (width is None)  # only names are shortened
     left_out = {80: "JOB, RANKS, ATTEMPT, AGE", 100: "RANKS, ATTEMPT"}.get(width or 0)
@@ -89,10 +97,21 @@ def test_ps_of_a_laptop_has_steps_ages_and_whole_names(
 ) -> None:
     found = []
     for number, status in enumerate(("running", "failed")):
-        details = {"nodes": 1, "nproc": 2, "program": "pkg.sub.train", "created": time.time() - 3599, "host": "vm"}
+        details = {
+            "nodes": 1,
+            "nproc": 2,
+            "program": "pkg.sub.train",
+            "created": time.time() - 3599,
+            "host": "vm",
+        }
         run = RunFolder(tmp_path / f"20261115-225151-d7f{number}")
         found.append(Record(run, details, status, None, None, attempts=1, step=1234))
-    failure = {"rank": 0, "host": "vm", "type": "RuntimeError", "message": "the loss is not a number since step 12"}
+    failure = {
+        "rank": 0,
+        "host": "vm",
+        "type": "RuntimeError",
+        "message": "the loss is not a number since step 12",
+    }
     found[1].folder.attempt(1).path.mkdir(parents=True)
     found[1].folder.attempt(1).failure.write_text(json.dumps(failure))
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
@@ -100,17 +119,29 @@ def test_ps_of_a_laptop_has_steps_ages_and_whole_names(
     lines = draw(80, lambda: ps.command(count=20)).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split() == ["RUN", "STATUS", "STEP", "AGE", "PROGRAM", "WHERE", "/", "WHY"]
-    assert all("1234  " in line and "  pkg.sub.train  " in line for line in lines if line.startswith("2026"))
+    assert all(
+        "1234  " in line and "  pkg.sub.train  " in line
+        for line in lines
+        if line.startswith("2026")
+    )
     assert "rank 0 on vm:" in lines[2]
 
 
 @pytest.mark.parametrize("live", [True, False])
 def test_ps_says_how_many_runs_are_older(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, capsys: pytest.CaptureFixture[str], live: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    draw: Draw,
+    capsys: pytest.CaptureFixture[str],
+    live: bool,
 ) -> None:
-    records = [make_overview(record) for record in make_records(tmp_path) if not live or not record.is_over]
+    records = [
+        make_overview(record) for record in make_records(tmp_path) if not live or not record.is_over
+    ]
     monkeypatch.setattr(ps.runs, "scratch_here", lambda: tmp_path)
-    monkeypatch.setattr(ps, "read_newest", lambda _, limit: (records[:limit], len(records[limit:]) if limit else 0))
+    monkeypatch.setattr(
+        ps, "read_newest", lambda _, limit: (records[:limit], len(records[limit:]) if limit else 0)
+    )
     text = draw(80, lambda: ps.command(count=1, live=live))
     assert "d7f0" in text
     assert "d7f1" not in text
@@ -130,8 +161,13 @@ def test_sweep_show_drops_what_does_not_vary_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, width: int | None
 ) -> None:
     fixed = {f"constant.parameter.{index}": "always/the/same/value" for index in range(6)}
-    varying = [{**fixed, "optimizer.learning_rate": 0.1 * n, "width": 2**n, "data": f"/d/{n}"} for n in range(3)]
-    folder = make_sweep(tmp_path / "scratch" / "project" / "default" / "long-sweep-name", grid(varying))
+    varying = [
+        {**fixed, "optimizer.learning_rate": 0.1 * n, "width": 2**n, "data": f"/d/{n}"}
+        for n in range(3)
+    ]
+    folder = make_sweep(
+        tmp_path / "scratch" / "project" / "default" / "long-sweep-name", grid(varying)
+    )
     for number in range(3):
         end(folder, number, value=0.123456 + number)
     monkeypatch.setattr(sweep_show.runs, "scratch_here", lambda: tmp_path / "scratch")
@@ -148,14 +184,18 @@ def test_sweep_show_drops_what_does_not_vary_first(
 
 
 @pytest.mark.parametrize("width", [80, None])
-def test_show_cuts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, width: int | None) -> None:
+def test_show_cuts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: Draw, width: int | None
+) -> None:
     run = RunFolder(tmp_path / "20261115-225151-d7f0")
     run.path.mkdir()
     command = ["paceline", "submit", *(f"--option-{index}=value" for index in range(12))]
     run.run_json.write_text(json.dumps({"command": command, "nodes": 2, "nproc": 8}))
     monkeypatch.setattr(show.runs, "named", lambda _: run)
     text = draw(width, lambda: show.command("last", diff=False, stat=False))
-    assert max(map(len, text.replace(str(run.path), "").splitlines())) <= (width or console.PIPE_WIDTH)
+    assert max(map(len, text.replace(str(run.path), "").splitlines())) <= (
+        width or console.PIPE_WIDTH
+    )
     assert " ".join(command) in text.replace(f" \\\n{'':<11}", " ")  # it can be copied
     assert (" ".join(command) in text) == (width is None)
     assert str(run.path) in text

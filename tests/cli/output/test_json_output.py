@@ -50,18 +50,38 @@ def test_show(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sweep_show(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = make_sweep(scratch / "p" / "e" / "digits", grid({"lr": 0.1 * n} for n in range(3)), direction="maximize")
+    sweep = make_sweep(
+        scratch / "p" / "e" / "digits",
+        grid({"lr": 0.1 * n} for n in range(3)),
+        direction="maximize",
+    )
     end(sweep, 0, value=0.5)
     end(sweep, 1, state="failed", error="RuntimeError: \x1b[2Jno")
     begin(sweep, 2)
     answer = ask(capsys, "sweep", "show", "digits")
-    assert (answer["sweep"]["best"], answer["sweep"]["best_trial"], answer["sweep"]["trials"]) == (0.5, 0, 3)
+    assert (answer["sweep"]["best"], answer["sweep"]["best_trial"], answer["sweep"]["trials"]) == (
+        0.5,
+        0,
+        3,
+    )
     assert [(each["number"], each["state"]) for each in answer["trials"]] == [
-        (0, "done"), (1, "failed"), (2, "missing"),
-    ]  # fmt: skip
+        (0, "done"),
+        (1, "failed"),
+        (2, "missing"),
+    ]
     assert answer["trials"][0].keys() == {
-        "number", "point", "state", "folder", "group", "seed", "value", "seconds", "step", "error", "job",
-    }  # fmt: skip
+        "number",
+        "point",
+        "state",
+        "folder",
+        "group",
+        "seed",
+        "value",
+        "seconds",
+        "step",
+        "error",
+        "job",
+    }
     assert answer["trials"][1]["point"] == {"lr": 0.1}
 
 
@@ -74,18 +94,31 @@ def test_doctor(capsys: pytest.CaptureFixture[str], scratch: Path) -> None:
     assert {"about", "level", "text", "hint", "evidence", "docs"} <= answer["findings"][0].keys()
 
 
-def test_env_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_env_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     answer = ask(capsys, "env", "list")
     assert answer["environments"] == []
     built, partial = (Path(answer["store"]) / name for name in ("aaaa", "bbbb"))
     for path in (built, partial):
         path.mkdir(parents=True)
-    record = {"built": 1.7e9, "kind": "venv", "python": "3.11", "modules": [], "horovod": False, "from": ["a.txt"]}
+    record = {
+        "built": 1.7e9,
+        "kind": "venv",
+        "python": "3.11",
+        "modules": [],
+        "horovod": False,
+        "from": ["a.txt"],
+    }
     (built / MARKER).write_text(json.dumps(record))
     found = {each["key"]: each for each in ask(capsys, "env", "list")["environments"]}
     assert found["aaaa"] == {
-        "key": "aaaa", "path": str(built), "is_complete": True, "builder": None, "record": record,
-    }  # fmt: skip
+        "key": "aaaa",
+        "path": str(built),
+        "is_complete": True,
+        "builder": None,
+        "record": record,
+    }
     assert (found["bbbb"]["is_complete"], found["bbbb"]["record"]) == (False, {})
 
 

@@ -26,7 +26,9 @@ def test_hints_wrap_between_words_and_commands_stay_whole() -> None:
     ]
     wrapped = wrap_prose("see `paceline reference profiles` and more", 12)
     assert wrapped.splitlines() == ["see", "  `paceline reference profiles`", "  and more"]
-    wrapped = wrap_prose("it runs; watch it: paceline logs -f 1a2b; cancel it: paceline cancel 1a2b", 40)
+    wrapped = wrap_prose(
+        "it runs; watch it: paceline logs -f 1a2b; cancel it: paceline cancel 1a2b", 40
+    )
     assert wrapped.splitlines() == [
         "it runs; watch it:",
         "  paceline logs -f 1a2b; cancel it:",
@@ -46,7 +48,8 @@ def test_errors_wrap_in_a_terminal_alone(stream: io.StringIO, lines: int) -> Non
         patch.setenv("NO_COLOR", "1")
         patch.setattr(sys, "stderr", stream)
         console.say_problem(
-            "Something is wrong with one of your files.", "Look at it, and correct what is wrong there."
+            "Something is wrong with one of your files.",
+            "Look at it, and correct what is wrong there.",
         )
     printed = stream.getvalue().splitlines()
     assert len(printed) == lines

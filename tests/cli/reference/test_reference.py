@@ -28,13 +28,20 @@ def is_known(name: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
 def test_the_pages_in_docs_are_up_to_date(page: Page) -> None:
     committed = (DOCS / "reference" / page.file).read_text(encoding="utf-8")
-    assert committed == page.to_markdown(), f"docs/reference/{page.file} is out of date: run `make docs` and commit it"
+    assert committed == page.to_markdown(), (
+        f"docs/reference/{page.file} is out of date: run `make docs` and commit it"
+    )
 
 
 def test_every_key_and_every_flag_has_an_entry() -> None:
-    keys = [f"{table}.{key}" for table, field in Tables.model_fields.items()
-            for key in getattr(field.annotation, "model_fields", ())]  # fmt: skip
-    keys += [f"sweep.{key}" for key in SweepTable.model_fields] + [f"space.{key}" for key in (*RANGES, *MODIFIERS)]
+    keys = [
+        f"{table}.{key}"
+        for table, field in Tables.model_fields.items()
+        for key in getattr(field.annotation, "model_fields", ())
+    ]
+    keys += [f"sweep.{key}" for key in SweepTable.model_fields] + [
+        f"space.{key}" for key in (*RANGES, *MODIFIERS)
+    ]
     keys += [flag for group in TABLE.values() for option in group for flag in option.all_flags]
     keys += [
         "params",
@@ -49,7 +56,11 @@ def test_every_key_and_every_flag_has_an_entry() -> None:
     ]
     assert [key for key in keys if not is_known(key)] == []
     first = ("build", "stage", "data", "up")  # a command of each group
-    unknown = [name for name in COMMANDS if not any(map(is_known, (name, *(f"{name} {each}" for each in first))))]
+    unknown = [
+        name
+        for name in COMMANDS
+        if not any(map(is_known, (name, *(f"{name} {each}" for each in first))))
+    ]
     assert unknown == []
 
 
@@ -57,13 +68,21 @@ def test_every_attribute_and_method_of_a_run_has_an_entry() -> None:
     with paceline.session(cpu=True, report=False) as run:
         public = [name for name in dir(run) if not name.startswith("_")]
     assert [name for name in public if not is_known(f"run.{name}")] == []
-    assert [name for name in paceline.__all__ if name not in ("PacelineError", "wandb", "__version__")
-            and not is_known(name)] == []  # fmt: skip
+    assert [
+        name
+        for name in paceline.__all__
+        if name not in ("PacelineError", "wandb", "__version__") and not is_known(name)
+    ] == []
 
 
 def test_every_entry_means_something() -> None:
-    empty = [entry.names[0] for page in PAGES for section in page.sections for entry in section.entries
-             if not re.search(r"\w{3,}", re.sub(r"```.*?```", "", entry.text, flags=re.DOTALL))]  # fmt: skip
+    empty = [
+        entry.names[0]
+        for page in PAGES
+        for section in page.sections
+        for entry in section.entries
+        if not re.search(r"\w{3,}", re.sub(r"```.*?```", "", entry.text, flags=re.DOTALL))
+    ]
     assert empty == []
     page = PAGES[0].to_markdown()
     assert '| `snapshot_limit` | size: `"32G"` | `"200M"` | `--snapshot-limit` |' in page
@@ -84,12 +103,16 @@ def test_every_entry_means_something() -> None:
         ([], "sweep.toml"),
     ],
 )
-def test_entries_are_printed_in_the_terminal(name: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_are_printed_in_the_terminal(
+    name: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert dispatch(["reference", *name]) == 0
     assert text in capsys.readouterr().out
 
 
-def test_settings_of_several_commands_come_before_options_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_of_several_commands_come_before_options_of_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert dispatch(["reference", "--gpus"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("--gpus, --gpus-per-node N\n")
@@ -120,7 +143,11 @@ def test_unknown_names_suggest_others() -> None:
         ("[jobs]\n", ["submit", "train.py"], "paceline reference"),
         ("", ["submit", "--nods", "2", "train.py"], "paceline reference submit"),
         ("[sweep]\nmetrik = 1\n", ["sweep", "paceline.toml"], "paceline reference sweep.toml"),
-        ("[space]\nx = { unifrom = [1, 2] }\n", ["sweep", "paceline.toml"], "paceline reference space"),
+        (
+            "[space]\nx = { unifrom = [1, 2] }\n",
+            ["sweep", "paceline.toml"],
+            "paceline reference space",
+        ),
     ],
 )
 def test_errors_name_the_section(

@@ -34,7 +34,9 @@ def folder(scratch: Path, tmp_path: Path) -> Iterator[RunFolder]:
     """The folder of a run, in the scratch folder of this process."""
     made = RunFolder(scratch / "project" / "default" / "20260101-120000-1a2b")
     made.events.mkdir(parents=True)
-    made.run_json.write_text(json.dumps({"run_id": made.path.name, "nodes": 1, "nproc": 2, "host": "here"}))
+    made.run_json.write_text(
+        json.dumps({"run_id": made.path.name, "nodes": 1, "nproc": 2, "host": "here"})
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_SCRATCH", str(scratch))
         patch.chdir(tmp_path)
@@ -48,7 +50,10 @@ def interrupt(*_: Any, **__: Any) -> Iterator[list[LogLine]]:
 
 @pytest.mark.parametrize("command", ["logs", "follow", "wait"])
 def test_ctrl_c_says_that_the_run_goes_on(
-    command: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = folder.path.name
     monkeypatch.setattr(log_printer, "follow", interrupt)
@@ -69,20 +74,29 @@ def test_ctrl_c_says_that_the_run_goes_on(
 
 @pytest.mark.parametrize("save", [False, True])
 def test_a_second_cancel_says_that_it_is_one(
-    save: bool, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    save: bool,
+    folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, state = folder.path.name, {"7": JobState("7", "RUNNING")}
     folder.job.write_text("7\n")
-    monkeypatch.setattr(cancel, "read_record", lambda folder, _: read_record(folder, lambda jobs: state))
+    monkeypatch.setattr(
+        cancel, "read_record", lambda folder, _: read_record(folder, lambda jobs: state)
+    )
     monkeypatch.setattr(slurm, "call", lambda argv, **_: slurm.Completed(argv, 0, "", ""))
     how = ["--save"] if save else []
     assert cli.dispatch(["cancel", *how, run]) == 0
     first = f"cancelling {run} (job 7): it saves first\n" if save else f"cancelled {run} (job 7)\n"
     assert capsys.readouterr().out.startswith(first)
     assert cli.dispatch(["cancel", *how, run]) == 0
-    assert capsys.readouterr().out.startswith(f"{run} was already cancelled; it has not ended yet\n")
+    assert capsys.readouterr().out.startswith(
+        f"{run} was already cancelled; it has not ended yet\n"
+    )
     assert cli.dispatch(["cancel", run]) == 0
-    assert capsys.readouterr().out.startswith(f"cancelled {run} (job 7)\n") == save, "this one does not save first"
+    assert capsys.readouterr().out.startswith(f"cancelled {run} (job 7)\n") == save, (
+        "this one does not save first"
+    )
 
 
 class Terminal(io.StringIO):
@@ -123,7 +137,9 @@ def test_logs_of_a_script_that_writes_to_the_terminal(
         submit.wait_until_done(folder, follow=True)
     else:
         batch = command == "logs --batch"
-        logs.command(folder.path.name, follow=command == "logs -f", batch=batch, rank="all" if batch else "0")
+        logs.command(
+            folder.path.name, follow=command == "logs -f", batch=batch, rank="all" if batch else "0"
+        )
     assert isinstance(sys.stdout, io.StringIO)
     shown = text if stream is io.StringIO else "\x1b[32mloss 1.5\x1b[0m\x1b[0m\n"
     assert sys.stdout.getvalue() == shown
@@ -143,22 +159,45 @@ def test_wait_names_a_killed_batch_shell(
     assert submit.wait_until_done(folder, follow=False) == 1
     said = capsys.readouterr().err
     assert "the batch shell was killed by signal 9" in said
-    assert f"to continue: paceline submit --resume {folder.path.name} (its ranks had not started)" in said
+    assert (
+        f"to continue: paceline submit --resume {folder.path.name} (its ranks had not started)"
+        in said
+    )
 
 
 @pytest.mark.parametrize("width", [20, 40, 60])
 def test_a_command_that_wraps_can_be_copied(width: int) -> None:
-    words = ["train", "a b", "it's here and there", "two\nlines  it's", "x" * 50, "--lr=0.1", '"quoted" twice', "end"]
+    words = [
+        "train",
+        "a b",
+        "it's here and there",
+        "two\nlines  it's",
+        "x" * 50,
+        "--lr=0.1",
+        '"quoted" twice',
+        "end",
+    ]
     text = wrap_command(command_line(words), width)
     assert "\n" in text
-    assert all(len(line) <= width for line in text.splitlines() if " " in line.strip("\\ ") and "'" not in line)
-    printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {text}"], capture_output=True, text=True, check=True)
+    assert all(
+        len(line) <= width
+        for line in text.splitlines()
+        if " " in line.strip("\\ ") and "'" not in line
+    )
+    printed = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {text}"], capture_output=True, text=True, check=True
+    )
     assert printed.stdout.split("\0")[:-1] == words
 
 
 def test_long_lines_wrap_at_spaces() -> None:
     text = f"rank 0 on n1: a long reason\n{'/path' * 9} is full"
-    assert wrap_text(text, 20).splitlines() == ["rank 0 on n1: a long", "reason", "/path" * 9, "is full"]
+    assert wrap_text(text, 20).splitlines() == [
+        "rank 0 on n1: a long",
+        "reason",
+        "/path" * 9,
+        "is full",
+    ]
 
 
 def test_show_has_the_name_and_indents_what_has_several_lines(
@@ -168,7 +207,13 @@ def test_show_has_the_name_and_indents_what_has_several_lines(
     attempt = folder.attempt(1)
     attempt.path.mkdir()
     attempt.verdict.write_text("failed\n")
-    failure = {"rank": 1, "host": "n2", "type": "RuntimeError", "message": "no GPU\nTry again", "where": "train.py:9"}
+    failure = {
+        "rank": 1,
+        "host": "n2",
+        "type": "RuntimeError",
+        "message": "no GPU\nTry again",
+        "where": "train.py:9",
+    }
     attempt.failure.write_text(json.dumps(failure))
     show.command("lm-b")
     lines = capsys.readouterr().out.splitlines()
@@ -185,8 +230,12 @@ def test_trials_are_fetched_one_by_one(folder: RunFolder, scratch: Path) -> None
 
 
 @pytest.mark.parametrize("command", ["show", "logs", "cancel"])
-def test_the_name_of_a_sweep_leads_to_its_commands(command: str, folder: RunFolder, scratch: Path) -> None:
-    sweep = make_sweep(scratch / "project" / "default" / "my sweep", grid({"lr": n} for n in range(4)))
+def test_the_name_of_a_sweep_leads_to_its_commands(
+    command: str, folder: RunFolder, scratch: Path
+) -> None:
+    sweep = make_sweep(
+        scratch / "project" / "default" / "my sweep", grid({"lr": n} for n in range(4))
+    )
 
     def hint() -> str:
         with pytest.raises(UsageError, match="'my sweep' is a sweep") as error:
@@ -204,7 +253,9 @@ def test_the_name_of_a_sweep_leads_to_its_commands(command: str, folder: RunFold
         cli.dispatch([command, "my"])
 
 
-def test_without_runs_the_newest_sweep_is_named(scratch: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_runs_the_newest_sweep_is_named(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     make_sweep(scratch / "project" / "default" / "tiny", grid([{"lr": 1}]))
     with monkeypatch.context() as patch:
         patch.setenv("PACELINE_SCRATCH", str(scratch))
@@ -213,12 +264,16 @@ def test_without_runs_the_newest_sweep_is_named(scratch: Path, monkeypatch: pyte
     assert "paceline sweep show tiny" in error.value.hint
 
 
-def test_a_trial_is_called_by_its_sweep(folder: RunFolder, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_is_called_by_its_sweep(
+    folder: RunFolder, scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = make_sweep(scratch / "project" / "default" / "tiny", grid({"lr": n} for n in range(4)))
     end(sweep, 3, "failed", error="ValueError: no")
     attempt = sweep.trial(3).attempt(1)
     attempt.path.mkdir()
-    attempt.failure.write_text(json.dumps({"rank": 0, "host": "n1", "type": "ValueError", "message": "no"}))
+    attempt.failure.write_text(
+        json.dumps({"rank": 0, "host": "n1", "type": "ValueError", "message": "no"})
+    )
     assert cli.dispatch(["show", "tiny-3"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("run        tiny-3\n")
@@ -232,7 +287,10 @@ def test_a_trial_is_called_by_its_sweep(folder: RunFolder, scratch: Path, capsys
 
 @pytest.mark.parametrize("command", ["ps", "show"])
 def test_without_slurm_the_commands_say_what_to_do(
-    command: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder.job.write_text("7\n")
     with monkeypatch.context() as patch:
@@ -243,7 +301,9 @@ def test_without_slurm_the_commands_say_what_to_do(
     assert "Run this on a login node of your cluster" in printed.out + printed.err
 
 
-def test_logs_that_do_not_exist_say_what_there_is_instead(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_that_do_not_exist_say_what_there_is_instead(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, state = folder.path.name, {"7": JobState("7", "PENDING", reason="Priority")}
     folder.job.write_text("7\n")
     monkeypatch.setattr(logs, "read_record", lambda folder: read_record(folder, lambda jobs: state))
@@ -270,17 +330,23 @@ def test_logs_that_do_not_exist_say_what_there_is_instead(folder: RunFolder, mon
     assert problem("--attempt", "3") == (f"Run {run} has no attempt 3.", "Its attempts: 1.")
 
 
-def test_lines_of_ps_end_with_their_text_in_a_pipe(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_ps_end_with_their_text_in_a_pipe(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = RunFolder(folder.path.with_name("20260101-120001-3c4d"))
     other.path.mkdir()
-    other.run_json.write_text(json.dumps({"nodes": 1, "nproc": 2, "name": "a much longer name", "host": "a long host"}))
+    other.run_json.write_text(
+        json.dumps({"nodes": 1, "nproc": 2, "name": "a much longer name", "host": "a long host"})
+    )
     assert cli.dispatch(["ps"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert [line.rstrip() for line in lines] == lines
 
 
-def test_ctrl_c_while_modules_are_imported_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_modules_are_imported_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 

@@ -25,7 +25,9 @@ def become_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_owner, "ROOT", -2)  # the test may run as root
 
 
-def test_if_all_files_get_one_owner_they_are_everybodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_all_files_get_one_owner_they_are_everybodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path / "run")
     become_another_user(monkeypatch)
     assert is_own_folder(run)

@@ -11,15 +11,25 @@ from paceline.contract.fitness.judgement import judge
 from paceline.contract.fitness.measurement import Measurement
 
 
-def nodes(count: int = 4, *, device: str = "cpu", tflops: float = 0.03, pair: float = 1.0) -> list[Measurement]:
+def nodes(
+    count: int = 4, *, device: str = "cpu", tflops: float = 0.03, pair: float = 1.0
+) -> list[Measurement]:
     """Return measurements of healthy nodes with one rank each, where neighbours exchange data."""
     neighbours: dict[int, dict[str, float]] = {node: {} for node in range(count)}
     for one, other in pairwise(range(count)):
         neighbours[one][str(other)] = neighbours[other][str(one)] = pair
     return [
-        Measurement(node, f"node{node}", node, device, tflops=tflops * (1 + node / 100), pairs=pairs, complete=True)
+        Measurement(
+            node,
+            f"node{node}",
+            node,
+            device,
+            tflops=tflops * (1 + node / 100),
+            pairs=pairs,
+            complete=True,
+        )
         for node, pairs in neighbours.items()
-    ]  # fmt: skip
+    ]
 
 
 def test_alike() -> None:
@@ -47,7 +57,10 @@ def test_a_slow_gpu_among_other_models() -> None:
     assert judge(measured) == []
     measured[0] = replace(measured[0], tflops=500)
     (slow,) = judge(measured)
-    assert (slow.host, slow.text) == ("node0", "its H200 computes at 71% of the speed of the others")
+    assert (slow.host, slow.text) == (
+        "node0",
+        "its H200 computes at 71% of the speed of the others",
+    )
 
 
 def test_a_slow_network_of_one_node() -> None:
@@ -66,19 +79,29 @@ def test_one_slow_link_is_nobodys_fault() -> None:
 
 
 def test_links_that_give_far_less_than_their_type() -> None:
-    measured = [replace(each, between=0.1, interface="eth0", interface_speed=12.5, backend="gloo") for each in nodes(2)]
+    measured = [
+        replace(each, between=0.1, interface="eth0", interface_speed=12.5, backend="gloo")
+        for each in nodes(2)
+    ]
     (slow,) = judge(measured)
     assert not slow.unfit
     assert slow.evidence == ("0.10 GB/s between nodes", "eth0 should give about 2.5")
-    gpus = [replace(each, within=20.0, backend="nccl") for each in nodes(2, device="NVIDIA H200", tflops=700)]
+    gpus = [
+        replace(each, within=20.0, backend="nccl")
+        for each in nodes(2, device="NVIDIA H200", tflops=700)
+    ]
     assert {(each.host, each.unfit) for each in judge(gpus)} == {("node0", False), ("node1", False)}
     assert judge([replace(each, within=350.0) for each in gpus]) == []
 
 
-@pytest.mark.parametrize(("tflops", "error"), [(0.0, "CUDA error: uncorrectable ECC error"), (float("nan"), "")])
+@pytest.mark.parametrize(
+    ("tflops", "error"), [(0.0, "CUDA error: uncorrectable ECC error"), (float("nan"), "")]
+)
 def test_a_device_that_fails(tflops: float, error: str) -> None:
     """The others wait for it in vain: their links are not to blame."""
-    measured = [replace(each, pairs={}, complete=False) for each in nodes(3, device="H200", tflops=700)]
+    measured = [
+        replace(each, pairs={}, complete=False) for each in nodes(3, device="H200", tflops=700)
+    ]
     measured[1] = replace(measured[1], tflops=tflops, error=error)
     (failed,) = judge(measured)
     assert (failed.host, failed.unfit, failed.text) == ("node1", True, "its H200 fails")

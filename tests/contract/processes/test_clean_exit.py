@@ -73,7 +73,10 @@ def run(folder: Path, method: str) -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     return subprocess.run(
-        [sys.executable, str(script), method, str(folder)], capture_output=True, text=True, timeout=120
+        [sys.executable, str(script), method, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -106,7 +109,8 @@ def test_a_script_may_wrap_all_finders(tmp_path: Path) -> None:
 def test_two_threads_may_import_the_package_at_once(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text(
-        "import time\ntime.sleep(0.6)\nimport sched, package.inner\n"  # a module that nobody has imported yet
+        # a module that nobody has imported yet
+        "import time\ntime.sleep(0.6)\nimport sched, package.inner\n"
     )
     (tmp_path / "package" / "inner.py").write_text("")
     text = """

@@ -56,9 +56,20 @@ def test_style(style: str, tmp_path: Path, cluster: Cluster, slurm_paceline: Pac
         script = "spawning.py"
         (home / script).write_text(SPAWNING.format(path=str(home / "train.py")), encoding="utf-8")
     done = slurm_paceline(
-        "submit", *STYLES[style], "--nodes", "2", "--gpus", "2", "--cpu", "--time", "10m", "--wait", script,
-        cwd=home, timeout=250,
-    )  # fmt: skip
+        "submit",
+        *STYLES[style],
+        "--nodes",
+        "2",
+        "--gpus",
+        "2",
+        "--cpu",
+        "--time",
+        "10m",
+        "--wait",
+        script,
+        cwd=home,
+        timeout=250,
+    )
     folder = run_of(done)
     assert done.returncode == 0, diagnostics(folder, done)
     ranks = rank_reports(folder)
@@ -86,7 +97,9 @@ print("seen " + json.dumps(seen), flush=True)
 )
 
 
-def test_what_ranks_see(tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_what_ranks_see(
+    tmp_path: Path, scratch: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     """Data on a disk of the node, results brought back, folders of the user's, variables with any character."""
     odd = "a,b \"c\"\n'd' $e `f` \\g"
     (scratch / "project").mkdir(parents=True)
@@ -108,14 +121,30 @@ folder = "{tmp_path}/disk of $SLURMD_NODENAME/made/now"
     for node in (1, 2):
         (tmp_path / f"disk of node{node}").mkdir()
     done = slurm_paceline(
-        "submit", "--nodes", "2", "--gpus", "1", "--nodelist", "node[1-2]", "--cpu", "--time", "10m", "--wait",
-        "train.py", cwd=home, timeout=250,
-    )  # fmt: skip
+        "submit",
+        "--nodes",
+        "2",
+        "--gpus",
+        "1",
+        "--nodelist",
+        "node[1-2]",
+        "--cpu",
+        "--time",
+        "10m",
+        "--wait",
+        "train.py",
+        cwd=home,
+        timeout=250,
+    )
     folder = run_of(done)
     assert done.returncode == 0, diagnostics(folder, done)
     for rank, each in rank_reports(folder).items():
         log = folder.attempt(1).log(rank).read_text(encoding="utf-8")
-        seen = json.loads(next(line for line in log.splitlines() if line.startswith("seen ")).removeprefix("seen "))
+        seen = json.loads(
+            next(line for line in log.splitlines() if line.startswith("seen ")).removeprefix(
+                "seen "
+            )
+        )
         assert seen["staged"] == "1 2 3"
         assert seen["data"].startswith(f"{tmp_path}/disk of node{rank + 1}/made/now/")
         assert not Path(seen["data"]).exists(), "it is removed in the end"
@@ -146,7 +175,9 @@ def test_errors_are_found_before_submission(
     image = {"image": "gone.sif", "other file": "train.py"}.get(wrong, str(IMAGE))
     config = CONFIG.replace(str(IMAGE), image)
     home = project(tmp_path / "project", script, config=f"{config}{keys}\n")
-    done = slurm_paceline("submit", "--nodes", "1", "--gpus", "1", "--time", "10m", "train.py", cwd=home)
+    done = slurm_paceline(
+        "submit", "--nodes", "1", "--gpus", "1", "--time", "10m", "train.py", cwd=home
+    )
     assert done.returncode != 0
     for word in args:
         assert word in done.stdout + done.stderr
@@ -154,7 +185,9 @@ def test_errors_are_found_before_submission(
     assert list(Path.home().iterdir()) == []
 
 
-def test_a_working_image_passes_the_checks(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> None:
+def test_a_working_image_passes_the_checks(
+    tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline
+) -> None:
     home = project(tmp_path / "project", "import torch, paceline", config=CONFIG)
     done = slurm_paceline("doctor", "--job", "train.py", cwd=home)
     out = done.stdout + done.stderr
@@ -166,8 +199,12 @@ def test_a_working_image_passes_the_checks(tmp_path: Path, cluster: Cluster, slu
 def test_a_shell_runs_in_the_container(tmp_path: Path, cluster: Cluster) -> None:
     home = project(tmp_path / "project", config=CONFIG + 'variables = { GREETING = "it is me" }\n')
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", "shell", "--gpus", "1", "--time", "5m"], cwd=home, text=True,
-        env={**os.environ, **cluster.environment, "PACELINE_SCRATCH": str(tmp_path / "scratch")}, timeout=120,
-        input='echo "$GREETING on $HOSTNAME in $APPTAINER_CONTAINER, at $PWD"\n', capture_output=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "paceline", "shell", "--gpus", "1", "--time", "5m"],
+        cwd=home,
+        text=True,
+        env={**os.environ, **cluster.environment, "PACELINE_SCRATCH": str(tmp_path / "scratch")},
+        timeout=120,
+        input='echo "$GREETING on $HOSTNAME in $APPTAINER_CONTAINER, at $PWD"\n',
+        capture_output=True,
+    )
     assert f"it is me on node1 in {IMAGE}, at {home}\n" in done.stdout, done.stderr

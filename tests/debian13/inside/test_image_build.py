@@ -15,7 +15,20 @@ PYTHON = '#!/bin/sh\necho "$*" >/asked\ncat /opt/paceline/requirements.txt >/ins
 
 def small_image(folder: Path) -> Path:
     """A shell, what removes files, what shows them, and the libraries that these need."""
-    for name in ("bin", "usr/bin", "etc", "opt", "tmp", "proc", "sys", "dev", "root", "home", "var", "run"):
+    for name in (
+        "bin",
+        "usr/bin",
+        "etc",
+        "opt",
+        "tmp",
+        "proc",
+        "sys",
+        "dev",
+        "root",
+        "home",
+        "var",
+        "run",
+    ):
         (folder / name).mkdir(parents=True)
     for name in ("sh", "rm", "cat"):
         program = shutil.which(name)
@@ -33,11 +46,16 @@ def small_image(folder: Path) -> Path:
 
 def shown(image: Path, path: str) -> str:
     return subprocess.run(
-        ["apptainer", "--quiet", "exec", "--no-privs", image, "cat", path], text=True, capture_output=True, check=True
+        ["apptainer", "--quiet", "exec", "--no-privs", image, "cat", path],
+        text=True,
+        capture_output=True,
+        check=True,
     ).stdout
 
 
-def test_an_image_from_a_folder_and_from_a_definition(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+def test_an_image_from_a_folder_and_from_a_definition(
+    tmp_path: Path, scratch: Path, paceline: Paceline
+) -> None:
     # Apptainer wants every capability that root can have, which a namespace of users grants.
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -62,7 +80,9 @@ def test_an_image_from_a_folder_and_from_a_definition(tmp_path: Path, scratch: P
     (made,) = set(scratch.glob("p/.environments/*/image.sif")) - {plain}
     assert shown(made, "/installed") == "tiny==1.0\n"
     assert "--constraint /opt/paceline/constraints.txt" in shown(made, "/asked")
-    labels = subprocess.run(["apptainer", "inspect", made], text=True, capture_output=True, check=True).stdout
+    labels = subprocess.run(
+        ["apptainer", "inspect", made], text=True, capture_output=True, check=True
+    ).stdout
     assert f"paceline.base: {base}" in labels
     again = paceline("env", "build", "--local", cwd=home, check=True, **path)
     assert again.stdout.startswith("up to date")

@@ -32,7 +32,9 @@ def submitted(tmp_path: Path, cluster: Cluster, slurm_paceline: Paceline) -> Mak
 
 
 @pytest.mark.parametrize("style", ["fork", "srun", "torchrun", "spawn", "mpirun"])
-def test_stopped_requeued_and_killed(style: str, four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
+def test_stopped_requeued_and_killed(
+    style: str, four_undisturbed: Training, submitted: Make, cluster: Cluster
+) -> None:
     """Stopped, requeued and resumed, one rank killed and restarted: the weights match an undisturbed run."""
     ours = submitted(gates="step-17", faults="27:3:kill")
     if style == "spawn":
@@ -60,7 +62,9 @@ def test_cancelled_stays_cancelled(style: str, submitted: Make, cluster: Cluster
     assert ours.checkpoints(), ours.logs()
 
 
-def test_preempted_after_a_grace(four_undisturbed: Training, submitted: Make, cluster: Cluster) -> None:
+def test_preempted_after_a_grace(
+    four_undisturbed: Training, submitted: Make, cluster: Cluster
+) -> None:
     """Slurm's TERM reaches the agents through the engine."""
     ours = submitted(gates="step-23")
     ours.submit("--partition", "grace")

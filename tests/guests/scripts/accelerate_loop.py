@@ -13,7 +13,9 @@ set_seed(0)
 numbers = torch.arange(64.0).unsqueeze(1) / 64
 loader = DataLoader(TensorDataset(numbers, numbers * 3), batch_size=4)
 plain = torch.nn.Linear(1, 1)
-model, optimizer, loader = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), 0.1), loader)
+model, optimizer, loader = accelerator.prepare(
+    plain, torch.optim.SGD(plain.parameters(), 0.1), loader
+)
 for x, y in loader:
     with accelerator.accumulate(model):
         optimizer.zero_grad()

@@ -47,7 +47,9 @@ def main(config):
         optimizer.zero_grad()
         model(torch.randn(8, 4)).square().mean().backward()
         optimizer.step()
-    Path("../..", f"rank-{rank}").write_text(f"{dist.get_world_size()} {model.module.weight.sum().item():.9f}")
+    Path("../..", f"rank-{rank}").write_text(
+        f"{dist.get_world_size()} {model.module.weight.sum().item():.9f}"
+    )
     dist.barrier()
     dist.destroy_process_group()
 

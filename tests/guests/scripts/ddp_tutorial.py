@@ -15,7 +15,10 @@ from torch.utils.data.distributed import DistributedSampler
 class Points(Dataset):
     def __init__(self, size):
         generator = torch.Generator().manual_seed(0)
-        self.data = [(torch.rand(20, generator=generator), torch.rand(1, generator=generator)) for _ in range(size)]
+        self.data = [
+            (torch.rand(20, generator=generator), torch.rand(1, generator=generator))
+            for _ in range(size)
+        ]
 
     def __len__(self):
         return len(self.data)
@@ -45,7 +48,8 @@ class Trainer:
                 self.optimizer.step()
             if self.rank == 0:
                 state = {"model": self.model.module.state_dict(), "epochs_run": epoch + 1}
-                partial = self.snapshot.with_suffix(f".{dist.get_rank()}")  # each node has a rank that saves
+                # each node has a rank that saves
+                partial = self.snapshot.with_suffix(f".{dist.get_rank()}")
                 torch.save(state, partial)
                 os.replace(partial, self.snapshot)
                 print(f"epoch {epoch} done", flush=True)
@@ -59,9 +63,13 @@ def main(out, epochs=3):
     model = torch.nn.Linear(20, 1)
     data = Points(64)
     loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
-    trainer = Trainer(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), Path(out) / "snapshot.pt")
+    trainer = Trainer(
+        model, loader, torch.optim.SGD(model.parameters(), lr=0.1), Path(out) / "snapshot.pt"
+    )
     trainer.train(epochs)
-    (Path(out) / f"rank-{dist.get_rank()}").write_text(f"{dist.get_world_size()} {model.weight.sum().item():.9f}")
+    (Path(out) / f"rank-{dist.get_rank()}").write_text(
+        f"{dist.get_world_size()} {model.weight.sum().item():.9f}"
+    )
     dist.destroy_process_group()
 
 

@@ -8,9 +8,11 @@ import torch
 from lightning.fabric import Fabric
 
 fabric = Fabric(
-    accelerator="cpu", strategy="ddp",
-    devices=int(os.environ.get("GUEST_DEVICES", "2")), num_nodes=int(os.environ.get("GUEST_NODES", "1")),
-)  # fmt: skip
+    accelerator="cpu",
+    strategy="ddp",
+    devices=int(os.environ.get("GUEST_DEVICES", "2")),
+    num_nodes=int(os.environ.get("GUEST_NODES", "1")),
+)
 fabric.launch()
 fabric.seed_everything(0)
 plain = torch.nn.Linear(4, 1)
@@ -20,4 +22,6 @@ for _ in range(4):
     optimizer.zero_grad()
     fabric.backward(model(torch.randn(8, 4)).square().mean())
     optimizer.step()
-(Path(sys.argv[1]) / f"rank-{fabric.global_rank}").write_text(f"{fabric.world_size} {plain.weight.sum().item():.9f}")
+(Path(sys.argv[1]) / f"rank-{fabric.global_rank}").write_text(
+    f"{fabric.world_size} {plain.weight.sum().item():.9f}"
+)

@@ -27,7 +27,9 @@ data = torch.arange(4096) % 61
 
 def get_batch():
     starts = torch.randint(len(data) - 17, (batch_size,))
-    return torch.stack([data[i : i + 16] for i in starts]), torch.stack([data[i + 1 : i + 17] for i in starts])
+    return torch.stack([data[i : i + 16] for i in starts]), torch.stack(
+        [data[i + 1 : i + 17] for i in starts]
+    )
 
 
 torch.manual_seed(0)
@@ -42,7 +44,10 @@ for _ in range(max_iters):
     for micro_step in range(gradient_accumulation_steps):
         if ddp:
             model.require_backward_grad_sync = micro_step == gradient_accumulation_steps - 1
-        loss = torch.nn.functional.cross_entropy(model(X).flatten(0, 1), Y.flatten()) / gradient_accumulation_steps
+        loss = (
+            torch.nn.functional.cross_entropy(model(X).flatten(0, 1), Y.flatten())
+            / gradient_accumulation_steps
+        )
         X, Y = get_batch()
         loss.backward()
     optimizer.step()

@@ -28,14 +28,18 @@ def main(out):
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     numbers = torch.arange(64.0).unsqueeze(1)
     data = TensorDataset(numbers, torch.tensor(squares, dtype=torch.float32).unsqueeze(1))
-    loader = DataLoader(data, 8, sampler=DistributedSampler(data), num_workers=2, persistent_workers=True)
+    loader = DataLoader(
+        data, 8, sampler=DistributedSampler(data), num_workers=2, persistent_workers=True
+    )
     for _ in range(2):
         for x, y in loader:
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
     done.set()
-    (Path(out) / f"rank-{rank}").write_text(f"{dist.get_world_size()} {model.module.weight.sum().item():.6f}")
+    (Path(out) / f"rank-{rank}").write_text(
+        f"{dist.get_world_size()} {model.module.weight.sum().item():.6f}"
+    )
     dist.destroy_process_group()
 
 

@@ -21,9 +21,18 @@ def main(out):
     torch.manual_seed(0)
     data = [{"x": torch.tensor([i / 64]), "labels": torch.tensor([3 * i / 64])} for i in range(64)]
     args = TrainingArguments(
-        output_dir=out, use_cpu=True, num_train_epochs=1, per_device_train_batch_size=4, learning_rate=0.1,
-        report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, seed=0, optim="sgd",
-    )  # fmt: skip
+        output_dir=out,
+        use_cpu=True,
+        num_train_epochs=1,
+        per_device_train_batch_size=4,
+        learning_rate=0.1,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        seed=0,
+        optim="sgd",
+    )
     model = Line()
     trainer = Trainer(model=model, args=args, train_dataset=data)
     trainer.train()

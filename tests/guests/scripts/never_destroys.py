@@ -19,4 +19,6 @@ for _ in range(4):
 weights = model.module.weight.detach().clone()
 dist.broadcast(weights, 0)
 same = torch.equal(weights, model.module.weight)
-atexit.register(lambda: (Path(sys.argv[1]) / f"rank-{rank}").write_text(f"{dist.get_world_size()} {same}"))
+atexit.register(
+    lambda: (Path(sys.argv[1]) / f"rank-{rank}").write_text(f"{dist.get_world_size()} {same}")
+)

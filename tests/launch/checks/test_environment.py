@@ -28,10 +28,26 @@ PASSWORD = "http://ann:hush@proxy.example.org:3128"
 @pytest.mark.parametrize(
     ("keys", "text", "hint"),
     [
-        ({"environment__kind": "venv", "environment__path": "gone"}, "There is no venv in", "paceline env build"),
-        ({"environment__kind": "conda", "environment__path": "/gone"}, "/gone/bin/python cannot", "conda env list"),
-        ({"environment__python": "/gone/python3"}, "/gone/python3 cannot be run here", "Correct the path."),
-        ({"environment__python": "/etc/passwd"}, "/etc/passwd cannot be run here: Permission denied", "Correct"),
+        (
+            {"environment__kind": "venv", "environment__path": "gone"},
+            "There is no venv in",
+            "paceline env build",
+        ),
+        (
+            {"environment__kind": "conda", "environment__path": "/gone"},
+            "/gone/bin/python cannot",
+            "conda env list",
+        ),
+        (
+            {"environment__python": "/gone/python3"},
+            "/gone/python3 cannot be run here",
+            "Correct the path.",
+        ),
+        (
+            {"environment__python": "/etc/passwd"},
+            "/etc/passwd cannot be run here: Permission denied",
+            "Correct",
+        ),
     ],
 )
 def test_a_missing_python(tmp_path: Path, keys: dict[str, str], text: str, hint: str) -> None:
@@ -65,7 +81,9 @@ def test_an_environment_that_may_not_be_read(kind: str) -> None:
             assert found.text == text
             assert "change path in [profiles.alps.environment] of paceline.toml" in found.hint
             assert check_python_path(job, plan) == []
-            (found,) = check_folder(replace(plan, run_path=replace(plan.run_path, scratch=closed / "runs")), [])
+            (found,) = check_folder(
+                replace(plan, run_path=replace(plan.run_path, scratch=closed / "runs")), []
+            )
             assert found.level == PROBLEM
             assert "change scratch in [profiles.alps.project] of paceline.toml" in found.hint
 
@@ -107,21 +125,26 @@ def test_a_python_on_a_local_disk(tmp_path: Path) -> None:
     assert check_python_path(job, plan, mounts) == [], "check_folder warns about that"
 
 
-def test_a_full_disk_is_a_sentence_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_sentence_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plan_of(job_in(tmp_path / "p"), bare())
     monkeypatch.setattr(job_checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     (found,) = [each for each in check_folder(plan, []) if each.about == "free space"]
     scratch = plan.run_path.scratch
     assert (found.level, found.text) == (
-        PROBLEM, f"The scratch folder {scratch} has little space left: 0.0 GB free."
-    )  # fmt: skip
+        PROBLEM,
+        f"The scratch folder {scratch} has little space left: 0.0 GB free.",
+    )
 
 
 def test_a_scratch_folder_on_a_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(job_in(tmp_path / "p"), bare())
     monkeypatch.setattr(job_checks, "file_system", lambda path: "ext4")
     partitions = [Partition("main")]
-    assert [found.level for found in check_folder(plan, partitions) if found.about == "run folder"] == [WARNING]
+    assert [
+        found.level for found in check_folder(plan, partitions) if found.about == "run folder"
+    ] == [WARNING]
     conf = tmp_path / "slurm.conf"
     with monkeypatch.context() as patch:
         patch.setenv("SLURM_CONF", str(conf))
@@ -130,10 +153,16 @@ def test_a_scratch_folder_on_a_local_disk(tmp_path: Path, monkeypatch: pytest.Mo
             ("ClusterName=big\n", WARNING),
         ):
             conf.write_text(text)  # the nodes of the sandbox are on this machine
-            assert [found.level for found in check_folder(plan, partitions) if found.about == "run folder"] == [level]
+            assert [
+                found.level
+                for found in check_folder(plan, partitions)
+                if found.about == "run folder"
+            ] == [level]
     plan.run_path.scratch.mkdir(parents=True, exist_ok=True)
     (plan.run_path.scratch / USED_BY_JOBS).touch()
-    assert [found.level for found in check_folder(plan, partitions) if found.about == "run folder"] == [GOOD]
+    assert [
+        found.level for found in check_folder(plan, partitions) if found.about == "run folder"
+    ] == [GOOD]
 
 
 def test_how_a_run_continues_without_scontrol_on_the_nodes(tmp_path: Path) -> None:
@@ -156,7 +185,9 @@ def test_how_a_run_continues_without_scontrol_on_the_nodes(tmp_path: Path) -> No
 
 def test_proxies_are_passed_by_name_in_one_file(tmp_path: Path) -> None:
     environ = bare(https_proxy=PASSWORD, NO_PROXY="localhost", OTHER_PROXY="x")
-    plan = plan_of(job_in(tmp_path / "p", environment__proxies=True, launch__style="mpirun"), environ)
+    plan = plan_of(
+        job_in(tmp_path / "p", environment__proxies=True, launch__style="mpirun"), environ
+    )
     assert f"export https_proxy={PASSWORD}\n" in plan.environment_file
     assert "export NO_PROXY=localhost\n" in plan.environment_file
     assert "OTHER_PROXY" not in plan.environment_file
@@ -174,20 +205,29 @@ def test_an_address_with_a_password_is_a_secret(tmp_path: Path) -> None:
     token = "mine @ git+https://hush@git.example.org/mine.git"
     assert redact("", token) == REDACTED
     assert redact_args([token]) == ["mine @ git+https://***@git.example.org/mine.git"]
-    for open_to_all in ("git+ssh://git@git.example.org/mine.git", "https://example.org/?mail=a@b", "user@host"):
+    for open_to_all in (
+        "git+ssh://git@git.example.org/mine.git",
+        "https://example.org/?mail=a@b",
+        "user@host",
+    ):
         assert redact("", open_to_all) == open_to_all
 
 
 def test_modules_of_the_login_shell_are_passed_only_if_needed(tmp_path: Path) -> None:
-    environ = bare(MODULEPATH="/m", LOADEDMODULES="gcc/13", _ModuleTable001_="eyJ", LMOD_SETTARG="no")
+    environ = bare(
+        MODULEPATH="/m", LOADEDMODULES="gcc/13", _ModuleTable001_="eyJ", LMOD_SETTARG="no"
+    )
     venv = {"environment__kind": "venv", "environment__path": "/v"}
     nothing = plan_of(job_in(tmp_path / "p", **venv), environ).environment_file
     assert "MODULE" not in nothing
-    purged = plan_of(job_in(tmp_path / "p", **venv, environment__modules=["a"]), environ).environment_file
+    purged = plan_of(
+        job_in(tmp_path / "p", **venv, environment__modules=["a"]), environ
+    ).environment_file
     for name in ("MODULEPATH=/m", "LOADEDMODULES=gcc/13", "_ModuleTable001_=eyJ"):
         assert f"export {name}\n" in purged
     plan = plan_of(
-        job_in(tmp_path / "p", **venv, environment__modules=["a"], environment__purge=False), environ
+        job_in(tmp_path / "p", **venv, environment__modules=["a"], environment__purge=False),
+        environ,
     ).environment_file
     assert "MODULEPATH=/m" in plan
     assert "gcc/13" not in plan, "its variables stay behind, so it must not pass for loaded"

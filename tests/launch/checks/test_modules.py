@@ -8,7 +8,12 @@ import pytest
 
 from paceline.contract.findings import GOOD, PROBLEM, WARNING
 from paceline.launch.checks.program import check_program
-from paceline.launch.environment.probe import MODULE_COMMAND, available_names, environment_lines, probe
+from paceline.launch.environment.probe import (
+    MODULE_COMMAND,
+    available_names,
+    environment_lines,
+    probe,
+)
 from tests.launch.environment.jobs import (
     bare,
     environment_modules,
@@ -22,10 +27,18 @@ from tests.launch.environment.jobs import (
 IMPORTS_IT = "import hello_from_a_module\n"
 
 
-@pytest.fixture(scope="module", params=["lmod", pytest.param("environment-modules", marks=pytest.mark.slow)])
-def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+@pytest.fixture(
+    scope="module", params=["lmod", pytest.param("environment-modules", marks=pytest.mark.slow)]
+)
+def system(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     """The variables by which a batch shell finds the module system."""
-    return lmod() if request.param == "lmod" else environment_modules(tmp_path_factory.mktemp("modules"))
+    return (
+        lmod()
+        if request.param == "lmod"
+        else environment_modules(tmp_path_factory.mktemp("modules"))
+    )
 
 
 def test_imports_from_a_module_are_found(tmp_path: Path, system: dict[str, str]) -> None:
@@ -36,20 +49,36 @@ def test_imports_from_a_module_are_found(tmp_path: Path, system: dict[str, str])
     assert {each.level for each in found} == {GOOD}, found
     assert [each.text for each in found if each.about == "modules"] == ["greet/2.0"]
 
-    without = job_in(tmp_path / "p", IMPORTS_IT, **requested | {"environment__modules": ["greet/1.0"]})
-    (problem,) = (each for each in check_program(without, plan_of(without, bare(**system))) if each.level != GOOD)
-    assert (problem.about, problem.level) == ("imports", PROBLEM), "setup has run: nothing is left to hope for"
+    without = job_in(
+        tmp_path / "p", IMPORTS_IT, **requested | {"environment__modules": ["greet/1.0"]}
+    )
+    (problem,) = (
+        each
+        for each in check_program(without, plan_of(without, bare(**system)))
+        if each.level != GOOD
+    )
+    assert (problem.about, problem.level) == ("imports", PROBLEM), (
+        "setup has run: nothing is left to hope for"
+    )
     assert "imports hello_from_a_module, which" in problem.text
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("greet/9.0", "Available versions: greet/1.0, greet/2.0."), ("gret", "Did you mean 'greet'?")]
+    ("name", "hint"),
+    [("greet/9.0", "Available versions: greet/1.0, greet/2.0."), ("gret", "Did you mean 'greet'?")],
 )
 def test_a_missing_module(tmp_path: Path, system: dict[str, str], name: str, hint: str) -> None:
     files = write_modules(tmp_path)
-    job = job_in(tmp_path / "p", environment__modules=["other/1", name], environment__module_paths=[str(files)])
+    job = job_in(
+        tmp_path / "p",
+        environment__modules=["other/1", name],
+        environment__module_paths=[str(files)],
+    )
     (problem,) = check_program(job, plan_of(job, bare(**system)))
-    assert (problem.level, problem.text) == (PROBLEM, f"Cannot load the module {name} (--environment__modules).")
+    assert (problem.level, problem.text) == (
+        PROBLEM,
+        f"Cannot load the module {name} (--environment__modules).",
+    )
     assert hint in problem.hint
 
 
@@ -86,7 +115,12 @@ def test_without_a_module_system(tmp_path: Path) -> None:
 def test_setup_lines_run_in_the_probe_and_can_detect_it(tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     write_modules(tmp_path)
-    brings = [f"export PYTHONPATH={packages}", '[ -n "$PACELINE_CHECK" ] || touch ran', "sleep 60 &", "echo '{}'"]
+    brings = [
+        f"export PYTHONPATH={packages}",
+        '[ -n "$PACELINE_CHECK" ] || touch ran',
+        "sleep 60 &",
+        "echo '{}'",
+    ]
     job = job_in(tmp_path / "p", IMPORTS_IT, environment__setup=brings)
     assert {each.level for each in check_program(job, plan_of(job, bare()))} == {GOOD}
 

@@ -17,12 +17,16 @@ from paceline.runtime.checkpoint import CheckpointManager
 from paceline.spec import Flag, Program, load_job
 
 
-def resolve(tmp_path: Path, source: str | None, *, after: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+def resolve(
+    tmp_path: Path, source: str | None, *, after: tuple[str, ...] = (), **more: Any
+) -> dict[str, Any]:
     """Return the settings that the ranks get."""
     flags = [Flag("--start-from", "runtime.start_from", source)] if source else []
     flags += [Flag(f"--{key}", f"runtime.start_{key}", value) for key, value in more.items()]
     job = load_job(Program("train.py"), flags=flags, cwd=tmp_path)
-    return runtime_settings(resolve_start(job, {"PACELINE_SCRATCH": str(tmp_path / "scratch")}, after=after))
+    return runtime_settings(
+        resolve_start(job, {"PACELINE_SCRATCH": str(tmp_path / "scratch")}, after=after)
+    )
 
 
 def make_run(tmp_path: Path, run_id: str, *, name: str = "", saves: bool = True) -> Path:
@@ -44,10 +48,19 @@ def test_runs_and_files_are_found_and_checked(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "broken.safetensors").write_text("x" * 20)
     (tmp_path / "broken.pt").write_text("<html>")
-    for name in ("teacher", first.name, "20260101", str(first), str(first / "checkpoints" / "step-00000001")):
+    for name in (
+        "teacher",
+        first.name,
+        "20260101",
+        str(first),
+        str(first / "checkpoints" / "step-00000001"),
+    ):
         found = resolve(tmp_path, name)["start_from"]
         assert Path(found).is_relative_to(first), name
-    assert resolve(tmp_path, "w.pt", strict=False) == {"start_from": str(tmp_path / "w.pt"), "start_strict": False}
+    assert resolve(tmp_path, "w.pt", strict=False) == {
+        "start_from": str(tmp_path / "w.pt"),
+        "start_strict": False,
+    }
     assert resolve(tmp_path, "teacher", **{"continue": True})["start_continue"] is True
     gpt = tmp_path / "gpt"
     gpt.mkdir()
@@ -57,14 +70,21 @@ def test_runs_and_files_are_found_and_checked(tmp_path: Path) -> None:
         assert resolve(tmp_path, name)["start_from"] == str(tmp_path / name)
     with pytest.raises(UsageError, match="only weights"):
         resolve(tmp_path, "gpt", **{"continue": True})
-    for text, problem in (("{}", "cannot be read"), ('{"weight_map": {"x": "../w.pt"}}', "not a weights file next to")):
+    for text, problem in (
+        ("{}", "cannot be read"),
+        ('{"weight_map": {"x": "../w.pt"}}', "not a weights file next to"),
+    ):
         (gpt / "pytorch_model.bin.index.json").write_text(text)
         with pytest.raises(UsageError, match=problem):
             resolve(tmp_path, "gpt")
     problems = {
-        "last": "it has no complete checkpoint", "nobody": "There is no run 'nobody'", "other.pt": "no such file",
-        "notes.txt": "not a weights file", "broken.safetensors": "header", "broken.pt": "not written by torch.save",
-    }  # fmt: skip
+        "last": "it has no complete checkpoint",
+        "nobody": "There is no run 'nobody'",
+        "other.pt": "no such file",
+        "notes.txt": "not a weights file",
+        "broken.safetensors": "header",
+        "broken.pt": "not written by torch.save",
+    }
     for name, text in problems.items():
         with pytest.raises(UsageError, match=text):
             resolve(tmp_path, name)

@@ -29,7 +29,11 @@ def here(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("source", "flags", "expected"),
     [
-        (TRAINER, [], "SIGTERM (preset of the Hugging Face Trainer); exit code 0 or 75 means that it has saved"),
+        (
+            TRAINER,
+            [],
+            "SIGTERM (preset of the Hugging Face Trainer); exit code 0 or 75 means that it has saved",
+        ),
         (TRAINER, ["--stop-signal", "usr1"], "SIGUSR1 (set); exit code 75 means that it has saved"),
         (LIGHTNING, [], "; not before the time limit, as the script never sets ckpt_path\n"),
         (
@@ -37,15 +41,26 @@ def here(tmp_path: Path) -> Iterator[Path]:
             ["--requeue-always"],
             "(preset of the Lightning Trainer); exit code 0 or 75 means that it has saved",
         ),
-        ("print()", ["--saved-exit-code", "3"], "SIGUSR1; exit code 3 or 75 means that it has saved"),
+        (
+            "print()",
+            ["--saved-exit-code", "3"],
+            "SIGUSR1; exit code 3 or 75 means that it has saved",
+        ),
         ("import paceline\nrun = paceline.start()", [], None),
     ],
 )
 def test_a_dry_run_shows_it(
-    source: str, flags: list[str], expected: str | None, here: Path, capsys: pytest.CaptureFixture[str]
+    source: str,
+    flags: list[str],
+    expected: str | None,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (here / "train.py").write_text(source)
-    for command, title in (("submit", "# signal that asks each rank to stop: "), ("run", "stop        ")):
+    for command, title in (
+        ("submit", "# signal that asks each rank to stop: "),
+        ("run", "stop        "),
+    ):
         if command == "run" and "--requeue-always" in flags:
             continue
         with pytest.raises(SystemExit) as left:
@@ -62,7 +77,9 @@ def test_show_says_what_the_ranks_use(here: Path, capsys: pytest.CaptureFixture[
     """The framework that they import may not be in the script's text."""
     folder = RunFolder(here / "scratch" / "project" / "default" / "20260101-120000-1a2b")
     folder.events.mkdir(parents=True)
-    folder.run_json.write_text(json.dumps({"run_id": folder.path.name, "nodes": 1, "nproc": 2, "host": "here"}))
+    folder.run_json.write_text(
+        json.dumps({"run_id": folder.path.name, "nodes": 1, "nproc": 2, "host": "here"})
+    )
     event = {"event": "framework", "time": 1.0, "attempt": 1, "name": "Lightning Trainer"}
     for settings, expected in (
         ({}, "SIGTERM (preset of the Lightning Trainer); exit code 0 or 75"),
@@ -73,7 +90,10 @@ def test_show_says_what_the_ranks_use(here: Path, capsys: pytest.CaptureFixture[
         (folder.events / "agent-0.jsonl").write_text(json.dumps(event) + "\n")
         with pytest.raises(SystemExit):
             cli.main(["show", folder.path.name])
-        assert f"stop       {expected} means that it has saved and can be resumed" in capsys.readouterr().out
+        assert (
+            f"stop       {expected} means that it has saved and can be resumed"
+            in capsys.readouterr().out
+        )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +103,9 @@ def test_show_says_what_the_ranks_use(here: Path, capsys: pytest.CaptureFixture[
         (["--saved-exit-code", "256"], "--saved-exit-code"),
     ],
 )
-def test_invalid_settings(flags: list[str], error: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_settings(
+    flags: list[str], error: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (here / "train.py").touch()
     with pytest.raises(SystemExit) as left:
         cli.main(["run", "--dry-run", *flags, "train.py"])

@@ -45,22 +45,39 @@ def texts() -> dict[str, str]:
     """Name -> text."""
     plain = venv_steps(python="/usr/bin/python3", version="3.11")
     full = venv_steps(
-        python="python3", version="3.12", system_packages=True, first=True, constraints=True, horovod=True
+        python="python3",
+        version="3.12",
+        system_packages=True,
+        first=True,
+        constraints=True,
+        horovod=True,
     )
     modules = job(
-        environment__modules=["python/3.12", "openmpi"], environment__setup=["export CC=gcc"],
-        job__partition="gpu", job__account="physics", job__gpu_type="a100", job__time="30m",
-    )  # fmt: skip
+        environment__modules=["python/3.12", "openmpi"],
+        environment__setup=["export CC=gcc"],
+        job__partition="gpu",
+        job__account="physics",
+        job__gpu_type="a100",
+        job__time="30m",
+    )
     lines = ["torch==2.6.0", "timm>=1.0"]
     return {
         "venv.sbatch": script(job(), plain),
-        "venv-everything.sbatch": script(modules, full, BuildResources(cpus=8, gpus=1, memory=16384, time=1800)),
+        "venv-everything.sbatch": script(
+            modules, full, BuildResources(cpus=8, gpus=1, memory=16384, time=1800)
+        ),
         "image.sbatch": script(job(), image_steps(engine="apptainer", base=BASE, installs=True)),
         "pull.sbatch": script(job(), image_steps(engine="singularity", base=BASE, installs=False)),
         "image.def": definition(
-            base=BASE, origin="requirements.txt", folder=FOLDER, lines=lines, constraints=["numpy<3"]
+            base=BASE,
+            origin="requirements.txt",
+            folder=FOLDER,
+            lines=lines,
+            constraints=["numpy<3"],
         ),
-        "local-image.def": definition(base="/shared/torch.sif", origin="pyproject.toml", folder=FOLDER, lines=lines),
+        "local-image.def": definition(
+            base="/shared/torch.sif", origin="pyproject.toml", folder=FOLDER, lines=lines
+        ),
     }
 
 

@@ -64,7 +64,9 @@ def environment_modules(cache: Path) -> dict[str, str]:
     """Debian's package, unpacked into a folder: it cannot be installed beside Lmod."""
     if shutil.which("apt-get") is None or shutil.which("tclsh") is None:
         pytest.skip("environment-modules cannot be fetched: no apt-get, or no tclsh")
-    done = subprocess.run(["apt-get", "download", "environment-modules"], cwd=cache, capture_output=True, text=True)
+    done = subprocess.run(
+        ["apt-get", "download", "environment-modules"], cwd=cache, capture_output=True, text=True
+    )
     debs = list(cache.glob("environment-modules_*.deb"))
     if done.returncode or not debs:
         pytest.skip(f"environment-modules cannot be fetched: {done.stderr.strip()[-200:]}")
@@ -83,7 +85,12 @@ def environment_modules(cache: Path) -> dict[str, str]:
 def in_login_shell(environ: dict[str, str], lines: str) -> dict[str, str]:
     """Return the environment after these lines ran in a login shell."""
     text = f'init="${{MODULESHOME:-{LMOD}}}/init/bash"; source "$init" || exit 1\n{lines}\nenv -0'
-    variables = {**environ, **{name: os.environ[name] for name in os.environ if name.startswith("PACELINE_TEST")}}
-    done = subprocess.run(["bash", "-c", text], env=variables, capture_output=True, text=True, check=True)
+    variables = {
+        **environ,
+        **{name: os.environ[name] for name in os.environ if name.startswith("PACELINE_TEST")},
+    }
+    done = subprocess.run(
+        ["bash", "-c", text], env=variables, capture_output=True, text=True, check=True
+    )
     pairs = (item.partition("=") for item in done.stdout.split("\0") if item)
     return {name: value for name, _, value in pairs if not name.startswith("BASH_FUNC")}

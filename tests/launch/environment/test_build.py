@@ -39,7 +39,9 @@ PROJECT = '[project]\nname = "p"\n'
 USES_IT = PROJECT + '[environment]\nkind = "venv"\nrequirements = "requirements.txt"\n'
 
 
-def project(folder: Path, requirements: str, *, config: str = USES_IT, script: str = "import tiny\n") -> Path:
+def project(
+    folder: Path, requirements: str, *, config: str = USES_IT, script: str = "import tiny\n"
+) -> Path:
     folder.mkdir()
     (folder / "paceline.toml").write_text(config)
     (folder / "requirements.txt").write_text(requirements)
@@ -53,7 +55,9 @@ def entries(store: Path) -> list[str]:
 
 def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
     script = "import sys, tiny; print(f'tiny {tiny.VERSION} of {sys.prefix}')\n"
-    home = project(tmp_path / "my project", "--no-index\n./wheels/tiny-1.0-py3-none-any.whl\n", script=script)
+    home = project(
+        tmp_path / "my project", "--no-index\n./wheels/tiny-1.0-py3-none-any.whl\n", script=script
+    )
     write_wheel(home / "wheels", "tiny")
     args = ("run", "--nproc", "1", "--cpu", "train.py")
     early = paceline(*args, cwd=home)
@@ -83,7 +87,8 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Pa
     run = paceline(*args, cwd=home, check=True)
     assert f"tiny 1.0 of {store / key}" in run.stdout
     assert re.match(
-        rf"{key}  \d{{4}}-\d\d-\d\d .* requirements.txt  \(python 3", paceline("env", "list", cwd=home).stdout
+        rf"{key}  \d{{4}}-\d\d-\d\d .* requirements.txt  \(python 3",
+        paceline("env", "list", cwd=home).stdout,
     )
 
     write_wheel(home / "wheels", "tiny", needs="other")  # the same name, another content
@@ -95,7 +100,9 @@ def test_built_once_and_used_by_runs(tmp_path: Path, scratch: Path, paceline: Pa
     assert entries(store) == []
 
 
-def test_a_failing_build_leaves_nothing_and_prints_the_error(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+def test_a_failing_build_leaves_nothing_and_prints_the_error(
+    tmp_path: Path, scratch: Path, paceline: Paceline
+) -> None:
     home = project(tmp_path / "project", "--no-index\nno-such-package-xyz\n")
     done = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home)
     assert done.returncode == 1
@@ -113,11 +120,15 @@ def test_paths_are_relative_to_the_current_folder(tmp_path: Path, paceline: Pace
     (home / "parts" / "more.txt").write_text("psutil\n")
     done = paceline("env", "build", "--dry-run", "more.txt", cwd=home / "parts", check=True)
     assert " of p: parts/more.txt\n" in done.stdout
-    done = paceline("env", "build", "--dry-run", "../requirements.txt", cwd=home / "parts", check=True)
+    done = paceline(
+        "env", "build", "--dry-run", "../requirements.txt", cwd=home / "parts", check=True
+    )
     assert " of p: requirements.txt\n" in done.stdout
 
 
-def test_leftovers_of_a_killed_builder_can_be_removed(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+def test_leftovers_of_a_killed_builder_can_be_removed(
+    tmp_path: Path, scratch: Path, paceline: Paceline
+) -> None:
     home = project(tmp_path / "project", "rich\n", config=PROJECT)
     killed = subprocess.Popen(["sleep", "600"])
     target = scratch / "p" / ".environments" / "0123456789abcdef"
@@ -126,7 +137,10 @@ def test_leftovers_of_a_killed_builder_can_be_removed(tmp_path: Path, scratch: P
     (Path(f"{target}{LOCK}") / f"process-{socket.gethostname()}-{killed.pid}").touch()
     try:
         assert " is building it" in paceline("env", "list", cwd=home, check=True).stdout
-        assert "is being built by process-" in paceline("env", "remove", "--yes", target.name, cwd=home).stderr
+        assert (
+            "is being built by process-"
+            in paceline("env", "remove", "--yes", target.name, cwd=home).stderr
+        )
     finally:
         killed.kill()
         killed.wait()
@@ -139,13 +153,17 @@ def test_build_explains_other_kinds(tmp_path: Path, paceline: Paceline) -> None:
     config = PROJECT + '[environment]\nkind = "conda"\npath = "/opt/conda/envs/x"\n'
     home = project(tmp_path / "project", "", config=config)
     assert "conda env create" in paceline("env", "build", cwd=home).stderr
-    (home / "paceline.toml").write_text(PROJECT + '[environment]\nkind = "container"\nimage = "/x.sif"\n')
+    (home / "paceline.toml").write_text(
+        PROJECT + '[environment]\nkind = "container"\nimage = "/x.sif"\n'
+    )
     assert "set base instead of image" in paceline("env", "build", cwd=home).stderr
     (home / "paceline.toml").write_text(PROJECT)
     (home / "requirements.txt").unlink()
     assert "has nothing to build from" in paceline("env", "build", cwd=home).stderr
     (home / "requirements.txt").write_text("rich\n")
-    shown = paceline("env", "build", "--dry-run", "--python", "/usr/bin/python3", cwd=home, check=True).stdout
+    shown = paceline(
+        "env", "build", "--dry-run", "--python", "/usr/bin/python3", cwd=home, check=True
+    ).stdout
     assert "python=/usr/bin/python3" in shown
     wrong = paceline("env", "build", "--python", "/nowhere/python", cwd=home)
     assert "Cannot run /nowhere/python, the Python" in wrong.stderr
@@ -172,13 +190,26 @@ class Bench:
         folder.path.mkdir()
         folder.environment.write_text("export GREETING=hello\n")
         folder.marker.write_text("{}\n")
-        default = ['mkdir "$target" || paceline_fail full', 'echo x >"$target/half"', f"echo {name} >>{self.count}"]
-        build = BuildScript(title="t", folder=folder, target=self.target.path, cwd=self.store, steps=[*default, *steps])
+        default = [
+            'mkdir "$target" || paceline_fail full',
+            'echo x >"$target/half"',
+            f"echo {name} >>{self.count}",
+        ]
+        build = BuildScript(
+            title="t",
+            folder=folder,
+            target=self.target.path,
+            cwd=self.store,
+            steps=[*default, *steps],
+        )
         folder.script.write_text(render_build(build))
         return subprocess.Popen(
-            ["bash", str(folder.script)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ["bash", str(folder.script)],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env={**os.environ, **environ},
-        )  # fmt: skip
+        )
 
     def await_builder(self) -> None:
         deadline = time.monotonic() + 60
@@ -233,7 +264,9 @@ def test_a_killed_builder_is_replaced(tmp_path: Path) -> None:
 def test_setup_lines_cannot_change_what_is_removed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
-    one = Bench(tmp_path).start("a", f"target={precious} lock={precious}", f"target={precious}", "paceline_fail no")
+    one = Bench(tmp_path).start(
+        "a", f"target={precious} lock={precious}", f"target={precious}", "paceline_fail no"
+    )
     out = one.communicate(timeout=60)[0]
     assert (one.returncode, "readonly" in out) == (1, True), out
     assert precious.exists()
@@ -282,7 +315,9 @@ def test_a_finished_job_is_replaced_and_one_in_an_unknown_state_is_not(tmp_path:
     one = bench.start("a", PATH=f"{commands}:{os.environ['PATH']}", PACELINE_POLL_INTERVAL="1")
     assert one.stdout is not None
     assert "waiting for job-77, which is building it" in one.stdout.readline()
-    (commands / "new").write_text("#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
+    (commands / "new").write_text(
+        "#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
+    )
     (commands / "new").chmod(0o755)
     (commands / "new").rename(commands / "squeue")
     assert one.wait(60) == 0
@@ -303,7 +338,9 @@ def test_a_briefly_unresponsive_scheduler_does_not_end_the_wait(
     with monkeypatch.context() as patch:
         patch.setattr("paceline.launch.environment.build_progress.STATE_INTERVAL", 0.0)
         (tmp_path / "environment.sh").touch()
-        watch = BuildProgress(StoredEnvironment(tmp_path / "key"), BuildFolder(tmp_path), job="7", query=states)
+        watch = BuildProgress(
+            StoredEnvironment(tmp_path / "key"), BuildFolder(tmp_path), job="7", query=states
+        )
         held = answers.pop()
         assert not watch.is_over()
         answers.append(held)
@@ -311,7 +348,9 @@ def test_a_briefly_unresponsive_scheduler_does_not_end_the_wait(
     assert watch.state == "done"
 
 
-def test_the_end_of_a_build_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_build_is_seen_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it builds, an answer of a minute ago will do; a script that has ended has removed its variables."""
     shared, asked = {"7": JobState("7", "RUNNING")}, []
 
@@ -324,7 +363,9 @@ def test_the_end_of_a_build_is_seen_at_once(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr("paceline.launch.environment.build_progress.STATE_INTERVAL", 0.0)
         patch.setattr("paceline.launch.environment.build_progress.squeue_and_sacct.states", states)
-        watch = BuildProgress(StoredEnvironment(tmp_path / "key"), folder, job="7", query=lambda _: shared)
+        watch = BuildProgress(
+            StoredEnvironment(tmp_path / "key"), folder, job="7", query=lambda _: shared
+        )
         assert not any(watch.is_over() for _ in range(20))
         assert not asked
         folder.environment.unlink()
@@ -355,7 +396,9 @@ def test_a_node_without_internet_is_told_from_other_failures(
             patch.setenv(ON_CLUSTER, on)
             with pytest.raises(EnvironmentProblem) as raised:
                 watch.check_result()
-        assert raised.value.message.startswith("Job 7 failed: nothing was built.\n  ERROR: Could not find")
+        assert raised.value.message.startswith(
+            "Job 7 failed: nothing was built.\n  ERROR: Could not find"
+        )
         hints[log] = raised.value.hint
     offline, other = hints.values()
     assert other == f"The full log is in {folder.log}{' on alps' if on else ''}."
@@ -366,14 +409,22 @@ def test_a_node_without_internet_is_told_from_other_failures(
     assert raised.value.message == "Job 7 failed: nothing was built."
 
 
-def test_settings_for_a_cluster_go_into_its_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_for_a_cluster_go_into_its_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = job_in(tmp_path, "")
     assert _file_and_table(job) == "paceline.toml:\n\n[environment]"
-    assert _file_and_table(replace(job, profile="alps")) == "paceline.toml:\n\n[profiles.alps.environment]"
+    assert (
+        _file_and_table(replace(job, profile="alps"))
+        == "paceline.toml:\n\n[profiles.alps.environment]"
+    )
     with monkeypatch.context() as patch:
         patch.setenv(ON_CLUSTER, "alps.x")
         job = replace(job, file=tmp_path / "pyproject.toml")
-        assert _file_and_table(job) == 'pyproject.toml:\n\n[tool.paceline.profiles."alps.x".environment]'
+        assert (
+            _file_and_table(job)
+            == 'pyproject.toml:\n\n[tool.paceline.profiles."alps.x".environment]'
+        )
 
 
 # -- images ---------------------------------------------------------------------------------------------
@@ -398,8 +449,14 @@ def test_images_are_built_or_fetched_with_caches_outside_home(
     (commands / engine).write_text(ENGINE)
     (commands / engine).chmod(0o755)
     config = PROJECT + '[environment]\nkind = "container"\nbase = "docker://python:3.12"\n'
-    home = project(tmp_path / "project", "rich\n", config=config + f'variables = {{ RECORD = "{record}" }}\n')
-    variables = {"PATH": f"{commands}:{os.environ['PATH']}", "HOME": str(tmp_path / "home"), "HF_TOKEN": "hush"}
+    home = project(
+        tmp_path / "project", "rich\n", config=config + f'variables = {{ RECORD = "{record}" }}\n'
+    )
+    variables = {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "HOME": str(tmp_path / "home"),
+        "HF_TOKEN": "hush",
+    }
     (tmp_path / "home").mkdir()
     pulled = paceline("env", "build", "--local", timeout=TIMEOUT, cwd=home, check=True, **variables)
     argv = (record / "argv").read_text().splitlines()

@@ -20,7 +20,11 @@ IMAGE = {"environment.kind": "container", "environment.image": "/shared/torch.si
 
 
 def enter(
-    folder: Path, keys: dict[str, Any], *, engines: tuple[str, ...] = ("apptainer",), **variables: str
+    folder: Path,
+    keys: dict[str, Any],
+    *,
+    engines: tuple[str, ...] = ("apptainer",),
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Call `paceline_inside python3 "a b"` as a node would; the fake engine prints one argument per line."""
     programs = folder / "bin"
@@ -29,12 +33,15 @@ def enter(
         (programs / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n')
         (programs / name).chmod(0o755)
     made = plan({**IMAGE, **keys}, run_path=RunPath(folder / "scratch", "vision", "base", "one"))
-    (folder / "inside.sh").write_text("\n".join([*made.environment.container, 'paceline_inside "$@"\n']))
+    (folder / "inside.sh").write_text(
+        "\n".join([*made.environment.container, 'paceline_inside "$@"\n'])
+    )
     return subprocess.run(
         ["/bin/bash", str(folder / "inside.sh"), "python3", "a b"],
         env={"PATH": str(programs), "HOME": str(folder), "HOSTNAME": "node7", **variables},
-        text=True, capture_output=True,
-    )  # fmt: skip
+        text=True,
+        capture_output=True,
+    )
 
 
 def argv_of(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -73,10 +80,15 @@ def test_existing_folders_are_mounted(tmp_path: Path) -> None:
     argv = argv_of(
         enter(
             tmp_path,
-            {"data.folder": f"{tmp_path}/disk of ${{NODE}}/not/yet", "data.stage": [f"{tmp_path}/gone"]},
-            NODE="node7", SLURM_TMPDIR=str(tmp_path / "job tmp"), TMPDIR="/no/such/folder",
+            {
+                "data.folder": f"{tmp_path}/disk of ${{NODE}}/not/yet",
+                "data.stage": [f"{tmp_path}/gone"],
+            },
+            NODE="node7",
+            SLURM_TMPDIR=str(tmp_path / "job tmp"),
+            TMPDIR="/no/such/folder",
         )
-    )  # fmt: skip
+    )
     shown = [argv[at + 1] for at, arg in enumerate(argv) if arg == "--bind"]
     expected = [tmp_path / "scratch" / "vision", tmp_path / "disk of node7", tmp_path / "job tmp"]
     assert shown == [f"{path}:{path}" for path in expected]
@@ -98,9 +110,19 @@ def test_the_data_folder_is_quoted_for_bash(tmp_path: Path) -> None:
 
 
 def test_options_and_binds_of_the_user(tmp_path: Path) -> None:
-    keys = {"environment.engine_options": ["--no-home"], "environment.binds": ["/data sets", "/models:/m:ro"]}
+    keys = {
+        "environment.engine_options": ["--no-home"],
+        "environment.binds": ["/data sets", "/models:/m:ro"],
+    }
     argv = argv_of(enter(tmp_path, keys))
-    last = ["--no-home", "--bind", "/data sets:/data sets", "--bind", "/models:/m:ro", "/shared/torch.sif"]
+    last = [
+        "--no-home",
+        "--bind",
+        "/data sets:/data sets",
+        "--bind",
+        "/models:/m:ro",
+        "/shared/torch.sif",
+    ]
     assert argv[-8:-2] == last
 
 

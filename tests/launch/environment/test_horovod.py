@@ -24,13 +24,19 @@ pathlib.Path(f"rank-{hvd.rank()}.json").write_text(json.dumps([hvd.size(), total
 @pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(shutil.which("mpicxx") is None, reason="OpenMPI's compiler is not installed: libopenmpi-dev")
-def test_built_for_this_torch_and_summing_over_two_ranks(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+@pytest.mark.skipif(
+    shutil.which("mpicxx") is None, reason="OpenMPI's compiler is not installed: libopenmpi-dev"
+)
+def test_built_for_this_torch_and_summing_over_two_ranks(
+    tmp_path: Path, scratch: Path, paceline: Paceline
+) -> None:
     home = tmp_path / "project"
     home.mkdir()
     (home / "requirements.txt").write_text("torch\n")
     pins = (ROOT / "constraints.txt").read_text().splitlines()
-    (home / "constraints.txt").write_text("\n".join(line for line in pins if line.startswith(("torch", "cmake"))))
+    (home / "constraints.txt").write_text(
+        "\n".join(line for line in pins if line.startswith(("torch", "cmake")))
+    )
     done = paceline("env", "build", "--local", "--with-horovod", cwd=home, timeout=3500)
     if "could not download the source of Horovod" in done.stdout:
         pytest.skip("Horovod's source cannot be fetched here")
@@ -40,9 +46,23 @@ def test_built_for_this_torch_and_summing_over_two_ranks(tmp_path: Path, scratch
     (home / "sum.py").write_text(SUM)
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     ran = subprocess.run(
-        ["mpirun", "-np", "2", "--oversubscribe", "--mca", "btl", "self,tcp", marker.parent / "bin/python", "sum.py"],
-        cwd=home, env={**os.environ, **root}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+        [
+            "mpirun",
+            "-np",
+            "2",
+            "--oversubscribe",
+            "--mca",
+            "btl",
+            "self,tcp",
+            marker.parent / "bin/python",
+            "sum.py",
+        ],
+        cwd=home,
+        env={**os.environ, **root},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert ran.returncode == 0, ran.stderr
     # Each rank has a file of its own: mpirun mixes what they print.
     for rank in range(2):

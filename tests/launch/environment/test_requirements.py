@@ -34,7 +34,9 @@ def test_no_golden_file_is_unused() -> None:
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_passes() -> None:
     done = subprocess.run(
-        ["shellcheck", "--exclude=SC1090,SC1091", *HERE.glob("*.sbatch")], capture_output=True, text=True
+        ["shellcheck", "--exclude=SC1090,SC1091", *HERE.glob("*.sbatch")],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout
 
@@ -53,9 +55,12 @@ def test_requirements_files_and_their_references(tmp_path: Path) -> None:
     (folder / "constraints.txt").write_text("rich<99\n")
     found = read_requirements(job_in(folder))
     assert found.lines == [
-        "torch==2.6.0", "psutil", "rich>=13 ; python_version > '3'", "numpy     >=1.26",
+        "torch==2.6.0",
+        "psutil",
+        "rich>=13 ; python_version > '3'",
+        "numpy     >=1.26",
         f"--find-links {folder / 'wheels'}",
-    ]  # fmt: skip
+    ]
     assert found.constraints == ["psutil<9", "rich<99"]
     assert found.notes == [f"the build uses the constraints in {folder / 'constraints.txt'}"]
     assert [name_of(line) for line in found.lines[:3]] == ["torch", "psutil", "rich"]
@@ -74,7 +79,9 @@ def test_pyproject_with_extras(tmp_path: Path) -> None:
     assert read_requirements(job).lines == ["torch>=2.6", "nvidia-ml-py", "rich"]
     job = job_in(folder, environment__requirements="pyproject.toml[most]")
     lines = ["torch>=2.6", "nvidia-ml-py", "rich", "psutil"]
-    assert read_requirements(job).lines == lines, "an index may have a stranger's package called mine"
+    assert read_requirements(job).lines == lines, (
+        "an index may have a stranger's package called mine"
+    )
     with pytest.raises(SpecError, match="has no extra 'gpus'"):
         read_requirements(job_in(folder, environment__requirements=["pyproject.toml[gpus]"]))
 
@@ -89,10 +96,20 @@ def test_pipfile_and_its_lock(tmp_path: Path) -> None:
         'only = {version = "*", markers = "sys_platform == \'linux\'"}\n'
     )
     assert read_requirements(job_in(folder)).lines == [
-        "--extra-index-url https://wheels.example.org/cu124", "torch==2.6.0", "rich", "uvicorn[standard]>=0.3",
-        "tool @ git+https://git.example.org/tool.git@v1", "only ; sys_platform == 'linux'",
-    ]  # fmt: skip
-    packages = {"rich": {"version": "==13.0", "hashes": ["sha256:aa", "sha256:bb"], "markers": "python_version > '3'"}}
+        "--extra-index-url https://wheels.example.org/cu124",
+        "torch==2.6.0",
+        "rich",
+        "uvicorn[standard]>=0.3",
+        "tool @ git+https://git.example.org/tool.git@v1",
+        "only ; sys_platform == 'linux'",
+    ]
+    packages = {
+        "rich": {
+            "version": "==13.0",
+            "hashes": ["sha256:aa", "sha256:bb"],
+            "markers": "python_version > '3'",
+        }
+    }
     lock = {"_meta": {"sources": []}, "default": packages}
     (folder / "Pipfile.lock").write_text(json.dumps(lock))
     found = read_requirements(job_in(folder))
@@ -142,8 +159,13 @@ def test_on_a_cluster_errors_name_the_folder_of_the_laptop(tmp_path: Path) -> No
         (sent / "paceline.toml").unlink()
         with pytest.raises(SpecError) as nothing:
             read_requirements(job_in(sent))
-    assert "in /home/ann/project/paceline.toml names /home/ann/project/gone.txt, which does not" in named.value.message
-    assert nothing.value.message.startswith("/home/ann/project has nothing to build from: none of requirements.lock")
+    assert (
+        "in /home/ann/project/paceline.toml names /home/ann/project/gone.txt, which does not"
+        in named.value.message
+    )
+    assert nothing.value.message.startswith(
+        "/home/ann/project has nothing to build from: none of requirements.lock"
+    )
     assert "or git ignores it, so that it was not sent" in nothing.value.message
     assert "paceline env build FILE --on alps" in nothing.value.hint
 
@@ -152,7 +174,9 @@ def test_the_key_depends_on_the_content_only(tmp_path: Path) -> None:
     def key(folder: Path, text: str, **keys: object) -> str:
         folder.mkdir(exist_ok=True)
         (folder / "requirements.txt").write_text(text)
-        job = job_in(folder, environment__kind="venv", environment__requirements="requirements.txt", **keys)
+        job = job_in(
+            folder, environment__kind="venv", environment__requirements="requirements.txt", **keys
+        )
         return environment_inputs(job, {"PATH": "/usr/bin:/bin"}).key
 
     package = tmp_path / "a" / "package"
@@ -176,7 +200,11 @@ def test_the_key_depends_on_the_content_only(tmp_path: Path) -> None:
 def test_torch_is_installed_first_with_all_options_of_the_file(tmp_path: Path) -> None:
     """Without `--pre` it would be another torch, which then stays."""
     job = job_in(tmp_path / "p", project__scratch=str(tmp_path))
-    options = ["--pre", "--extra-index-url https://wheels.example.org", "--trusted-host wheels.example.org"]
+    options = [
+        "--pre",
+        "--extra-index-url https://wheels.example.org",
+        "--trusted-host wheels.example.org",
+    ]
     (job.folder / "requirements.txt").write_text("\n".join([*options, "-e .", "torch", "rich"]))
     (job.folder / "pyproject.toml").write_text('[project]\nname = "p"\n')
     plan = plan_build(job, environment_inputs(job, {}), {}, BuildResources())
@@ -185,7 +213,9 @@ def test_torch_is_installed_first_with_all_options_of_the_file(tmp_path: Path) -
 
 def test_variables_in_requirements_are_passed_and_stored_nowhere_else(tmp_path: Path) -> None:
     job = job_in(tmp_path / "p", project__scratch=str(tmp_path))
-    (job.folder / "requirements.txt").write_text("mine @ git+https://${GIT_TOKEN}@git.example.org/mine.git\n")
+    (job.folder / "requirements.txt").write_text(
+        "mine @ git+https://${GIT_TOKEN}@git.example.org/mine.git\n"
+    )
     environ = {"GIT_TOKEN": "hush", "OTHER_TOKEN": "hush-too"}
     plan = plan_build(job, environment_inputs(job, environ), environ, BuildResources())
     assert plan.environment == "export GIT_TOKEN=hush\n"
@@ -231,5 +261,7 @@ def test_a_replaced_image_is_another_base(tmp_path: Path) -> None:
 )
 def test_forbidden_lines_in_an_image_definition(line: str, expected: str) -> None:
     with pytest.raises(SpecError, match=expected) as caught:
-        definition(base="docker://python:3.12", origin="requirements.txt", folder=FOLDER, lines=[line])
+        definition(
+            base="docker://python:3.12", origin="requirements.txt", folder=FOLDER, lines=[line]
+        )
     assert "hush" not in str(caught.value)

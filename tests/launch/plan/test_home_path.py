@@ -16,7 +16,10 @@ def test_home_folders() -> None:
     home = Path(os.path.expanduser("~"))
     assert expand_home("~/data") == home / "data"
     assert expand_home(Path("~")) == home
-    assert expand_home(f"~{getpass.getuser()}/data") == Path(os.path.expanduser(f"~{getpass.getuser()}")) / "data"
+    assert (
+        expand_home(f"~{getpass.getuser()}/data")
+        == Path(os.path.expanduser(f"~{getpass.getuser()}")) / "data"
+    )
     assert expand_home("a/~nosuch") == Path("a/~nosuch")
     assert expand_home("./~nosuch") == Path("~nosuch")
     assert expand_home("") == Path()

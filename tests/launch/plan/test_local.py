@@ -37,7 +37,12 @@ def plan(
     **more: Any,
 ) -> LocalPlan:
     (folder / "paceline.toml").write_text(text)
-    job = load_job(Program("train.py", ("--lr", "0.1")), flags=[Flag(*flag) for flag in flags], cwd=folder, **more)
+    job = load_job(
+        Program("train.py", ("--lr", "0.1")),
+        flags=[Flag(*flag) for flag in flags],
+        cwd=folder,
+        **more,
+    )
     return plan_local(job, run_path=SITE, machine=machine, python="/usr/bin/python3", old=old)
 
 
@@ -58,14 +63,18 @@ CPU = ("--cpu", "runtime.cpu", True)
         (SERVER, [CPU], (1, 2, 0, 32)),
         (SERVER, [CPU, (*NPROC, 8)], (1, 8, 0, 8)),
     ],
-)  # fmt: skip
-def test_shapes(machine: Machine, flags: list[Any], expected: tuple[int, ...], tmp_path: Path) -> None:
+)
+def test_shapes(
+    machine: Machine, flags: list[Any], expected: tuple[int, ...], tmp_path: Path
+) -> None:
     launch_spec = plan(tmp_path, machine, *flags).launch_spec
     assert (launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads) == expected
 
 
 def test_more_ranks_than_gpus_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="--nproc asks for 5 ranks, but this machine has 4 GPUs") as caught:
+    with pytest.raises(
+        SpecError, match="--nproc asks for 5 ranks, but this machine has 4 GPUs"
+    ) as caught:
         plan(tmp_path, SERVER, (*NPROC, 5))
     assert "--cpu" in caught.value.hint
 
@@ -84,7 +93,10 @@ def test_styles(tmp_path: Path) -> None:
     on_mac = plan(tmp_path, replace(LAPTOP, system="Darwin"))
     assert on_mac.launch_spec.style == "spawn"
     assert "uses spawn on Darwin" in on_mac.notes[0]
-    assert plan(tmp_path, LAPTOP, ("--style", "launch.style", "torchrun")).launch_spec.style == "torchrun"
+    assert (
+        plan(tmp_path, LAPTOP, ("--style", "launch.style", "torchrun")).launch_spec.style
+        == "torchrun"
+    )
 
 
 def test_the_launch_spec_is_complete(tmp_path: Path) -> None:
@@ -107,17 +119,26 @@ lr = 0.1
     assert launch_spec.program == str(tmp_path / "train.py")
     assert launch_spec.args == ["--lr", "0.1"]
     assert launch_spec.variables == {"A": "x,y"}
-    assert launch_spec.runtime == {"precision": "bf16", "timeout": 600, "save_every_steps": 50, "keep_last": 3}
-    assert (launch_spec.max_restarts, launch_spec.hang_timeout, launch_spec.params) == (3, 300.0, {"lr": 0.1})
+    assert launch_spec.runtime == {
+        "precision": "bf16",
+        "timeout": 600,
+        "save_every_steps": 50,
+        "keep_last": 3,
+    }
+    assert (launch_spec.max_restarts, launch_spec.hang_timeout, launch_spec.params) == (
+        3,
+        300.0,
+        {"lr": 0.1},
+    )
     assert LaunchSpec.from_json(launch_spec_text(launch_spec)) == launch_spec
 
 
 def test_each_node_has_an_agent_with_its_index(tmp_path: Path) -> None:
     agents = plan(tmp_path, LAPTOP, (*NODES, 3)).agents
     assert [starter.variables["PACELINE_AGENT"] for starter in agents] == ["0/3", "1/3", "2/3"]
-    assert {starter.argv for starter in agents} == {("/usr/bin/python3", agents[0].variables["PYTHONPATH"])}, (
-        "another Python finds the run half in the run folder"
-    )
+    assert {starter.argv for starter in agents} == {
+        ("/usr/bin/python3", agents[0].variables["PYTHONPATH"])
+    }, "another Python finds the run half in the run folder"
 
 
 def test_nodes_on_one_machine_share_its_gpus(tmp_path: Path) -> None:
@@ -131,7 +152,9 @@ def test_nodes_on_one_machine_share_its_gpus(tmp_path: Path) -> None:
 
 def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:
     old = plan(tmp_path, LAPTOP, (*NPROC, 4), CPU, params=["lr=1", "width=8"]).launch_spec
-    new = plan(tmp_path, LAPTOP, ("--max-steps", "runtime.max_steps", 9), params=["lr=2"], old=old).launch_spec
+    new = plan(
+        tmp_path, LAPTOP, ("--max-steps", "runtime.max_steps", 9), params=["lr=2"], old=old
+    ).launch_spec
     assert new == replace(old, runtime={"cpu": True, "max_steps": 9}, params={"lr": 2, "width": 8})
     fewer = plan(tmp_path, LAPTOP, (*NPROC, 1), old=old).launch_spec
     assert (fewer.nproc, fewer.threads) == (1, 8)
@@ -145,29 +168,65 @@ def test_run_ids_sort_by_time_and_differ() -> None:
 def test_secrets_in_arguments_of_sbatch_are_hidden_in_the_record(tmp_path: Path) -> None:
     """A local run does not use them, so nobody has checked them."""
     extra = ["--export=API_KEY=hush", "--switches=1"]
-    job = load_job(Program("train.py"), flags=[Flag("--sbatch-arg", "job.extra", extra)], cwd=tmp_path)
-    text = run_record(job, run_path=SITE, rank_counts=RankCounts(1, 1, 0, 1), command=[], time=0.0, facts={}, code={})
+    job = load_job(
+        Program("train.py"), flags=[Flag("--sbatch-arg", "job.extra", extra)], cwd=tmp_path
+    )
+    text = run_record(
+        job,
+        run_path=SITE,
+        rank_counts=RankCounts(1, 1, 0, 1),
+        command=[],
+        time=0.0,
+        facts={},
+        code={},
+    )
     assert json.loads(text)["spec"]["job"]["extra"] == ["--export=API_KEY=***", "--switches=1"]
 
 
-def test_a_secret_that_is_set_nowhere_is_an_error_if_typed_and_a_note_in_a_file(tmp_path: Path) -> None:
+def test_a_secret_that_is_set_nowhere_is_an_error_if_typed_and_a_note_in_a_file(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(SpecError, match="--secret names NOPE_X, which is not set here"):
         plan(tmp_path, LAPTOP, ("--secret", "environment.secrets", ["NOPE_X"]))
     (note,) = plan(tmp_path, LAPTOP, text='[environment]\nsecrets = ["NOPE_X"]').notes
     assert "paceline.toml names NOPE_X, which is not set here" in note
     given = ("--env", "environment.variables", {"NOPE_X": "1"})
-    assert plan(tmp_path, LAPTOP, ("--secret", "environment.secrets", ["NOPE_X"]), given).notes == ()
+    assert (
+        plan(tmp_path, LAPTOP, ("--secret", "environment.secrets", ["NOPE_X"]), given).notes == ()
+    )
 
 
 def test_secrets_on_the_command_line_are_hidden() -> None:
-    args = ["paceline", "run", "--env", "API_KEY=abc", "--env=MY_TOKEN=x=y", "--env", "A=1", "t.py", "KEY=2"]
+    args = [
+        "paceline",
+        "run",
+        "--env",
+        "API_KEY=abc",
+        "--env=MY_TOKEN=x=y",
+        "--env",
+        "A=1",
+        "t.py",
+        "KEY=2",
+    ]
     assert redact_args(args) == [
-        "paceline", "run", "--env", "API_KEY=***", "--env=MY_TOKEN=***", "--env", "A=1", "t.py", "KEY=2",
-    ]  # fmt: skip
+        "paceline",
+        "run",
+        "--env",
+        "API_KEY=***",
+        "--env=MY_TOKEN=***",
+        "--env",
+        "A=1",
+        "t.py",
+        "KEY=2",
+    ]
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"])), max_size=20))
+@given(
+    st.lists(
+        st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"])), max_size=20
+    )
+)
 def test_bash_reads_quoted_arguments_back(args: list[str]) -> None:
     line = command_line(["printf", "%s\\0", *args])
     assert "\n" not in line
@@ -177,7 +236,9 @@ def test_bash_reads_quoted_arguments_back(args: list[str]) -> None:
 
 def test_bytes_that_are_not_text_are_quoted_and_stored_too(tmp_path: Path) -> None:
     word = os.fsdecode(b"a\xff\n'b")
-    done = subprocess.run(["bash", "-c", f"printf %s {quote(word)}"], capture_output=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f"printf %s {quote(word)}"], capture_output=True, check=True
+    )
     assert done.stdout == b"a\xff\n'b"
     launch_spec = replace(plan(tmp_path, LAPTOP).launch_spec, args=[word])
     assert LaunchSpec.from_json(launch_spec_text(launch_spec).encode().decode()).args == [word]

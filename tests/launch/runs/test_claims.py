@@ -52,13 +52,19 @@ def test_a_live_process_keeps_others_out(run: RunFolder) -> None:
         claim_for(run, "pid-1-a", pid)
         with pytest.raises(UsageError, match=f"still running as process {pid}") as refused:
             claims.claim_run(run)
-        assert refused.value.hint == f"Wait for it, or stop it with `paceline cancel {run.path.name}`."
+        assert (
+            refused.value.hint == f"Wait for it, or stop it with `paceline cancel {run.path.name}`."
+        )
         assert read_record(run).status == "running"
     assert read_record(run).status == "lost"
     claims.claim_run(run)
     holder = claims.find_holder(run)
     assert holder is not None
-    assert (holder.number, holder.name, holder.pids()) == (2, claims.local_job_start_name(), [os.getpid()])
+    assert (holder.number, holder.name, holder.pids()) == (
+        2,
+        claims.local_job_start_name(),
+        [os.getpid()],
+    )
 
 
 def test_a_recycled_pid_does_not_count_as_alive(run: RunFolder) -> None:
@@ -83,7 +89,9 @@ ANOTHER_HOST = {"host": "elsewhere", "boot": "b", "namespace": "pid:[1]"}
 
 def test_a_run_on_another_host_keeps_others_out(run: RunFolder) -> None:
     holder = claim_for(run, "pid-1-a", 1, **ANOTHER_HOST)
-    with pytest.raises(UsageError, match="was started on elsewhere, and has not ended there") as caught:
+    with pytest.raises(
+        UsageError, match="was started on elsewhere, and has not ended there"
+    ) as caught:
         claims.claim_run(run)
     assert str(holder.job_start.process) in caught.value.hint
     assert read_record(run).status == "unknown"
@@ -111,7 +119,9 @@ def test_jobs_keep_others_out(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -
     claim_for(run, "7-0")
     for state in ("RUNNING", "PENDING"):
         monkeypatch.setattr(
-            squeue_and_sacct, "states", lambda jobs, state=state: {job: JobState(job, state) for job in jobs}
+            squeue_and_sacct,
+            "states",
+            lambda jobs, state=state: {job: JobState(job, state) for job in jobs},
         )
         with pytest.raises(UsageError, match="as job 7"):
             claims.claim_run(run)
@@ -127,7 +137,9 @@ def test_jobs_keep_others_out(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -
     claims.claim_run(run)
 
 
-def test_a_rival_that_comes_between_is_noticed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rival_that_comes_between_is_noticed(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claim_for(run, "pid-1-a", 1, boot="before")
     with process() as rival, monkeypatch.context() as patch:
         real = claims._require_over

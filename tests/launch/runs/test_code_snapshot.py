@@ -45,17 +45,32 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def snapshot(project: Path, store: Path, *, limit: int = MB, exclude: tuple[str, ...] = ()) -> Snapshot:
-    return list_code(project, limit=limit, exclude=exclude, exclude_paths=[store.parent]).store(store)
+def snapshot(
+    project: Path, store: Path, *, limit: int = MB, exclude: tuple[str, ...] = ()
+) -> Snapshot:
+    return list_code(project, limit=limit, exclude=exclude, exclude_paths=[store.parent]).store(
+        store
+    )
 
 
 def contents(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if not path.is_dir() or path.is_symlink()
+    }
 
 
 EXPECTED = {
-    "train.py", "package/model.py", "package/changed.py", "run.sh", ".gitignore", "link", "new é.py", ".env.example",
-}  # fmt: skip
+    "train.py",
+    "package/model.py",
+    "package/changed.py",
+    "run.sh",
+    ".gitignore",
+    "link",
+    "new é.py",
+    ".env.example",
+}
 
 
 def test_contains_the_current_code_without_secrets(project: Path, tmp_path: Path) -> None:
@@ -87,13 +102,23 @@ def test_equal_code_is_shared_and_changed_code_is_not(project: Path, tmp_path: P
 
 def test_without_git_clutter_is_excluded(tmp_path: Path) -> None:
     project = tmp_path / "plain"
-    for name in ("train.py", "src/a.py", "__pycache__/a.pyc", "env/pyvenv.cfg", "env/lib/x.py", "runs/p/log", "id_rsa"):
+    for name in (
+        "train.py",
+        "src/a.py",
+        "__pycache__/a.pyc",
+        "env/pyvenv.cfg",
+        "env/lib/x.py",
+        "runs/p/log",
+        "id_rsa",
+    ):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("x")
     taken = snapshot(project, project / "out" / "store")
     assert contents(taken.path) == {"train.py", "src/a.py"}
     again = snapshot(project, project / "out" / "store")
-    assert again.path == taken.path, "the store is inside the project, but must not be copied into itself"
+    assert again.path == taken.path, (
+        "the store is inside the project, but must not be copied into itself"
+    )
 
 
 def test_exclude_patterns(project: Path, tmp_path: Path) -> None:
@@ -117,7 +142,16 @@ def test_submodules_are_copied(project: Path, tmp_path: Path) -> None:
     git(inner, "init", "-q")
     git(inner, "add", ".")
     git(inner, "commit", "-q", "-m", "x")
-    git(project, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner), "vendored")
+    git(
+        project,
+        "-c",
+        "protocol.file.allow=always",
+        "submodule",
+        "add",
+        "-q",
+        str(inner),
+        "vendored",
+    )
     assert "vendored/inside.py" in contents(snapshot(project, tmp_path / "scratch" / "store").path)
 
 
@@ -161,11 +195,17 @@ def test_gitignore_counts_without_a_repository(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("package")
     for travels in (False, True):
         assert {*list_code(tmp_path, limit=MB, travels=travels).sizes} == {
-            ".gitignore", "link", "package/.gitignore", "package/model.py", "train.py",
-        }  # fmt: skip
+            ".gitignore",
+            "link",
+            "package/.gitignore",
+            "package/model.py",
+            "train.py",
+        }
 
 
-def test_nothing_travels_if_git_cannot_read_gitignore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_travels_if_git_cannot_read_gitignore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project, programs = tmp_path / "project", tmp_path / "bin"
     for folder in (project, programs):
         folder.mkdir()
@@ -183,7 +223,9 @@ def test_nothing_travels_if_git_cannot_read_gitignore(tmp_path: Path, monkeypatc
         assert "train.py" in list_code(project, limit=MB, travels=True).sizes
 
 
-def test_without_git_the_folder_is_listed_without_clutter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_the_folder_is_listed_without_clutter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "project" / "wandb").mkdir(parents=True)
     for name in ("train.py", "wandb/x"):
         (tmp_path / "project" / name).write_text("x")
@@ -204,9 +246,12 @@ def test_the_home_folder_is_no_project(tmp_path: Path, monkeypatch: pytest.Monke
 def test_fetched_runs_are_no_code(project: Path) -> None:
     """Also one whose transfer was interrupted. A script may have a file of that name, too."""
     for name, content in (
-        ("logs/abcd/fetched.json", '{"cluster": "alps"}'), ("logs/abcd/attempt-1/rank-0.log", "x"),
-        ("logs/ef/.fetch/x", "x"), ("logs/ef/metrics.jsonl", "x"), ("news/fetched.json", "{}"),
-    ):  # fmt: skip
+        ("logs/abcd/fetched.json", '{"cluster": "alps"}'),
+        ("logs/abcd/attempt-1/rank-0.log", "x"),
+        ("logs/ef/.fetch/x", "x"),
+        ("logs/ef/metrics.jsonl", "x"),
+        ("news/fetched.json", "{}"),
+    ):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(content)
     assert {*list_code(project, limit=MB).sizes} == EXPECTED | {"news/fetched.json"}
@@ -235,7 +280,9 @@ def test_concurrent_snapshots_make_one_copy(project: Path, tmp_path: Path) -> No
     assert contents(taken[0].path) == EXPECTED
 
 
-def test_a_failed_copy_leaves_nothing(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_copy_leaves_nothing(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -249,7 +296,9 @@ def test_a_failed_copy_leaves_nothing(project: Path, tmp_path: Path, monkeypatch
 def test_files_that_change_after_they_were_listed_are_named(project: Path) -> None:
     for name in ("train.py", "run.sh", "package/model.py"):
         os.utime(project / name, (1e9, 1e9))
-    listed = list_code(project, limit=MB, exclude=["new*", ".gitignore", "link", "package/changed.py"])
+    listed = list_code(
+        project, limit=MB, exclude=["new*", ".gitignore", "link", "package/changed.py"]
+    )
     assert listed.changed_since() == []
     (project / "run.sh").write_text("#!/bin/bash\n")
     (project / "train.py").unlink()

@@ -40,7 +40,10 @@ def test_every_kind_of_difference(tmp_path: Path) -> None:
     (now / "data/x").write_text("")
     (now / "runs").mkdir()
     (now / "notes.md").write_text("")
-    found = {each.name: each for each in compare_code(then, now, exclude=["*.md"], exclude_paths=[now / "data"])}
+    found = {
+        each.name: each
+        for each in compare_code(then, now, exclude=["*.md"], exclude_paths=[now / "data"])
+    }
     assert {name: (each.kind, each.note) for name, each in found.items()} == {
         "big.txt": ("changed", "large: 2.1 MB -> 2.1 MB"),
         "ends.txt": ("changed", "line endings"),
@@ -86,14 +89,20 @@ def test_show_diff(paceline: Paceline, tmp_path: Path, with_git: bool) -> None:
     assert lines[:2] == ["- gone.py", "+ new.py"]
     assert lines[2:4] == ["--- run/train.py", "+++ now/train.py"]
     assert lines[5:] == ["-print('one')", "+print('two')  \ufffd[2J"]
-    assert run("show", "--stat").stdout.splitlines() == ["- gone.py", "+ new.py", "~ train.py  +1 -1"]
+    assert run("show", "--stat").stdout.splitlines() == [
+        "- gone.py",
+        "+ new.py",
+        "~ train.py  +1 -1",
+    ]
     unknown = run("show", "--stat", "--diff", "nothing")
     assert unknown.returncode == 2
 
 
 def test_runs_without_a_snapshot(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    paceline("run", "--style", "spawn", "--nproc", "1", "--cpu", "--no-snapshot", "train.py", check=True)
+    paceline(
+        "run", "--style", "spawn", "--nproc", "1", "--cpu", "--no-snapshot", "train.py", check=True
+    )
     done = paceline("show", "last", "--diff")
     assert done.returncode == 1
     assert "has no copy of its code" in done.stderr

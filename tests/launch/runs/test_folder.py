@@ -41,14 +41,19 @@ def test_scratch_from_environment_then_file_then_default(tmp_path: Path) -> None
     assert folders.resolve_scratch(plain, {}) == tmp_path / "p" / "runs"
     assert folders.resolve_scratch(configured, variables) == Path("/work/me/x")
     assert folders.resolve_scratch(relative, {}) == tmp_path / "here"
-    assert folders.resolve_scratch(configured, {**variables, "PACELINE_SCRATCH": "/big"}) == Path("/big")
+    assert folders.resolve_scratch(configured, {**variables, "PACELINE_SCRATCH": "/big"}) == Path(
+        "/big"
+    )
     with pytest.raises(SpecError, match=r"\$SUB is not set"):
         folders.resolve_scratch(configured, {"WORK": "/work"})
 
 
 def test_a_run_id_in_use_is_replaced(tmp_path: Path) -> None:
     run_path = RunPath(tmp_path, "p", "e", new_run_id())
-    with folders.create_run_folder(run_path) as first, folders.create_run_folder(run_path) as second:
+    with (
+        folders.create_run_folder(run_path) as first,
+        folders.create_run_folder(run_path) as second,
+    ):
         assert first.run_id == run_path.run_id != second.run_id
     assert len(list((tmp_path / "p" / "e").iterdir())) == 2
 
@@ -73,7 +78,9 @@ def test_a_failed_body_removes_only_its_own_folders(tmp_path: Path) -> None:
     assert list((scratch / "p" / "e").iterdir()) == [created.folder.path]
 
 
-def test_only_a_new_scratch_folder_of_a_project_is_hidden_from_git_and_pytest(tmp_path: Path) -> None:
+def test_only_a_new_scratch_folder_of_a_project_is_hidden_from_git_and_pytest(
+    tmp_path: Path,
+) -> None:
     def names(scratch: Path) -> list[str]:
         with folders.create_run_folder(RunPath(scratch, "p", "e", new_run_id())):
             return sorted(os.listdir(scratch))
@@ -84,7 +91,8 @@ def test_only_a_new_scratch_folder_of_a_project_is_hidden_from_git_and_pytest(tm
     hidden = [".gitignore", "conftest.py", "p"]
     assert names(tmp_path / "no-project" / "runs") == names(project / "a" / "b") == hidden
     assert names(project / "a" / "b") == hidden
-    assert names(tmp_path / "scratch") == names(project / "mine") == ["p"]  # elsewhere, and a folder of the user's
+    # elsewhere, and a folder of the user's
+    assert names(tmp_path / "scratch") == names(project / "mine") == ["p"]
 
 
 def test_a_run_that_fails_removes_a_scratch_folder_of_a_project_unless_another_uses_it(
@@ -127,7 +135,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "small"
     path.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
@@ -159,9 +170,13 @@ def test_find_runs_by_folder_id_suffix_and_last(tmp_path: Path) -> None:
     assert folders.find_run("aaaa", tmp_path).path.name == "20300101-000000-aaaa"
     assert folders.find_run("last", tmp_path).path == newest
     assert folders.find_run(str(newest), tmp_path / "elsewhere").path == newest
-    assert folders.run_path_of(folders.find_run("cbbb", tmp_path)) == RunPath(tmp_path, "p", "e", newest.name)
+    assert folders.run_path_of(folders.find_run("cbbb", tmp_path)) == RunPath(
+        tmp_path, "p", "e", newest.name
+    )
     assert folders.find_run("20300101", tmp_path).path.name == "20300101-000000-aaaa"
-    with pytest.raises(UsageError, match="matches 2 runs: 20300102-000000-cbbb, 20300102-000000-bbbb"):
+    with pytest.raises(
+        UsageError, match="matches 2 runs: 20300102-000000-cbbb, 20300102-000000-bbbb"
+    ):
         folders.find_run("bbb", tmp_path)
     with pytest.raises(UsageError, match="no run 'zzz'"):
         folders.find_run("zzz", tmp_path)
@@ -177,7 +192,10 @@ def test_a_run_is_found_by_its_earlier_jobs(tmp_path: Path) -> None:
 
 
 def test_find_runs_by_name_and_job_id(tmp_path: Path) -> None:
-    for run_id, details in {"20300101-000000-aaaa": '{"name": "baseline"}', "20300102-000000-bbbb": "not JSON"}.items():
+    for run_id, details in {
+        "20300101-000000-aaaa": '{"name": "baseline"}',
+        "20300102-000000-bbbb": "not JSON",
+    }.items():
         folder = tmp_path / "p" / "e" / run_id
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(details)
@@ -193,7 +211,9 @@ def test_find_runs_by_name_and_job_id(tmp_path: Path) -> None:
 
 def test_find_a_run_without_a_name_by_its_program(tmp_path: Path) -> None:
     """That is what `paceline ps` shows instead."""
-    for number, details in enumerate(('{"program": "train.py"}', '{"name": "big", "program": "train.py"}')):
+    for number, details in enumerate(
+        ('{"program": "train.py"}', '{"name": "big", "program": "train.py"}')
+    ):
         folder = tmp_path / "p" / "e" / f"2030010{number}-000000-000{number}"
         folder.mkdir(parents=True)
         (folder / "run.json").write_text(details)
@@ -208,7 +228,13 @@ def test_names_and_job_ids_come_before_the_ends_of_run_ids(tmp_path: Path) -> No
         folder.mkdir(parents=True)
         (folder / "run.json").write_text('{"name": "a"}' if number == 0 else "{}")
         (folder / "job").write_text(f"{2 + number * 15}\n")
-    for name, expected in {"a": "a017", "2": "a017", "17": "bbba", "017": "a017", "ba": "bbba"}.items():
+    for name, expected in {
+        "a": "a017",
+        "2": "a017",
+        "17": "bbba",
+        "017": "a017",
+        "ba": "bbba",
+    }.items():
         assert folders.find_run(name, tmp_path).path.name.endswith(expected)
     with pytest.raises(UsageError, match="'20' matches 2 runs"):
         folders.find_run("20", tmp_path)
@@ -221,7 +247,9 @@ def test_a_mistyped_job_id_changes_no_run(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "job").write_text("4711\n")
     for part in ("017", "203", "7"):  # the end of the id, its start, and the start of the name
         assert folders.find_run(part, tmp_path).path == folder, "to look at"
-        with pytest.raises(UsageError, match=f"No run has the job id {part}.*{folder.name}") as caught:
+        with pytest.raises(
+            UsageError, match=f"No run has the job id {part}.*{folder.name}"
+        ) as caught:
             folders.find_own_run(part, tmp_path)
         assert caught.value.hint == f"If you mean that run, give its whole id: {folder.name}"
     for name in ("4711", "a017", "7b", folder.name, "20300101-", "last"):
@@ -249,7 +277,10 @@ def test_find_runs_by_the_start_of_their_name(tmp_path: Path) -> None:
             folders.find_run(part, tmp_path)
     with pytest.raises(UsageError, match="no run 'big'"):
         folders.find_run("big", tmp_path)
-    for typed, meant in {"lm-bsae": "lm-base", "20300100-00000-0000": "20300100-000000-0000"}.items():
+    for typed, meant in {
+        "lm-bsae": "lm-base",
+        "20300100-00000-0000": "20300100-000000-0000",
+    }.items():
         with pytest.raises(UsageError) as caught:
             folders.find_run(typed, tmp_path)
         assert caught.value.hint.startswith(f"Did you mean {meant!r}? Give")
@@ -297,7 +328,12 @@ def test_the_run_half_works_from_its_zip(compiled: bool, tmp_path: Path) -> None
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "one.zip")}
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-S", "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == "right\n", done.stderr
 
@@ -347,7 +383,9 @@ def files_of(code: CodeType) -> set[str]:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_run_half_in_the_store_that_is_not_ours_is_replaced(compiled: bool, tmp_path: Path) -> None:
+def test_a_run_half_in_the_store_that_is_not_ours_is_replaced(
+    compiled: bool, tmp_path: Path
+) -> None:
     """Jobs run what is in it, whoever has put a file of that name there."""
     path = stored_run_half(tmp_path, compiled=compiled)
     right = path.read_bytes()
@@ -379,7 +417,10 @@ def test_gpus_are_counted_by_device_files_and_visibility(tmp_path: Path) -> None
     counts = [
         usable_gpus(environ, tmp_path)
         for environ in (
-            {}, {"CUDA_VISIBLE_DEVICES": "0,2"}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "1,-1,2"},
+            {},
+            {"CUDA_VISIBLE_DEVICES": "0,2"},
+            {"CUDA_VISIBLE_DEVICES": ""},
+            {"CUDA_VISIBLE_DEVICES": "1,-1,2"},
         )
-    ]  # fmt: skip
+    ]
     assert counts == [3, 2, 0, 1]

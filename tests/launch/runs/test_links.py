@@ -18,21 +18,45 @@ def make(folder: Path, *names: str) -> Path:
     return folder
 
 
-CODE = ("train.py", "data/prepare.py", "pkg/a.py", "pkg/__init__.py", "checkpoints/.gitkeep", "docs/sub/README.md")
+CODE = (
+    "train.py",
+    "data/prepare.py",
+    "pkg/a.py",
+    "pkg/__init__.py",
+    "checkpoints/.gitkeep",
+    "docs/sub/README.md",
+)
 
 
 def test_links_to_what_the_snapshot_leaves_out(tmp_path: Path) -> None:
     project = make(
-        tmp_path / "home/project", *CODE, ".env", ".venv/bin/python", "data/train.bin", "data/raw/1.jpg",
-        "pkg/__pycache__/a", "checkpoints/1.pt", "docs/sub/image.png", "runs/p/default/1/run.json",
-        "big/store/p/default/2/run.json", "big/x",
-    )  # fmt: skip
+        tmp_path / "home/project",
+        *CODE,
+        ".env",
+        ".venv/bin/python",
+        "data/train.bin",
+        "data/raw/1.jpg",
+        "pkg/__pycache__/a",
+        "checkpoints/1.pt",
+        "docs/sub/image.png",
+        "runs/p/default/1/run.json",
+        "big/store/p/default/2/run.json",
+        "big/x",
+    )
     make(tmp_path / "home", "datasets/y", ".bashrc", ".git/HEAD", "scratch/p/default/3/run.json")
     runs = [project / "runs", project / "big/store", tmp_path / "home/scratch"]
     found = find_links(project, CODE, run_folders=runs)
     assert sorted(found.names) == [
-        "../.git", "../datasets", ".env", ".venv", "big/x", "checkpoints", "data/raw", "data/train.bin", "docs",
-    ]  # fmt: skip
+        "../.git",
+        "../datasets",
+        ".env",
+        ".venv",
+        "big/x",
+        "checkpoints",
+        "data/raw",
+        "data/train.bin",
+        "docs",
+    ]
     assert (found.in_place, found.notes) == ([], [])
 
 
@@ -41,14 +65,22 @@ def test_no_link_leads_to_the_runs(tmp_path: Path) -> None:
     (tmp_path / "disk/runs").mkdir(parents=True)
     (project / "output").symlink_to("../../disk/runs")
     (project / "disk").symlink_to("../../disk")
-    found = find_links(project, CODE, run_folders=[project / "checkpoints/paceline", project / "output"])
+    found = find_links(
+        project, CODE, run_folders=[project / "checkpoints/paceline", project / "output"]
+    )
     assert sorted(found.names) == ["checkpoints/old.pt", "disk", "docs"]
 
 
-def test_a_folder_with_very_many_files_is_linked_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_very_many_files_is_linked_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(links, "MAX_LINKS", 3)
     project = make(
-        tmp_path / "home/project", *CODE, *(f"data/{number}.jpg" for number in range(4)), "data/deep/x", "other/x"
+        tmp_path / "home/project",
+        *CODE,
+        *(f"data/{number}.jpg" for number in range(4)),
+        "data/deep/x",
+        "other/x",
     )
     found = find_links(project, CODE, run_folders=[])
     assert sorted(found.names) == ["checkpoints", "data", "docs", "other"]
@@ -90,7 +122,11 @@ def test_arguments_that_the_job_could_not_find(tmp_path: Path) -> None:
         "..",
     )
     check("../data/train.bin", "../../datasets", cwd=project / "pkg")
-    for arg, cwd in (("--init=runs/p/1/x.pt", project), ("../../far", project), ("../../../far/x", project / "pkg")):
+    for arg, cwd in (
+        ("--init=runs/p/1/x.pt", project),
+        ("../../far", project),
+        ("../../../far/x", project / "pkg"),
+    ):
         with pytest.raises(UsageError, match="The job will not find") as caught:
             check(arg, cwd=cwd)
         assert str(tmp_path) in caught.value.hint

@@ -90,7 +90,9 @@ def job_in(project: Path, **environment: Any) -> Job:
     return load_job(Program("train.py"), flags=flags, cwd=project)
 
 
-def read(project: Path, home: Path, environ: Mapping[str, str] | None = None, **environment: Any) -> Secrets:
+def read(
+    project: Path, home: Path, environ: Mapping[str, str] | None = None, **environment: Any
+) -> Secrets:
     return read_secrets(job_in(project, **environment), {"HOME": str(home), **(environ or {})})
 
 
@@ -100,7 +102,12 @@ def test_earlier_files_win_and_sources_are_named(project: Path, home: Path) -> N
     write(home / "wandb_credentials.txt", "0123abcd\n")
     write(home / ".netrc", "machine api.wandb.ai login user password other\n")
     found = read(project, home)
-    assert dict(found.values) == {"A": "project", "B": "project", "C": "user", "WANDB_API_KEY": "0123abcd"}
+    assert dict(found.values) == {
+        "A": "project",
+        "B": "project",
+        "C": "user",
+        "WANDB_API_KEY": "0123abcd",
+    }
     assert found.describe() == (
         "A (.env), B (.env), C (~/.config/paceline/secrets.env), WANDB_API_KEY (~/wandb_credentials.txt)"
     )
@@ -124,7 +131,12 @@ def test_xdg_config_home_is_respected(project: Path, home: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("text", "key"),
-    [("abc\n", "abc"), ("WANDB_API_KEY=abc\n", "abc"), ("export WANDB_API_KEY='a b'", "a b"), ("YWI=\n", "YWI=")],
+    [
+        ("abc\n", "abc"),
+        ("WANDB_API_KEY=abc\n", "abc"),
+        ("export WANDB_API_KEY='a b'", "a b"),
+        ("YWI=\n", "YWI="),
+    ],
 )
 def test_wandb_credentials_file_formats(project: Path, home: Path, text: str, key: str) -> None:
     write(home / "wandb_credentials.txt", text)
@@ -142,9 +154,15 @@ machine github.com login me password never
 
 @pytest.mark.parametrize(
     ("address", "key"),
-    [(None, "cloud"), ("https://wandb.example.org:8080/x", "ours"), ("https://other.example.org", None)],
+    [
+        (None, "cloud"),
+        ("https://wandb.example.org:8080/x", "ours"),
+        ("https://other.example.org", None),
+    ],
 )
-def test_netrc_key_matches_the_wandb_server(project: Path, home: Path, address: str | None, key: str | None) -> None:
+def test_netrc_key_matches_the_wandb_server(
+    project: Path, home: Path, address: str | None, key: str | None
+) -> None:
     write(home / ".netrc", NETRC)
     if address:
         write(project / ".env", f"WANDB_BASE_URL={address}\n")
@@ -174,19 +192,25 @@ def test_a_wandb_key_keeps_its_server_address(project: Path, home: Path) -> None
     assert not read(project, home, address).values  # without a key there is nothing to protect
 
 
-def test_an_invalid_netrc_is_an_error_only_if_it_names_the_wandb_server(project: Path, home: Path) -> None:
+def test_an_invalid_netrc_is_an_error_only_if_it_names_the_wandb_server(
+    project: Path, home: Path
+) -> None:
     """Other programs may know keywords that Python's parser does not."""
     write(home / ".netrc", f"machine github.com login me password {HUSH} unknown words\n")
     assert not read(project, home).values
     write(home / ".netrc", f"machine api.wandb.ai login me password {HUSH} unknown words\n")
-    with pytest.raises(PacelineError, match=r"Cannot read the secrets in ~/\.netrc: line 1") as caught:
+    with pytest.raises(
+        PacelineError, match=r"Cannot read the secrets in ~/\.netrc: line 1"
+    ) as caught:
         read(project, home)
     assert HUSH not in str(caught.value)
 
 
 def test_netrc_variable_is_respected(project: Path, home: Path, tmp_path: Path) -> None:
     write(tmp_path / "my-netrc", NETRC)
-    assert dict(read(project, home, {"NETRC": str(tmp_path / "my-netrc")}).values) == {"WANDB_API_KEY": "cloud"}
+    assert dict(read(project, home, {"NETRC": str(tmp_path / "my-netrc")}).values) == {
+        "WANDB_API_KEY": "cloud"
+    }
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o660, 0o644])
@@ -244,7 +268,9 @@ def test_pipes_and_binary_files_are_rejected(project: Path, home: Path) -> None:
 
 
 def test_shell_variables_win(project: Path, home: Path) -> None:
-    filed = Secrets({"A": "file", "B": "file", "UID": "1000"}, {"A": ".env", "B": ".env", "UID": ".env"})
+    filed = Secrets(
+        {"A": "file", "B": "file", "UID": "1000"}, {"A": ".env", "B": ".env", "UID": ".env"}
+    )
     environ = {"A": "shell", "C": "shell", "D": "not requested"}
     found = choose_secrets(job_in(project, secrets=["B", "C"]), environ=environ, file_secrets=filed)
     assert dict(found.values) == {"A": "shell", "B": "file", "C": "shell"}
@@ -253,7 +279,9 @@ def test_shell_variables_win(project: Path, home: Path) -> None:
 
 def test_names_used_by_the_batch_script_are_rejected(project: Path) -> None:
     filed = Secrets({"paceline_run": "x"}, {"paceline_run": ".env"})
-    with pytest.raises(SpecError, match=r"\.env sets paceline_run, a name that batch scripts use themselves"):
+    with pytest.raises(
+        SpecError, match=r"\.env sets paceline_run, a name that batch scripts use themselves"
+    ):
         choose_secrets(job_in(project), environ={}, file_secrets=filed)
     found = choose_secrets(job_in(project), environ={}, file_secrets=filed, in_a_job=False)
     assert found.values == {"paceline_run": "x"}
@@ -261,15 +289,26 @@ def test_names_used_by_the_batch_script_are_rejected(project: Path) -> None:
 
 def test_a_value_in_place_of_a_name_is_not_quoted(project: Path) -> None:
     with pytest.raises(SpecError, match="'A_KEY', which is not a variable name") as caught:
-        choose_secrets(job_in(project, secrets=[f"A_KEY={HUSH}"]), environ={}, file_secrets=Secrets(), in_a_job=False)
+        choose_secrets(
+            job_in(project, secrets=[f"A_KEY={HUSH}"]),
+            environ={},
+            file_secrets=Secrets(),
+            in_a_job=False,
+        )
     assert HUSH not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f'variables = {{ "A-KEY" = "{HUSH}" }}', "variables = {A-KEY} in .*: use letters, digits and _"),
-        (f'variables = {{ A_KEY = ["{HUSH}"] }}', "variables = {A_KEY} in .*: use a string or a number for A_KEY"),
+        (
+            f'variables = {{ "A-KEY" = "{HUSH}" }}',
+            "variables = {A-KEY} in .*: use letters, digits and _",
+        ),
+        (
+            f'variables = {{ A_KEY = ["{HUSH}"] }}',
+            "variables = {A_KEY} in .*: use a string or a number for A_KEY",
+        ),
         (f'secrets = {{ A_KEY = "{HUSH}" }}', "secrets = {A_KEY} in .*: use a list of strings"),
     ],
 )

@@ -50,7 +50,9 @@ def submission(tmp_path: Path) -> SlurmPlan:
 HIDING = 'case " $* " in *" --all "*) printf "%s\\n" "$HIDDEN" ;; esac'
 
 
-def test_hidden_partitions_and_their_jobs_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_partitions_and_their_jobs_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("squeue", "sinfo"):
         put_command(tmp_path, name, HIDING)
     fields = ["secret", "up", "infinite", "2", "8", "1000", "gpu:4", "(null)", "idle", "1-infinite"]
@@ -81,16 +83,22 @@ def test_variables_of_the_user_do_not_change_questions_and_cancels(
         slurm.cancel_jobs(["7"])
     found = {line.partition("=")[0] for line in (tmp_path / "variables").read_text().splitlines()}
     assert "SLURM_CONF" in found
-    assert not [name for name in found if name.startswith(("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_"))]
+    assert not [
+        name for name in found if name.startswith(("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_"))
+    ]
 
 
-def test_a_configuration_that_is_gone_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_that_is_gone_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after `paceline sandbox down`: Slurm's own commands look for the file for a minute."""
     put_command(tmp_path, "squeue", "sleep 600")
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         patch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-        with pytest.raises(NotConfigured, match=r"SLURM_CONF names .*slurm\.conf, which does not exist") as caught:
+        with pytest.raises(
+            NotConfigured, match=r"SLURM_CONF names .*slurm\.conf, which does not exist"
+        ) as caught:
             squeue_and_sacct.queue()
     assert "unset SLURM_CONF" in caught.value.hint
 
@@ -131,7 +139,9 @@ def test_init_lists_no_bridges_and_cables_of_containers(tmp_path: Path) -> None:
     add("lo", state="unknown")
     add("docker0", "bridge", "lower_veth1")
     add("veth1")
-    assert interfaces(tmp_path) == ["docker0", "veth1"], "inside a container, there may be nothing else"
+    assert interfaces(tmp_path) == ["docker0", "veth1"], (
+        "inside a container, there may be nothing else"
+    )
     add("eth0", "device")
     add("eth1", "device", state="down")
     add("bond0", "bonding", "lower_eth0")
@@ -141,7 +151,9 @@ def test_init_lists_no_bridges_and_cables_of_containers(tmp_path: Path) -> None:
 def test_doctor_names_the_interface_in_use_and_counts_the_others(tmp_path: Path) -> None:
     table = tmp_path / "route"
     assert default_interface(table) == ""
-    table.write_text("Iface\tDestination\tGateway\neth0\t0002000A\t00000000\neth1\t00000000\t0102000A\n")
+    table.write_text(
+        "Iface\tDestination\tGateway\neth0\t0002000A\t00000000\neth1\t00000000\t0102000A\n"
+    )
     assert default_interface(table) == "eth1"
     names = [f"eth{number}" for number in range(15)]
     assert describe_interfaces(names, "eth1") == "eth1 + 14 more"
@@ -154,7 +166,9 @@ def test_doctor_names_the_interface_in_use_and_counts_the_others(tmp_path: Path)
 
 
 PARTITIONS = {
-    "gpu": Partition("gpu", is_default=True, kinds=[NodeKind(2, 64, 500_000, {"a100": 4}, (), "idle")]),
+    "gpu": Partition(
+        "gpu", is_default=True, kinds=[NodeKind(2, 64, 500_000, {"a100": 4}, (), "idle")]
+    ),
     "cpu": Partition("cpu", max_time=3600, kinds=[NodeKind(2, 64, 500_000, {}, (), "idle")]),
 }
 
@@ -173,7 +187,9 @@ def test_a_job_for_nodes_that_are_down_waits_in_the_queue(monkeypatch: pytest.Mo
         "The job cannot start yet: too few nodes that fit it are up (2 of partition main down or drained)."
         " It waits until they are back.",
     )
-    rejected = limits.explain_rejection(job, planned, [Partition("main", is_default=True, kinds=kinds)], reason)
+    rejected = limits.explain_rejection(
+        job, planned, [Partition("main", is_default=True, kinds=kinds)], reason
+    )
     assert rejected.hint.startswith("Submit it again once they are back")
     up = [Partition("main", is_default=True, kinds=kinds[:1])]
     assert limits.check_with_slurm(job, planned, up).level == PROBLEM
@@ -187,8 +203,12 @@ def test_a_job_for_nodes_that_are_down_waits_in_the_queue(monkeypatch: pytest.Mo
         (5, 1, "Choose another --partition. It has a100 (up to 4 per node)."),
     ],
 )
-def test_too_many_gpus_are_an_error_that_names_a_number_that_fits(nodes: int, gpus: int, hint: str) -> None:
-    kinds = [NodeKind(count, 64, 500_000, {"a100": each}, (), "idle") for count, each in ((1, 4), (2, 2))]
+def test_too_many_gpus_are_an_error_that_names_a_number_that_fits(
+    nodes: int, gpus: int, hint: str
+) -> None:
+    kinds = [
+        NodeKind(count, 64, 500_000, {"a100": each}, (), "idle") for count, each in ((1, 4), (2, 2))
+    ]
     kinds.append(NodeKind(4, 64, 500_000, {}, (), "idle"))
     tables = {"job": {"nodes": nodes, "gpus_per_node": gpus, "time": "1h"}}
     job = load_job(Program("train.py"), overlay=(tables, Path("x")))
@@ -200,14 +220,22 @@ def test_too_many_gpus_are_an_error_that_names_a_number_that_fits(nodes: int, gp
 @pytest.mark.parametrize(
     ("keys", "warned"),
     [
-        ({}, ["the default of partition gpu applies, if it has one.", "no GPUs, but the nodes of partition gpu"]),
+        (
+            {},
+            [
+                "the default of partition gpu applies, if it has one.",
+                "no GPUs, but the nodes of partition gpu",
+            ],
+        ),
         ({"job__partition": "cpu"}, ["the default of partition cpu applies (at most 1h)."]),
         ({"job__time": "1h", "runtime__cpu": True}, []),
         ({"job__gpus_per_node": 1, "job__extra": ["--time=5"]}, []),
         ({"job__gpus_per_node": 0, "job__time": "1h"}, []),
     ],
 )
-def test_a_job_without_a_time_limit_or_gpus_is_a_warning(keys: dict[str, Any], warned: list[str]) -> None:
+def test_a_job_without_a_time_limit_or_gpus_is_a_warning(
+    keys: dict[str, Any], warned: list[str]
+) -> None:
     tables: dict[str, Any] = {}
     for key, value in keys.items():
         table, name = key.split("__")
@@ -216,14 +244,20 @@ def test_a_job_without_a_time_limit_or_gpus_is_a_warning(keys: dict[str, Any], w
     planned = replace(plan({}), directives=(), task_counts=count_tasks(job), submitter={})
     if job.resources.time:
         planned = replace(planned, directives=(Directive("time", "1:00:00"),))
-    found = [each.text for each in check_limits(job, planned, list(PARTITIONS.values())) if each.level == WARNING]
+    found = [
+        each.text
+        for each in check_limits(job, planned, list(PARTITIONS.values()))
+        if each.level == WARNING
+    ]
     assert len(found) == len(warned)
     for text, part in zip(found, warned, strict=True):
         assert part in text
 
 
 def test_the_job_id_is_found_in_other_output(submission: SlurmPlan, tmp_path: Path) -> None:
-    put_command(tmp_path, "sbatch", "echo 'Welcome to 7!'; echo '123;north'; echo 'have a nice day'")
+    put_command(
+        tmp_path, "sbatch", "echo 'Welcome to 7!'; echo '123;north'; echo 'have a nice day'"
+    )
     assert sbatch.submit(submission) == "123"
     assert slurm.read_job_id(submission.run_path.folder) == "123"
 
@@ -233,13 +267,21 @@ LATE = "echo 'sbatch: error: Batch job submission failed: Socket timed out on se
 
 
 @pytest.fixture
-def slow(submission: SlurmPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+def slow(
+    submission: SlurmPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], None]]:
     """`slow(job)`: from the second question on, squeue lists this job of the run, beside others."""
 
     def listed(job: str) -> None:
         folder, asked = submission.run_path.folder.path, tmp_path / "asked"
-        rows = "".join(f"{number}{slurm.SEPARATOR}{path}\\n" for number, path in ((5, "/"), (job, folder)) if number)
-        put_command(tmp_path, "squeue", f"if [ -e {asked} ]; then printf '{rows}'; fi; touch {asked}")
+        rows = "".join(
+            f"{number}{slurm.SEPARATOR}{path}\\n"
+            for number, path in ((5, "/"), (job, folder))
+            if number
+        )
+        put_command(
+            tmp_path, "squeue", f"if [ -e {asked} ]; then printf '{rows}'; fi; touch {asked}"
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(sbatch, "QUERY_PAUSES", (0.0, 0.0, 0.0))
@@ -248,9 +290,15 @@ def slow(submission: SlurmPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         yield listed
 
 
-@pytest.mark.parametrize("text", [LATE, "exec sleep 60", "echo welcome"], ids=["error", "silence", "no id"])
+@pytest.mark.parametrize(
+    "text", [LATE, "exec sleep 60", "echo welcome"], ids=["error", "silence", "no id"]
+)
 def test_a_job_that_slurm_has_after_all_is_adopted(
-    submission: SlurmPlan, tmp_path: Path, slow: Callable[[str], None], text: str, monkeypatch: pytest.MonkeyPatch
+    submission: SlurmPlan,
+    tmp_path: Path,
+    slow: Callable[[str], None],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow("123")
     put_command(tmp_path, "sbatch", text)
@@ -261,7 +309,10 @@ def test_a_job_that_slurm_has_after_all_is_adopted(
 
 
 def test_a_folder_whose_job_may_exist_stays(
-    submission: SlurmPlan, tmp_path: Path, slow: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    submission: SlurmPlan,
+    tmp_path: Path,
+    slow: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow("")
     put_command(tmp_path, "sbatch", LATE)
@@ -284,7 +335,10 @@ def test_a_folder_whose_job_may_exist_stays(
 
 
 def test_an_interrupted_submission_is_withdrawn(
-    submission: SlurmPlan, tmp_path: Path, slow: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    submission: SlurmPlan,
+    tmp_path: Path,
+    slow: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow("123")
     real = slurm.call
@@ -309,7 +363,9 @@ def test_of_several_arrays_the_new_one_is_adopted(
     assert arrays.submit_array(submission, array="0-1", listing="tasks-1") == "123"
     with pytest.raises(NoAnswer):
         arrays.submit_array(submission, array="2-3", listing="tasks-2", known=["123"])
-    assert sorted(path.name for path in submission.run_path.folder.path.glob("cancelled*")) == ["cancelled-tasks-2"]
+    assert sorted(path.name for path in submission.run_path.folder.path.glob("cancelled*")) == [
+        "cancelled-tasks-2"
+    ]
 
 
 def test_a_job_that_cannot_be_recorded_is_cancelled(submission: SlurmPlan, tmp_path: Path) -> None:
@@ -330,7 +386,9 @@ def test_ps_shows_odd_names_and_finds_the_active_run(
         claims.claim_run(folder)
         if number:
             folder.job_start(claims.local_job_start_name()).verdict.write_text("done\n")
-        folder.run_json.write_text(json.dumps({"name": "a[/b]\x1b]0;owned\x07", "nodes": 1, "nproc": 2}))
+        folder.run_json.write_text(
+            json.dumps({"name": "a[/b]\x1b]0;owned\x07", "nodes": 1, "nproc": 2})
+        )
     every = paceline("ps", COLUMNS="200")
     assert every.returncode == 0, every.stderr
     assert every.stdout.count("a[/b]") == 20
@@ -365,6 +423,8 @@ def test_job_states_take_time_in_proportion_to_the_jobs(monkeypatch: pytest.Monk
 
     count = 200
     names = [Counted(number) for number in range(count)]
-    monkeypatch.setattr(squeue_and_sacct, "queue", lambda: {name: JobState(name, "RUNNING") for name in names})
+    monkeypatch.setattr(
+        squeue_and_sacct, "queue", lambda: {name: JobState(name, "RUNNING") for name in names}
+    )
     assert len(squeue_and_sacct.states(names)) == count
     assert Counted.hashed < 20 * count

@@ -10,7 +10,9 @@ import pytest
 from paceline.slurm.node_command import run_on_node
 
 
-def test_the_job_is_named_after_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_job_is_named_after_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     srun = tmp_path / "srun"
     srun.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/args\nexit 3\n')
     srun.chmod(0o755)

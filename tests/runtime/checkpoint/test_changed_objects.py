@@ -49,13 +49,22 @@ def load(folder: Path, *, strict: bool = True, **objects: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     "start",
-    [{"a": torch.zeros(2)}, {"a": torch.zeros(2), "b": None}, {"a": torch.zeros(5), "b": torch.zeros(1)}, {"c": 1}, {}],
+    [
+        {"a": torch.zeros(2)},
+        {"a": torch.zeros(2), "b": None},
+        {"a": torch.zeros(5), "b": torch.zeros(1)},
+        {"c": 1},
+        {},
+    ],
 )
 def test_state_that_appears_later(tmp_path: Path, start: dict[str, Any]) -> None:
     save(tmp_path, it=Holder(a=torch.ones(2), b=torch.full((3,), 7.0)))
     fresh = Holder(**start)
     assert load(tmp_path, it=fresh) == []
-    assert {key: value.tolist() for key, value in fresh.state.items()} == {"a": [1, 1], "b": [7, 7, 7]}
+    assert {key: value.tolist() for key, value in fresh.state.items()} == {
+        "a": [1, 1],
+        "b": [7, 7, 7],
+    }
 
 
 def test_a_lazy_module(tmp_path: Path) -> None:
@@ -94,7 +103,9 @@ class Versioned(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(8.0))
 
-    def _load_from_state_dict(self, state: Any, prefix: str, metadata: dict[str, Any], *rest: Any) -> None:
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, metadata: dict[str, Any], *rest: Any
+    ) -> None:
         if (metadata.get("version") or 1) < 2:
             state[f"{prefix}scale"] = state[f"{prefix}scale"] * 2
         super()._load_from_state_dict(state, prefix, metadata, *rest)
@@ -110,7 +121,9 @@ def test_modules_that_translate_their_state(tmp_path: Path) -> None:
     assert torch.equal(new.trunk.weight, old.body.weight)
     assert versioned.scale.item() == 8.0
     new.more = nn.Linear(1, 1)
-    with pytest.raises(CheckpointError, match=r"doesn't fit 'model'; missing in the checkpoint: .*more.weight"):
+    with pytest.raises(
+        CheckpointError, match=r"doesn't fit 'model'; missing in the checkpoint: .*more.weight"
+    ):
         load(tmp_path, model=new, versioned=versioned)
 
 
@@ -121,14 +134,19 @@ def test_without_strict_what_fits_is_loaded(tmp_path: Path) -> None:
     opt.step()
     save(tmp_path, model=model, opt=opt, other=Holder(a=1))
     new = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
-    for objects in ({"model": new}, {"model": model, "ema": nn.Linear(1, 1), "opt": opt, "another": Holder()}):
+    for objects in (
+        {"model": new},
+        {"model": model, "ema": nn.Linear(1, 1), "opt": opt, "another": Holder()},
+    ):
         with pytest.raises(CheckpointError) as error:
             load(tmp_path, **objects)
         assert "strict=False" in str(error.value.hint)
     optimizer = torch.optim.Adam(new.parameters())
     warnings = load(tmp_path, strict=False, model=new, opt=optimizer, another=Holder(a=2))
     assert torch.equal(new[0].weight, model[0].weight)
-    assert torch.equal(optimizer.state[new[0].weight]["exp_avg"], opt.state[model[0].weight]["exp_avg"])
+    assert torch.equal(
+        optimizer.state[new[0].weight]["exp_avg"], opt.state[model[0].weight]["exp_avg"]
+    )
     assert new[1].weight not in optimizer.state
     new(torch.ones(1, 3)).sum().backward()
     optimizer.step()
@@ -140,7 +158,9 @@ def test_without_strict_what_fits_is_loaded(tmp_path: Path) -> None:
     ]
     sgd = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.5)
     warnings = load(tmp_path, strict=False, opt=sgd, model=model, other=Holder())
-    assert warnings[0].startswith("not loaded: 'opt' (The checkpoint doesn't fit 'opt': ValueError: loaded state")
+    assert warnings[0].startswith(
+        "not loaded: 'opt' (The checkpoint doesn't fit 'opt': ValueError: loaded state"
+    )
     assert sgd.param_groups[0]["lr"] == 0.5
 
 
@@ -169,7 +189,9 @@ def test_a_new_object_starts_as_it_is_and_a_renamed_one_is_an_error(tmp_path: Pa
 # -- runs ------------------------------------------------------------------------------------------------
 
 
-def train(folder: Path, *, batch_size: int, epochs: int, loaders: int = 1, **settings: Any) -> list[int]:
+def train(
+    folder: Path, *, batch_size: int, epochs: int, loaders: int = 1, **settings: Any
+) -> list[int]:
     """Return the first step, the steps of each epoch, and the last step."""
     data = TensorDataset(torch.arange(32.0).reshape(32, 1))
     model = nn.Linear(1, 1)
@@ -186,20 +208,18 @@ def test_starting_from_a_finished_run_with_another_batch_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path / "a", batch_size=8, epochs=2) == [0, 4, 4, 8]
-    assert train(tmp_path / "b", batch_size=16, epochs=4, start_from=str(tmp_path / "a"), start_continue=True) == [
-        8,
-        2,
-        2,
-        12,
-    ]
+    assert train(
+        tmp_path / "b", batch_size=16, epochs=4, start_from=str(tmp_path / "a"), start_continue=True
+    ) == [8, 2, 2, 12]
     assert "starting at step 8 and epoch 2 from" in capsys.readouterr().err
     assert train(tmp_path / "c", batch_size=8, epochs=2, max_steps=6) == [0, 4, 2, 6]
-    assert train(tmp_path / "d", batch_size=16, epochs=2, start_from=str(tmp_path / "c"), start_continue=True) == [
-        6,
-        2,
-        8,
-    ]
-    assert "not loaded: 'loader_0' (The checkpoint is in the middle of an epoch" in capsys.readouterr().err
+    assert train(
+        tmp_path / "d", batch_size=16, epochs=2, start_from=str(tmp_path / "c"), start_continue=True
+    ) == [6, 2, 8]
+    assert (
+        "not loaded: 'loader_0' (The checkpoint is in the middle of an epoch"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_loader_that_is_added_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

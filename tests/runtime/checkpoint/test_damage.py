@@ -91,7 +91,10 @@ def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, damage: Any) ->
     restored = again.checkpoints.restore()
     assert restored is not None
     assert (restored.step, again.warnings) == (2, [])
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000001", "step-00000002"]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [
+        "step-00000001",
+        "step-00000002",
+    ]
 
 
 def resume(folder: Path) -> tuple[int | None, list[str], str]:
@@ -120,8 +123,9 @@ def test_all_ranks_load_the_same_checkpoint(ranks: Ranks, tmp_path: Path) -> Non
     assert [step for step, _, _ in found] == [1, 1]
     assert found[0][2] == found[1][2]
     assert [warning.split(":")[0] for warning in found[0][1]] == [
-        "skipping checkpoint step-00000003", "skipping checkpoint step-00000002",
-    ]  # fmt: skip
+        "skipping checkpoint step-00000003",
+        "skipping checkpoint step-00000002",
+    ]
     assert found[1][1] == []
 
 
@@ -135,8 +139,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: P
         with pytest.raises(CheckpointError, match=r"None of the 2 checkpoints in .*") as caught:
             trainer.checkpoints.restore(start_from)
         assert [warning.split(":")[0] for warning in trainer.warnings] == [
-            "skipping checkpoint step-00000002", "skipping checkpoint step-00000001",
-        ]  # fmt: skip
+            "skipping checkpoint step-00000002",
+            "skipping checkpoint step-00000001",
+        ]
         assert f"rm -r {tmp_path}/run/step-*" in caught.value.hint
         # Any rank's error may be the one that is shown, so each is complete.
         assert all(f"step-0000000{step}: share-" in caught.value.message for step in (1, 2))
@@ -182,7 +187,9 @@ def fill_the_disk(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("trainer", [1, 2])
-def test_a_full_disk_costs_the_save_and_nothing_else(ranks: Ranks, small_disk: Path, trainer: int) -> None:
+def test_a_full_disk_costs_the_save_and_nothing_else(
+    ranks: Ranks, small_disk: Path, trainer: int
+) -> None:
     """Training continues, the last complete one stays, the partial one goes, and a later save works again."""
     results = ranks(fill_the_disk, trainer, small_disk / "checkpoints")
     *ended, warnings = results[0]
@@ -232,8 +239,11 @@ def test_a_reason_is_told_again_only_after_it_was_gone(tmp_path: Path) -> None:
 
 def save_and_die(folder: Path, port: int, rank: int, victim: int, moment: str) -> None:
     """Save step 1, then start to save step 2 and kill the victim at a given moment."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)  # as in all ranks: with two threads on busy cores, equal ranks differ in the last bits
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    # as in all ranks: with two threads on busy cores, equal ranks differ in the last bits
+    torch.set_num_threads(1)
     trainer = Trainer(folder)
     trainer.step(1)
     trainer.checkpoints.save(1, wait=True)
@@ -259,14 +269,23 @@ def save_and_die(folder: Path, port: int, rank: int, victim: int, moment: str) -
 @pytest.mark.usefixtures("ranks")  # they start the server that forks, which outlives the test
 @pytest.mark.parametrize(
     ("victim", "moment"),
-    [(0, "write_image"), (1, "write_image"), (0, "_commit"), (1, "_write_report"), (0, "_sync_folder")],
+    [
+        (0, "write_image"),
+        (1, "write_image"),
+        (0, "_commit"),
+        (1, "_write_report"),
+        (0, "_sync_folder"),
+    ],
 )
 def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -> None:
     """Whenever it happens, the checkpoint is complete or absent, and the next attempt removes the leftovers."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
     port = free_port()
-    processes = [context.Process(target=save_and_die, args=(tmp_path, port, rank, victim, moment)) for rank in range(2)]
+    processes = [
+        context.Process(target=save_and_die, args=(tmp_path, port, rank, victim, moment))
+        for rank in range(2)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -279,10 +298,14 @@ def test_a_rank_killed_during_a_save(tmp_path: Path, victim: int, moment: str) -
     assert restored.step == len(complete)
     assert trainer.warnings == []
     trainer.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in complete)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        path.name for path in complete
+    )
     # If the victim was killed after its report, the survivor commits the checkpoint. If rank 0 was killed after it had
     # written the marker, the next attempt does.
-    assert restored.step == (2 if (victim, moment) in ((1, "_write_report"), (0, "_sync_folder")) else 1)
+    assert restored.step == (
+        2 if (victim, moment) in ((1, "_write_report"), (0, "_sync_folder")) else 1
+    )
 
 
 def hurry(folder: Path) -> list[tuple[int, bool]]:
@@ -296,7 +319,10 @@ def hurry(folder: Path) -> list[tuple[int, bool]]:
 
         def late(task: writer.SaveTask) -> None:
             deadline = time.monotonic() + 60
-            while task.number == 1 and not (folder / "step-00000002.tmp-1-2" / "report-1.json").exists():
+            while (
+                task.number == 1
+                and not (folder / "step-00000002.tmp-1-2" / "report-1.json").exists()
+            ):
                 assert time.monotonic() < deadline, "rank 1 has not come to its second save"
                 time.sleep(0.01)
             inner(task)

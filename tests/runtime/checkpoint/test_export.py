@@ -36,7 +36,11 @@ def read_plain(path: Path) -> dict[str, torch.Tensor]:
     for name, entry in table.items():
         begin, end = entry["data_offsets"]
         dtype = TORCH_DTYPES[entry["dtype"]]
-        flat = torch.frombuffer(bytearray(data[begin:end]), dtype=dtype) if end > begin else torch.empty(0, dtype=dtype)
+        flat = (
+            torch.frombuffer(bytearray(data[begin:end]), dtype=dtype)
+            if end > begin
+            else torch.empty(0, dtype=dtype)
+        )
         tensors[name] = flat.reshape(entry["shape"])
     return tensors
 
@@ -45,21 +49,28 @@ def save_and_return_weights(folder: Path) -> dict[str, list[float]]:
     trainer = Trainer(folder)
     trainer.step(1)
     trainer.checkpoints.save(1, wait=True)
-    weights = {key: value.double().flatten().tolist() for key, value in trainer.model.state_dict().items()}
+    weights = {
+        key: value.double().flatten().tolist() for key, value in trainer.model.state_dict().items()
+    }
     trainer.close()
     return weights
 
 
-def test_weights_split_between_four_ranks(ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path) -> None:
+def test_weights_split_between_four_ranks(
+    ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path
+) -> None:
     """They are assembled from four files, with tied weights under both names; safetensors without importing torch."""
     expected = ranks(save_and_return_weights, 4, tmp_path / "run" / "checkpoints")[0]
     no_torch = tmp_path / "no-torch" / "torch"
     no_torch.mkdir(parents=True)
     (no_torch / "__init__.py").write_text("raise ImportError('torch must not be imported')\n")
-    done = paceline("export", "run", "-o", "model.safetensors", cwd=tmp_path, PYTHONPATH=str(no_torch.parent))
+    done = paceline(
+        "export", "run", "-o", "model.safetensors", cwd=tmp_path, PYTHONPATH=str(no_torch.parent)
+    )
     assert done.returncode == 0, done.stderr
     found = {
-        key: value.double().flatten().tolist() for key, value in read_plain(tmp_path / "model.safetensors").items()
+        key: value.double().flatten().tolist()
+        for key, value in read_plain(tmp_path / "model.safetensors").items()
     }
     assert found == expected
     assert {"embed.weight", "head.weight"} <= set(found)
@@ -67,7 +78,9 @@ def test_weights_split_between_four_ranks(ranks: Ranks, paceline: Callable[..., 
     (line,) = done.stderr.splitlines()
     assert re.search(r"model\.pt: \d+ tensors, \d.* MB, step 1$", line)
     for name in ("model.safetensors", "model.pt"):
-        assert paceline("export", "run", "-o", name, cwd=tmp_path, check=True).stderr.endswith(", step 1, replaced\n")
+        assert paceline("export", "run", "-o", name, cwd=tmp_path, check=True).stderr.endswith(
+            ", step 1, replaced\n"
+        )
     loaded = torch.load(tmp_path / "model.pt", weights_only=True)
     assert {key: value.double().flatten().tolist() for key, value in loaded.items()} == expected
     assert loaded["embed.weight"].data_ptr() == loaded["head.weight"].data_ptr()
@@ -78,11 +91,16 @@ def test_weights_split_between_four_ranks(ranks: Ranks, paceline: Callable[..., 
 def test_a_file_of_another_kind(paceline: Callable[..., Any], tmp_path: Path, output: str) -> None:
     done = paceline("export", ".", "-o", output, cwd=tmp_path)
     assert done.returncode == 2
-    assert f"can't write '{output}': the name has to end in .safetensors, .pt, .pth or .bin" in done.stderr
+    assert (
+        f"can't write '{output}': the name has to end in .safetensors, .pt, .pth or .bin"
+        in done.stderr
+    )
     assert not (tmp_path / output).exists()
 
 
-def test_the_newest_intact_checkpoint_or_an_error(paceline: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_newest_intact_checkpoint_or_an_error(
+    paceline: Callable[..., Any], tmp_path: Path
+) -> None:
     model = nn.Linear(2, 2)
     checkpoints = CheckpointManager(tmp_path / "checkpoints")
     checkpoints.register(net=model, other=nn.Linear(1, 1))
@@ -110,7 +128,9 @@ def test_the_newest_intact_checkpoint_or_an_error(paceline: Callable[..., Any], 
 def test_the_best_checkpoint(paceline: Callable[..., Any], scratch: Path, tmp_path: Path) -> None:
     run = scratch / "demo/default/20260101-000000-abcd"
     model = nn.Linear(1, 1, bias=False)
-    checkpoints = CheckpointManager(run / "checkpoints", policy=RetentionPolicy(keep_last=1, best="val_loss"))
+    checkpoints = CheckpointManager(
+        run / "checkpoints", policy=RetentionPolicy(keep_last=1, best="val_loss")
+    )
     checkpoints.register(model=model)
     for step, loss in enumerate([9.0, 8.0, 7.0, 3.01372, 5.0, float("nan")], 1):
         with torch.no_grad():
@@ -127,7 +147,9 @@ def test_the_best_checkpoint(paceline: Callable[..., Any], scratch: Path, tmp_pa
     assert best.stderr.endswith("step 4, replaced\n")
     assert read_plain(tmp_path / "model.safetensors")["weight"].item() == 4
     (run / "run.json").write_text("{}")
-    assert re.search(r"^best +step 4 \(val_loss 3\.0137\)$", paceline("show", str(run), check=True).stdout, re.M)
+    assert re.search(
+        r"^best +step 4 \(val_loss 3\.0137\)$", paceline("show", str(run), check=True).stdout, re.M
+    )
     shutil.rmtree(run / "checkpoints/step-00000004")
     absent = paceline("export", str(run), "--best")
     assert absent.returncode == 1
@@ -135,7 +157,12 @@ def test_the_best_checkpoint(paceline: Callable[..., Any], scratch: Path, tmp_pa
 
 
 def test_the_best_by_the_metric_and_direction_of_the_newest_score(tmp_path: Path) -> None:
-    scores = {1: Score("loss", "min", 0.1), 2: Score("acc", "max", 0.7), 3: Score("acc", "max", 0.9), 4: None}
+    scores = {
+        1: Score("loss", "min", 0.1),
+        2: Score("acc", "max", 0.7),
+        3: Score("acc", "max", 0.9),
+        4: None,
+    }
     scores[5] = Score("acc", "max", 0.9)  # as good, and trained longer
     scores[6] = Score("acc", "max", 0.2)
     for step, score in scores.items():
@@ -147,7 +174,9 @@ def test_the_best_by_the_metric_and_direction_of_the_newest_score(tmp_path: Path
     assert find_best([tmp_path / checkpoint_name(4)]) is None
 
 
-def test_sharded_weights_are_assembled(ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path) -> None:
+def test_sharded_weights_are_assembled(
+    ranks: Ranks, paceline: Callable[..., Any], tmp_path: Path
+) -> None:
     left = ranks(test_sharded.train, 2, tmp_path / "checkpoints", 2, True, 1)[0]["left"]
     done = paceline("export", str(tmp_path), "-o", str(tmp_path / "whole.safetensors"))
     assert done.returncode == 0, done.stderr

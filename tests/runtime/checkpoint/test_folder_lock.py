@@ -32,7 +32,12 @@ def other() -> Iterator[tuple[Holder, subprocess.Popen[bytes]]]:
     process = subprocess.Popen(["sleep", "60"])
     started = folder_lock._start_of(process.pid)
     assert started
-    yield dataclasses.replace(folder_lock.this_process(1), pid=process.pid, started=started, token="other"), process
+    yield (
+        dataclasses.replace(
+            folder_lock.this_process(1), pid=process.pid, started=started, token="other"
+        ),
+        process,
+    )
     process.kill()
     process.wait()
 
@@ -42,7 +47,9 @@ def hold(folder: Path, holder: Holder, count: int = 0) -> None:
 
 
 def lock(folder: Path, attempt: int = 1, notes: list[str] | None = None) -> FolderLock:
-    return FolderLock(folder, attempt=attempt, warn=(notes if notes is not None else []).append, interval=0.02)
+    return FolderLock(
+        folder, attempt=attempt, warn=(notes if notes is not None else []).append, interval=0.02
+    )
 
 
 def take(folder: Path, attempt: int = 1, notes: list[str] | None = None) -> None:
@@ -59,7 +66,9 @@ def test_a_live_process_on_this_host_keeps_the_folder(
     holder, process = other
     hold(tmp_path, holder)
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
-    with pytest.raises(CheckpointError, match=f"process {process.pid} on {holder.host}, since {since}"):
+    with pytest.raises(
+        CheckpointError, match=f"process {process.pid} on {holder.host}, since {since}"
+    ):
         take(tmp_path)
     hold(tmp_path, dataclasses.replace(holder, started="1"))  # the pid is used again
     take(tmp_path)
@@ -103,7 +112,10 @@ def test_the_next_attempt_of_the_same_run_does_not_wait(
 ) -> None:
     notes: list[str] = []
     for owner, variables in (("/runs/a", {env.RUN: "/runs/a"}), ("job 7", {"SLURM_JOB_ID": "7"})):
-        hold(tmp_path, dataclasses.replace(other[0], host="elsewhere", system="", owner=owner, attempt=1))
+        hold(
+            tmp_path,
+            dataclasses.replace(other[0], host="elsewhere", system="", owner=owner, attempt=1),
+        )
         with monkeypatch.context() as context:
             for name, value in {**variables, "SLURM_RESTART_COUNT": "2"}.items():
                 context.setenv(name, value)
@@ -162,7 +174,9 @@ def test_a_job_start_that_lost_its_claim_commits_nothing(run: RunFolder) -> None
     checkpoints.restore()
     checkpoints.save(1, wait=True)
     os.symlink("7-1", run.claims / "2")
-    with pytest.raises(TakenOver, match=r"Job start 7-0 no longer has run .*: job start 7-1 has taken over"):
+    with pytest.raises(
+        TakenOver, match=r"Job start 7-0 no longer has run .*: job start 7-1 has taken over"
+    ):
         checkpoints.save(2, wait=True)
     assert [saved.complete for saved in checkpoints.poll()] == [True, False]
     checkpoints.close()
@@ -207,7 +221,9 @@ def test_all_ranks_of_a_second_run_are_refused(ranks: Ranks, tmp_path: Path) -> 
     checkpoints.register(model=nn.Linear(1, 1))
     checkpoints.restore()
     for message in ranks(resume, 2, tmp_path):
-        assert f"Another run is using {tmp_path / 'checkpoints'}: process {os.getpid()} on" in message
+        assert (
+            f"Another run is using {tmp_path / 'checkpoints'}: process {os.getpid()} on" in message
+        )
     checkpoints.close()
     assert ranks(resume, 2, tmp_path) == ["fine", "fine"]
     assert not (tmp_path / "checkpoints").exists()

@@ -10,7 +10,10 @@ from torch import nn
 
 from paceline.runtime.checkpoint import CheckpointManager
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -30,7 +33,9 @@ def test_round_trip_on_cuda(tmp_path: Path) -> None:
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
         expected = [parameter.detach().clone() for parameter in model.parameters()]
-        moments = [optimizer.state[parameter]["exp_avg"].clone() for parameter in model.parameters()]
+        moments = [
+            optimizer.state[parameter]["exp_avg"].clone() for parameter in model.parameters()
+        ]
         mode = torch.cuda.get_sync_debug_mode()
         if step == 2:  # the first one allocates memory
             torch.cuda.set_sync_debug_mode("error")

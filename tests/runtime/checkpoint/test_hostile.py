@@ -49,7 +49,9 @@ def attacks(checkpoints: Path, copies: Path) -> list[Path]:
     original = checkpoints / "step-00000002"
     names = [[name] for name in sorted(read_marker(original).files)]
     folders = []
-    for number, replaced in enumerate([*names, [name for each in names for name in each], ["sharded/.metadata"]]):
+    for number, replaced in enumerate(
+        [*names, [name for each in names for name in each], ["sharded/.metadata"]]
+    ):
         folder = copies / str(number) / original.name
         shutil.copytree(original, folder)
         (folder / "sharded").mkdir(exist_ok=True)
@@ -74,7 +76,12 @@ def load_all(folders: list[Path]) -> list[list[Any]]:
             except CheckpointError as error:
                 outcome.append(str(error))
             manager.close()
-        arguments = [str(folder / "step-00000002"), "model", str(folder / "out"), '{"0.weight": "0.weight"}']
+        arguments = [
+            str(folder / "step-00000002"),
+            "model",
+            str(folder / "out"),
+            '{"0.weight": "0.weight"}',
+        ]
         outcomes.append([*outcome, export.main(arguments)])
     dist.destroy_process_group()
     return outcomes
@@ -148,7 +155,9 @@ HUGE = {"$sharded": "a", "dtype": "F32", "shape": [2**40], "placements": ["S0"]}
 INLINE = {"$inline": "AAAA", "dtype": "F32", "shape": [2**40]}
 HOSTILE = {
     "a huge shape": edit_header(lambda entry: entry.update(shape=[2**40, 2**10])),
-    "no tensor in the file": edit_header(lambda entry: entry.update(data_offsets=[2**40, 2**40 + 4])),
+    "no tensor in the file": edit_header(
+        lambda entry: entry.update(data_offsets=[2**40, 2**40 + 4])
+    ),
     "a shape for other bytes": edit_header(lambda entry: entry.update(dtype="U8")),
     "a negative step": edit_marker(step=-5),
     "another step": edit_marker(step=7),
@@ -162,7 +171,9 @@ HOSTILE = {
     "a list": lambda folder: put(folder, ["objects.json"], b"[1]"),
     "no model": edit_json("objects.json", lambda trees: trees.pop("model")),
     "a model that is a number": edit_json("objects.json", lambda trees: trees.update(model=3)),
-    "an unknown device": edit_json("objects.json", lambda trees: trees.update(opt={"$device": "zzz"})),
+    "an unknown device": edit_json(
+        "objects.json", lambda trees: trees.update(opt={"$device": "zzz"})
+    ),
     "an unknown tag": edit_json("objects.json", lambda trees: trees.update(opt={"$zzz": 5})),
     "a tuple of a number": edit_json("objects.json", lambda trees: trees.update(opt={"$tuple": 5})),
     "a huge sharded tensor": edit_json("objects.json", lambda trees: trees.update(opt=HUGE)),
@@ -193,10 +204,18 @@ def test_what_makes_no_sense_is_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"sizes": [2**40]}, {"sizes": ["a"]}, {"sizes": [-1, -1]}, {"begin": -8}, {"begin": 2**40}, {"begin": "0"},
-        {"offsets": [2**40, 0]}, {"offsets": None}, {"file": "../x"}, {"file": "missing"},
+        {"sizes": [2**40]},
+        {"sizes": ["a"]},
+        {"sizes": [-1, -1]},
+        {"begin": -8},
+        {"begin": 2**40},
+        {"begin": "0"},
+        {"offsets": [2**40, 0]},
+        {"offsets": None},
+        {"file": "../x"},
+        {"file": "missing"},
     ],
-)  # fmt: skip
+)
 def test_a_hostile_index_is_one_error(tmp_path: Path, change: dict[str, Any]) -> None:
     storage = pytest.importorskip("paceline.runtime.checkpoint.sharded.storage")
     chunk = {"offsets": [0, 0], "sizes": [2, 2], "file": "shard", "begin": 0}

@@ -30,14 +30,21 @@ def same(first: nn.Module, second: nn.Module) -> bool:
     return all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-def train(folder: Path, *, epochs: int = 1, model: nn.Module | None = None, **settings: Any) -> dict[str, Any]:
+def train(
+    folder: Path, *, epochs: int = 1, model: nn.Module | None = None, **settings: Any
+) -> dict[str, Any]:
     """Train two steps an epoch with a schedule; return what the run began with."""
     model = model or net()
     opt = torch.optim.AdamW(model.parameters(), lr=0.1)
     sched = torch.optim.lr_scheduler.StepLR(opt, step_size=1)
     with quiet(folder=folder, **settings) as run:
         restored = run.resume(model=model, opt=opt, sched=sched)
-        found = {"step": run.step, "lr": sched.get_last_lr()[0], "moments": len(opt.state), "restored": restored}
+        found = {
+            "step": run.step,
+            "lr": sched.get_last_lr()[0],
+            "moments": len(opt.state),
+            "restored": restored,
+        }
         found["model"] = {key: value.clone() for key, value in model.state_dict().items()}
         for _ in run.epochs(epochs):
             for _ in run.steps(range(2)):
@@ -54,13 +61,19 @@ def write_safetensors(path: Path, state: Mapping[str, torch.Tensor]) -> None:
     for key, tensor in state.items():
         raw = bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())
         offsets = [len(data), len(data) + len(raw)]
-        table[key] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        table[key] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": offsets,
+        }
         data += raw
     header = json.dumps(table).encode()
     path.write_bytes(LENGTH.pack(len(header)) + header + data)
 
 
-def test_weights_come_from_a_run_and_all_else_is_fresh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_come_from_a_run_and_all_else_is_fresh(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = train(tmp_path / "a", epochs=2)
     second = train(tmp_path / "b", start_from=str(tmp_path / "a"), start_strict=False)
     assert same(first["trained"], net_of(second["model"]))
@@ -86,7 +99,9 @@ def net_of(state: Mapping[str, torch.Tensor]) -> nn.Module:
 def test_weights_come_from_files(tmp_path: Path) -> None:
     state = net().state_dict()
     torch.save(state, tmp_path / "plain.pt")
-    torch.save({"model_state_dict": state, "optimizer": {"state": {}}, "epoch": 3}, tmp_path / "usual.pth")
+    torch.save(
+        {"model_state_dict": state, "optimizer": {"state": {}}, "epoch": 3}, tmp_path / "usual.pth"
+    )
     torch.save({f"module.{key}": value for key, value in state.items()}, tmp_path / "wrapped.bin")
     write_safetensors(tmp_path / "w.safetensors", state)
     for name in ("plain.pt", "usual.pth", "wrapped.bin", "w.safetensors"):
@@ -122,7 +137,9 @@ def test_weights_come_from_a_folder_of_hugging_face(tmp_path: Path) -> None:
         assert all(torch.equal(found["model"][key], value) for key, value in state.items())
         assert torch.equal(found["model"]["head.weight"], state["embedding.weight"])
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"has no model-00002-of-00002\.safetensors, which its index lists"):
+    with pytest.raises(
+        CheckpointError, match=r"has no model-00002-of-00002\.safetensors, which its index lists"
+    ):
         train(tmp_path / "broken", model=Tied(), start_from=str(folder))
     write_safetensors(folder / "model.safetensors", state)
     assert train(tmp_path / "single", model=Tied(), start_from=str(folder))["step"] == 0
@@ -135,16 +152,20 @@ class Code:
         return print, ("this must not run",)
 
 
-def test_what_cannot_be_loaded_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_loaded_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.save({"x": Code()}, tmp_path / "code.pt")
     torch.save({"epoch": 3}, tmp_path / "empty.pt")
     torch.save(net(out=7).state_dict(), tmp_path / "other.pt")
     (tmp_path / "model.onnx").touch()
     cases = {
-        "code.pt": "Cannot load the weights", "empty.pt": "holds no weights", "model.onnx": "is not a weights file",
+        "code.pt": "Cannot load the weights",
+        "empty.pt": "holds no weights",
+        "model.onnx": "is not a weights file",
         "other.pt": r"doesn't fit 'model'; wrong shape: 2.weight \(7, 4\) instead of \(2, 4\)",
         "missing": "no complete",
-    }  # fmt: skip
+    }
     for name, text in cases.items():
         with pytest.raises(CheckpointError, match=text):
             train(tmp_path / f"run-{name}", start_from=str(tmp_path / name))
@@ -154,7 +175,10 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, capsys: pytest.Captu
     assert "'model' is loaded only partially; wrong shape: 2.weight" in capsys.readouterr().err
     with pytest.raises(UsageError, match="start_continue needs start_from"):
         train(tmp_path / "d", start_continue=True)
-    with pytest.raises(UsageError, match="needs a folder"), quiet(start_from=str(tmp_path / "other.pt")) as run:
+    with (
+        pytest.raises(UsageError, match="needs a folder"),
+        quiet(start_from=str(tmp_path / "other.pt")) as run,
+    ):
         run.resume(model=net())
 
 
@@ -172,7 +196,9 @@ def test_what_cannot_be_loaded_is_explained(tmp_path: Path, capsys: pytest.Captu
 )
 def test_a_damaged_file_is_explained(content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "weights.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"Cannot load the weights in .*weights.pt: .*({reason})") as caught:
+    with pytest.raises(
+        CheckpointError, match=f"Cannot load the weights in .*weights.pt: .*({reason})"
+    ) as caught:
         load(tmp_path, tmp_path / "weights.pt", model=net())
     assert "It must be complete" in caught.value.hint
 
@@ -182,20 +208,31 @@ def test_a_whole_model_is_refused_in_our_own_words(is_zip: bool, tmp_path: Path)
     path = tmp_path / "model.pt"
     for content in (net(), {"epoch": 3, "model": net()}):
         torch.save(content, path, _use_new_zipfile_serialization=is_zip)
-        with pytest.raises(CheckpointError, match=r"model\.pt holds a pickled model, not its state dict") as caught:
+        with pytest.raises(
+            CheckpointError, match=r"model\.pt holds a pickled model, not its state dict"
+        ) as caught:
             load(tmp_path, path, model=net())
         assert "torch.save(model.state_dict(), ...)" in caught.value.hint
         assert "weights_only" not in f"{caught.value.message} {caught.value.hint}"
     # Other objects besides the weights.
-    torch.save({"model": net().state_dict(), "where": tmp_path}, path, _use_new_zipfile_serialization=is_zip)
-    with pytest.raises(CheckpointError, match=r"Cannot load the weights in .*model.pt: it needs pathlib\S*PosixPath\n"):
+    torch.save(
+        {"model": net().state_dict(), "where": tmp_path},
+        path,
+        _use_new_zipfile_serialization=is_zip,
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=r"Cannot load the weights in .*model.pt: it needs pathlib\S*PosixPath\n",
+    ):
         load(tmp_path, path, model=net())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_a_scripted_model_is_refused_in_our_own_words(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(3, 4), torch.randn(5, 3)), tmp_path / "model.pt")  # type: ignore[no-untyped-call]
-    with pytest.raises(CheckpointError, match=r"model\.pt holds a TorchScript model, not its state dict"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.pt holds a TorchScript model, not its state dict"
+    ):
         load(tmp_path, tmp_path / "model.pt", model=net())
 
 
@@ -226,16 +263,25 @@ def test_modules_are_matched_by_name_or_by_their_keys(tmp_path: Path) -> None:
     assert torch.equal(new.weight, before)
     assert "started with the weights of 'model', 'ema' from" in warnings[0]
     assert warnings[1] == "no weights for 'new' there: keeping the initial values"
-    with pytest.raises(CheckpointError, match="has weights for 'generator', 'critic', but not for 'new'"):
+    with pytest.raises(
+        CheckpointError, match="has weights for 'generator', 'critic', but not for 'new'"
+    ):
         load(tmp_path, tmp_path / "source", new=new)
 
 
-def test_a_run_with_nothing_left_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_nothing_left_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tmp_path, epochs=2)
     assert "nothing was left" not in capsys.readouterr().err
     train(tmp_path, epochs=2)
-    assert "nothing was left to do: step 4 was already the last one (epoch 2)" in capsys.readouterr().err
-    assert '"nothing_left"' in "".join(path.read_text() for path in (tmp_path / "events").glob("*.jsonl"))
+    assert (
+        "nothing was left to do: step 4 was already the last one (epoch 2)"
+        in capsys.readouterr().err
+    )
+    assert '"nothing_left"' in "".join(
+        path.read_text() for path in (tmp_path / "events").glob("*.jsonl")
+    )
     train(tmp_path, epochs=3)
     assert "nothing was left" not in capsys.readouterr().err
 

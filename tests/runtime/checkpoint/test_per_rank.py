@@ -35,10 +35,15 @@ class Holder:
 
 class Mergeable(Holder):
     def load_rank_states(self, states: list[dict[str, Any]]) -> None:
-        self.state = {"items": torch.stack([state["items"][0] for state in states]), "size": len(states)}
+        self.state = {
+            "items": torch.stack([state["items"][0] for state in states]),
+            "size": len(states),
+        }
 
 
-def job_start(folder: str, declared: bool, buffer_class: type[Holder], steps: int) -> dict[str, Any]:
+def job_start(
+    folder: str, declared: bool, buffer_class: type[Holder], steps: int
+) -> dict[str, Any]:
     """Resume, return what was found, and train some steps that change the state of each rank."""
     with quiet(folder=folder, seed=0) as run:
         model = run.wrap(net())
@@ -50,7 +55,11 @@ def job_start(folder: str, declared: bool, buffer_class: type[Holder], steps: in
         notes = Holder(text="")
         objects: dict[str, Any] = {"model": model, "opt": opt, "average": average, "notes": notes}
         per_rank = {"buffer": buffer, "alone": alone}
-        restored = run.resume(per_rank=per_rank, **objects) if declared else run.resume(**objects, **per_rank)
+        restored = (
+            run.resume(per_rank=per_rank, **objects)
+            if declared
+            else run.resume(**objects, **per_rank)
+        )
         size, items = buffer.state["size"], buffer.state["items"][:2].tolist()
         found = (size, items, notes.state["text"], alone.weight[0, 0].item())
         for _ in run.steps(range(steps)):
@@ -62,7 +71,11 @@ def job_start(folder: str, declared: bool, buffer_class: type[Holder], steps: in
             notes.state = {"text": f"rank {run.rank}"}
             alone.weight.data += 1
             run.log(loss=1.0)
-        return {"restored": restored and restored.step, "found": found, "average": average.state["weights"][0].item()}
+        return {
+            "restored": restored and restored.step,
+            "found": found,
+            "average": average.state["weights"][0].item(),
+        }
 
 
 @pytest.mark.parametrize("declared", [False, True])
@@ -72,22 +85,37 @@ def test_every_rank_gets_its_own_state_back(
     ranks(job_start, 2, str(tmp_path), declared, Holder, 2)
     kinds = read_marker(tmp_path / "checkpoints/step-00000002").objects
     assert kinds == {
-        "model": "module", "opt": "optimizer", "average": "state", "notes": "rank", "buffer": "rank", "alone": "rank",
+        "model": "module",
+        "opt": "optimizer",
+        "average": "state",
+        "notes": "rank",
+        "buffer": "rank",
+        "alone": "rank",
         "plain_loader": "rank",
-    }  # fmt: skip
+    }
     for rank, found in enumerate(ranks(job_start, 2, str(tmp_path), declared, Holder, 3)):
         assert found["restored"] == 2
         assert found["found"] == (2, [rank + 20.0, rank + 20.0], f"rank {rank}", rank + 2.0)
         assert found["average"] == 4, "1, and 3 steps in all"
     if declared:
-        with pytest.raises(CheckpointError, match="'buffer' has separate state on each of 2 ranks") as error:
+        with pytest.raises(
+            CheckpointError, match="'buffer' has separate state on each of 2 ranks"
+        ) as error:
             job_start(str(tmp_path), declared, Holder, 1)
         assert "load_rank_states" in error.value.hint
         return
-    assert job_start(str(tmp_path), declared, Holder, 1)["found"] == (3, [30.0, 30.0], "rank 0", 3.0)
+    assert job_start(str(tmp_path), declared, Holder, 1)["found"] == (
+        3,
+        [30.0, 30.0],
+        "rank 0",
+        3.0,
+    )
     printed = capfd.readouterr().err
     for name in ("notes", "buffer", "alone"):
-        assert f"the state of {name!r} differed between 2 ranks; now there are 1, and all get that of rank 0" in printed
+        assert (
+            f"the state of {name!r} differed between 2 ranks; now there are 1, and all get that of rank 0"
+            in printed
+        )
 
 
 def test_another_number_of_ranks_is_up_to_the_object(tmp_path: Path, ranks: Ranks) -> None:
@@ -99,7 +127,9 @@ def test_another_number_of_ranks_is_up_to_the_object(tmp_path: Path, ranks: Rank
     loader.register(buffer=merged, same=same)
     assert loader.restore() is not None
     assert merged.state["items"].tolist() == [0.0, 1.0]
-    assert same.state == {"text": "equal"}, "plain state that is equal on all ranks resumes on any number of them"
+    assert same.state == {"text": "equal"}, (
+        "plain state that is equal on all ranks resumes on any number of them"
+    )
     loader.save(2, wait=True)
     loader.close()
     # A declared object of one rank is not copied to two.
@@ -113,7 +143,11 @@ def save_harmless(folder: Path) -> set[str]:
     fruit = ["apple", "pear", "plum"]
     ordered = {name: torch.ones(2) for name in (fruit if manager.rank else fruit[::-1])}
     history = Holder(loss=torch.ones(4)) if manager.rank == 0 else Holder()
-    manager.register(ordered=Holder(**ordered), words=Holder(seen=set(fruit), counts={1: 2, 3: 4}), history=history)
+    manager.register(
+        ordered=Holder(**ordered),
+        words=Holder(seen=set(fruit), counts={1: 2, 3: 4}),
+        history=history,
+    )
     manager.save(1, wait=True)
     assert manager.poll()[0].error is None
     return set(manager._per_rank)
@@ -181,7 +215,9 @@ def test_buffers_are_those_of_rank_0(ranks: Ranks, tmp_path: Path) -> None:
 
 def make_manager(folder: Path, world_size: int = 2) -> CheckpointManager:
     dist.init_process_group("gloo")
-    return CheckpointManager(folder, rank=int(os.environ["RANK"]), world_size=world_size, group=dist.group.WORLD)
+    return CheckpointManager(
+        folder, rank=int(os.environ["RANK"]), world_size=world_size, group=dist.group.WORLD
+    )
 
 
 def different_names(folder: Path) -> str:
@@ -201,7 +237,10 @@ def test_ranks_that_resume_different_objects_are_an_error(ranks: Ranks, tmp_path
 
 
 def test_an_object_is_given_once(tmp_path: Path) -> None:
-    with quiet(folder=tmp_path) as run, pytest.raises(UsageError, match=r"run\.resume got 'it' twice"):
+    with (
+        quiet(folder=tmp_path) as run,
+        pytest.raises(UsageError, match=r"run\.resume got 'it' twice"),
+    ):
         run.resume(it=Holder(), per_rank={"it": Holder()})
 
 
@@ -218,9 +257,10 @@ def test_a_digest_covers_values_shapes_and_the_first_elements() -> None:
         shares.digest_state({"size": 1}, []),
     ]
     assert digest not in others
-    one, other = ({"$set": ["b", "a"]}, {"x": {"$dict": [[1, 2], [3, 4]]}, "y": 1}), (
-        {"$set": ["a", "b"]}, {"y": 1, "x": {"$dict": [[3, 4], [1, 2]]}},
-    )  # fmt: skip
+    one, other = (
+        ({"$set": ["b", "a"]}, {"x": {"$dict": [[1, 2], [3, 4]]}, "y": 1}),
+        ({"$set": ["a", "b"]}, {"y": 1, "x": {"$dict": [[3, 4], [1, 2]]}}),
+    )
     assert shares.digest_state(list(one), []) == shares.digest_state(list(other), [])
 
 

@@ -70,8 +70,11 @@ def resident() -> TensorDataset:
 
 
 DATA: dict[str, Any] = {
-    "map-style": Augmented, "tensors": resident, "iterable": Stream, "stateful iterable": StatefulStream,
-}  # fmt: skip
+    "map-style": Augmented,
+    "tensors": resident,
+    "iterable": Stream,
+    "stateful iterable": StatefulStream,
+}
 
 
 def train(folder: Path, kind: str, stop_at: int | None) -> dict[str, Any]:
@@ -82,7 +85,11 @@ def train(folder: Path, kind: str, stop_at: int | None) -> dict[str, Any]:
     code: Any = None
     try:
         with paceline.session(seed=7, folder=folder, cpu=True, progress=False, report=False) as run:
-            model = run.wrap(nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 3)))
+            model = run.wrap(
+                nn.Sequential(
+                    nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 3)
+                )
+            )
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
             loader = run.loader(DATA[kind](), batch_size=BATCH)
@@ -95,7 +102,8 @@ def train(folder: Path, kind: str, stop_at: int | None) -> dict[str, Any]:
                         schedule.step()
                     losses[run.step] = loss.item()
                     if stop_at is not None:
-                        time.sleep(0.02)  # so that the stop comes after a few dozen steps, not thousands
+                        # so that the stop comes after a few dozen steps, not thousands
+                        time.sleep(0.02)
                         if run.rank == 1 and len(losses) == stop_at:
                             os.kill(os.getpid(), signal.SIGUSR1)
             stopped = False
@@ -109,7 +117,10 @@ def train(folder: Path, kind: str, stop_at: int | None) -> dict[str, Any]:
     "kind",
     [
         "map-style",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("iterable", "tensors", "stateful iterable")),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("iterable", "tensors", "stateful iterable")
+        ),
     ],
 )
 def test_stopped_and_resumed_equals_uninterrupted(ranks: Ranks, tmp_path: Path, kind: str) -> None:

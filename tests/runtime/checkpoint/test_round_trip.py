@@ -31,10 +31,15 @@ def job_start(folder: Path, first: int, last: int, attempt: int) -> dict[str, An
         trainer.checkpoints.poll()
     expected_draws = draws() if restored is None else None
     result = {
-        "restored": restored and (restored.step, restored.epoch, restored.meta, restored.world_size),
-        "found": found, "digest": trainer.digest(), "warnings": trainer.warnings, "loader": loader,
-        "draws": next_draws, "expected": expected_draws,
-    }  # fmt: skip
+        "restored": restored
+        and (restored.step, restored.epoch, restored.meta, restored.world_size),
+        "found": found,
+        "digest": trainer.digest(),
+        "warnings": trainer.warnings,
+        "loader": loader,
+        "draws": next_draws,
+        "expected": expected_draws,
+    }
     trainer.close()
     return result
 
@@ -60,7 +65,9 @@ def test_four_ranks_then_two_then_four(ranks: Ranks, tmp_path: Path) -> None:
             assert not each["warnings"]
     assert {each["digest"] for each in again} == {straight["digest"]}
     # Each byte is written once: the four shares together are no larger than the state, and about equal.
-    state = sum(path.stat().st_size for path in (tmp_path / "straight/step-00000006").glob("*.safetensors"))
+    state = sum(
+        path.stat().st_size for path in (tmp_path / "straight/step-00000006").glob("*.safetensors")
+    )
     assert len(sizes) == 4
     assert sum(sizes.values()) < state * 1.05
     assert max(sizes.values()) < state / 4 + 10_000
@@ -89,11 +96,27 @@ class Holder:
 
 
 ODD_STATE = {
-    "nothing": None, "flag": True, "many": 10**30, "small": 1e-308, "not finite": [float("inf"), -0.0],
-    "pair": (1, ("a", 2.5)), "set": {1, 2}, "bytes": b"\x00\xff", "complex": 1 + 2j, 7: "int key", "7": "str key",
-    (1, 2): "tuple key", "$odd": {"$tensor": 1}, "counter": collections.Counter([3, 3, 4]), "empty": {}, "": "",
-    "size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cpu"), "list": [[], [1]],
-}  # fmt: skip
+    "nothing": None,
+    "flag": True,
+    "many": 10**30,
+    "small": 1e-308,
+    "not finite": [float("inf"), -0.0],
+    "pair": (1, ("a", 2.5)),
+    "set": {1, 2},
+    "bytes": b"\x00\xff",
+    "complex": 1 + 2j,
+    7: "int key",
+    "7": "str key",
+    (1, 2): "tuple key",
+    "$odd": {"$tensor": 1},
+    "counter": collections.Counter([3, 3, 4]),
+    "empty": {},
+    "": "",
+    "size": torch.Size([2, 3]),
+    "dtype": torch.bfloat16,
+    "device": torch.device("cpu"),
+    "list": [[], [1]],
+}
 
 
 @pytest.mark.parametrize("with_tensor", [True, False])
@@ -130,8 +153,15 @@ def test_a_state_that_cannot_be_saved_is_named_at_registration(tmp_path: Path) -
 
 
 def test_every_dtype_and_stride(tmp_path: Path) -> None:
-    tensors = {short: torch.arange(6).reshape(2, 3).to(dtype) for short, dtype in state_tree.TORCH_DTYPES.items()}
-    tensors |= {"transposed": torch.randn(5, 7).t(), "number": torch.tensor(3.5), "step": torch.randn(9)[::2]}
+    tensors = {
+        short: torch.arange(6).reshape(2, 3).to(dtype)
+        for short, dtype in state_tree.TORCH_DTYPES.items()
+    }
+    tensors |= {
+        "transposed": torch.randn(5, 7).t(),
+        "number": torch.tensor(3.5),
+        "step": torch.randn(9)[::2],
+    }
     saver = CheckpointManager(tmp_path)
     saver.register(it=Holder(tensors))
     saver.save(1, wait=True)
@@ -142,7 +172,9 @@ def test_every_dtype_and_stride(tmp_path: Path) -> None:
     loader.restore()
     for name, tensor in tensors.items():
         assert found.state[name].dtype == tensor.dtype
-        assert torch.equal(found.state[name].to(torch.complex128), tensor.to(torch.complex128)), name
+        assert torch.equal(found.state[name].to(torch.complex128), tensor.to(torch.complex128)), (
+            name
+        )
 
 
 def test_thousands_of_tensors_with_tied_ones(tmp_path: Path) -> None:
@@ -191,7 +223,9 @@ def test_state_that_grows_gets_new_memory(tmp_path: Path) -> None:
     holder = Holder([torch.ones(3)])
     checkpoints = CheckpointManager(tmp_path)
     checkpoints.register(it=holder)
-    for step, state in enumerate(([torch.ones(3)], [torch.ones(5), torch.zeros(2)], [torch.ones(5).double()]), 1):
+    for step, state in enumerate(
+        ([torch.ones(3)], [torch.ones(5), torch.zeros(2)], [torch.ones(5).double()]), 1
+    ):
         holder.state = state
         checkpoints.poll()
         checkpoints.save(step, wait=True)
@@ -204,7 +238,9 @@ def test_state_that_does_not_fit_is_named(tmp_path: Path) -> None:
     saver.register(model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
     saver.save(1, wait=True)
     cases = {
-        "missing in the checkpoint: 2.weight, 2.bias": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(1, 1)),
+        "missing in the checkpoint: 2.weight, 2.bias": nn.Sequential(
+            nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(1, 1)
+        ),
         "unexpected in the checkpoint: 1.weight, 1.bias": nn.Sequential(nn.Linear(3, 4)),
         r"0.weight \(4, 3\) instead of \(4, 5\)": nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1)),
     }
@@ -221,7 +257,11 @@ def test_starting_from_another_run(tmp_path: Path) -> None:
     """From a run folder, its checkpoints folder or one checkpoint; the run's own checkpoints come first."""
     other = tmp_path / "other"
     make(other / "checkpoints", 1, 2)
-    for given, step in ((other, 2), (other / "checkpoints", 2), (other / "checkpoints/step-00000001", 1)):
+    for given, step in (
+        (other, 2),
+        (other / "checkpoints", 2),
+        (other / "checkpoints/step-00000001", 1),
+    ):
         trainer = Trainer(tmp_path / f"new-{step}-{given.name}", seed=9)
         restored = trainer.checkpoints.restore(given)
         assert restored is not None
@@ -250,7 +290,9 @@ def test_the_file_follows_the_safetensors_format(tmp_path: Path) -> None:
     assert [begin for begin, _ in ends] == [0, *(end for _, end in ends[:-1])]
     assert 8 + length + ends[-1][1] == len(raw)
     begin, end = header["model/weight"]["data_offsets"]
-    found = torch.frombuffer(bytearray(raw[8 + length + begin : 8 + length + end]), dtype=torch.float32)
+    found = torch.frombuffer(
+        bytearray(raw[8 + length + begin : 8 + length + end]), dtype=torch.float32
+    )
     assert torch.equal(found.reshape(3, 4), model.weight)
 
 

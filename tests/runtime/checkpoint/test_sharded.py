@@ -65,7 +65,13 @@ def train(folder: Path, steps: int, sharded: bool, attempt: int) -> dict[str, An
     left = all_values(model, optimizer)
     checkpoints.close()
     dist.destroy_process_group()
-    return {"found": found, "left": left, "restored": step - steps, "ended": ended, "warnings": warnings}
+    return {
+        "found": found,
+        "left": left,
+        "restored": step - steps,
+        "ended": ended,
+        "warnings": warnings,
+    }
 
 
 def test_two_ranks_save_and_others_load(ranks: Ranks, tmp_path: Path) -> None:
@@ -107,7 +113,9 @@ def fail_to_save(folder: Path) -> list[str | None]:
     )
     checkpoints.register(model=model, opt=optimizer)
     if dist.get_rank() == 1:
-        (folder / "step-00000001.tmp-1-1/sharded/shard-00002-of-00002.safetensors").mkdir(parents=True)
+        (folder / "step-00000001.tmp-1-1/sharded/shard-00002-of-00002.safetensors").mkdir(
+            parents=True
+        )
     dist.barrier()
     checkpoints.save(1, wait=True)
     ended = [saved.error for saved in checkpoints.poll()]

@@ -46,7 +46,12 @@ class Loader:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position, "rank": self.rank, "noise": self.noise, "positions": [(0, 1, None)]}
+        return {
+            "position": self.position,
+            "rank": self.rank,
+            "noise": self.noise,
+            "positions": [(0, 1, None)],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.position, self.rank, self.noise = state["position"], state["rank"], state["noise"]
@@ -56,7 +61,10 @@ class Trainer:
     """One rank's training: model, optimizer, scheduler, loader and their checkpoints."""
 
     def __init__(self, folder: Path, *, seed: int = 0, **options: Any) -> None:
-        self.rank, self.world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.rank, self.world_size = (
+            int(os.environ.get("RANK", 0)),
+            int(os.environ.get("WORLD_SIZE", 1)),
+        )
         if self.world_size > 1 and not dist.is_initialized():
             dist.init_process_group("gloo")
         torch.manual_seed(seed)
@@ -68,9 +76,16 @@ class Trainer:
         self.warnings: list[str] = []
         group = dist.group.WORLD if self.world_size > 1 else None
         self.checkpoints = CheckpointManager(
-            folder, rank=self.rank, world_size=self.world_size, group=group, warn=self.warnings.append, **options
+            folder,
+            rank=self.rank,
+            world_size=self.world_size,
+            group=group,
+            warn=self.warnings.append,
+            **options,
         )
-        self.checkpoints.register(model=self.model, opt=self.optimizer, sched=self.scheduler, loader=self.loader)
+        self.checkpoints.register(
+            model=self.model, opt=self.optimizer, sched=self.scheduler, loader=self.loader
+        )
 
     def step(self, number: int) -> None:
         """Do a step that is the same on every rank and depends on every bit of the state."""

@@ -18,7 +18,9 @@ class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Each item draws from all three generators that augmentation uses."""
 
     def __init__(self, samples: int, width: int = 6, dtype: torch.dtype = torch.float64) -> None:
-        self.x = torch.randn(samples, width, generator=torch.Generator().manual_seed(5), dtype=dtype)
+        self.x = torch.randn(
+            samples, width, generator=torch.Generator().manual_seed(5), dtype=dtype
+        )
         self.y = self.x[:, :3].argmax(dim=1)
 
     def __len__(self) -> int:

@@ -77,7 +77,9 @@ def closure_over(values: list[int]) -> Any:
 
 def test_changes_reach_persistent_workers() -> None:
     data = Settable(4)
-    loader = make_loader(Subset(data, range(4)), batch_size=4, shuffle=False, num_workers=1, identity=Identity())
+    loader = make_loader(
+        Subset(data, range(4)), batch_size=4, shuffle=False, num_workers=1, identity=Identity()
+    )
     first, second = next(iter(loader)), None
     list(loader)
     for epoch, transform in ((0, None), (3, None), (3, partial(scale, factor=10))):
@@ -136,7 +138,9 @@ def test_changes_are_noticed(change: str) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("level", 2), ("shapes", [1, 2])])
 @pytest.mark.parametrize("nested", [True, False])
-def test_changes_of_the_class_are_noticed(name: str, value: Any, nested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_the_class_are_noticed(
+    name: str, value: Any, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = Settable(4)
     watch = DatasetWatch(Subset(data, range(4)) if nested else data)
     watch.record()

@@ -121,7 +121,9 @@ def test_workers_of_any_start_method_begin_early(context: str, tmp_path: Path) -
     data = Recorded(16, tmp_path / "items")
     wanted = expected(data)
     with open_run(tmp_path / "run") as run:
-        loader = run.loader(data, batch_size=4, num_workers=1, early=True, multiprocessing_context=context)
+        loader = run.loader(
+            data, batch_size=4, num_workers=1, early=True, multiprocessing_context=context
+        )
         wait_for_items(data.file, 4)
         run.resume(model=run.wrap(net()), loader=loader)
         assert train(run, loader) == wanted
@@ -137,10 +139,13 @@ def test_nobody_waits_for_workers_whose_batches_are_not_used(
     (tmp_path / "items").mkdir()
     with open_run(tmp_path / "run") as run:
         endless = Endless(16, str(tmp_path / "items"))
-        loader = run.loader(endless, batch_size=4, num_workers=1, early=True, multiprocessing_context=context)
+        loader = run.loader(
+            endless, batch_size=4, num_workers=1, early=True, multiprocessing_context=context
+        )
         assert has_workers(loader)
         deadline = time.monotonic() + 60
-        while context == "fork" and not any((tmp_path / "items").iterdir()):  # the other one imports torch meanwhile
+        # the other one imports torch meanwhile
+        while context == "fork" and not any((tmp_path / "items").iterdir()):
             assert time.monotonic() < deadline, "no worker has begun"
             time.sleep(0.01)
     assert not has_workers(loader)
@@ -175,9 +180,13 @@ def test_workers_begin_with_all_that_is_restored(tmp_path: Path) -> None:
         level = Level()
         with open_run(tmp_path / "run", max_steps=most) as run:
             loader = run.loader(
-                data, batch_size=4, num_workers=2, early=True, shuffle=False,
+                data,
+                batch_size=4,
+                num_workers=2,
+                early=True,
+                shuffle=False,
                 collate_fn=lambda items, level=level: torch.stack(items)[:, 0] * level.level,
-            )  # fmt: skip
+            )
             run.resume(level=level, model=run.wrap(net()), loader=loader)
             for batch in run.steps(loader):
                 found.append(batch.tolist())
@@ -189,7 +198,9 @@ def test_workers_begin_with_all_that_is_restored(tmp_path: Path) -> None:
 def test_a_thread_that_ends_takes_no_workers_with_it(tmp_path: Path) -> None:
     data, made = Recorded(16, tmp_path / "items"), []
     with open_run(tmp_path / "run") as run:
-        thread = threading.Thread(target=lambda: made.append(run.loader(data, batch_size=4, num_workers=2, early=True)))
+        thread = threading.Thread(
+            target=lambda: made.append(run.loader(data, batch_size=4, num_workers=2, early=True))
+        )
         thread.start()
         thread.join()
         assert not has_workers(made[0])
@@ -253,10 +264,14 @@ def change_dtype(data: Recorded) -> None:
 
 @pytest.mark.parametrize("change", [change_attribute, change_dtype])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_workers_see_what_the_script_changes_until_the_loop(change: Any, persistent: bool, tmp_path: Path) -> None:
+def test_workers_see_what_the_script_changes_until_the_loop(
+    change: Any, persistent: bool, tmp_path: Path
+) -> None:
     data = Recorded(16, tmp_path / "items")
     with open_run(tmp_path / "run") as run:
-        loader = run.loader(data, batch_size=4, num_workers=2, persistent_workers=persistent, early=True)
+        loader = run.loader(
+            data, batch_size=4, num_workers=2, persistent_workers=persistent, early=True
+        )
         run.resume(loader=loader)
         assert has_workers(loader)
         try:
@@ -268,7 +283,10 @@ def test_workers_see_what_the_script_changes_until_the_loop(change: Any, persist
     assert loader.early.seconds == 0
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # torch's
+# torch's
+@pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_errors_are_raised_in_the_loop(tmp_path: Path) -> None:
     data = Recorded(100, tmp_path / "items")
     with open_run(tmp_path / "run") as run:
@@ -282,7 +300,9 @@ def test_errors_are_raised_in_the_loop(tmp_path: Path) -> None:
     unpicklable = Recorded(8, tmp_path / "items")
     unpicklable.scale = lambda: 1.0  # type: ignore[assignment]
     with open_run(tmp_path / "other") as run:
-        loader = run.loader(unpicklable, batch_size=4, num_workers=1, multiprocessing_context="spawn", early=True)
+        loader = run.loader(
+            unpicklable, batch_size=4, num_workers=1, multiprocessing_context="spawn", early=True
+        )
         run.resume(loader=loader)
         with pytest.raises(Exception, match="pickle"):
             train(run, loader)
@@ -295,7 +315,9 @@ def test_nothing_begins_where_it_could_differ(tmp_path: Path) -> None:
         run.resume(loader=in_process)
         assert not has_workers(in_process)
     with open_run(tmp_path / "sampled") as run:
-        sampled = run.loader(data, batch_size=4, num_workers=2, sampler=RandomSampler(data), early=True)
+        sampled = run.loader(
+            data, batch_size=4, num_workers=2, sampler=RandomSampler(data), early=True
+        )
         run.resume(loader=sampled)
         assert not has_workers(sampled)
     with open_run(tmp_path / "grad") as run:
@@ -333,8 +355,12 @@ def train_on_two(folder: str) -> list[Any]:
     data = Recorded(16, Path(folder) / f"items-{os.environ['RANK']}")
     found = []
     for number, early in enumerate((True, False)):
-        with paceline.session(seed=3, cpu=True, report=False, progress=False, folder=Path(folder) / str(number)) as run:
-            loader = run.loader(data, batch_size=8, num_workers=2, early=early, multiprocessing_context="fork")
+        with paceline.session(
+            seed=3, cpu=True, report=False, progress=False, folder=Path(folder) / str(number)
+        ) as run:
+            loader = run.loader(
+                data, batch_size=8, num_workers=2, early=early, multiprocessing_context="fork"
+            )
             model = run.wrap(net()) if early else net()
             if early:
                 run.resume(model=model, loader=loader)

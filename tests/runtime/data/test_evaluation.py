@@ -42,7 +42,12 @@ from tests.runtime.data.datasets import Counting, Noisy, Numbers
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10)
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 10),
     )
 
 
@@ -50,7 +55,9 @@ def count_on_a_rank(samples: int, batch_size: int) -> tuple[int, int, float, int
     """Evaluate as users write it, with a model whose forward synchronizes its buffers across ranks."""
     dist.init_process_group("gloo")
     generator = torch.Generator().manual_seed(1)
-    data = TensorDataset(torch.randn(samples, 1, 8, 8, generator=generator), torch.arange(samples) % 10)
+    data = TensorDataset(
+        torch.randn(samples, 1, 8, 8, generator=generator), torch.arange(samples) % 10
+    )
     model = DistributedDataParallel(net()).eval()
     hits, seen, loss, forwards = 0, 0, 0.0, 0
     with torch.no_grad():
@@ -64,7 +71,8 @@ def count_on_a_rank(samples: int, batch_size: int) -> tuple[int, int, float, int
     return hits, seen, loss, forwards
 
 
-@pytest.mark.parametrize("samples", [25, 23])  # with 4 ranks: a last batch of 1 leaves three with nothing
+# with 4 ranks: a last batch of 1 leaves three with nothing
+@pytest.mark.parametrize("samples", [25, 23])
 def test_counts_agree_at_every_world_size(ranks: Ranks, samples: int) -> None:
     alone = ranks(count_on_a_rank, 1, samples, 8)[0]
     assert alone[1] == samples
@@ -79,15 +87,28 @@ def test_counts_agree_at_every_world_size(ranks: Ranks, samples: int) -> None:
 def test_a_loader_is_accepted_instead_of_its_data_set() -> None:
     data = Noisy(21)
     ours = MapLoader(data, batch_size=4, identity=Identity(), collate_fn=len)
-    plain = DataLoader(data, batch_size=4, shuffle=True, drop_last=True, collate_fn=lambda items: [len(items)])
+    plain = DataLoader(
+        data, batch_size=4, shuffle=True, drop_last=True, collate_fn=lambda items: [len(items)]
+    )
     assert list(make_evaluation_loader(ours, identity=Identity())) == [4, 4, 4, 4, 4, 1]
-    assert [batch[0] for batch in make_evaluation_loader(plain, identity=Identity())] == [4, 4, 4, 4, 4, 1]
+    assert [batch[0] for batch in make_evaluation_loader(plain, identity=Identity())] == [
+        4,
+        4,
+        4,
+        4,
+        4,
+        1,
+    ]
     for rank in range(2):  # each takes the whole dataset into account, not its sampler's half
         sampler = DistributedSampler(data, num_replicas=2, rank=rank)
-        loader = make_evaluation_loader(DataLoader(data, sampler=sampler), identity=Identity(rank, 2))
+        loader = make_evaluation_loader(
+            DataLoader(data, sampler=sampler), identity=Identity(rank, 2)
+        )
         assert sum(len(y) for _, y in loader) == 10 + rank
     with pytest.raises(UsageError, match="DistributedSampler splits the dataset by rank"):
-        make_evaluation_loader(DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data, 2, 0), 3, False)))
+        make_evaluation_loader(
+            DataLoader(data, batch_sampler=BatchSampler(DistributedSampler(data, 2, 0), 3, False))
+        )
     with pytest.raises(UsageError, match="batch_sampler or dataset decides the batches"):
         make_evaluation_loader(DataLoader(data, batch_size=None), batch_size=4)
 
@@ -102,7 +123,11 @@ def test_streams_and_repeated_passes() -> None:
 
 
 def test_nested_batches_are_moved_whole() -> None:
-    batch: dict[str, Any] = {"x": torch.ones(3, 2), "more": [torch.ones(3), ("a", torch.ones(()))], "names": ["a", "b"]}
+    batch: dict[str, Any] = {
+        "x": torch.ones(3, 2),
+        "more": [torch.ones(3), ("a", torch.ones(()))],
+        "names": ["a", "b"],
+    }
     batch["record"] = Record(torch.ones(1), ["c"])
     moved = to_device(batch, torch.device("meta"))
     devices: list[str] = []
@@ -137,14 +162,19 @@ def as_record(items: list[int]) -> Record:
 
 STREAM_SIZES = (0, 1, 2, 4)
 
-COLLATES: dict[str, tuple[Any, Any]] = {  # a collate function, and how to get a batch's samples back
+# a collate function, and how to get a batch's samples back
+COLLATES: dict[str, tuple[Any, Any]] = {
     "tensor": (default_collate, lambda batch: batch.tolist()),
     "tuple": (lambda items: (torch.tensor(items), "text"), lambda batch: batch[0].tolist()),
     "strings": (lambda items: tuple(map(str, items)), lambda batch: [int(text) for text in batch]),
     "list of dictionaries": (
-        lambda items: [{"x": torch.tensor(item)} for item in items], lambda batch: [int(each["x"]) for each in batch]
+        lambda items: [{"x": torch.tensor(item)} for item in items],
+        lambda batch: [int(each["x"]) for each in batch],
     ),
-    "named tuple": (lambda items: Pair(torch.tensor(items), [str(items)]), lambda batch: batch.numbers.tolist()),
+    "named tuple": (
+        lambda items: Pair(torch.tensor(items), [str(items)]),
+        lambda batch: batch.numbers.tolist(),
+    ),
     "data class": (as_record, lambda batch: list(map(int, batch.names))),
     "custom": (Custom, lambda batch: batch.rows[0].tolist()[: batch.count]),
     "mapping": (lambda items: UserDict(x=torch.tensor(items)), lambda batch: batch["x"].tolist()),
@@ -153,8 +183,11 @@ COLLATES: dict[str, tuple[Any, Any]] = {  # a collate function, and how to get a
         lambda items: {"x": torch.stack([torch.full((4,), item) for item in items], dim=1)},
         lambda batch: batch["x"][0].tolist(),
     ),
-    "single items only": (lambda items: torch.tensor([item for (item,) in [items]]), lambda batch: batch.tolist()),
-}  # fmt: skip
+    "single items only": (
+        lambda items: torch.tensor([item for (item,) in [items]]),
+        lambda batch: batch.tolist(),
+    ),
+}
 
 
 def sampler_of(kind: str, samples: int) -> Any:
@@ -162,7 +195,9 @@ def sampler_of(kind: str, samples: int) -> Any:
         "none": lambda: None,
         "weighted": lambda: WeightedRandomSampler([1.0] * max(1, samples), max(1, samples)),
         "subset": lambda: SubsetRandomSampler(range(0, samples, 2)),
-        "replacement": lambda: RandomSampler(range(max(1, samples)), replacement=True, num_samples=7),
+        "replacement": lambda: RandomSampler(
+            range(max(1, samples)), replacement=True, num_samples=7
+        ),
         "own generator": lambda: RandomSampler(
             range(max(1, samples)), generator=torch.Generator().manual_seed(samples)
         ),
@@ -173,11 +208,16 @@ def loader_of(samples: int, batch_size: int, collate: Any, sampler: str, batches
     """A DataLoader whose batches come from a batch size, from a batch sampler, or from the dataset itself."""
     chosen = sampler_of(sampler, samples) if samples else None
     if batches == "size":
-        return DataLoader(Numbers(samples), batch_size=batch_size, sampler=chosen, collate_fn=collate)
+        return DataLoader(
+            Numbers(samples), batch_size=batch_size, sampler=chosen, collate_fn=collate
+        )
     if batches == "sampler":
         batch_sampler = BatchSampler(chosen or range(samples), batch_size, drop_last=False)
         return DataLoader(Numbers(samples), batch_sampler=batch_sampler, collate_fn=collate)
-    whole = [collate(list(range(start, min(start + batch_size, samples)))) for start in range(0, samples, batch_size)]
+    whole = [
+        collate(list(range(start, min(start + batch_size, samples))))
+        for start in range(0, samples, batch_size)
+    ]
     return DataLoader(whole, batch_size=None)  # type: ignore[arg-type]
 
 
@@ -196,7 +236,10 @@ def test_every_sample_is_counted_once(
     function, samples_of = COLLATES[collate]
     assume(collate != "single items only" or batch_size == 1)
     if batches == "whole":
-        assume(collate not in ("custom", "strings", "mapping", "list of dictionaries", "array", "padded"))
+        assume(
+            collate
+            not in ("custom", "strings", "mapping", "list of dictionaries", "array", "padded")
+        )
 
     def seen_by(ranks: int) -> list[list[int]]:
         passes = []
@@ -207,7 +250,9 @@ def test_every_sample_is_counted_once(
             expected = evaluated.count_batches()
             passes.append([samples_of(batch) for batch in evaluated])
             assert expected == len(passes[-1])
-        assert len({len(each) for each in passes}) == 1, "every rank runs the same number of forwards"
+        assert len({len(each) for each in passes}) == 1, (
+            "every rank runs the same number of forwards"
+        )
         return [batch for each in passes for batch in each]
 
     alone, together = seen_by(1), seen_by(world_size)
@@ -223,7 +268,12 @@ def test_every_sample_is_counted_once(
 
 def test_no_rank_gets_an_empty_batch_if_the_last_two_can_be_shared() -> None:
     counts = [
-        [len(batch) for batch in make_evaluation_loader(Numbers(25), batch_size=8, identity=Identity(rank, 4))]
+        [
+            len(batch)
+            for batch in make_evaluation_loader(
+                Numbers(25), batch_size=8, identity=Identity(rank, 4)
+            )
+        ]
         for rank in range(4)
     ]
     assert sum(map(sum, counts)) == 25
@@ -238,7 +288,9 @@ def test_a_batch_that_cannot_be_empty_is_refused_by_name() -> None:
 
 
 def test_workers_make_empty_batches() -> None:
-    loader = DataLoader(Numbers(1), batch_size=4, collate_fn=as_record, num_workers=1, worker_init_fn=check_worker)
+    loader = DataLoader(
+        Numbers(1), batch_size=4, collate_fn=as_record, num_workers=1, worker_init_fn=check_worker
+    )
     evaluation = make_evaluation_loader(loader, identity=Identity(0, 2))
     (batch,) = evaluation
     evaluation.close()
@@ -253,7 +305,10 @@ def count_streams(num_workers: int) -> list[list[Any]]:
     """Streams of 0 to 4 items. Of those that split themselves, only the last rank's has any."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    workers: dict[str, Any] = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
+    workers: dict[str, Any] = {
+        "num_workers": num_workers,
+        "multiprocessing_context": "fork" if num_workers else None,
+    }
     found = []
     for items in STREAM_SIZES:
         stream = DataLoader(Counting(items), batch_size=2, collate_fn=as_record, **workers)
@@ -261,7 +316,9 @@ def count_streams(num_workers: int) -> list[list[Any]]:
         own = Counting(items if rank == world_size - 1 else 0)
         loader = StreamLoader(own, batch_size=world_size, sharded=True, drop_last=False, **workers)
         found.append([samples_in(batch) for batch in make_evaluation_loader(loader)])
-        found.append([samples_in(micro.data) if micro.count else [] for micro in loader.micro_batches(0)])
+        found.append(
+            [samples_in(micro.data) if micro.count else [] for micro in loader.micro_batches(0)]
+        )
     dist.destroy_process_group()
     return found
 
@@ -271,7 +328,9 @@ def samples_in(batch: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(("world_size", "num_workers"), [(3, 0), (2, 1)])
-def test_streams_with_fewer_items_than_ranks_are_counted_once(ranks: Ranks, world_size: int, num_workers: int) -> None:
+def test_streams_with_fewer_items_than_ranks_are_counted_once(
+    ranks: Ranks, world_size: int, num_workers: int
+) -> None:
     passes = list(zip(*ranks(count_streams, world_size, num_workers), strict=True))
     expected = [list(range(items)) for items in STREAM_SIZES for _ in range(3)]
     for each, items in zip(passes, expected, strict=True):
@@ -288,7 +347,9 @@ class PerWorker(IterableDataset[int]):
 
 
 def test_a_stream_that_splits_itself_by_worker_loses_no_samples() -> None:
-    loader = make_evaluation_loader(DataLoader(PerWorker(), batch_size=3, num_workers=2), identity=Identity())
+    loader = make_evaluation_loader(
+        DataLoader(PerWorker(), batch_size=3, num_workers=2), identity=Identity()
+    )
     assert sorted(item for batch in loader for item in batch.tolist()) == list(range(20))
     loader.close()
     whole = make_evaluation_loader(DataLoader(PerWorker(), batch_size=None), identity=Identity())

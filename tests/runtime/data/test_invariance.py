@@ -49,7 +49,11 @@ def losses_of_a_rank(
         sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         loader = run.loader(
-            Noisy(157, dtype=dtype), batch_size=16, accumulate=accumulate, drop_last=drop_last, num_workers=workers
+            Noisy(157, dtype=dtype),
+            batch_size=16,
+            accumulate=accumulate,
+            drop_last=drop_last,
+            num_workers=workers,
         )
         taken = record(loader)
         total, seen, held = torch.zeros(2, dtype=torch.float64), 0, 0.0
@@ -98,10 +102,15 @@ def reference(ranks: Ranks) -> dict[bool, list[float]]:
 
 @pytest.mark.parametrize(
     ("world_size", "name"),
-    [(2, "plain"), pytest.param(4, "plain", marks=pytest.mark.slow), (1, "tail, accumulated"),
-     pytest.param(2, "tail, accumulated", marks=pytest.mark.slow),
-     pytest.param(4, "tail, accumulated", marks=pytest.mark.slow), (2, "tail, sums, workers")],
-)  # fmt: skip
+    [
+        (2, "plain"),
+        pytest.param(4, "plain", marks=pytest.mark.slow),
+        (1, "tail, accumulated"),
+        pytest.param(2, "tail, accumulated", marks=pytest.mark.slow),
+        pytest.param(4, "tail, accumulated", marks=pytest.mark.slow),
+        (2, "tail, sums, workers"),
+    ],
+)
 def test_float64_agrees_over_100_steps(
     ranks: Ranks, reference: dict[bool, list[float]], world_size: int, name: str
 ) -> None:
@@ -140,7 +149,13 @@ def gan_rank() -> list[float]:
                 made = score(fooled, torch.ones_like(fooled))
                 run.backward(made)
                 if run.update(opt_m):
-                    found.append(sum(p.detach().abs().sum().item() for m in (maker, judge) for p in m.parameters()))
+                    found.append(
+                        sum(
+                            p.detach().abs().sum().item()
+                            for m in (maker, judge)
+                            for p in m.parameters()
+                        )
+                    )
     return found
 
 

@@ -31,7 +31,14 @@ def steps_of(loaders: list[Any], epoch: int, first: int | None = None) -> list[t
 def over_ranks(world_size: int, **options: Any) -> list[MapLoader]:
     data = Noisy(53)
     return [
-        MapLoader(data, batch_size=12, drop_last=False, seed=3, identity=Identity(rank, world_size), **options)
+        MapLoader(
+            data,
+            batch_size=12,
+            drop_last=False,
+            seed=3,
+            identity=Identity(rank, world_size),
+            **options,
+        )
         for rank in range(world_size)
     ]
 
@@ -51,7 +58,9 @@ def test_samples_and_augmentation_do_not_depend_on_ranks_micro_steps_or_workers(
     assert not equal(steps_of(over_ranks(1), 1), reference)
 
 
-def test_a_loaded_position_continues_at_the_next_step_with_other_numbers_of_ranks_and_workers() -> None:
+def test_a_loaded_position_continues_at_the_next_step_with_other_numbers_of_ranks_and_workers() -> (
+    None
+):
     reference = steps_of(over_ranks(1), 1)
     interrupted = over_ranks(2, accumulate=2)
     for loader in interrupted:
@@ -71,7 +80,9 @@ def test_a_loaded_position_continues_at_the_next_step_with_other_numbers_of_rank
 
 def test_persistent_workers_use_a_loaded_seed() -> None:
     saved = over_ranks(1)[0].state_dict()
-    loader = MapLoader(Noisy(53), batch_size=12, drop_last=False, seed=99, identity=Identity(), num_workers=1)
+    loader = MapLoader(
+        Noisy(53), batch_size=12, drop_last=False, seed=99, identity=Identity(), num_workers=1
+    )
     next(loader.micro_batches(0))
     loader.load_state_dict(saved)
     assert equal(steps_of([loader], 0), steps_of(over_ranks(1), 0))
@@ -108,12 +119,18 @@ def test_plain_tensors_come_in_the_same_order_as_items(resident: bool) -> None:
                 assert one.data[0].equal(two.data[0])
                 assert one.data[1].equal(two.data[1])
                 assert one.data[0].equal(three.data["x"])
-                assert (one.count, one.global_count, one.last) == (two.count, two.global_count, two.last)
+                assert (one.count, one.global_count, one.last) == (
+                    two.count,
+                    two.global_count,
+                    two.last,
+                )
 
 
 def test_a_resident_data_set_is_computed_once() -> None:
     loader = MapLoader(Noisy(20), batch_size=5, resident=True, shuffle=False, identity=Identity())
-    first, second = [torch.cat([m.data[0] for m in loader.micro_batches(epoch)]) for epoch in (0, 1)]
+    first, second = [
+        torch.cat([m.data[0] for m in loader.micro_batches(epoch)]) for epoch in (0, 1)
+    ]
     assert first.equal(second)
     assert first.shape == (20, 6)
 
@@ -124,9 +141,13 @@ def test_scales_give_the_mean_of_the_whole_batch() -> None:
         means = 0.0
         for rank in range(world_size):
             loader = MapLoader(
-                TensorDataset(values), batch_size=8, accumulate=accumulate, drop_last=False, shuffle=False,
+                TensorDataset(values),
+                batch_size=8,
+                accumulate=accumulate,
+                drop_last=False,
+                shuffle=False,
                 identity=Identity(rank, world_size),
-            )  # fmt: skip
+            )
             for micro in loader.micro_batches(0, 1):  # the partial last batch: 8, 9 and 10
                 # What DDP does with gradients: added over micro-steps, averaged over ranks.
                 means += micro.data[0].mean().item() * micro.mean_scale / world_size
@@ -145,7 +166,9 @@ def test_loading_does_not_disturb_the_global_generators() -> None:
 
 
 def test_without_augment_seeds_a_data_set_gets_plain_indices() -> None:
-    loader = MapLoader(list(range(8)), batch_size=4, shuffle=False, augment_seeds=False, identity=Identity())
+    loader = MapLoader(
+        list(range(8)), batch_size=4, shuffle=False, augment_seeds=False, identity=Identity()
+    )
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -170,7 +193,9 @@ def test_invalid_combinations_are_rejected() -> None:
 def test_unknown_options_are_rejected_with_the_nearest_name(data: Any) -> None:
     with pytest.raises(UsageError, match=r"no option 'num_worker'.\n  Did you mean num_workers\?"):
         make_loader(data, batch_size=4, num_worker=2)
-    with pytest.raises(UsageError, match=r"doesn't take generator: .*\n  Pass seed=generator.initial_seed"):
+    with pytest.raises(
+        UsageError, match=r"doesn't take generator: .*\n  Pass seed=generator.initial_seed"
+    ):
         make_loader(data, batch_size=4, generator=torch.Generator())
     for name in ("in_order", "pin_memory_device"):
         with pytest.raises(UsageError, match=f"doesn't take {name}"):
@@ -180,15 +205,26 @@ def test_unknown_options_are_rejected_with_the_nearest_name(data: Any) -> None:
 @pytest.mark.parametrize("data", [Noisy(8), Counting(8)])
 def test_workers_can_be_started_in_another_way(data: Any) -> None:
     loader = make_loader(
-        data, batch_size=4, num_workers=1, multiprocessing_context="fork", timeout=60, pin_memory=False,
-        prefetch_factor=1, identity=Identity(),
-    )  # fmt: skip
+        data,
+        batch_size=4,
+        num_workers=1,
+        multiprocessing_context="fork",
+        timeout=60,
+        pin_memory=False,
+        prefetch_factor=1,
+        identity=Identity(),
+    )
     assert len(list(loader)) == 2
     loader.close()
 
 
 def test_options_that_a_data_set_cannot_have_are_rejected() -> None:
-    for options in ({"sampler": [1]}, {"persistent_workers": True}, {"augment_seeds": False}, {"resident": True}):
+    for options in (
+        {"sampler": [1]},
+        {"persistent_workers": True},
+        {"augment_seeds": False},
+        {"resident": True},
+    ):
         with pytest.raises(UsageError, match=f"{next(iter(options))}.* doesn't work with Counting"):
             make_loader(Counting(8), batch_size=4, **options)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="sharded=True is for iterables"):
@@ -217,12 +253,15 @@ class Batched(Noisy):
 
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("nested", [False, True])
-def test_batches_are_fetched_at_once_unless_that_would_change_augmentation(noisy: bool, nested: bool) -> None:
+def test_batches_are_fetched_at_once_unless_that_would_change_augmentation(
+    noisy: bool, nested: bool
+) -> None:
     def steps(world_size: int) -> tuple[list[torch.Tensor], Batched]:
         data = Batched(24, noisy=noisy)
         used = Subset(data, range(24)) if nested else data
         loaders = [
-            make_loader(used, batch_size=8, seed=3, identity=Identity(rank, world_size)) for rank in range(world_size)
+            make_loader(used, batch_size=8, seed=3, identity=Identity(rank, world_size))
+            for rank in range(world_size)
         ]
         return steps_of(loaders, 1), data
 
@@ -232,7 +271,12 @@ def test_batches_are_fetched_at_once_unless_that_would_change_augmentation(noisy
 
 
 def test_neighbouring_keys_give_unrelated_seeds() -> None:
-    seeds = {derive_seed(seed, epoch, index) for seed in range(10) for epoch in range(10) for index in range(100)}
+    seeds = {
+        derive_seed(seed, epoch, index)
+        for seed in range(10)
+        for epoch in range(10)
+        for index in range(100)
+    }
     assert len(seeds) == 10_000
     assert 0.49 < sum(seed.bit_count() for seed in seeds) / 64 / 10_000 < 0.51
 

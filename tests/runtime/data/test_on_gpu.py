@@ -13,7 +13,10 @@ from paceline.runtime.data.transfer import transfer_batches
 from paceline.runtime.distributed.identity import Identity
 from tests.runtime.data.datasets import Noisy
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.fixture
@@ -38,9 +41,16 @@ def test_batches_arrive_whole_while_the_device_is_busy() -> None:
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_an_epoch_never_waits_and_has_the_same_order_as_on_the_host(no_waiting: None, resident: bool) -> None:
+def test_an_epoch_never_waits_and_has_the_same_order_as_on_the_host(
+    no_waiting: None, resident: bool
+) -> None:
     x, y = torch.randn(1000, 8), torch.arange(1000)
-    options: dict[str, Any] = {"batch_size": 64, "drop_last": False, "seed": 5, "identity": Identity(1, 2)}
+    options: dict[str, Any] = {
+        "batch_size": 64,
+        "drop_last": False,
+        "seed": 5,
+        "identity": Identity(1, 2),
+    }
     torch.cuda.set_sync_debug_mode("default")  # moving the dataset happens once, and may wait
     on_gpu = MapLoader(TensorDataset(x, y), device="cuda", resident=resident, **options)
     on_cpu = MapLoader(TensorDataset(x, y), **options)
@@ -61,7 +71,12 @@ def test_a_resident_epoch_copies_only_its_order() -> None:
 
     def copies(resident: bool) -> int:
         loader = MapLoader(
-            TensorDataset(x, y), batch_size=64, device="cuda", resident=resident, seed=5, identity=Identity()
+            TensorDataset(x, y),
+            batch_size=64,
+            device="cuda",
+            resident=resident,
+            seed=5,
+            identity=Identity(),
         )
         list(loader.micro_batches(0))
         torch.cuda.synchronize()
@@ -77,7 +92,9 @@ def test_a_resident_epoch_copies_only_its_order() -> None:
 
 
 def test_workers_feed_the_device() -> None:
-    on_gpu = MapLoader(Noisy(64), batch_size=16, num_workers=2, device="cuda", seed=1, identity=Identity())
+    on_gpu = MapLoader(
+        Noisy(64), batch_size=16, num_workers=2, device="cuda", seed=1, identity=Identity()
+    )
     on_cpu = MapLoader(Noisy(64), batch_size=16, seed=1, identity=Identity())
     for far, near in zip(on_gpu.micro_batches(0), on_cpu.micro_batches(0), strict=True):
         assert far.data[0].cpu().equal(near.data[0])

@@ -21,7 +21,12 @@ def positions(plan: EpochPlan, first_step: int = 0) -> list[list[int]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5)), st.integers(1, 90), st.booleans(), st.data())
+@given(
+    st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 5)),
+    st.integers(1, 90),
+    st.booleans(),
+    st.data(),
+)
 def test_every_step_is_split_without_gap_or_overlap(
     shape: tuple[int, int, int], samples: int, drop_last: bool, data: st.DataObject
 ) -> None:
@@ -29,12 +34,19 @@ def test_every_step_is_split_without_gap_or_overlap(
     batch = world_size * accumulate * per_slice
     if drop_last and samples < batch:
         samples += batch
-    plans = [EpochPlan(samples, batch, Identity(rank, world_size), accumulate, drop_last) for rank in range(world_size)]
+    plans = [
+        EpochPlan(samples, batch, Identity(rank, world_size), accumulate, drop_last)
+        for rank in range(world_size)
+    ]
     first = data.draw(st.integers(0, plans[0].steps))
     taken = [positions(plan, first) for plan in plans]
-    assert len({len(list(plan.slices(first))) for plan in plans}) == 1, "ranks differ in their number of micro-steps"
+    assert len({len(list(plan.slices(first))) for plan in plans}) == 1, (
+        "ranks differ in their number of micro-steps"
+    )
     for number, step in enumerate(range(first, plans[0].steps)):
-        together = sorted(position for rank in range(world_size) for position in taken[rank][number])
+        together = sorted(
+            position for rank in range(world_size) for position in taken[rank][number]
+        )
         assert together == list(range(step * batch, min(samples, (step + 1) * batch)))
     for plan in plans:
         for each in plan.slices(first):
@@ -43,7 +55,9 @@ def test_every_step_is_split_without_gap_or_overlap(
             assert each.last == (each.index == accumulate - 1)
     total = {each.step: each.global_count for each in plans[0].slices(first)}
     for step, size in total.items():
-        assert size == sum(each.count for plan in plans for each in plan.slices(step) if each.step == step)
+        assert size == sum(
+            each.count for plan in plans for each in plan.slices(step) if each.step == step
+        )
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,8 +65,17 @@ def test_every_step_is_split_without_gap_or_overlap(
 def test_evaluation_takes_every_sample_once_with_the_same_number_of_forwards_on_every_rank(
     world_size: int, batch: int, samples: int
 ) -> None:
-    ranks = [list(evaluation_slices(samples, batch, Identity(rank, world_size))) for rank in range(world_size)]
-    seen = [position for slices in ranks for each in slices if each.count for position in range(each.start, each.stop)]
+    ranks = [
+        list(evaluation_slices(samples, batch, Identity(rank, world_size)))
+        for rank in range(world_size)
+    ]
+    seen = [
+        position
+        for slices in ranks
+        for each in slices
+        if each.count
+        for position in range(each.start, each.stop)
+    ]
     assert sorted(seen) == list(range(samples))
     assert len({len(slices) for slices in ranks}) == 1
 

@@ -22,7 +22,11 @@ class OwnGenerators:
     """Draws from every kind of generator: global ones, and its own."""
 
     def __init__(self) -> None:
-        self.torch, self.python, self.numpy = torch.Generator(), random.Random(), numpy.random.default_rng()
+        self.torch, self.python, self.numpy = (
+            torch.Generator(),
+            random.Random(),
+            numpy.random.default_rng(),
+        )
         self.torch.seed()
 
     def __iter__(self) -> Iterator[int]:
@@ -56,13 +60,17 @@ def test_all_generators_are_seeded_for_the_draw_and_then_left_as_they_were() -> 
     assert Sampled(theirs).draw(4, 1).keys.tolist() != drawn
 
 
-def rows_of(world_size: int, first: int | None = None, state: Any = None, **options: Any) -> list[Any]:
+def rows_of(
+    world_size: int, first: int | None = None, state: Any = None, **options: Any
+) -> list[Any]:
     """The rows of each step over all ranks, sorted, in epoch 1."""
     steps: dict[int, list[Any]] = {}
     for rank in range(world_size):
         torch.manual_seed(rank)
         made = {name: value() for name, value in options.items() if callable(value)}
-        loader = make_loader(Noisy(30), seed=3, identity=Identity(rank, world_size), **{**options, **made})
+        loader = make_loader(
+            Noisy(30), seed=3, identity=Identity(rank, world_size), **{**options, **made}
+        )
         if state is not None:
             loader.load_state_dict(state)
         for micro in loader.micro_batches(1, first):
@@ -75,7 +83,11 @@ def rows_of(world_size: int, first: int | None = None, state: Any = None, **opti
 
 SAMPLERS: list[dict[str, Any]] = [
     {"sampler": lambda: WeightedRandomSampler([1.0, 5.0, 9.0] * 10, 24), "batch_size": 8},
-    {"sampler": lambda: RandomSampler(range(30), generator=torch.Generator()), "batch_size": 8, "drop_last": False},
+    {
+        "sampler": lambda: RandomSampler(range(30), generator=torch.Generator()),
+        "batch_size": 8,
+        "drop_last": False,
+    },
     {"batch_sampler": Lengths},
     {"batch_sampler": lambda: BatchSampler(RandomSampler(range(30)), 7, drop_last=False)},
 ]
@@ -107,7 +119,11 @@ def test_a_batch_sampler_decides_the_size_of_every_step() -> None:
 
 def test_samplers_may_yield_other_keys_than_numbers() -> None:
     loader = make_loader(
-        {"a": 1, "b": 2, "c": 3}, sampler=["b", "c"], batch_size=2, collate_fn=list, identity=Identity()
+        {"a": 1, "b": 2, "c": 3},
+        sampler=["b", "c"],
+        batch_size=2,
+        collate_fn=list,
+        identity=Identity(),
     )
     assert list(loader) == [[2, 3]]
 
@@ -133,7 +149,9 @@ def test_a_resumed_epoch_has_the_same_order_or_is_refused() -> None:
             rest = [micro.data.tolist() for micro in resumed.micro_batches(1)]
             assert sorted(row for batch in taken + rest for row in batch) == list(range(8))
         else:
-            with pytest.raises(CheckpointError, match="yields a different order for epoch 1 than before"):
+            with pytest.raises(
+                CheckpointError, match="yields a different order for epoch 1 than before"
+            ):
                 next(resumed.micro_batches(1))
 
 
@@ -148,6 +166,8 @@ def test_samplers_that_do_not_fit_are_refused() -> None:
             make_loader(data, batch_sampler=[[1, 2]], **option)
     with pytest.raises(UsageError, match="needs batch_size"):
         make_loader(data)
-    loader = make_loader({"x": torch.ones(2)}, sampler=["x", "x"], batch_size=2, resident=True, identity=Identity())
+    loader = make_loader(
+        {"x": torch.ones(2)}, sampler=["x", "x"], batch_size=2, resident=True, identity=Identity()
+    )
     with pytest.raises(UsageError, match="sampler yields str"):
         list(loader)

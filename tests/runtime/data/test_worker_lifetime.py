@@ -57,7 +57,14 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 def test_workers_continue_after_every_stop_signal() -> None:
-    loader = MapLoader(Numbers(40), batch_size=2, num_workers=2, shuffle=False, identity=Identity(), prefetch_factor=1)
+    loader = MapLoader(
+        Numbers(40),
+        batch_size=2,
+        num_workers=2,
+        shuffle=False,
+        identity=Identity(),
+        prefetch_factor=1,
+    )
     batches = loader.micro_batches(0)
     got = [next(batches), next(batches)]  # one from each worker: both have started
     assert isinstance(loader.source, ItemSource)

@@ -23,13 +23,17 @@ from tests.runtime.training.test_wrap import quiet
 def init_groups() -> groups.ProcessGroups:
     identity = read_identity()
     store = groups.open_store(identity, timeout=60)
-    return groups.init_process_groups(identity, torch.device("cpu"), store=store, backend=None, timeout=60)
+    return groups.init_process_groups(
+        identity, torch.device("cpu"), store=store, backend=None, timeout=60
+    )
 
 
 def check(group: groups.ProcessGroups, *, timeout: float = 60) -> str:
     """Return the error of the check, or an empty string."""
     try:
-        communication_check.check_communication(group, read_identity(), torch.device("cpu"), timeout=timeout)
+        communication_check.check_communication(
+            group, read_identity(), torch.device("cpu"), timeout=timeout
+        )
     except RunError as error:
         group.abandon()
         return str(error)
@@ -62,7 +66,10 @@ def check_with_silent_peer(folder: str) -> str:
 
 def test_a_peer_that_does_not_answer_is_an_error(ranks: Ranks, tmp_path: Path) -> None:
     message, _ = ranks(check_with_silent_peer, 2, str(tmp_path))
-    assert f"Rank 0 on {os.uname().nodename}: the first all-reduce of 2 ranks over gloo failed" in message
+    assert (
+        f"Rank 0 on {os.uname().nodename}: the first all-reduce of 2 ranks over gloo failed"
+        in message
+    )
     assert "no answer within 1 s" in message
     assert "GLOO_SOCKET_IFNAME" in message
     assert "--debug" in message
@@ -118,4 +125,7 @@ def count_checks(folder: str) -> list[Any]:
 
 
 def test_the_launch_spec_can_turn_the_check_off(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks(count_checks, 2, folder_with(tmp_path, nproc=2, check=False)) == [["checked", "unchecked"]] * 2
+    assert (
+        ranks(count_checks, 2, folder_with(tmp_path, nproc=2, check=False))
+        == [["checked", "unchecked"]] * 2
+    )

@@ -12,14 +12,24 @@ from paceline.runtime.distributed.identity import Identity, read_identity
 from paceline.runtime.distributed.process_group import first_host
 
 TORCHRUN = {
-    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
     "GROUP_WORLD_SIZE": "2",
-}  # fmt: skip
+}
 SLURM = {
-    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_NODEID": "1",
     "SLURM_STEP_NUM_NODES": "2",
-}  # fmt: skip
+}
 PMI = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 
 
@@ -70,7 +80,13 @@ def test_an_older_slurm_without_the_steps_own_numbers() -> None:
 
 
 def test_torchrun_and_mpi_win_over_inherited_slurm_variables() -> None:
-    node = {**SLURM, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
+    node = {
+        **SLURM,
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_LOCALID": "0",
+    }
     assert read_identity({**node, **TORCHRUN}).source == "torchrun"
     assert read_identity({**node, **mpi("OMPI")}).rank == 5
 
@@ -81,7 +97,12 @@ def test_a_pmi_rank_that_slurm_gave_is_read_as_slurms() -> None:
 
 
 def test_uneven_nodes() -> None:
-    last = {"SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "2", "SLURM_STEP_NUM_NODES": "3"}
+    last = {
+        "SLURM_PROCID": "6",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "2",
+        "SLURM_STEP_NUM_NODES": "3",
+    }
     environ = {**SLURM, **last, "SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "3(x2),1"}
     assert read_identity(environ) == Identity(6, 7, 0, 1, 2, 3, "slurm")
 
@@ -97,7 +118,8 @@ def test_an_invalid_rank_is_an_error_that_names_the_variable(rank: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hostlist", "first"), [("node[03-07,9],login1", "node03"), ("a,b", "a"), ("gpu-1", "gpu-1"), ("n[1]-x", "n1-x")]
+    ("hostlist", "first"),
+    [("node[03-07,9],login1", "node03"), ("a,b", "a"), ("gpu-1", "gpu-1"), ("n[1]-x", "n1-x")],
 )
 def test_the_first_host_of_a_list(hostlist: str, first: str) -> None:
     assert first_host(hostlist) == first
@@ -105,5 +127,7 @@ def test_the_first_host_of_a_list(hostlist: str, first: str) -> None:
 
 def test_identity_imports_no_torch() -> None:
     code = "import sys; from paceline import read_identity; read_identity(); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], text=True, capture_output=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "False"

@@ -23,7 +23,9 @@ TENSOR = {"shard": 2, "tensor": 2}
 COPIES = {"replicate": 2, "tensor": -1}
 CHAINS = [
     pytest.param([HSDP, TENSOR, COPIES], id="hsdp and tensor"),
-    pytest.param([{"shard": 4}, {"tensor": 4}, {"replicate": 4}], id="one dimension", marks=pytest.mark.slow),
+    pytest.param(
+        [{"shard": 4}, {"tensor": 4}, {"replicate": 4}], id="one dimension", marks=pytest.mark.slow
+    ),
 ]
 
 
@@ -55,7 +57,11 @@ class Blocks(nn.Module):
 
 
 def split(model: Blocks, mesh: Any) -> None:
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     for block in model.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -71,7 +77,9 @@ class Stream(IterableDataset[Any]):
         yield from zip(*samples().tensors, strict=True)
 
 
-def wrap(run: paceline.Run, mesh: dict[str, int], seed: int = 0) -> tuple[Blocks, torch.optim.Optimizer]:
+def wrap(
+    run: paceline.Run, mesh: dict[str, int], seed: int = 0
+) -> tuple[Blocks, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = run.wrap(Blocks().double(), mesh=mesh, parallelize=split if "tensor" in mesh else None)
     return model, torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -97,10 +105,16 @@ def train(mesh: dict[str, int], folder: Path, epochs: int) -> dict[str, Any]:
         generator = torch.Generator()
         generator.set_state(torch.get_rng_state())
         return {
-            "found": found, "left": weights(model), "step": run.step, "loss": run.sum(total).item(),
-            "seen": run.sum(seen), "dp": (run.dp_rank, run.dp_size), "mean": run.mean(float(run.dp_rank)),
-            "random": random, "next_random": torch.rand((), generator=generator).item(),
-        }  # fmt: skip
+            "found": found,
+            "left": weights(model),
+            "step": run.step,
+            "loss": run.sum(total).item(),
+            "seen": run.sum(seen),
+            "dp": (run.dp_rank, run.dp_size),
+            "mean": run.mean(float(run.dp_rank)),
+            "random": random,
+            "next_random": torch.rand((), generator=generator).item(),
+        }
 
 
 def train_chain(meshes: list[dict[str, int]], folder: Path) -> list[dict[str, Any]]:
@@ -124,13 +138,22 @@ def test_each_mesh_continues_what_another_saved_as_one_process_does(
             assert found["loss"] == pytest.approx(expected[number]["loss"], abs=1e-10)
             assert number == 0 or found["found"] == chain[number - 1]["left"]
             # Ranks along tensor draw the same dropout, others draw their own.
-            same = {other for other in range(4) if chains[other][number]["next_random"] == found["next_random"]}
+            same = {
+                other
+                for other in range(4)
+                if chains[other][number]["next_random"] == found["next_random"]
+            }
             assert same == {other for other in range(4) if other // tensor == rank // tensor}
     if meshes[2] == COPIES:
         # As many data-parallel ranks as before continue with the same random numbers, also without tensor parallelism.
-        assert [chain[2]["random"] for chain in chains] == [chain[1]["next_random"] for chain in chains]
+        assert [chain[2]["random"] for chain in chains] == [
+            chain[1]["next_random"] for chain in chains
+        ]
         pair = ranks(train, 2, {"shard": -1}, tmp_path / "four", 3)
-        assert [each["random"] for each in pair] == [chains[0][2]["next_random"], chains[2][2]["next_random"]]
+        assert [each["random"] for each in pair] == [
+            chains[0][2]["next_random"],
+            chains[2][2]["next_random"],
+        ]
         assert all(each["found"] == chains[0][2]["left"] for each in pair)
         names = {name: name for name, _ in Blocks().named_parameters()}
         whole = export.gather(tmp_path / "four/checkpoints/step-00000009", "model", names)
@@ -145,19 +168,29 @@ def read_data() -> dict[str, Any]:
         counts = [len(y) for _, y in run.evaluate(Stream(), batch_size=8)]
         with pytest.raises(UsageError, match="nothing splits this model"):
             run.wrap(Blocks())
-        with pytest.raises(UsageError, match="mesh is replicate=2 x shard=2 x tensor=1, but the mesh of this run is"):
+        with pytest.raises(
+            UsageError,
+            match="mesh is replicate=2 x shard=2 x tensor=1, but the mesh of this run is",
+        ):
             run.wrap(Blocks(), mesh=HSDP)
-        with pytest.raises(UsageError, match="Ranks 0 and 1 are tensor-parallel, so they need the same"):
+        with pytest.raises(
+            UsageError, match="Ranks 0 and 1 are tensor-parallel, so they need the same"
+        ):
             next(run.steps([torch.ones(2) * run.rank]))
         assert len(list(run.steps([torch.ones(2) * run.dp_rank]))) == 1
         whole = run.wrap(Blocks().double(), mode="ddp")
         loss = run.sum(whole(torch.ones(2, 6, dtype=torch.float64)).sum()).item()
         random = torch.rand(()).item()  # without a seed
         return {
-            "stream": kept, "counts": counts, "loss": loss, "random": random, "names": run.mesh.mesh_dim_names,
-            "steps": stream.steps_per_epoch, "rest": run.sum(torch.tensor(counts).sum()).item(),
+            "stream": kept,
+            "counts": counts,
+            "loss": loss,
+            "random": random,
+            "names": run.mesh.mesh_dim_names,
+            "steps": stream.steps_per_epoch,
+            "rest": run.sum(torch.tensor(counts).sum()).item(),
             "gathered": [each.item() for each in run.gather(torch.tensor(run.dp_rank))],
-        }  # fmt: skip
+        }
 
 
 def test_ranks_along_tensor_read_the_same_samples(ranks: Ranks) -> None:
@@ -165,7 +198,9 @@ def test_ranks_along_tensor_read_the_same_samples(ranks: Ranks) -> None:
     assert found[0] == found[1]
     assert found[2] == found[3]
     assert found[0]["random"] != found[2]["random"]
-    assert sum(found[0]["stream"] + found[2]["stream"]) == pytest.approx(samples().tensors[0].sum().item())
+    assert sum(found[0]["stream"] + found[2]["stream"]) == pytest.approx(
+        samples().tensors[0].sum().item()
+    )
     assert found[0]["names"] == ("replicate", "shard", "tensor")
     assert found[0]["rest"] == 40
     assert found[0]["gathered"] == [0, 1]
@@ -207,7 +242,8 @@ def wrap_late() -> list[str]:
 def test_a_mesh_must_not_change_afterwards_who_reads_what(ranks: Ranks) -> None:
     for found in ranks(wrap_late, 2):
         assert all(
-            "given each rank its own" in each and "or pass the mesh to paceline.session" in each for each in found
+            "given each rank its own" in each and "or pass the mesh to paceline.session" in each
+            for each in found
         )
 
 

@@ -39,17 +39,23 @@ def log_positions(folder: str) -> None:
     with quiet(seed=0, folder=folder) as run:
         model = run.wrap(net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = run.loader(TensorDataset(x, y), batch_size=16, accumulate=2, drop_last=False, shuffle=False)
+        loader = run.loader(
+            TensorDataset(x, y), batch_size=16, accumulate=2, drop_last=False, shuffle=False
+        )
         for epoch in run.epochs(3):
             for a, b in run.steps(loader):
                 loss = ((model(a) - b) ** 2).mean()
                 run.backward(loss)
                 run.update(optimizer)
-                run.log(y=b.mean(), loss=loss, rank=run.rank, phase="warm" if epoch == 0 else "train")
+                run.log(
+                    y=b.mean(), loss=loss, rank=run.rank, phase="warm" if epoch == 0 else "train"
+                )
             run.log(accuracy=torch.tensor(0.5), epoch_number=epoch)
 
 
-def test_numbers_are_weighted_means_over_micro_steps_and_ranks(ranks: Ranks, tmp_path: Path) -> None:
+def test_numbers_are_weighted_means_over_micro_steps_and_ranks(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     _, y = data(60)
     expected = [y[start : start + 16].mean().item() for start in range(0, 60, 16)]
     losses = []
@@ -78,26 +84,43 @@ def schedule(folder: str, accumulate: int) -> tuple[int, int, float]:
     with quiet(seed=0, folder=folder) as run:
         model = run.wrap(net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = run.loader(TensorDataset(x, y), batch_size=8, accumulate=accumulate, drop_last=False)
+        loader = run.loader(
+            TensorDataset(x, y), batch_size=8, accumulate=accumulate, drop_last=False
+        )
         sched = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2 * len(loader))
         for _ in run.epochs(2):
             for a, b in run.steps(loader):
                 run.backward(((model(a) - b) ** 2).mean())
                 if run.update(optimizer):
                     sched.step()
-                run.log(**{"lr": sched.get_last_lr()[0], "train/lr": sched.get_last_lr()[0], "lr_psnr": a.mean()})
+                run.log(
+                    **{
+                        "lr": sched.get_last_lr()[0],
+                        "train/lr": sched.get_last_lr()[0],
+                        "lr_psnr": a.mean(),
+                    }
+                )
         return run.step, loader.steps_per_epoch, sched.get_last_lr()[0]
 
 
-def test_a_schedule_and_its_learning_rate_at_any_number_of_ranks_and_micro_steps(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_schedule_and_its_learning_rate_at_any_number_of_ranks_and_micro_steps(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     seen = []
     for number, (world_size, accumulate) in enumerate([(1, 1), (1, 4), (2, 2)]):
         folder = tmp_path / str(number)
         args = str(folder), accumulate
-        steps, per_epoch, last = ranks(schedule, world_size, *args)[0] if world_size > 1 else schedule(*args)
+        steps, per_epoch, last = (
+            ranks(schedule, world_size, *args)[0] if world_size > 1 else schedule(*args)
+        )
         assert (steps, per_epoch) == (6, 3)
         assert last < 1e-5  # the schedule is at its end
-        seen.append([(line["step"], line["lr"], line["train/lr"], line["lr_psnr"]) for line in lines_of(folder)])
+        seen.append(
+            [
+                (line["step"], line["lr"], line["train/lr"], line["lr_psnr"])
+                for line in lines_of(folder)
+            ]
+        )
     assert len(seen[0]) == 6
     for others in seen[1:]:
         assert [line[:3] for line in others] == [line[:3] for line in seen[0]]
@@ -128,13 +151,23 @@ def log_inside_an_evaluation(folder: str) -> tuple[Any, str]:
 def test_a_mean_over_no_samples_is_explained_inside_the_loop(ranks: Ranks, tmp_path: Path) -> None:
     (value, said), _ = ranks(log_inside_an_evaluation, 2, str(tmp_path))
     assert value == "nan"
-    assert said.count("val is nan at step 0: in the evaluation, 1 of 2 ranks had a batch without samples") == 1
+    assert (
+        said.count(
+            "val is nan at step 0: in the evaluation, 1 of 2 ranks had a batch without samples"
+        )
+        == 1
+    )
 
 
 def test_a_mean_over_no_samples_is_explained_once(ranks: Ranks, tmp_path: Path) -> None:
     (value, said), others = ranks(evaluate_too_few, 2, str(tmp_path / "plain"), False)
     assert value == "nan"
-    assert said.count("val is nan at step 1: in the evaluation, 1 of 2 ranks had a batch without samples") == 1
+    assert (
+        said.count(
+            "val is nan at step 1: in the evaluation, 1 of 2 ranks had a batch without samples"
+        )
+        == 1
+    )
     assert (others, said.count("nan at step")) == ((None, ""), 1)
     assert ranks(evaluate_too_few, 2, str(tmp_path / "weighted"), True) == [(7, ""), (None, "")]
 
@@ -159,7 +192,13 @@ def test_values_are_unchanged_and_nan_is_valid_json(tmp_path: Path) -> None:
         running = torch.zeros(())
         for step in run.steps(range(5)):
             running += step
-            run.log(**{"running": running, "odd": float("nan") if step == 2 else 1.0, 'a "name"/b': True})
+            run.log(
+                **{
+                    "running": running,
+                    "odd": float("nan") if step == 2 else 1.0,
+                    'a "name"/b': True,
+                }
+            )
     lines = lines_of(tmp_path)
     assert [line["running"] for line in lines] == [0, 1, 3, 6, 10]
     assert [line["odd"] for line in lines] == [1.0, 1.0, "nan", 1.0, 1.0]
@@ -173,8 +212,15 @@ class Level(enum.IntEnum):
 def test_numbers_of_any_type_are_logged(tmp_path: Path) -> None:
     with quiet(folder=tmp_path) as run:
         for _ in run.steps(range(2)):
-            run.log(flag=torch.tensor(True), array=numpy.ones((1, 1)), number=numpy.float32(0.5), text=numpy.str_("x"))
-            run.log(level=Level.HIGH, one=torch.ones(1, 1), yes=numpy.bool_(True), count=numpy.int64(2))
+            run.log(
+                flag=torch.tensor(True),
+                array=numpy.ones((1, 1)),
+                number=numpy.float32(0.5),
+                text=numpy.str_("x"),
+            )
+            run.log(
+                level=Level.HIGH, one=torch.ones(1, 1), yes=numpy.bool_(True), count=numpy.int64(2)
+            )
     for line in lines_of(tmp_path):
         assert (line["flag"], line["array"], line["number"], line["text"]) == (1, 1, 0.5, "x")
         assert (line["level"], line["one"], line["yes"], line["count"]) == (3, 1, 1, 2)
@@ -202,7 +248,9 @@ def test_odd_values_and_reserved_names_are_refused_by_name(tmp_path: Path) -> No
             with pytest.raises(UsageError, match=re.escape(f"run.log(bad=...) got {what}")):
                 run.log(bad=value)
         for name in ("step", "epoch", "time", "seconds", "samples_per_second", "stragglers"):
-            with pytest.raises(UsageError, match=re.escape(f"run.log({name}=...): Paceline itself writes")):
+            with pytest.raises(
+                UsageError, match=re.escape(f"run.log({name}=...): Paceline itself writes")
+            ):
                 run.log(**{name: 1})
         run.log(fine=1)
     assert [line["fine"] for line in lines_of(tmp_path)] == [1]
@@ -223,16 +271,23 @@ def log_kinds(folder: str, kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["together", "with other names"])
-def test_text_on_one_rank_and_a_number_on_another_is_an_error_on_both(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+def test_text_on_one_rank_and_a_number_on_another_is_an_error_on_both(
+    ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
     message = "run.log(phase=...) got text on rank 0, but a number on rank 1."
     assert ranks(log_kinds, 2, str(tmp_path), kind, timeout=30) == [message] * 2
 
 
 def test_the_names_that_differ_are_described() -> None:
     number, text = {"a number"}, {"text"}
-    assert describe_difference([{"a": number, "b": text}, {"a": number}]) == "names ('b' only on rank 0)"
+    assert (
+        describe_difference([{"a": number, "b": text}, {"a": number}])
+        == "names ('b' only on rank 0)"
+    )
     assert describe_difference([{"a": number}, {"a": number}]) == "steps"
-    with pytest.raises(UsageError, match=re.escape("got text on rank 1, but a number and text on rank 2")):
+    with pytest.raises(
+        UsageError, match=re.escape("got text on rank 1, but a number and text on rank 2")
+    ):
         describe_difference([{}, {"a": text}, {"a": text | number}])
 
 
@@ -272,7 +327,12 @@ def test_numbers_that_the_device_still_computes_are_written_later_and_in_order(
 
 
 def test_scalars_of_all_shapes_and_types_arrive() -> None:
-    tensors = [torch.tensor(1.5), torch.tensor([2.5]), torch.tensor(3), torch.tensor([[4.5]], dtype=torch.bfloat16)]
+    tensors = [
+        torch.tensor(1.5),
+        torch.tensor([2.5]),
+        torch.tensor(3),
+        torch.tensor([[4.5]], dtype=torch.bfloat16),
+    ]
     assert PendingScalars(tensors).values() == [1.5, 2.5, 3.0, 4.5]
 
 
@@ -327,7 +387,9 @@ def test_the_last_steps_are_written_if_another_rank_fails(
     lines = lines_of(metrics.parent)
     assert [line["number"] for line in lines] == list(range(20)), done.stderr
     assert lines[-1]["of"] == "rank 0"
-    assert all(("seconds" in line) != ("of" in line) for line in lines), "rank 0 knows only its own speed"
+    assert all(("seconds" in line) != ("of" in line) for line in lines), (
+        "rank 0 knows only its own speed"
+    )
 
 
 def test_the_bar_counts_epochs_as_the_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:

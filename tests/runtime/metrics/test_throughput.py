@@ -45,8 +45,12 @@ def test_the_rates_of_all_ranks_are_written(ranks: Ranks, tmp_path: Path) -> Non
         assert len(steps) == 6
         for line in steps:
             tokens = 2 * sum(100 * (rank + 1) for rank in range(world_size))
-            assert line["tokens_per_second"] / line["samples_per_second"] == pytest.approx(tokens / 16, rel=1e-4)
-            assert line["tflops_per_second"] / line["tokens_per_second"] == pytest.approx(1e-3, rel=1e-4)
+            assert line["tokens_per_second"] / line["samples_per_second"] == pytest.approx(
+                tokens / 16, rel=1e-4
+            )
+            assert line["tflops_per_second"] / line["tokens_per_second"] == pytest.approx(
+                1e-3, rel=1e-4
+            )
             assert 0 <= line["data_wait"] <= 1
             assert "mfu" not in line, "nobody knows the peak of this device"
 
@@ -86,7 +90,9 @@ def test_ranks_with_the_same_samples_count_once(ranks: Ranks, tmp_path: Path) ->
 
 def test_a_number_of_the_script_comes_first(ranks: Ranks, tmp_path: Path) -> None:
     ranks(count, 1, str(tmp_path), True)
-    assert [line["tokens_per_second"] for line in lines_of(tmp_path) if "tokens_per_second" in line] == [5.0] * 6
+    assert [
+        line["tokens_per_second"] for line in lines_of(tmp_path) if "tokens_per_second" in line
+    ] == [5.0] * 6
 
 
 def test_only_the_time_of_loops_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,11 +122,20 @@ def test_rates_and_mfu() -> None:
     # Two seconds and five steps on each of four ranks.
     found = rates.of(Amounts(8.0, 2.0, 20, 64, 4000, 400e12), 4)
     assert found == {
-        "seconds": 0.4, "data_wait": 0.25, "samples_per_second": 32, "tokens_per_second": 2000,
-        "tflops_per_second": 200, "mfu": 0.5,
-    }  # fmt: skip
+        "seconds": 0.4,
+        "data_wait": 0.25,
+        "samples_per_second": 32,
+        "tokens_per_second": 2000,
+        "tflops_per_second": 200,
+        "mfu": 0.5,
+    }
     assert rates.of(Amounts(0, 0, 0, 0, 0, 0), 4) == {}
-    assert describe_rates(found) == ["32 samples/s", "2k tokens/s", "50.0% MFU", "25% waiting for data"]
+    assert describe_rates(found) == [
+        "32 samples/s",
+        "2k tokens/s",
+        "50.0% MFU",
+        "25% waiting for data",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +152,9 @@ def test_rates_and_mfu() -> None:
         ("Some GPU", torch.float16, "highest", None),
     ],
 )
-def test_peaks(name: str, dtype: Any, precision: str, teraflops: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks(
+    name: str, dtype: Any, precision: str, teraflops: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
     found = peak_flops(torch.device("cuda"), dtype)
@@ -146,12 +163,14 @@ def test_peaks(name: str, dtype: Any, precision: str, teraflops: float | None, m
 
 
 def test_the_flops_of_models() -> None:
-    assert paceline.transformer_flops(124_000_000, layers=12, width=768, length=1024) == pytest.approx(
-        857.25e6, rel=1e-3
-    )
+    assert paceline.transformer_flops(
+        124_000_000, layers=12, width=768, length=1024
+    ) == pytest.approx(857.25e6, rel=1e-3)
     model = torch.nn.Linear(8, 4, bias=False)
     assert paceline.transformer_flops(model, layers=0, width=0, length=0) == 6 * 32
-    assert paceline.count_flops(lambda: model(torch.ones(5, 8)).sum().backward()) == 2 * (2 * 5 * 8 * 4)
+    assert paceline.count_flops(lambda: model(torch.ones(5, 8)).sum().backward()) == 2 * (
+        2 * 5 * 8 * 4
+    )
 
 
 def test_show_has_a_line_of_it(tmp_path: Path) -> None:
@@ -159,7 +178,8 @@ def test_show_has_a_line_of_it(tmp_path: Path) -> None:
     assert describe_throughput(path) == ""
     rates = '"tokens_per_second": 123456, "data_wait": 0.031, "mfu": 0.52, "peak_memory": 31'
     line = f'{{"step": 1, "seconds": 0.0412, {rates}}}'
-    older = line.replace("123456", "999999").replace("0.0412", "9.9")  # as in lists of runs, the newest line counts
+    # as in lists of runs, the newest line counts
+    older = line.replace("123456", "999999").replace("0.0412", "9.9")
     path.write_text(f'{{"step": 0}}\n{older}\n{older}\n{line}\n{{"seconds": "odd"}}\n{line[:20]}')
     assert (
         describe_throughput(path)
@@ -194,6 +214,8 @@ def test_the_batch_of_a_dataloader_is_not_the_global_one() -> None:
     with quiet(seed=0) as run:
         optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
         with pytest.raises(UsageError, match="that of one rank"):
-            run.scale_lr(optimizer, batch=torch.utils.data.DataLoader([1, 2], batch_size=2), reference=2)
+            run.scale_lr(
+                optimizer, batch=torch.utils.data.DataLoader([1, 2], batch_size=2), reference=2
+            )
         with pytest.raises(UsageError, match="not a number of steps"):
             run.scale_lr(optimizer, warmup=0.1)  # type: ignore[arg-type]

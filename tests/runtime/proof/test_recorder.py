@@ -23,7 +23,9 @@ SAMPLES = 40
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.2), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        self.body = nn.Sequential(
+            nn.Linear(1, 4), nn.Dropout(0.2), nn.BatchNorm1d(4), nn.Linear(4, 1)
+        )
 
     def forward(self, *, x: torch.Tensor) -> Any:
         return self.body(x)
@@ -66,7 +68,9 @@ def train(folder: str, workers: int, recorded: bool) -> tuple[list[list[int]], l
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_it_records_the_samples_of_each_step_and_changes_nothing(ranks: Ranks, tmp_path: Path, workers: int) -> None:
+def test_it_records_the_samples_of_each_step_and_changes_nothing(
+    ranks: Ranks, tmp_path: Path, workers: int
+) -> None:
     ((taken, weights),) = ranks(train, 1, str(tmp_path), workers, True)
     if not workers:
         assert ranks(train, 1, str(tmp_path), workers, False) == [(taken, weights)]
@@ -77,7 +81,11 @@ def test_it_records_the_samples_of_each_step_and_changes_nothing(ranks: Ranks, t
         assert len(record["losses"]) == 2
         assert record["norm"] == pytest.approx(0.1, rel=1e-3), "as the optimizer gets them: clipped"
     assert records.steps[7]["uses"] == ["batchnorm", "draws", "dropout"]
-    assert (records.start["dtype"], records.start["runtime"], records.end["step"]) == ("float32", False, 7)
+    assert (records.start["dtype"], records.start["runtime"], records.end["step"]) == (
+        "float32",
+        False,
+        7,
+    )
 
 
 def test_digests_tell_samples_apart_and_ignore_padding() -> None:
@@ -94,4 +102,6 @@ def test_digests_tell_samples_apart_and_ignore_padding() -> None:
     assert weights_digest([x]) != weights_digest([x + 1e-7])
     ones = [torch.ones(1000), torch.ones(24)]
     assert gradient_summary(ones) == gradient_summary([each.clone() for each in ones])
-    assert gradient_summary(ones) != gradient_summary([ones[0], torch.cat([torch.zeros(1), ones[1][1:]])])
+    assert gradient_summary(ones) != gradient_summary(
+        [ones[0], torch.cat([torch.zeros(1), ones[1][1:]])]
+    )

@@ -24,7 +24,9 @@ def weight(folder: Path, step: int) -> float:
     """The weight in a checkpoint."""
     model = nn.Linear(1, 1, bias=False)
     with quiet(
-        folder=folder / "copy", start_from=str(folder / f"checkpoints/step-{step:08d}"), start_continue=True
+        folder=folder / "copy",
+        start_from=str(folder / f"checkpoints/step-{step:08d}"),
+        start_continue=True,
     ) as run:
         run.resume(model=model)
     return model.weight.item()
@@ -117,13 +119,21 @@ def test_a_save_on_one_rank_alone_names_the_others(ranks: Ranks, tmp_path: Path)
         folder.mkdir()
     assert ranks(save_alone, 2, tmp_path / "late", True) == [text, text]
     assert saved(tmp_path / "late") == [0]
-    assert ranks(save_alone, 2, tmp_path / "never", False) == ["run.save() was not called on rank 1.", "failed"]
+    assert ranks(save_alone, 2, tmp_path / "never", False) == [
+        "run.save() was not called on rank 1.",
+        "failed",
+    ]
 
 
-def test_a_relative_folder_is_fixed_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_is_fixed_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    for settings in ({"folder": "one"}, {"folder": "two", "start_from": "one", "start_continue": True}):
+    for settings in (
+        {"folder": "one"},
+        {"folder": "two", "start_from": "one", "start_continue": True},
+    ):
         train = Trainable()
         with quiet(**settings, save_every_steps=1) as run:
             monkeypatch.chdir(tmp_path / "elsewhere")
@@ -165,7 +175,9 @@ def averaging(folder: Path, fail_in: int | None, order: str) -> list[Any]:
     bodies: list[str] = []
     try:
         with quiet(folder=folder, seed=0, save_every_steps=2) as run:
-            run.resume(model=train.model, opt=train.opt, swa=swa, average=average, schedule=schedule)
+            run.resume(
+                model=train.model, opt=train.opt, swa=swa, average=average, schedule=schedule
+            )
             for epoch in run.epochs(4):
                 for _ in run.steps(range(2)):
                     train.step()
@@ -184,7 +196,12 @@ def averaging(folder: Path, fail_in: int | None, order: str) -> list[Any]:
     except KeyError:
         pass
     lr = train.opt.param_groups[0]["lr"]
-    values = [train.model.weight.item(), swa.module.weight.item(), int(swa.n_averaged), average.values[0].item()]
+    values = [
+        train.model.weight.item(),
+        swa.module.weight.item(),
+        int(swa.n_averaged),
+        average.values[0].item(),
+    ]
     return [*values, average.updates, lr, bodies]
 
 
@@ -192,8 +209,10 @@ def averaging(folder: Path, fail_in: int | None, order: str) -> list[Any]:
     ("order", "evaluated"),
     [
         ("average schedule evaluate save fail", [2, 3]),
-        ("average save schedule evaluate", [2, 3]),  # changed after the save: the end of the body saves it
-        ("save fail average schedule evaluate", [1, 2, 3]),  # not changed before it: what follows the loop runs again
+        # changed after the save: the end of the body saves it
+        ("average save schedule evaluate", [2, 3]),
+        # not changed before it: what follows the loop runs again
+        ("save fail average schedule evaluate", [1, 2, 3]),
         ("average schedule save evaluate fail", [2, 3]),
     ],
 )
@@ -205,7 +224,8 @@ def test_what_happens_after_the_loop_is_neither_lost_nor_done_twice(
     if "fail" in order:
         averaging(tmp_path / "run", 1, order)
     else:
-        averaging(tmp_path / "run", 2, f"fail {order}")  # right after the loop of epoch 2, so after the body of 1
+        # right after the loop of epoch 2, so after the body of 1
+        averaging(tmp_path / "run", 2, f"fail {order}")
         evaluated = [2, 3]
     resumed = averaging(tmp_path / "run", None, order)
     assert resumed[:-1] == whole[:-1]
@@ -233,7 +253,11 @@ def changing(folder: Path, change: str, fail_in: int | None) -> list[Any]:
             run.save(wait=True)
             if epoch == fail_in:
                 raise KeyError(epoch)
-    return [model.weight.tolist(), model.order.tolist(), opt.state[model.weight]["momentum_buffer"].tolist()]
+    return [
+        model.weight.tolist(),
+        model.order.tolist(),
+        opt.state[model.weight]["momentum_buffer"].tolist(),
+    ]
 
 
 @pytest.mark.parametrize("change", ["weight", "momentum", "buffer"])
@@ -263,7 +287,12 @@ SCORES = [0.1, 0.5, 0.9, 0.3, 0.2, 0.4]
 
 def evaluating(folder: Path, style: str, **settings: Any) -> list[int]:
     train = Trainable()
-    options: dict[str, Any] = {"keep_last": 1, "save_every_seconds": None, "best": "acc:max", **settings}
+    options: dict[str, Any] = {
+        "keep_last": 1,
+        "save_every_seconds": None,
+        "best": "acc:max",
+        **settings,
+    }
     with quiet(folder=folder, **options) as run:
         run.resume(model=train.model, opt=train.opt)
         if style == "epochs":
@@ -360,7 +389,9 @@ def test_the_direction_is_stated_or_known() -> None:
             quiet(best=unknown)
 
 
-def test_a_last_state_that_cannot_be_saved_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_state_that_cannot_be_saved_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the agent, without a disk; and as an event."""
     marked: list[int] = []
     monkeypatch.setattr(Heartbeat, "mark_unsaved", lambda _, step: marked.append(step))

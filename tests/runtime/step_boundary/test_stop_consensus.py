@@ -93,7 +93,9 @@ def training(
                     evaluate_others(run, model, TensorDataset(x, y), moment)
                 total = 0.0
                 with torch.no_grad():
-                    for number, (a, b) in enumerate(run.evaluate(TensorDataset(x, y), batch_size=2)):
+                    for number, (a, b) in enumerate(
+                        run.evaluate(TensorDataset(x, y), batch_size=2)
+                    ):
                         total += ((model(a) - b) ** 2).sum().item()
                         moment(f"evaluation {epoch} {number}")
                         if when.startswith(f"evaluation {epoch}"):
@@ -117,7 +119,9 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def whole(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[int, float]]:
+def whole(
+    ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[float], dict[int, float]]:
     """A run without interruption."""
     folder = tmp_path_factory.mktemp("whole")
     first, second = ranks(training, 2, str(folder))
@@ -193,7 +197,12 @@ def saving_often(folder: str, every: dict[str, Any]) -> list[str]:
 
 
 def test_checkpoints_are_saved_every_n_steps_or_seconds(ranks: Ranks, tmp_path: Path) -> None:
-    ranks(saving_often, 2, str(tmp_path / "steps"), {"save_every_steps": 6, "save_every_seconds": None})
+    ranks(
+        saving_often,
+        2,
+        str(tmp_path / "steps"),
+        {"save_every_steps": 6, "save_every_seconds": None},
+    )
     assert checkpoints(tmp_path / "steps") == [6, 12, 18, 20]
     ranks(saving_often, 2, str(tmp_path / "seconds"), {"save_every_seconds": 0.3})
     assert len(checkpoints(tmp_path / "seconds")) >= 2
@@ -211,12 +220,16 @@ def test_a_save_that_ends_with_the_session_is_reported(tmp_path: Path) -> None:
     assert [event["step"] for event in events if event["event"] == "saved"] == [20]
 
 
-def saving_after_the_loop(folder: str, *, until: int, epochs: int = 4, plain: bool = False) -> tuple[int, float]:
+def saving_after_the_loop(
+    folder: str, *, until: int, epochs: int = 4, plain: bool = False
+) -> tuple[int, float]:
     """Save after each epoch; fail after epoch `until`. Return the steps done here and the learning rate."""
     x, y = data()
     began = 0
     try:
-        with paceline.session(cpu=True, seed=0, report=False, save_every_seconds=None, folder=folder) as run:
+        with paceline.session(
+            cpu=True, seed=0, report=False, save_every_seconds=None, folder=folder
+        ) as run:
             model = run.wrap(net())
             optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
             schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -239,7 +252,9 @@ def saving_after_the_loop(folder: str, *, until: int, epochs: int = 4, plain: bo
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_code_after_the_loop_runs_once_even_if_the_script_saves_after_it(tmp_path: Path, plain: bool) -> None:
+def test_code_after_the_loop_runs_once_even_if_the_script_saves_after_it(
+    tmp_path: Path, plain: bool
+) -> None:
     assert saving_after_the_loop(str(tmp_path), until=1, plain=plain) == (8, 0.25)
     assert saving_after_the_loop(str(tmp_path), until=9, plain=plain) == (8, 0.5**4)
     # A run that came to its end, and is given more epochs: each of them is trained.
@@ -271,7 +286,9 @@ class SlowDataset(torch.utils.data.Dataset[torch.Tensor]):
         return torch.zeros(1)
 
 
-def test_the_time_that_a_rank_waits_for_data_is_in_its_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_that_a_rank_waits_for_data_is_in_its_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_heartbeat_file(tmp_path)
     waited = []
     with monkeypatch.context() as patch:
@@ -305,10 +322,14 @@ def test_heartbeats_have_state_and_step(ranks: Ranks, tmp_path: Path) -> None:
     for seen in ranks(beating, 2, str(path), False):
         assert [each[:2] for each in seen] == [(READY, 0), (RUNNING, 2), (FINISHED, 3)]
         assert len({pid for _, _, pid in seen}) == 1
-    assert [IN_SESSION.unpack_from(path.read_bytes(), in_session_offset(rank)) for rank in (0, 1)] == [(1,), (1,)]
+    assert [
+        IN_SESSION.unpack_from(path.read_bytes(), in_session_offset(rank)) for rank in (0, 1)
+    ] == [(1,), (1,)]
 
 
-def test_a_stopped_rank_marks_its_heartbeat_and_exits_with_zero(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_stopped_rank_marks_its_heartbeat_and_exits_with_zero(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     first, second = ranks(beating, 2, str(make_heartbeat_file(tmp_path)), True)
     assert [state for state, _, _ in first] == [READY, RUNNING, -1, SAVED_AND_STOPPED]
     assert first[2][1] == second[2][1] == 0, "the exit code"
@@ -329,7 +350,9 @@ def ends_on_sigterm(path: str) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_sigterm_while_the_agent_ends_its_ranks_is_not_a_request(ranks: Ranks, tmp_path: Path) -> None:
+def test_sigterm_while_the_agent_ends_its_ranks_is_not_a_request(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     path = make_heartbeat_file(tmp_path, terminating=1)
     with pytest.raises(AssertionError, match="died without a result"):
         ranks(ends_on_sigterm, 1, str(path))
@@ -353,7 +376,9 @@ def test_a_custom_loop_gets_the_same_answer_on_all_ranks(ranks: Ranks) -> None:
 
 
 def test_should_stop_after_a_loop_of_steps_counts_nothing(tmp_path: Path) -> None:
-    with paceline.session(cpu=True, report=False, folder=tmp_path, save_every_steps=3, keep_last=99) as run:
+    with paceline.session(
+        cpu=True, report=False, folder=tmp_path, save_every_steps=3, keep_last=99
+    ) as run:
         run.resume(model=run.wrap(net()))
         seen = []
         for _ in run.epochs(3):
@@ -363,7 +388,9 @@ def test_should_stop_after_a_loop_of_steps_counts_nothing(tmp_path: Path) -> Non
             seen.append(run.step)
         assert not run.should_stop  # a step by hand
         assert (seen, run.step) == ([2, 4, 6], 7)
-    saved = sorted(int(path.parent.name[5:]) for path in tmp_path.glob("checkpoints/*/complete.json"))
+    saved = sorted(
+        int(path.parent.name[5:]) for path in tmp_path.glob("checkpoints/*/complete.json")
+    )
     assert saved == [3, 6, 7]
 
 
@@ -382,12 +409,18 @@ def by_hand_with_saves(folder: str, settings: dict[str, Any]) -> list[int]:
 
 def test_a_custom_loop_saves_when_a_save_is_due(ranks: Ranks, tmp_path: Path) -> None:
     def saved(folder: str) -> list[int]:
-        return sorted(int(path.parent.name[5:]) for path in (tmp_path / folder).glob("checkpoints/*/complete.json"))
+        return sorted(
+            int(path.parent.name[5:])
+            for path in (tmp_path / folder).glob("checkpoints/*/complete.json")
+        )
 
     by_step = {"save_every_steps": 4, "max_steps": 10}
     assert ranks(by_hand_with_saves, 2, str(tmp_path / "steps"), by_step) == [[0, 10]] * 2
     assert saved("steps") == [4, 8, 10]
     assert by_hand_with_saves(str(tmp_path / "steps"), {"max_steps": 13}) == [10, 13]
-    assert ranks(by_hand_with_saves, 2, str(tmp_path / "time"), {"save_every_seconds": 0.3}) == [[0, 100]] * 2
+    assert (
+        ranks(by_hand_with_saves, 2, str(tmp_path / "time"), {"save_every_seconds": 0.3})
+        == [[0, 100]] * 2
+    )
     assert len(saved("time")) >= 2
     assert saved("time")[-1] == 100

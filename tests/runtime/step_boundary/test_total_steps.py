@@ -14,8 +14,12 @@ import paceline
 from tests.runtime.data.datasets import Numbers
 
 
-def totals(folder: Path, body: Callable[[Any], None], max_steps: int | None = None) -> list[int | None]:
-    with paceline.session(seed=1, folder=folder, cpu=True, progress=False, report=False, max_steps=max_steps) as run:
+def totals(
+    folder: Path, body: Callable[[Any], None], max_steps: int | None = None
+) -> list[int | None]:
+    with paceline.session(
+        seed=1, folder=folder, cpu=True, progress=False, report=False, max_steps=max_steps
+    ) as run:
         body(run)
     events = map(json.loads, (folder / "events" / "rank-0.jsonl").read_text().splitlines())
     return [event["steps"] for event in events if event["event"] == "total_steps"]
@@ -81,11 +85,15 @@ def endless(run: Any) -> None:
         (endless, 5, [5]),
     ],
 )
-def test_total_steps(tmp_path: Path, body: Any, max_steps: int | None, expected: list[int | None]) -> None:
+def test_total_steps(
+    tmp_path: Path, body: Any, max_steps: int | None, expected: list[int | None]
+) -> None:
     assert totals(tmp_path, body, max_steps) == expected
 
 
-@pytest.mark.parametrize(("body", "stop", "expected"), [(one_loader, 8, 15), (two_loops, 5, 18), (two_loops, 6, 18)])
+@pytest.mark.parametrize(
+    ("body", "stop", "expected"), [(one_loader, 8, 15), (two_loops, 5, 18), (two_loops, 6, 18)]
+)
 def test_a_resumed_run_tells_the_same(tmp_path: Path, body: Any, stop: int, expected: int) -> None:
     totals(tmp_path, body, stop)
     assert totals(tmp_path, body)[-1] == expected

@@ -42,12 +42,18 @@ class Options:
 
 
 PLAIN = {
-    "lr": 0.1, "model": {"width": 64, "dtype": "torch.bfloat16"}, "mode": "FAST", "data": "/data",
-    "betas": [0.9, "inf"], "api_key": "***",
-}  # fmt: skip
+    "lr": 0.1,
+    "model": {"width": 64, "dtype": "torch.bfloat16"},
+    "mode": "FAST",
+    "data": "/data",
+    "betas": [0.9, "inf"],
+    "api_key": "***",
+}
 
 
-@pytest.mark.parametrize("given", [Options(), vars(Options()), argparse.Namespace(**vars(Options()))])
+@pytest.mark.parametrize(
+    "given", [Options(), vars(Options()), argparse.Namespace(**vars(Options()))]
+)
 def test_settings_become_plain_values(given: Any) -> None:
     assert plain_config(given) == PLAIN
     json.dumps(PLAIN, allow_nan=False)
@@ -61,9 +67,11 @@ def test_secrets_are_hidden_wherever_they_are() -> None:
         "max_tokens": 5,
     }
     assert plain_config(given) == {
-        "token": {"v": "***", "n": 3}, "cmd": "--api-key *** --lr 1", "keys": {"hf_token": ["***", "***"]},
+        "token": {"v": "***", "n": 3},
+        "cmd": "--api-key *** --lr 1",
+        "keys": {"hf_token": ["***", "***"]},
         "max_tokens": 5,
-    }  # fmt: skip
+    }
 
 
 class Mute:
@@ -87,9 +95,13 @@ def test_values_that_cannot_be_written_become_notes() -> None:
     plain = plain_config(given)
     mute = "<Mute, whose text raises RuntimeError>"
     assert plain["options"] == {
-        "lr": 0.1, "mute": mute, mute: 1, "lazy": {"rate": "<LookupError when read>"},
-        "self": "<dict that contains itself>", "list": ["<dict that contains itself>"],
-    }  # fmt: skip
+        "lr": 0.1,
+        "mute": mute,
+        mute: 1,
+        "lazy": {"rate": "<LookupError when read>"},
+        "self": "<dict that contains itself>",
+        "list": ["<dict that contains itself>"],
+    }
     assert plain["models"] == [shared, shared], "twice, but not inside of itself"
     assert plain["unset"] == {**PLAIN, "model": None}
     assert plain["all"] == "<Namespace that contains itself>"
@@ -108,7 +120,9 @@ def test_other_things_are_refused(given: Any) -> None:
         plain_config(given)
 
 
-def test_settings_are_in_the_run_folder_and_shown(scratch: Path, tmp_path: Path, paceline: Callable[..., Any]) -> None:
+def test_settings_are_in_the_run_folder_and_shown(
+    scratch: Path, tmp_path: Path, paceline: Callable[..., Any]
+) -> None:
     folder = scratch / "demo/default/20260101-000000-abcd"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")

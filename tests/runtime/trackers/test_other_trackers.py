@@ -28,7 +28,10 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
-    return {name: {event.step: event.value for event in reader.Scalars(name)} for name in reader.Tags()["scalars"]}
+    return {
+        name: {event.step: event.value for event in reader.Scalars(name)}
+        for name in reader.Tags()["scalars"]
+    }
 
 
 def fail_then_resume() -> None:
@@ -79,9 +82,13 @@ def record(named: bool) -> list[list[tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_custom_tracker_gets_every_line_on_rank_zero(ranks: Ranks, tmp_path: Path, named: bool) -> None:
+def test_a_custom_tracker_gets_every_line_on_rank_zero(
+    ranks: Ranks, tmp_path: Path, named: bool
+) -> None:
     folder = tmp_path / "run"
-    tracking = {"trackers": ["tests.runtime.trackers.test_other_trackers:Recorder"]} if named else {}
+    tracking = (
+        {"trackers": ["tests.runtime.trackers.test_other_trackers:Recorder"]} if named else {}
+    )
     first, second = ranks(record, 2, named, env=run_environment(folder, world_size=2, **tracking))
     assert second == ([] if named else [[]])
     (calls,) = first
@@ -115,7 +122,9 @@ class Breaks:
 
 
 @pytest.mark.parametrize("where", ["start", "log", "finish", "hangs"])
-def test_a_failing_tracker_costs_one_warning(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_tracker_costs_one_warning(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = Recorder()
     with monkeypatch.context() as patch:
         patch.setattr(thread, "FINISH_TIMEOUT", 0.3)
@@ -124,7 +133,9 @@ def test_a_failing_tracker_costs_one_warning(tmp_path: Path, where: str, monkeyp
                 for step in run.steps(range(20)):
                     run.log(number=step)
     (line,) = our_lines(output.getvalue())
-    assert line.startswith("paceline: Breaks did not finish" if where == "hangs" else "paceline: Breaks gets no more")
+    assert line.startswith(
+        "paceline: Breaks did not finish" if where == "hangs" else "paceline: Breaks gets no more"
+    )
     assert [each["number"] for each in lines_of(tmp_path)] == list(range(20))
     assert [values["number"] for _, values in other.calls[1:-1]] == list(range(20))
 
@@ -175,5 +186,7 @@ def test_nothing_is_imported_and_no_thread_runs_while_trackers_are_off(tmp_path:
         "assert names == ['MainThread'], names\n"
         "assert not {'wandb', 'tensorboard', 'yaml'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

@@ -37,22 +37,34 @@ def tracking_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def test_flags_override_the_file(tmp_path: Path, paceline: Paceline) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "paceline.toml").write_text('[tracking]\nwandb = false\nwandb_entity = "team"\ntrackers = ["a.b:C"]\n')
+    (tmp_path / "paceline.toml").write_text(
+        '[tracking]\nwandb = false\nwandb_entity = "team"\ntrackers = ["a.b:C"]\n'
+    )
     plain = tracking_of(paceline("run", "--dry-run", "train.py"))
     assert plain == {"wandb": False, "wandb_entity": "team", "trackers": ["a.b:C"]}
     args = ("--wandb-group", "g", "--wandb-all-processes", "--tensorboard")
     completed = tracking_of(paceline("run", "--dry-run", *args, "train.py"))
     assert completed == {
-        **plain, "wandb": True, "wandb_group": "g", "wandb_all_processes": True, "tensorboard": True
-    }  # fmt: skip
+        **plain,
+        "wandb": True,
+        "wandb_group": "g",
+        "wandb_all_processes": True,
+        "tensorboard": True,
+    }
     done = paceline("run", "--no-wandb", "--wandb-project", "p", "train.py")
     assert done.returncode == 2
     assert "--no-wandb and --wandb-project conflict" in done.stderr
 
 
-def test_a_launched_run_logs_and_does_not_write_to_home(tmp_path: Path, scratch: Path, paceline: Paceline) -> None:
+def test_a_launched_run_logs_and_does_not_write_to_home(
+    tmp_path: Path, scratch: Path, paceline: Paceline
+) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    variables = {key: value for key, value in unreachable_service(tmp_path).items() if key != "WANDB_CACHE_DIR"}
+    variables = {
+        key: value
+        for key, value in unreachable_service(tmp_path).items()
+        if key != "WANDB_CACHE_DIR"
+    }
     args = ("--nproc", "2", "--cpu", "--param", "lr=0.1", "--wandb-project", "p", "--tensorboard")
     done = paceline("run", *args, "train.py", check=True, **variables)
     (folder,) = (path.parent for path in scratch.glob("*/*/*/run.json"))
@@ -70,9 +82,12 @@ def test_a_launched_run_logs_and_does_not_write_to_home(tmp_path: Path, scratch:
 def test_scripts_in_the_documentation_run(tmp_path: Path, number: int) -> None:
     script = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[number]
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**unreachable_service(tmp_path), "PATH": "/usr/bin:/bin", "WANDB_MODE": "offline"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     if number == 0:
         (wandb_run,) = wandb_runs(tmp_path)

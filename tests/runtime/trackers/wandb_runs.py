@@ -17,9 +17,13 @@ def unreachable_service(folder: Path) -> dict[str, str]:
     home = folder / "home"
     home.mkdir(exist_ok=True)
     return {
-        "HOME": str(home), "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "NETRC": str(home / "netrc"),
-        "WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_CACHE_DIR": str(home / "cache"),
-    }  # fmt: skip
+        "HOME": str(home),
+        "WANDB_SILENT": "true",
+        "WANDB_ERROR_REPORTING": "false",
+        "NETRC": str(home / "netrc"),
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+        "WANDB_CACHE_DIR": str(home / "cache"),
+    }
 
 
 def service_environment(service: Service, folder: Path) -> dict[str, str]:
@@ -54,7 +58,10 @@ class WandbRun:
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the history without the keys that wandb adds."""
-        return [{key: value for key, value in row.items() if not key.startswith("_")} for row in self.history]
+        return [
+            {key: value for key, value in row.items() if not key.startswith("_")}
+            for row in self.history
+        ]
 
 
 def wandb_runs(trackers: Path) -> list[WandbRun]:
@@ -75,16 +82,24 @@ def read_run(path: Path) -> WandbRun:
         if kind == "run":
             wandb_run.id, wandb_run.project = record.run.run_id, record.run.project
             wandb_run.group, wandb_run.name = record.run.run_group, record.run.display_name
-            wandb_run.config.update({each.key: json.loads(each.value_json) for each in record.run.config.update})
+            wandb_run.config.update(
+                {each.key: json.loads(each.value_json) for each in record.run.config.update}
+            )
         elif kind == "config":
-            wandb_run.config.update({each.key: json.loads(each.value_json) for each in record.config.update})
+            wandb_run.config.update(
+                {each.key: json.loads(each.value_json) for each in record.config.update}
+            )
         elif kind == "history":
             items = record.history.item
-            row = {each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in items}
+            row = {
+                each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in items
+            }
             wandb_run.history.append(row)
         elif kind == "summary":
             for each in record.summary.update:
-                wandb_run.summary[each.key or "/".join(each.nested_key)] = json.loads(each.value_json)
+                wandb_run.summary[each.key or "/".join(each.nested_key)] = json.loads(
+                    each.value_json
+                )
         elif kind == "exit":
             wandb_run.exit_code = record.exit.exit_code
     return wandb_run

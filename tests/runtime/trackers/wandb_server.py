@@ -76,11 +76,18 @@ class Service:
     def on_Viewer(self, variables: dict[str, Any]) -> dict[str, Any]:
         return {
             "viewer": {
-                "id": "viewer", "entity": ENTITY, "username": ENTITY, "flags": "{}", "admin": False, "email": "",
-                "teams": {"edges": [{"node": {"name": ENTITY}}]}, "name": ENTITY, "apiKeys": {"edges": []},
+                "id": "viewer",
+                "entity": ENTITY,
+                "username": ENTITY,
+                "flags": "{}",
+                "admin": False,
+                "email": "",
+                "teams": {"edges": [{"node": {"name": ENTITY}}]},
+                "name": ENTITY,
+                "apiKeys": {"edges": []},
             },
             "serverInfo": {"cliVersionInfo": {}, "latestLocalVersionInfo": None},
-        }  # fmt: skip
+        }
 
     def on_ServerFeaturesQuery(self, variables: dict[str, Any]) -> dict[str, Any]:
         return {"serverInfo": {"features": []}}
@@ -91,14 +98,27 @@ class Service:
         if found is not None and found.starts:
             history = found.history()
             bucket = {
-                "id": found.name, "name": found.name, "summaryMetrics": json.dumps(found.summary()),
-                "displayName": found.display_name, "logLineCount": len(found.files.get("output.log", {})),
-                "historyLineCount": len(history), "eventsLineCount": len(found.files.get("wandb-events.jsonl", {})),
-                "historyTail": json.dumps([json.dumps(line) for line in history[-1:]]), "eventsTail": "[]",
-                "config": json.dumps(found.config), "tags": [], "wandbConfig": json.dumps({"t": 1}),
-            }  # fmt: skip
-        return {"model": {"id": "project", "name": variables.get("project"), "entity": {"id": ENTITY, "name": ENTITY},
-                          "bucket": bucket}}  # fmt: skip
+                "id": found.name,
+                "name": found.name,
+                "summaryMetrics": json.dumps(found.summary()),
+                "displayName": found.display_name,
+                "logLineCount": len(found.files.get("output.log", {})),
+                "historyLineCount": len(history),
+                "eventsLineCount": len(found.files.get("wandb-events.jsonl", {})),
+                "historyTail": json.dumps([json.dumps(line) for line in history[-1:]]),
+                "eventsTail": "[]",
+                "config": json.dumps(found.config),
+                "tags": [],
+                "wandbConfig": json.dumps({"t": 1}),
+            }
+        return {
+            "model": {
+                "id": "project",
+                "name": variables.get("project"),
+                "entity": {"id": ENTITY, "name": ENTITY},
+                "bucket": bucket,
+            }
+        }
 
     def on_UpsertBucket(self, variables: dict[str, Any]) -> dict[str, Any]:
         run = self.run(variables.get("name") or variables.get("id") or "")
@@ -110,16 +130,25 @@ class Service:
         if variables.get("config"):
             run.config = json.loads(variables["config"])
         bucket = {
-            "id": run.name, "name": run.name, "displayName": run.display_name, "description": None,
-            "config": json.dumps(run.config), "sweepName": run.sweep or None, "historyLineCount": len(run.history()),
-            "project": {"id": "project", "name": run.project or "uncategorized",
-                        "entity": {"id": ENTITY, "name": ENTITY}},
-        }  # fmt: skip
+            "id": run.name,
+            "name": run.name,
+            "displayName": run.display_name,
+            "description": None,
+            "config": json.dumps(run.config),
+            "sweepName": run.sweep or None,
+            "historyLineCount": len(run.history()),
+            "project": {
+                "id": "project",
+                "name": run.project or "uncategorized",
+                "entity": {"id": ENTITY, "name": ENTITY},
+            },
+        }
         return {"upsertBucket": {"bucket": bucket, "inserted": run.starts == 1}}
 
     def on_CreateRunFiles(self, variables: dict[str, Any]) -> dict[str, Any]:
         files = [
-            {"name": name, "uploadUrl": f"{self.url}/storage/{variables['run']}/{name}"} for name in variables["files"]
+            {"name": name, "uploadUrl": f"{self.url}/storage/{variables['run']}/{name}"}
+            for name in variables["files"]
         ]
         return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
 
@@ -134,7 +163,11 @@ class Service:
 
     def on_UpsertSweep(self, variables: dict[str, Any]) -> dict[str, Any]:
         self.sweeps.append(variables)
-        project = {"id": "project", "name": variables.get("projectName"), "entity": {"id": ENTITY, "name": ENTITY}}
+        project = {
+            "id": "project",
+            "name": variables.get("projectName"),
+            "entity": {"id": ENTITY, "name": ENTITY},
+        }
         sweep = {"id": "sweep-id", "name": f"sweep{len(self.sweeps)}", "project": project}
         return {"upsertSweep": {"sweep": sweep, "configValidationWarnings": []}}
 
@@ -164,7 +197,9 @@ class Service:
             run = self.run(name)
             for file, part in (sent.get("files") or {}).items():
                 lines = run.files.setdefault(file, {})
-                for number, line in enumerate(part.get("content") or [], start=part.get("offset", 0)):
+                for number, line in enumerate(
+                    part.get("content") or [], start=part.get("offset", 0)
+                ):
                     lines[number] = line
             if sent.get("complete"):
                 run.exit_code = sent.get("exitcode")
@@ -214,13 +249,17 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def wandb_service(points: list[dict[str, Any]] | None = None, *, address: str = "127.0.0.1") -> Iterator[Service]:
+def wandb_service(
+    points: list[dict[str, Any]] | None = None, *, address: str = "127.0.0.1"
+) -> Iterator[Service]:
     """Run the server at `service.url`; `address` is the one that nodes of a sandbox can reach."""
     service = Service()
     service.points = list(points or [])
     server = _Server((address, 0), type("Handler", (_Handler,), {"service": service}))
     service.url = f"http://{address}:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     try:
         yield service

@@ -44,7 +44,8 @@ def branches() -> Branches:
     return Branches().double()
 
 
-Losses = Callable[[Any, torch.Tensor, int], list[torch.Tensor]]  # of a rank: each gets its own backward
+# of a rank: each gets its own backward
+Losses = Callable[[Any, torch.Tensor, int], list[torch.Tensor]]
 UPDATE = "update"
 
 
@@ -97,7 +98,9 @@ def by_hand(events: list[Losses | str], steps: int = 4) -> list[float]:
             optimizer.step()
             optimizer.zero_grad()
         else:
-            losses = [loss / WORLD for rank in range(WORLD) for loss in event(model, x[rank::WORLD], rank)]
+            losses = [
+                loss / WORLD for rank in range(WORLD) for loss in event(model, x[rank::WORLD], rank)
+            ]
             torch.stack(losses).sum().backward()
     return weights(model)
 
@@ -388,7 +391,8 @@ def plain_accumulation(case: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("case", "said"), [("step", "only accumulates"), ("last step", "scale losses"), ("update", "scale losses")]
+    ("case", "said"),
+    [("step", "only accumulates"), ("last step", "scale losses"), ("update", "scale losses")],
 )
 def test_plain_calls_that_accumulation_would_falsify_are_errors(case: str, said: str) -> None:
     message = plain_accumulation(case)
@@ -442,7 +446,13 @@ def disagreement() -> list[str]:
             if sparse and trainable == b"1" and reductions == 0:
                 model.weight.grad = torch.sparse_coo_tensor([[0]], [[1.0, 1.0]], (3, 2))
             with pytest.raises(UsageError) as error:
-                agree_on_used([model.weight], name="Embedding", reductions=reductions, trainable=trainable, group=group)
+                agree_on_used(
+                    [model.weight],
+                    name="Embedding",
+                    reductions=reductions,
+                    trainable=trainable,
+                    group=group,
+                )
             messages.append(str(error.value))
     return messages
 

@@ -26,7 +26,9 @@ def accumulated(accumulate: int, by_sum: bool) -> tuple[list[float], int, list[b
     with quiet(seed=0) as run:
         model = run.wrap(net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = run.loader(TensorDataset(x, y), batch_size=16, accumulate=accumulate, drop_last=False)
+        loader = run.loader(
+            TensorDataset(x, y), batch_size=16, accumulate=accumulate, drop_last=False
+        )
         for _ in run.epochs(2):
             for a, b in run.steps(loader):
                 squares = (model(a) - b) ** 2
@@ -39,7 +41,9 @@ def accumulated(accumulate: int, by_sum: bool) -> tuple[list[float], int, list[b
 
 
 @pytest.mark.parametrize("by_sum", [False, True])
-def test_micro_steps_and_ranks_and_tails_add_up_to_the_same_step(ranks: Ranks, by_sum: bool) -> None:
+def test_micro_steps_and_ranks_and_tails_add_up_to_the_same_step(
+    ranks: Ranks, by_sum: bool
+) -> None:
     expected, steps, moved = accumulated(1, by_sum)
     assert steps == 8
     assert all(moved)
@@ -56,7 +60,9 @@ def plain_tail(samples: int, plain_step: bool) -> tuple[int, str]:
     with quiet() as run:
         model = run.wrap(net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = run.loader(TensorDataset(x), batch_size=4, shuffle=False, drop_last=False, num_workers=0)
+        loader = run.loader(
+            TensorDataset(x), batch_size=4, shuffle=False, drop_last=False, num_workers=0
+        )
         for (part,) in run.steps(loader):
             model(part).mean().backward()
             try:
@@ -175,7 +181,9 @@ def rare_by_run(by_hand: bool, by_method: bool) -> list[float]:
 
 
 def all_rare() -> list[list[float]]:
-    return [rare_by_run(by_hand, by_method) for by_hand in (False, True) for by_method in (False, True)]
+    return [
+        rare_by_run(by_hand, by_method) for by_hand in (False, True) for by_method in (False, True)
+    ]
 
 
 def test_an_optimizer_that_skips_steps_gets_the_gradients_of_all_of_them(ranks: Ranks) -> None:
@@ -228,7 +236,9 @@ def test_an_optimizer_that_skips_steps_keeps_its_gradients_in_any_order(ranks: R
                 assert_close(found, wanted)
 
 
-def test_a_checkpoint_without_gradients_that_wait_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_without_gradients_that_wait_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     for every, plain in ((1, False), (4, False), (1, True)):
         with quiet(folder=tmp_path / f"{every}-{plain}", save_every_steps=every) as run:
             model = run.wrap(net())
@@ -244,7 +254,9 @@ def test_a_checkpoint_without_gradients_that_wait_says_so(tmp_path: Path, capfd:
                     run.backward(loss)
                     for optimizer in (often, rarely) if step % 4 == 3 else (often,):
                         run.update(optimizer)
-        said = capfd.readouterr().err.count("2 parameters, such as layers.1.weight, have gradients that wait")
+        said = capfd.readouterr().err.count(
+            "2 parameters, such as layers.1.weight, have gradients that wait"
+        )
         assert said == (every == 1 and not plain)
 
 
@@ -257,7 +269,11 @@ def rare_critic(first: str, by_hand: bool) -> list[float]:
         opt_c = torch.optim.Adam(critic.parameters(), lr=0.02)
         for step in run.steps(range(6)):
             for turn in first if step % 3 == 0 else "g":
-                loss = critic(generator(x).detach()) - critic(x) if turn == "c" else -critic(generator(x))
+                loss = (
+                    critic(generator(x).detach()) - critic(x)
+                    if turn == "c"
+                    else -critic(generator(x))
+                )
                 run.backward(loss.mean())
                 run.update({"c": opt_c, "g": opt_g}[turn])
                 if by_hand:
@@ -349,12 +365,16 @@ def tokens_by_run(accumulate: int, clip: float, of_the_loader: bool) -> list[flo
     with quiet(seed=0) as run:
         model = run.wrap(language_model())
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        loader: Any = run.loader(everything, batch_size=8, accumulate=accumulate, shuffle=False, drop_last=False)
+        loader: Any = run.loader(
+            everything, batch_size=8, accumulate=accumulate, shuffle=False, drop_last=False
+        )
         if not of_the_loader:  # the same batches, of which Paceline knows nothing
             micros = [micro.data for micro in loader.micro_batches(0)]
             assert len(micros) == 3 * accumulate
         for _ in run.epochs(2):
-            for tokens in run.steps(loader) if of_the_loader else run.steps(micros, accumulate=accumulate):
+            for tokens in (
+                run.steps(loader) if of_the_loader else run.steps(micros, accumulate=accumulate)
+            ):
                 loss, count = sum_of_tokens(model, tokens)
                 run.backward(loss, weight=count if accumulate == 1 else count.item())
                 run.update(optimizer, clip=clip)
@@ -381,7 +401,9 @@ def weighted_gan(accumulate: int) -> list[float]:
         mine = samples.chunk(accumulate)
         for part in run.steps([*mine, *mine], accumulate=accumulate):
             critic.requires_grad_(True)
-            run.backward(critic(generator(part).detach()).sum() - critic(part).sum(), weight=2 * len(part))
+            run.backward(
+                critic(generator(part).detach()).sum() - critic(part).sum(), weight=2 * len(part)
+            )
             run.update(opt_c)
             critic.requires_grad_(False)
             run.backward(-critic(generator(part)).sum(), weight=len(part))
@@ -418,7 +440,9 @@ def test_each_update_divides_by_the_weights_of_its_own_losses(ranks: Ranks) -> N
             assert_close(accumulated, weighted_gan_by_hand(2))
 
 
-def one_weighted_update(run: paceline.Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def one_weighted_update(
+    run: paceline.Run, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
     for _ in run.steps(range(1)):
         run.backward(model(data()[0]).sum(), weight=64)
         run.update(optimizer)
@@ -452,7 +476,9 @@ def test_all_micro_steps_of_an_update_have_weights_or_none(weighted_first: bool)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for i in run.steps(range(7), accumulate=2):
             if i < 4:  # a whole step without weights, and one with them
-                run.backward(model(x).mean() if i < 2 else model(x).sum(), weight=None if i < 2 else 64)
+                run.backward(
+                    model(x).mean() if i < 2 else model(x).sum(), weight=None if i < 2 else 64
+                )
             elif i % 2 == 0:
                 run.backward(model(x).sum(), weight=64 if weighted_first else None)
             else:
@@ -576,7 +602,9 @@ def by_lbfgs(how: str) -> list[float]:
     with quiet() as run:
         mine = slice(run.rank, None, run.world_size)
         model = run.wrap(net())
-        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe"
+        )
 
         def closure() -> torch.Tensor:
             if how == "method":
@@ -599,7 +627,9 @@ def all_by_lbfgs() -> list[list[float]]:
 
 def test_closures_are_evaluated_over_all_ranks(ranks: Ranks) -> None:
     model, (x, y) = net(), data()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), lr=0.5, max_iter=6, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()

@@ -67,8 +67,10 @@ def build(mode: str, mesh: dict[str, int] | None = None) -> dict[str, Any]:
         parallelize = (lambda model, tensor: split(model.inner, tensor)) if mesh else None
         model = run.wrap(model, mode=mode, mesh=mesh, parallelize=parallelize, init=small)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        state = {name: value.full_tensor() if hasattr(value, "full_tensor") else value
-                 for name, value in model.state_dict().items()}  # fmt: skip
+        state = {
+            name: value.full_tensor() if hasattr(value, "full_tensor") else value
+            for name, value in model.state_dict().items()
+        }
         start = {name: value.double().flatten().tolist() for name, value in state.items()}
         assert model.tied.weight is model.attention.out_proj.weight
         run.backward(model(torch.ones(3, 6)).sum())
@@ -86,7 +88,8 @@ def build_all() -> list[dict[str, Any]]:
 def test_values_are_the_same_on_any_number_of_ranks(ranks: Ranks) -> None:
     expected = build("fsdp")
     start = expected["start"]
-    assert start["attention.out_proj.bias"] == [0.0] * 6  # written by its parent, after its own reset
+    # written by its parent, after its own reset
+    assert start["attention.out_proj.bias"] == [0.0] * 6
     assert start["positions.table"] == pytest.approx(torch.arange(6.0).cos().tolist())
     limit = 0.5 * 6**-0.5
     assert 0.5 * limit < max(start["inner.blocks.0.up.weight"]) <= limit  # halved by `init`
@@ -123,10 +126,17 @@ class Nosy(Blocks):
 
 def test_nothing_stays_without_values(ranks: Ranks) -> None:
     for found in ranks(failures, 2):
-        assert "nothing initializes positions.scale, positions.table, positions.mask, inner.seen." in found["missing"]
+        assert (
+            "nothing initializes positions.scale, positions.table, positions.mask, inner.seen."
+            in found["missing"]
+        )
         assert "another module changes blocks.0.norm.weight" in found["nosy"]
     for mode in ("none", "fsdp"):
-        with quiet() as run, torch.device("meta"), pytest.raises(UsageError, match=r"initializes scale, table, mask\."):
+        with (
+            quiet() as run,
+            torch.device("meta"),
+            pytest.raises(UsageError, match=r"initializes scale, table, mask\."),
+        ):
             run.wrap(Positions(), mode=mode)
 
 

@@ -33,12 +33,23 @@ def checksum(*tensors: torch.Tensor) -> int:
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128, torch.int64,
-     torch.int32, torch.uint8, torch.float8_e4m3fn],
-)  # fmt: skip
+    [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.complex64,
+        torch.complex128,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.float8_e4m3fn,
+    ],
+)
 def test_every_bit_counts(dtype: torch.dtype) -> None:
     first = (torch.randn(37, 5) * 50).to(dtype)
-    for tensor in (first, first[:0], first[3:], first.t()):  # also empty, not aligned, not contiguous
+    # also empty, not aligned, not contiguous
+    for tensor in (first, first[:0], first[3:], first.t()):
         around = [torch.ones(3), tensor, torch.zeros((), dtype=torch.bool)]
         before = checksum(*around)
         assert before == checksum(*[each.clone() for each in around])
@@ -54,11 +65,21 @@ def test_every_bit_counts(dtype: torch.dtype) -> None:
 def test_exchanged_values_and_changes_that_cancel_out_are_noticed() -> None:
     numbers = torch.arange(5000, dtype=torch.int64)
     other = numbers.clone()
-    other[[7, 2055, 8, 2056]] += torch.tensor([1, -1, -1, 1])  # the sums of all rows and columns stay the same
+    # the sums of all rows and columns stay the same
+    other[[7, 2055, 8, 2056]] += torch.tensor([1, -1, -1, 1])
     swapped = numbers.clone()
     swapped[[5, 4000]] = numbers[[4000, 5]]
     values = torch.tensor([0.0, -0.0, torch.nan, -torch.nan])
-    found = [numbers, other, swapped, numbers.flip(0), values[:1], values[1:2], values[2:3], values[3:]]
+    found = [
+        numbers,
+        other,
+        swapped,
+        numbers.flip(0),
+        values[:1],
+        values[1:2],
+        values[2:3],
+        values[3:],
+    ]
     assert len({checksum(each) for each in found}) == len(found)
     assert checksum(values) == checksum(values.clone())
     assert checksum(numbers[:10], numbers[10:20]) != checksum(numbers[10:20], numbers[:10])
@@ -129,7 +150,8 @@ def diverge(folder: str, kind: str, options: dict[str, Any]) -> tuple[str, int, 
 
 
 def list_saved(folder: str) -> list[str]:
-    checkpoints = Path(folder, "checkpoints")  # rank 0 may remove an incomplete one while another rank looks
+    # rank 0 may remove an incomplete one while another rank looks
+    checkpoints = Path(folder, "checkpoints")
     names = os.listdir(checkpoints) if checkpoints.exists() else []
     return sorted(name for name in names if (checkpoints / name / "complete.json").exists())
 
@@ -158,23 +180,37 @@ MESSAGES = {  # kind: ranks, message
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_a_save_finds_replicas_that_differ_and_writes_nothing(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+def test_a_save_finds_replicas_that_differ_and_writes_nothing(
+    ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
     world_size, message = MESSAGES[kind]
     options = {"save_every_steps": 4, "max_steps": 12, "replica_check": 1000}
     expected = (f"After step 8, {message}", 8, ["step-00000004"])
     assert ranks(diverge, world_size, str(tmp_path), kind, options) == [expected] * world_size
     if kind == "bit":  # the earlier checkpoint is intact
         saved = ["step-00000008", "step-00000012"]
-        assert ranks(diverge, world_size, str(tmp_path), "nothing", options)[0] == ("fine", 12, saved)
+        assert ranks(diverge, world_size, str(tmp_path), "nothing", options)[0] == (
+            "fine",
+            12,
+            saved,
+        )
 
 
-def test_without_saves_a_later_step_finds_it_unless_it_is_turned_off(ranks: Ranks, tmp_path: Path) -> None:
+def test_without_saves_a_later_step_finds_it_unless_it_is_turned_off(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     for found, step, saved in ranks(diverge, 2, str(tmp_path / "on"), "bit", {"replica_check": 1}):
-        pattern = r"After step (\d+), rank 1 no longer .* parameter that differs is 'layers.1.weight'."
+        pattern = (
+            r"After step (\d+), rank 1 no longer .* parameter that differs is 'layers.1.weight'."
+        )
         assert (matched := re.fullmatch(pattern, found)), found
         assert 7 <= int(matched[1]) <= step < 200
         assert saved == []
-    assert ranks(diverge, 2, str(tmp_path / "off"), "bit", {"replica_check": 0})[0] == ("fine", 200, ["step-00000200"])
+    assert ranks(diverge, 2, str(tmp_path / "off"), "bit", {"replica_check": 0})[0] == (
+        "fine",
+        200,
+        ["step-00000200"],
+    )
 
 
 def hand_written(folder: str) -> str:
@@ -229,9 +265,7 @@ def short_session(harmful: bool) -> str:
 
 
 def test_the_end_of_a_session_is_checked(ranks: Ranks) -> None:
-    message = (
-        "After step 4, rank 1 no longer has the same replica as rank 0. The first parameter that differs is 'weight'."
-    )
+    message = "After step 4, rank 1 no longer has the same replica as rank 0. The first parameter that differs is 'weight'."
     assert ranks(short_session, 2, True) == [message] * 2
 
 
@@ -254,7 +288,11 @@ class Odd(nn.Module):
         self.tied = self.conv.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.conv(x).mean((2, 3)) * self.low.float() + self.complex.abs().sum() + self.empty.sum()
+        out: torch.Tensor = (
+            self.conv(x).mean((2, 3)) * self.low.float()
+            + self.complex.abs().sum()
+            + self.empty.sum()
+        )
         return self.norm(out)
 
 
@@ -262,7 +300,9 @@ def train_right(fsdp: bool) -> int:
     """Return how many checks were made of models that are trained right, and of those that may differ."""
     stop_consensus.INTERVAL, checks = 0.0, 0
     with quiet(seed=1, replica_check=1) as run:
-        model = run.wrap(net() if fsdp else Odd(), mode="fsdp" if fsdp else "auto", **({} if fsdp else ODD))
+        model = run.wrap(
+            net() if fsdp else Odd(), mode="fsdp" if fsdp else "auto", **({} if fsdp else ODD)
+        )
         torch.manual_seed(run.rank)
         own = run.wrap(nn.Linear(2, 2), mode="none")
         opts = [torch.optim.Adam(model.parameters()), torch.optim.Adagrad(own.parameters())]
@@ -306,9 +346,7 @@ def on_a_mesh(change: int | None) -> str:
 
 def test_shards_are_compared_along_the_replicated_dimension_of_a_mesh(ranks: Ranks) -> None:
     assert ranks(on_a_mesh, 4, None) == ["fine"] * 4
-    message = (
-        "After step 1, rank 3 no longer has the same replica as rank 1. The first parameter that differs is 'weight'."
-    )
+    message = "After step 1, rank 3 no longer has the same replica as rank 1. The first parameter that differs is 'weight'."
     assert ranks(on_a_mesh, 4, 3) == [message] * 4
 
 

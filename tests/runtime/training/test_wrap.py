@@ -41,7 +41,9 @@ def train(mode: str, how: str, compile: bool = False) -> tuple[str, list[str], i
         share = len(x) // run.world_size
         mine = slice(run.rank * share, (run.rank + 1) * share)
         # Each rank begins with other weights: wrap must make them equal to rank 0's.
-        model = run.wrap(net(seed=run.rank), mode=mode, compile={"backend": "eager"} if compile else False)
+        model = run.wrap(
+            net(seed=run.rank), mode=mode, compile={"backend": "eager"} if compile else False
+        )
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         for _ in range(5):
             if how == "method":
@@ -55,7 +57,12 @@ def train(mode: str, how: str, compile: bool = False) -> tuple[str, list[str], i
             else:
                 run.backward(loss)
                 assert run.update(optimizer)
-        return type(model).__mro__[-3].__name__, list(model.state_dict()), model.width, weights(model)
+        return (
+            type(model).__mro__[-3].__name__,
+            list(model.state_dict()),
+            model.width,
+            weights(model),
+        )
 
 
 CASES = [("auto", "run"), ("auto", "plain"), ("auto", "method"), ("fsdp", "run"), ("fsdp", "plain")]
@@ -141,13 +148,17 @@ def copies() -> dict[str, Any]:
             for parameter in model.parameters():
                 parameter.add_(1.0)
         changed = model(x).detach()
-        alone = model(x).detach() if run.rank == 0 and torch.set_grad_enabled(False) is None else None
+        alone = (
+            model(x).detach() if run.rank == 0 and torch.set_grad_enabled(False) is None else None
+        )
         torch.set_grad_enabled(True)
         return {
-            "average": torch.equal(average(x), before), "twin": torch.equal(twin(x), before),
-            "loaded": torch.equal(loaded(x), before), "moved": not torch.equal(changed, before),
+            "average": torch.equal(average(x), before),
+            "twin": torch.equal(twin(x), before),
+            "loaded": torch.equal(loaded(x), before),
+            "moved": not torch.equal(changed, before),
             "alone": alone is None or torch.equal(alone, changed),
-        }  # fmt: skip
+        }
 
 
 def test_copies_of_a_wrapped_model_compute_by_themselves(ranks: Ranks) -> None:
@@ -174,7 +185,10 @@ def patched_copies() -> list[bool]:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(1.0)
-            found += [torch.equal(each(x).detach(), expected) for each in (twin, twin, copy.deepcopy(twin))]
+            found += [
+                torch.equal(each(x).detach(), expected)
+                for each in (twin, twin, copy.deepcopy(twin))
+            ]
             found.append(not torch.equal(model(x).detach(), expected))
     return found
 
@@ -267,10 +281,18 @@ def generated() -> list[int]:
     with quiet() as run:
         torch.manual_seed(0)
         config = GPT2Config(
-            vocab_size=11, n_positions=16, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+            vocab_size=11,
+            n_positions=16,
+            n_embd=8,
+            n_layer=1,
+            n_head=1,
+            bos_token_id=0,
+            eos_token_id=0,
         )
         model = run.wrap(GPT2LMHeadModel(config))
-        found: list[int] = model.generate(torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=False)[0].tolist()
+        found: list[int] = model.generate(
+            torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=False
+        )[0].tolist()
         return found
 
 

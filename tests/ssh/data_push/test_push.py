@@ -27,7 +27,9 @@ Total file size: 12,345,678 bytes
 Total transferred file size: 12,345,000 bytes
 Literal data: 1.045.000 bytes
 """
-SUMMARY_3_0 = b"Number of files: 4\nNumber of files transferred: 2\nTotal transferred file size: 10 bytes\n"
+SUMMARY_3_0 = (
+    b"Number of files: 4\nNumber of files transferred: 2\nTotal transferred file size: 10 bytes\n"
+)
 
 
 class _Here:
@@ -84,11 +86,18 @@ def test_only_what_was_transferred_is_counted(images: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("typed", "name"),
     [
-        ("data", "data"), ("data/", "data"), ("./data/.", "data"), ("data/train", "train"), ("images", "images"),
-        ("images/..", "project"), ("data/..", "project"), (".", "project"), ("images/train/..", "images"),
+        ("data", "data"),
+        ("data/", "data"),
+        ("./data/.", "data"),
+        ("data/train", "train"),
+        ("images", "images"),
+        ("images/..", "project"),
+        ("data/..", "project"),
+        (".", "project"),
+        ("images/train/..", "images"),
         ("copy.csv", "copy.csv"),
     ],
-)  # fmt: skip
+)
 def test_data_arrives_under_the_name_that_you_typed(
     images: Path, monkeypatch: pytest.MonkeyPatch, typed: str, name: str
 ) -> None:

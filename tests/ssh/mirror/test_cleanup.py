@@ -45,14 +45,19 @@ def again(mirrors: Path, limit: int) -> None:
 
 def test_the_oldest_runs_of_all_clusters_go_first(mirrors: Path) -> None:
     oldest, newest = add(mirrors, "alps", "a", 30), add(mirrors, "alps", "b", 2)
-    middle = add(mirrors, "cedar", "c", 20, hole=1 << 34)  # a log of which the mirror has the end alone
+    # a log of which the mirror has the end alone
+    middle = add(mirrors, "cedar", "c", 20, hole=1 << 34)
     again(mirrors, 4 * SIZE)
     assert oldest.exists()
     again(mirrors, 5 * SIZE // 2)
     assert [run.exists() for run in (oldest, middle, newest)] == [False, True, True]
     again(mirrors, SIZE)
     assert [run.exists() for run in (oldest, middle, newest)] == [False, False, True]
-    assert {path.name for path in (mirrors / "alps" / "0123456789ab").iterdir()} == {"runs", "lock", STATE}
+    assert {path.name for path in (mirrors / "alps" / "0123456789ab").iterdir()} == {
+        "runs",
+        "lock",
+        STATE,
+    }
 
 
 def test_runs_that_have_just_changed_stay(mirrors: Path) -> None:

@@ -64,7 +64,9 @@ def mirror(tmp_path: Path) -> Mirror:
 
 def changes(there: Path, mirror: Mirror | None = None, log_bytes: int = MUCH) -> RunChanges:
     """A reader that has just been started, and knows what the mirror has."""
-    copies = {path: Copy(*row) for path, row in mirror.copies(RUN).items()} if mirror is not None else {}
+    copies = (
+        {path: Copy(*row) for path, row in mirror.copies(RUN).items()} if mirror is not None else {}
+    )
     return RunChanges(there.parents[2], RUN, copies, log_bytes)
 
 
@@ -100,7 +102,8 @@ def test_a_mirror_has_what_is_there_and_then_what_is_new(there: Path, mirror: Mi
         assert (here / name).read_bytes() == (there / name).read_bytes()
         assert (here / name).stat().st_mtime_ns == (there / name).stat().st_mtime_ns
     assert os.readlink(here / "claims" / "1") == "7-0"
-    assert send(changes(there, mirror), mirror) == ["claim"]  # after a lost connection: nothing comes twice
+    # after a lost connection: nothing comes twice
+    assert send(changes(there, mirror), mirror) == ["claim"]
     (there / "job").unlink()
     assert send(found, mirror) == ["job"]
     assert not (here / "job").exists()
@@ -143,9 +146,13 @@ def sent_log(there: Path, mirror: Mirror) -> SentLog:
     return SentLog(there, mirror)
 
 
-@pytest.mark.parametrize("new", [b"other lines\n", b"a\nb\n", b"a\nb\nc\nd\n", b"", b"a\nX\nc\nd\n"])
+@pytest.mark.parametrize(
+    "new", [b"other lines\n", b"a\nb\n", b"a\nb\nc\nd\n", b"", b"a\nX\nc\nd\n"]
+)
 @pytest.mark.parametrize("again", [True, False])
-def test_a_file_that_is_replaced_or_becomes_shorter_is_sent_anew(sent_log: SentLog, new: bytes, again: bool) -> None:
+def test_a_file_that_is_replaced_or_becomes_shorter_is_sent_anew(
+    sent_log: SentLog, new: bytes, again: bool
+) -> None:
     replacement = sent_log.path.with_suffix(".new")
     replacement.write_bytes(new)
     os.replace(replacement, sent_log.path)
@@ -153,7 +160,9 @@ def test_a_file_that_is_replaced_or_becomes_shorter_is_sent_anew(sent_log: SentL
     assert sent_log.copy.read_bytes() == new
 
 
-@pytest.mark.parametrize("new", [b"other lines\n", b"a\nb\nC\n", b"A\nb\nc\n", b"a\nX\nc\nd\n", b"d\n" * 500])
+@pytest.mark.parametrize(
+    "new", [b"other lines\n", b"a\nb\nC\n", b"A\nb\nc\n", b"a\nX\nc\nd\n", b"d\n" * 500]
+)
 @pytest.mark.parametrize("again", [True, False])
 def test_a_file_that_is_cut_off_in_place_and_grows_again_is_sent_anew(
     sent_log: SentLog, new: bytes, again: bool
@@ -204,7 +213,9 @@ def test_two_streams_may_write_one_mirror(there: Path, mirror: Mirror) -> None:
     assert (mirror.folder / RUN / LOG).read_bytes() == b"one\ntwo\nthree\n"
 
 
-def test_of_a_huge_log_the_end_comes_first_and_readers_see_whole_lines(there: Path, mirror: Mirror) -> None:
+def test_of_a_huge_log_the_end_comes_first_and_readers_see_whole_lines(
+    there: Path, mirror: Mirror
+) -> None:
     lines = [f"line {number}" for number in range(20_000)]
     (there / LOG).write_text("\n".join(lines) + "\n")
     send(changes(there, log_bytes=1000), mirror)
@@ -222,7 +233,9 @@ def test_of_a_huge_log_the_end_comes_first_and_readers_see_whole_lines(there: Pa
     assert [line.text for line in RunLog(here).lines()] == [*lines, "more"]
 
 
-def test_the_verdict_comes_after_all_that_was_written_before_it(there: Path, mirror: Mirror) -> None:
+def test_the_verdict_comes_after_all_that_was_written_before_it(
+    there: Path, mirror: Mirror
+) -> None:
     (there / LOG).write_text("last words\n")
     (there / "job-starts" / "7-0" / "verdict").write_text("done")
     sent = send(changes(there), mirror)
@@ -245,22 +258,49 @@ def test_no_record_is_left_out_for_the_logs_of_many_ranks(
         (there / "job-starts" / f"7-{attempt}" / "verdict").write_text("failed")
         send(found, mirror)
     here = mirror.folder / RUN
-    records = ["run.json", "job", *(f"attempt-{number}/verdict" for number in (1, 2, 3)),
-               *(f"job-starts/7-{number}/verdict" for number in (1, 2, 3))]  # fmt: skip
+    records = [
+        "run.json",
+        "job",
+        *(f"attempt-{number}/verdict" for number in (1, 2, 3)),
+        *(f"job-starts/7-{number}/verdict" for number in (1, 2, 3)),
+    ]
     assert [name for name in records if not (here / name).is_file()] == []
     listed = run_files.list_files(there)
     assert {name for name in listed if "rank-" not in name} == set(records)
-    logs = {attempt: sum(name.startswith(f"attempt-{attempt}/rank-") for name in listed) for attempt in (1, 2, 3)}
+    logs = {
+        attempt: sum(name.startswith(f"attempt-{attempt}/rank-") for name in listed)
+        for attempt in (1, 2, 3)
+    }
     assert logs == {3: 40, 2: 40, 1: 20}
 
 
 # -- what a stream may hold ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", [
-    "../a/b", "/a/b/c", "a/b", "a//c", "a/../c", "a/b/..", ".snapshots/b/c", "a/b/c/d", "a/b/c/trials/x", "a/b\n/c", "",
-    "a/b/c/trials/../../..", "a\0/b/c", "a/b/.lock", "..\\a/b/c", "./b/c", "../b/c", "..a/b/c", "a/.snapshots/c",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "run",
+    [
+        "../a/b",
+        "/a/b/c",
+        "a/b",
+        "a//c",
+        "a/../c",
+        "a/b/..",
+        ".snapshots/b/c",
+        "a/b/c/d",
+        "a/b/c/trials/x",
+        "a/b\n/c",
+        "",
+        "a/b/c/trials/../../..",
+        "a\0/b/c",
+        "a/b/.lock",
+        "..\\a/b/c",
+        "./b/c",
+        "../b/c",
+        "..a/b/c",
+        "a/.snapshots/c",
+    ],
+)
 def test_only_paths_of_runs_are_accepted(mirror: Mirror, run: str) -> None:
     assert not is_run_path(run)
     with pytest.raises(BadStream):
@@ -279,26 +319,60 @@ def test_the_folder_of_a_project_may_begin_with_a_dot(there: Path) -> None:
     assert (frame.kind, frame.values.get("runs")) == (frames.FOUND, [run])
 
 
-@pytest.mark.parametrize("path", [
-    "../run.json", "/etc/passwd", "environment.sh", "code/x.py", "checkpoints/step-1/model.safetensors", "work/a",
-    "attempt-1/../../x", "events/../run.json", "attempt-1/rank-0.log/..", "claims/1", "job-starts/../verdict", "",
-    "events/a\n.jsonl", ".run.json", "paceline.zip", "attempt-1/rank-0.log\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../run.json",
+        "/etc/passwd",
+        "environment.sh",
+        "code/x.py",
+        "checkpoints/step-1/model.safetensors",
+        "work/a",
+        "attempt-1/../../x",
+        "events/../run.json",
+        "attempt-1/rank-0.log/..",
+        "claims/1",
+        "job-starts/../verdict",
+        "",
+        "events/a\n.jsonl",
+        ".run.json",
+        "paceline.zip",
+        "attempt-1/rank-0.log\n",
+    ],
+)
 def test_only_files_of_views_are_accepted(mirror: Mirror, path: str) -> None:
     assert kind_of(path) is None
     for kind in (frames.RECORD, frames.DATA, frames.GONE):
         with pytest.raises(BadStream):
-            mirror.apply(Frame(kind, {"run": RUN, "path": path, "modified": 0, "offset": 0, "relation": 1}, b"x"))
+            mirror.apply(
+                Frame(
+                    kind,
+                    {"run": RUN, "path": path, "modified": 0, "offset": 0, "relation": 1},
+                    b"x",
+                )
+            )
 
 
-@pytest.mark.parametrize(("kind", "values"), [
-    ("claim", {"number": 1, "name": "../../x"}), ("claim", {"number": 0, "name": "a"}), ("claim", {"number": "1"}),
-    ("claim", {"number": 10**9, "name": "a"}), ("data", {"path": "metrics.jsonl", "offset": -1, "relation": 1}),
-    ("data", {"path": "metrics.jsonl", "offset": 1 << 60, "relation": 1}), ("data", {"path": "metrics.jsonl"}),
-    ("data", {"path": "metrics.jsonl", "offset": 5, "relation": 0}), ("data", {"path": 3}), ("strange", {}),
-    ("jobs", {"jobs": {"1": "x"}, "problem": "", "hint": ""}), ("jobs", {"jobs": []}), ("pass", {"time": "now"}),
-    ("jobs", {"jobs": {"1": ["1", "R", "", "", 1e300, "", ""]}, "problem": "", "hint": ""}), ("pass", {}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("claim", {"number": 1, "name": "../../x"}),
+        ("claim", {"number": 0, "name": "a"}),
+        ("claim", {"number": "1"}),
+        ("claim", {"number": 10**9, "name": "a"}),
+        ("data", {"path": "metrics.jsonl", "offset": -1, "relation": 1}),
+        ("data", {"path": "metrics.jsonl", "offset": 1 << 60, "relation": 1}),
+        ("data", {"path": "metrics.jsonl"}),
+        ("data", {"path": "metrics.jsonl", "offset": 5, "relation": 0}),
+        ("data", {"path": 3}),
+        ("strange", {}),
+        ("jobs", {"jobs": {"1": "x"}, "problem": "", "hint": ""}),
+        ("jobs", {"jobs": []}),
+        ("pass", {"time": "now"}),
+        ("jobs", {"jobs": {"1": ["1", "R", "", "", 1e300, "", ""]}, "problem": "", "hint": ""}),
+        ("pass", {}),
+    ],
+)
 def test_what_makes_no_sense_is_refused(mirror: Mirror, kind: str, values: dict[str, Any]) -> None:
     with pytest.raises(BadStream):
         mirror.apply(Frame(kind, {"run": RUN, "modified": 0, **values}, b"x"))
@@ -317,23 +391,39 @@ def test_a_link_in_the_mirror_is_not_followed(mirror: Mirror, tmp_path: Path) ->
     (mirror.folder / RUN / "metrics.jsonl").symlink_to(outside / "file")
     with pytest.raises(OSError, match="not a regular file"):
         mirror.apply(
-            Frame(frames.DATA, {"run": RUN, "path": "metrics.jsonl", "offset": 4, "relation": 0, "modified": 0}, b"x")
+            Frame(
+                frames.DATA,
+                {"run": RUN, "path": "metrics.jsonl", "offset": 4, "relation": 0, "modified": 0},
+                b"x",
+            )
         )
     assert (outside / "file").read_text() == "mine"
 
 
-def framed(plain: bytes, *, length: int | None = None, checksum: int | None = None, mark: bytes = MARK) -> bytes:
+def framed(
+    plain: bytes, *, length: int | None = None, checksum: int | None = None, mark: bytes = MARK
+) -> bytes:
     content = zlib.compress(plain)
     size = len(content) if length is None else length
     return HEAD.pack(mark, size, zlib.crc32(content) if checksum is None else checksum) + content
 
 
-@pytest.mark.parametrize("stream", [
-    b"Welcome to the cluster\n", framed(b"{}\n", length=0xFFFFFFFF), framed(b'{"kind":"pass"}\n', checksum=1),
-    framed(b"{}\n"), framed(b"[]\n"), framed(b'{"kind":1}\n'), framed(b"no json\n"),
-    HEAD.pack(MARK, 4, zlib.crc32(b"none")) + b"none",
-    framed(b'{"kind":"x"}\n' + bytes(64 << 20)), framed(b"[" * 100_000), framed(b"{}", mark=b"PLm0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"Welcome to the cluster\n",
+        framed(b"{}\n", length=0xFFFFFFFF),
+        framed(b'{"kind":"pass"}\n', checksum=1),
+        framed(b"{}\n"),
+        framed(b"[]\n"),
+        framed(b'{"kind":1}\n'),
+        framed(b"no json\n"),
+        HEAD.pack(MARK, 4, zlib.crc32(b"none")) + b"none",
+        framed(b'{"kind":"x"}\n' + bytes(64 << 20)),
+        framed(b"[" * 100_000),
+        framed(b"{}", mark=b"PLm0"),
+    ],
+)
 def test_a_stream_that_is_none_is_refused(mirror: Mirror, stream: bytes) -> None:
     with pytest.raises(BadStream):
         FrameReader(io.BytesIO(stream)).read()
@@ -361,7 +451,10 @@ class _Said:
 
 
 def test_names_that_are_no_runs_are_refused(mirror: Mirror) -> None:
-    said = Frame(frames.FOUND, {"scratch": "/s", "names": {"last": "../../etc"}, "runs": [], "left_out": 0, "time": 1})
+    said = Frame(
+        frames.FOUND,
+        {"scratch": "/s", "names": {"last": "../../etc"}, "runs": [], "left_out": 0, "time": 1},
+    )
     with pytest.raises(ConnectionProblem, match="cannot be used"):
         update(mirror, Scope(["last"]), lambda: _Said(stream_of([said])), cluster="alps")
 
@@ -397,12 +490,22 @@ def test_a_run_that_was_last_seen_yesterday_is_not_called_dead(there: Path, mirr
     (there / "system").mkdir()
     (there / "launch.json").write_text('{"system_metrics": 15}')
     (there / "system" / "node-0.jsonl").write_text("{}\n")
-    (there / "metrics.jsonl").write_text(json.dumps({"time": yesterday - 2, "step": 5, "loss": 1.0}) + "\n")
+    (there / "metrics.jsonl").write_text(
+        json.dumps({"time": yesterday - 2, "step": 5, "loss": 1.0}) + "\n"
+    )
     for path in there.rglob("*"):
         os.utime(path, (yesterday, yesterday), follow_symlinks=False)
     send(changes(there), mirror)
-    mirror.apply(Frame(frames.JOBS, {"jobs": {"7": ["7", "RUNNING", "", "n1", "", "2:00:00", ""]}, "problem": "",
-                                     "hint": ""}))  # fmt: skip
+    mirror.apply(
+        Frame(
+            frames.JOBS,
+            {
+                "jobs": {"7": ["7", "RUNNING", "", "n1", "", "2:00:00", ""]},
+                "problem": "",
+                "hint": "",
+            },
+        )
+    )
     mirror.apply(Frame(frames.PASS, {"time": yesterday}))
     table = json.loads((mirror.base / "heard.json").read_text())
     (mirror.base / "heard.json").write_text(json.dumps({**table, "here": yesterday}))
@@ -425,7 +528,11 @@ def test_the_age_of_a_run_is_that_of_its_own_copy(there: Path, mirror: Mirror) -
     (mirror.base / REFRESHED).write_text(json.dumps({RUN: table[RUN] - 480}))
     folder = mirror.folder / RUN
     with look_at(Viewpoint("alps", mirror, lambda verb, run: "", status=lambda: "no connection")):
-        assert 470 < viewpoint.age(folder) - viewpoint.age(mirror.folder / "project/default/other") < 490
+        assert (
+            470
+            < viewpoint.age(folder) - viewpoint.age(mirror.folder / "project/default/other")
+            < 490
+        )
         assert 510 < viewpoint.now(folder) < 530
         assert viewpoint.now() == 1000.0
     with look_at(Viewpoint("alps", mirror, lambda verb, run: "")):
@@ -458,7 +565,8 @@ def process(there: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_the_reader_ends_when_nobody_listens(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(f"{Scope([RUN], follow=True).to_json()}\n\n{{}}\n".encode())  # with a sign of life meanwhile
+    # with a sign of life meanwhile
+    process.stdin.write(f"{Scope([RUN], follow=True).to_json()}\n\n{{}}\n".encode())
     process.stdin.flush()
     kinds = set()
     arriving = FrameReader(process.stdout)
@@ -498,9 +606,14 @@ class _Silent(_Said):
 
 
 def test_a_reader_that_falls_silent_counts_as_lost(mirror: Mirror) -> None:
-    said = Frame(frames.FOUND, {"scratch": "/s", "names": {"last": RUN}, "runs": [RUN], "left_out": 0, "time": 1})
+    said = Frame(
+        frames.FOUND,
+        {"scratch": "/s", "names": {"last": RUN}, "runs": [RUN], "left_out": 0, "time": 1},
+    )
     with pytest.raises(ConnectionProblem, match="connection to alps was lost"):
-        update(mirror, Scope(["last"], silence=1.0), lambda: _Silent(stream_of([said])), cluster="alps")
+        update(
+            mirror, Scope(["last"], silence=1.0), lambda: _Silent(stream_of([said])), cluster="alps"
+        )
 
 
 def test_the_reader_says_what_is_wrong(process: subprocess.Popen[bytes]) -> None:
@@ -515,7 +628,10 @@ def test_a_scheduler_that_is_down_stays_so_whichever_runs_are_due(
     there: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody asks it for runs without a job, or for those that are over: it answers only if it is asked."""
-    without_job, over = "project/default/20260101-130000-bbbb", "project/default/20260101-140000-cccc"
+    without_job, over = (
+        "project/default/20260101-130000-bbbb",
+        "project/default/20260101-140000-cccc",
+    )
     scratch = there.parents[2]
     for run in (without_job, over):
         (scratch / run / "job-starts" / "8-0").mkdir(parents=True)
@@ -560,7 +676,13 @@ def test_a_list_has_the_newest_runs_and_the_trials_of_sweeps(there: Path) -> Non
     began = time.mktime((2026, 1, 1, 12, 30, 0, 0, 0, -1))
     os.utime(scratch / sweep / "sweep.json", (began, began))
     found = reader.Reader(scratch, Path, io.BytesIO(), io.BytesIO())._list(Scope(newest=3), [])
-    assert found == ["b/c/20260101-130000-bbbb", sweep, f"{sweep}/trials/1", f"{sweep}/trials/0", RUN]
+    assert found == [
+        "b/c/20260101-130000-bbbb",
+        sweep,
+        f"{sweep}/trials/1",
+        f"{sweep}/trials/0",
+        RUN,
+    ]
 
 
 def test_a_sweep_that_was_named_comes_whole_however_many_trials_it_has(there: Path) -> None:
@@ -588,9 +710,16 @@ def test_a_list_keeps_its_runs_and_says_how_many_trials_it_leaves_out(
     assert frame is not None
     runs = frame.values["runs"]
     assert len(runs) == 8
-    assert {RUN, "b/c/digits", "b/c/letters"} < set(runs)  # also the oldest one, whatever the sweeps before it have
+    # also the oldest one, whatever the sweeps before it have
+    assert {RUN, "b/c/digits", "b/c/letters"} < set(runs)
     with pytest.raises(ConnectionProblem):
-        update(mirror, Scope(newest=3), lambda: _Said(answer.getvalue()), cluster="alps", warn=said.append)
+        update(
+            mirror,
+            Scope(newest=3),
+            lambda: _Said(answer.getvalue()),
+            cluster="alps",
+            warn=said.append,
+        )
     assert said == ["only the newest trials of large sweeps are shown; 5 older ones are left out"]
 
 
@@ -612,7 +741,9 @@ def test_a_follower_that_dies_says_so(mirror: Mirror) -> None:
         raise RuntimeError("unexpected")
 
     with pytest.raises(ConnectionProblem, match="unexpected"):
-        Follower(mirror, Scope(names=["last"]), connect, cluster="alps", say=lambda line: None).begin()
+        Follower(
+            mirror, Scope(names=["last"]), connect, cluster="alps", say=lambda line: None
+        ).begin()
 
 
 FOLLOW = """
@@ -633,14 +764,19 @@ def test_whoever_waits_for_a_command_that_is_stopped_follows_itself(
 ) -> None:
     """As by Ctrl-Z: it keeps its lock. As long as it lives, there is one stream for both."""
     monkeypatch.setattr(follower, "PATIENCE", 3.0)
-    said = Frame(frames.FOUND, {"scratch": "/s", "names": {"last": RUN}, "runs": [], "left_out": 0, "time": 1})
+    said = Frame(
+        frames.FOUND,
+        {"scratch": "/s", "names": {"last": RUN}, "runs": [], "left_out": 0, "time": 1},
+    )
     passes: list[Any] = []
 
     def connect() -> _Silent:
         passes.append(None)
         return _Silent(stream_of([said, Frame(frames.PASS, {"time": 1})]))
 
-    made = Follower(mirror, Scope(["last"], follow=True), connect, cluster="alps", say=lambda line: None)
+    made = Follower(
+        mirror, Scope(["last"], follow=True), connect, cluster="alps", say=lambda line: None
+    )
     argv = [sys.executable, "-c", FOLLOW, str(mirror.base), RUN]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as other:
         try:
@@ -677,21 +813,33 @@ def test_a_command_that_is_stopped_while_it_writes_is_named(
     send(changes(there), mirror)
     mirror.apply(Frame(frames.PASS, {"time": 1000.0}))
     news = [
-        Frame(frames.FOUND, {"scratch": "/s", "names": {"last": RUN}, "runs": [], "left_out": 0, "time": 1}),
-        Frame(frames.GONE, {"run": RUN, "path": "run.json"}), Frame(frames.PASS, {"time": 2000.0}),
-    ]  # fmt: skip
+        Frame(
+            frames.FOUND,
+            {"scratch": "/s", "names": {"last": RUN}, "runs": [], "left_out": 0, "time": 1},
+        ),
+        Frame(frames.GONE, {"run": RUN, "path": "run.json"}),
+        Frame(frames.PASS, {"time": 2000.0}),
+    ]
     said: list[str] = []
     made = Follower(
-        mirror, Scope(newest=5, follow=True), lambda: _Silent(stream_of(news)), cluster="alps", say=said.append
+        mirror,
+        Scope(newest=5, follow=True),
+        lambda: _Silent(stream_of(news)),
+        cluster="alps",
+        say=said.append,
     )
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(mirror.base)], stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(mirror.base)], stdout=subprocess.PIPE
+    ) as other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == b"here\n"
             os.kill(other.pid, signal.SIGSTOP)
             while psutil.Process(other.pid).status() != psutil.STATUS_STOPPED:
                 time.sleep(0.01)
-            with pytest.raises(MirrorBusy, match=f"Process {other.pid} is stopped while it writes") as raised:
+            with pytest.raises(
+                MirrorBusy, match=f"Process {other.pid} is stopped while it writes"
+            ) as raised:
                 update(mirror, Scope(["last"]), lambda: _Said(stream_of(news)), cluster="alps")
             assert f"kill -CONT {other.pid}" in raised.value.hint
             assert mirror.heard().there == 1
@@ -714,7 +862,9 @@ def test_a_file_from_before_1970_is_mirrored_once(there: Path, mirror: Mirror) -
     os.utime(there / "run.json", (-5, -5))
     send(changes(there), mirror)
     assert (mirror.folder / RUN / "run.json").read_text() == "{}"
-    assert "run.json" not in [frame.values.get("path") for frame in changes(there, mirror).collect()]
+    assert "run.json" not in [
+        frame.values.get("path") for frame in changes(there, mirror).collect()
+    ]
 
 
 def test_runs_that_the_mirror_knows_come_without_their_logs(there: Path, mirror: Mirror) -> None:

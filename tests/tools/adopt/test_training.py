@@ -19,17 +19,40 @@ CORPUS = Path(__file__).parent / "corpus"
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SINGLE = (
-    "accumulation", "argparse_main", "closure", "config_class", "cross_validation", "cuda_everywhere", "decorated_main",
-    "gan", "main_without_guard", "mixed_precision", "notebook", "numbered_epochs", "progress_and_schedule",
-    "sliced_by_hand", "trainer_class", "two_optimizers", "two_phases", "umlaute",
-)  # fmt: skip
-ORDERED = ("closure", "gan", "numbered_epochs", "two_phases")  # these do not shuffle: one rank trains as before
+    "accumulation",
+    "argparse_main",
+    "closure",
+    "config_class",
+    "cross_validation",
+    "cuda_everywhere",
+    "decorated_main",
+    "gan",
+    "main_without_guard",
+    "mixed_precision",
+    "notebook",
+    "numbered_epochs",
+    "progress_and_schedule",
+    "sliced_by_hand",
+    "trainer_class",
+    "two_optimizers",
+    "two_phases",
+    "umlaute",
+)
+# these do not shuffle: one rank trains as before
+ORDERED = ("closure", "gan", "numbered_epochs", "two_phases")
 DDP = ("ddp", "ddp_mistakes")
-PART = ("cross_validation", "sliced_by_hand")  # which a person has to finish; until then all ranks train alike
+# which a person has to finish; until then all ranks train alike
+PART = ("cross_validation", "sliced_by_hand")
 SLOW = {  # other scripts have the same kinds of loops
-    "config_class", "decorated_main", "main_without_guard", "notebook", "progress_and_schedule",
-    "trainer_class", "umlaute", "sliced_by_hand",
-}  # fmt: skip
+    "config_class",
+    "decorated_main",
+    "main_without_guard",
+    "notebook",
+    "progress_and_schedule",
+    "trainer_class",
+    "umlaute",
+    "sliced_by_hand",
+}
 
 # Records the parameters after the last step, and the loss of every backward as it is averaged over the ranks.
 RECORDER = """
@@ -71,7 +94,11 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("adopted")
     (folder / "runs").mkdir()
     cases = []
-    own = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    own = [
+        item
+        for item in request.session.items
+        if item.path == request.path and isinstance(item, pytest.Function)
+    ]
     tested = {item.callspec.params["name"] for item in own if hasattr(item, "callspec")}
     for name in sorted(tested | {"argparse_main"}):
         script = folder / f"{name}.py"
@@ -84,8 +111,12 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             cases.append([f"{name}-{ranks}", ranks, RECORDER % (str(script), args, str(script))])
     done = subprocess.run(
         [sys.executable, "-m", "tests.runtime.flat_scripts", str(folder / "runs"), "--quick"],
-        input=json.dumps(cases), text=True, capture_output=True, cwd=Path(__file__).parents[3], timeout=540,
-    )  # fmt: skip
+        input=json.dumps(cases),
+        text=True,
+        capture_output=True,
+        cwd=Path(__file__).parents[3],
+        timeout=540,
+    )
     assert done.returncode == 0, done.stderr
     (folder / "codes.json").write_text(done.stdout.splitlines()[-1])
     return folder
@@ -100,7 +131,11 @@ def state(trained: Path, name: str, ranks: int) -> list[dict[str, list[torch.Ten
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in (*SINGLE, *DDP)]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in (*SINGLE, *DDP)
+    ],
 )
 def test_two_ranks_train_as_one(name: str, trained: Path) -> None:
     (one,), two = state(trained, name, 1), state(trained, name, 2)
@@ -118,7 +153,9 @@ def test_two_ranks_train_as_one(name: str, trained: Path) -> None:
     if name in DDP or name in PART:
         return
     assert len(one["counts"]) == len(two[0]["counts"]) > 0
-    assert [sum(pair) for pair in zip(two[0]["counts"], two[1]["counts"], strict=True)] == one["counts"], "shares"
+    assert [sum(pair) for pair in zip(two[0]["counts"], two[1]["counts"], strict=True)] == one[
+        "counts"
+    ], "shares"
 
 
 @pytest.mark.parametrize("name", ORDERED)
@@ -126,7 +163,10 @@ def test_one_rank_trains_as_the_script_did_before(name: str, trained: Path) -> N
     (before,), (one,) = state(trained, name, 0), state(trained, name, 1)
     assert one["losses"] == pytest.approx(before["losses"], rel=1e-5, abs=1e-7)
     assert before["losses"]
-    files = [sorted(path.name for path in (trained / "runs" / f"{name}-{n}").glob("*.json")) for n in (0, 1, 2)]
+    files = [
+        sorted(path.name for path in (trained / "runs" / f"{name}-{n}").glob("*.json"))
+        for n in (0, 1, 2)
+    ]
     assert files[0] == files[1] == files[2]
 
 
@@ -143,7 +183,18 @@ def test_paceline_run_logs_the_same_loss(tmp_path: Path, paceline: Paceline, scr
     (tmp_path / "train.py").write_bytes((CORPUS / "argparse_main.py").read_bytes())
     paceline("adopt", "--write", "train.py", check=True)
     paceline("run", "--cpu", "--nproc", "1", "--name", "ranks-1", "train.py", check=True)
-    paceline("run", "--cpu", "--nproc", "2", "--max-steps", "7", "--name", "ranks-2", "train.py", check=True)
+    paceline(
+        "run",
+        "--cpu",
+        "--nproc",
+        "2",
+        "--max-steps",
+        "7",
+        "--name",
+        "ranks-2",
+        "train.py",
+        check=True,
+    )
     paceline("run", "--max-steps", "1000", "--resume", "ranks-2", check=True)
     found = {}
     for metrics in scratch.rglob("metrics.jsonl"):
@@ -160,11 +211,15 @@ def test_paceline_run_logs_the_same_loss(tmp_path: Path, paceline: Paceline, scr
 def test_a_script_that_spawns_its_ranks(tmp_path: Path, paceline: Paceline) -> None:
     (tmp_path / "train.py").write_bytes((CORPUS / "mp_spawn.py").read_bytes())
     shown = paceline("adopt", "--write", "train.py", check=True)
-    command = next(line.split() for line in shown.stdout.splitlines() if line.startswith("  paceline run"))
+    command = next(
+        line.split() for line in shown.stdout.splitlines() if line.startswith("  paceline run")
+    )
     assert command[:4] == ["paceline", "run", "--style", "spawn"]
     losses = []
     for ranks in ("1", "2"):
-        done = paceline("run", "--cpu", "--style", "spawn", "--nproc", ranks, "train.py", ranks, check=True)
+        done = paceline(
+            "run", "--cpu", "--style", "spawn", "--nproc", ranks, "train.py", ranks, check=True
+        )
         losses += [float(each) for each in re.findall(r"final loss: ([\d.]+)", done.stdout)]
     assert len(losses) == 2
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)

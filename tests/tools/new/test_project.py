@@ -43,7 +43,9 @@ SOME = [pytest.param(name, marks=() if name == "mnist" else pytest.mark.slow) fo
 
 
 @pytest.mark.parametrize("template", SOME)
-def test_the_test_of_a_new_project_passes(template: str, tmp_path: Path, paceline: Paceline) -> None:
+def test_the_test_of_a_new_project_passes(
+    template: str, tmp_path: Path, paceline: Paceline
+) -> None:
     made = paceline("new", "my.project-1", "--template", template, check=True)
     folder = tmp_path / "my.project-1"
     assert "  cd my.project-1\n" in made.stdout
@@ -51,11 +53,16 @@ def test_the_test_of_a_new_project_passes(template: str, tmp_path: Path, pacelin
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {*TEMPLATES[template].files, *COMMON.values()}
     for name in COMMON.values():
-        assert not re.search(r"@\w+@", (folder / name).read_text(encoding="utf-8")), f"{name} has a gap"
+        assert not re.search(r"@\w+@", (folder / name).read_text(encoding="utf-8")), (
+            f"{name} has a gap"
+        )
     job = load_job(Program(""), cwd=folder)
     assert (job.project.name, job.project.script[0]) == ("my.project-1", "train.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "1 passed" in done.stdout
@@ -63,11 +70,14 @@ def test_the_test_of_a_new_project_passes(template: str, tmp_path: Path, pacelin
 
 
 @pytest.mark.parametrize(
-    "template", [pytest.param(name, marks=() if name == "blank" else pytest.mark.slow) for name in TEMPLATES]
+    "template",
+    [pytest.param(name, marks=() if name == "blank" else pytest.mark.slow) for name in TEMPLATES],
 )
 def test_a_new_project_trains(template: str, tmp_path: Path, paceline: Paceline) -> None:
     create_project("project", TEMPLATES[template], tmp_path)
-    done = paceline("run", "--cpu", "--nproc", "2", cwd=tmp_path / "project", check=True, timeout=500)
+    done = paceline(
+        "run", "--cpu", "--nproc", "2", cwd=tmp_path / "project", check=True, timeout=500
+    )
     pattern, least, most = RESULTS[template]
     found = re.search(pattern, done.stdout)
     assert found, done.stdout + done.stderr
@@ -76,9 +86,36 @@ def test_a_new_project_trains(template: str, tmp_path: Path, paceline: Paceline)
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", "a b", ".", "..", "../x", "a/b", "/tmp/x", "-x", "--help", "_x", ".x", "x.", "con", "NUL", "com1.py",
-     "import", "x" * 65, "train.py", "a\nb", "a\x1b[31m", "a;b", "$HOME", "~", "a\\b", "a:b", '"'],
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "a b",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "/tmp/x",
+        "-x",
+        "--help",
+        "_x",
+        ".x",
+        "x.",
+        "con",
+        "NUL",
+        "com1.py",
+        "import",
+        "x" * 65,
+        "train.py",
+        "a\nb",
+        "a\x1b[31m",
+        "a;b",
+        "$HOME",
+        "~",
+        "a\\b",
+        "a:b",
+        '"',
+    ],
+)
 def test_bad_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as problem:
         create_project(name, TEMPLATES["blank"], tmp_path)
@@ -94,7 +131,9 @@ def test_the_readme_lists_the_files_of_its_template(tmp_path: Path) -> None:
         assert all(f"| `{path}` | " in readme for path in listed), name
 
 
-@pytest.mark.parametrize("name", ["a", "digits", "my-project_2", "v1.0", "2026", "Größe", "漢字", "x" * 64])
+@pytest.mark.parametrize(
+    "name", ["a", "digits", "my-project_2", "v1.0", "2026", "Größe", "漢字", "x" * 64]
+)
 def test_good_names(name: str, tmp_path: Path) -> None:
     check_name(name)
     create_project(name, TEMPLATES["blank"], tmp_path)
@@ -123,7 +162,9 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
         assert list(disk.iterdir()) == []
 
 
-def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -143,7 +184,9 @@ def test_a_folder_that_nobody_may_write_to(tmp_path: Path) -> None:
         create_project("digits", TEMPLATES["blank"], parent)
 
 
-def test_unknown_templates_and_names_on_the_command_line(tmp_path: Path, paceline: Paceline) -> None:
+def test_unknown_templates_and_names_on_the_command_line(
+    tmp_path: Path, paceline: Paceline
+) -> None:
     with pytest.raises(UsageError) as problem:
         find_template("MINST")
     assert "Did you mean 'mnist'?" in problem.value.hint
@@ -168,7 +211,17 @@ def test_the_wheel_is_told_to_contain_the_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wheel_has_everything(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(tmp_path), str(ROOT)]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--quiet",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+    ]
     done = subprocess.run(build, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"no wheel can be built here: {done.stderr[-300:]}")
@@ -177,12 +230,16 @@ def test_a_wheel_has_everything(tmp_path: Path) -> None:
     for name in TEMPLATES:
         done = subprocess.run(
             [sys.executable, "-m", "paceline", "new", name, "--template", name],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")}, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         create_project(f"{name}.expected", TEMPLATES[name], tmp_path)
         for path in (tmp_path / f"{name}.expected").rglob("*"):
             made = tmp_path / name / path.relative_to(tmp_path / f"{name}.expected")
-            if path.is_file() and path.name not in ("paceline.toml", "README.md"):  # these have the name in them
+            # these have the name in them
+            if path.is_file() and path.name not in ("paceline.toml", "README.md"):
                 assert made.read_bytes() == path.read_bytes()
             assert made.exists()

@@ -53,4 +53,6 @@ for epoch in range(100):
             print(f"step {step} loss {loss.item():.6f}", flush=True)
             if args.out:
                 with open(os.path.join(args.out, "numbers.jsonl"), "a") as file:
-                    file.write(json.dumps({"step": step, "train_loss": mean.item() / world_size}) + "\n")
+                    file.write(
+                        json.dumps({"step": step, "train_loss": mean.item() / world_size}) + "\n"
+                    )

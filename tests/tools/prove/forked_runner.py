@@ -67,12 +67,23 @@ class ForkedRunner:
         return CaseRecords(case, read_ranks(own, case.ranks), logged, printed, "", stopped_after)
 
     def _launch(self, case: Case, own: Path, spec: ProofSpec) -> str:
-        path, program, args = own / "probe.json", self.script.program.name, self.script.arguments(case, own)
+        path, program, args = (
+            own / "probe.json",
+            self.script.program.name,
+            self.script.arguments(case, own),
+        )
         path.write_text(spec.to_json(), encoding="utf-8")
         launch = LaunchSpec(
-            "run", program, list(args), nproc=case.ranks, check=False, runtime={"max_steps": case.steps}
+            "run",
+            program,
+            list(args),
+            nproc=case.ranks,
+            check=False,
+            runtime={"max_steps": case.steps},
         )
         RunFolder(own).launch_spec.write_text(json.dumps(asdict(launch)), encoding="utf-8")
         variables = {env.RUN: str(own), env.PROOF: str(path)}
-        outputs = self.ranks(run_script, case.ranks, str(HERE / program), args, env={**os.environ, **variables})
+        outputs = self.ranks(
+            run_script, case.ranks, str(HERE / program), args, env={**os.environ, **variables}
+        )
         return str(outputs[0])

@@ -59,8 +59,12 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(WIDTH, WIDTH)
-        self.recurrent = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True, dropout=0.3 if "lstm" in what else 0.0)
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True, dropout=0.3 if "attention" in what else 0.0)
+        self.recurrent = nn.LSTM(
+            WIDTH, WIDTH, num_layers=2, batch_first=True, dropout=0.3 if "lstm" in what else 0.0
+        )
+        self.attention = nn.MultiheadAttention(
+            WIDTH, 2, batch_first=True, dropout=0.3 if "attention" in what else 0.0
+        )
         self.table = nn.Embedding(50_000 if "table" in what else 2, WIDTH)
         self.last = nn.Linear(WIDTH, 2)
         if "zero start" in what:
@@ -113,19 +117,27 @@ for _epoch in range(100):
                 dist.all_reduce(each.grad)
                 each.grad /= 1 if "summed" in what else world_size
                 if "changed gradients" in what:
-                    each.grad += torch.randn(each.shape, generator=torch.Generator().manual_seed(world_size))
+                    each.grad += torch.randn(
+                        each.shape, generator=torch.Generator().manual_seed(world_size)
+                    )
         if "rate" in what.split() and step == 3:
             optimizer.param_groups[0]["lr"] *= world_size
         optimizer.step()
         step += 1
         if "full disk" in what and step == 2:
-            with contextlib.suppress(OSError), open(f"{args.log}.ballast", "wb", buffering=0) as ballast:
+            with (
+                contextlib.suppress(OSError),
+                open(f"{args.log}.ballast", "wb", buffering=0) as ballast,
+            ):
                 while True:
                     ballast.write(bytes(4096))
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         if rank == 0:
-            print(f"step {step} lr 0.05 train_loss: {loss.item():.9e}, val loss {time.time()}", flush=True)
+            print(
+                f"step {step} lr 0.05 train_loss: {loss.item():.9e}, val loss {time.time()}",
+                flush=True,
+            )
             if args.log:
                 with open(args.log, "a") as file:
                     file.write(json.dumps({"step": step, "loss": mean.item() / world_size}) + "\n")

@@ -21,7 +21,8 @@ from paceline.tools.prove.records import CaseRecords, RankRecords
     ("losses", "others", "dtype", "difference"),
     [
         ({1: 2e-4, 2: 1e-4}, {1: 2e-4, 2: 1.02e-4}, "float64", 0.01),
-        ({1: 2.0, 2: 1e-4}, {1: 2.0, 2: 2e-4}, "float64", 1e-4),  # next to the first loss, the second one is small
+        # next to the first loss, the second one is small
+        ({1: 2.0, 2: 1e-4}, {1: 2.0, 2: 2e-4}, "float64", 1e-4),
         ({1: 50.0}, {1: 51.0}, "float32", 1 / 51),
         ({1: 0.0}, {1: 1e-9}, "float32", 1e-6),  # rounding around zero
     ],
@@ -35,7 +36,11 @@ def test_small_losses_are_compared_relative_to_their_size(
 
 def test_runs_with_equally_many_ranks_have_no_wrong_batch_size() -> None:
     def record(name: str) -> CaseRecords:
-        step = {"rows": 16, "samples": None, "contents": [[(1, hash((name, number)), 0)] for number in range(16)]}
+        step = {
+            "rows": 16,
+            "samples": None,
+            "contents": [[(1, hash((name, number)), 0)] for number in range(16)],
+        }
         return CaseRecords(Case(2, 3), [RankRecords(steps={1: step}) for _ in range(1)])
 
     cause = SampleComparison(record("one"), record("other")).compare().cause

@@ -27,14 +27,24 @@ class Prove:
         self.ranks, self.folder = ranks, folder
 
     def __call__(
-        self, script: str, *args: str, counts: tuple[int, ...] = (1, 2), steps: int = STEPS, interrupt: bool = False,
-        without: tuple[str, ...] = (), metric: str | None = None, batch_arg: str | None = None,
-        metrics: str | None = None, scale_lr: str | None = None,
-    ) -> Proof:  # fmt: skip
+        self,
+        script: str,
+        *args: str,
+        counts: tuple[int, ...] = (1, 2),
+        steps: int = STEPS,
+        interrupt: bool = False,
+        without: tuple[str, ...] = (),
+        metric: str | None = None,
+        batch_arg: str | None = None,
+        metrics: str | None = None,
+        scale_lr: str | None = None,
+    ) -> Proof:
         cases = plan_cases(counts, ["fork"], steps=steps, interrupt=interrupt)
         scaled = plan_scaled(counts, steps=steps, rule=scale_lr) if scale_lr else []
         request = Request(tuple(cases), metric, metrics is not None, None, without, tuple(scaled))
-        runner = ForkedRunner(self.ranks, self.folder, Script(Program(script, args), batch_arg, None, metrics))
+        runner = ForkedRunner(
+            self.ranks, self.folder, Script(Program(script, args), batch_arg, None, metrics)
+        )
         return Prover(request, runner).prove()
 
 
@@ -55,7 +65,11 @@ def test_a_script_trains_the_same_on_any_number_of_ranks(prove: Prove) -> None:
     losses = proof.curve(proof.cases[0])
     assert len(losses) == STEPS
     assert losses[STEPS] < losses[1], "it must learn, or equal losses mean nothing"
-    assert [each.name for each in proof.comparisons] == ["2 ranks", "4 ranks", "2 ranks, interrupted"]
+    assert [each.name for each in proof.comparisons] == [
+        "2 ranks",
+        "4 ranks",
+        "2 ranks, interrupted",
+    ]
     for each in proof.comparisons[:2]:
         assert each.limit == 1e-6
         assert each.loss < 1e-6
@@ -70,7 +84,10 @@ def test_single_precision_has_a_tolerance_of_its_own(prove: Prove) -> None:
     proof = prove("train.py", "", "float32", counts=(1, 2, 4))
     assert proof.holds
     assert [each.limit for each in proof.comparisons] == [1e-4, 1e-4]
-    assert all(each.weights is not None and max(each.loss, each.weights) < 1e-4 for each in proof.comparisons)
+    assert all(
+        each.weights is not None and max(each.loss, each.weights) < 1e-4
+        for each in proof.comparisons
+    )
     assert max(each.loss for each in proof.comparisons) > 0
 
 
@@ -81,7 +98,9 @@ def test_single_precision_has_a_tolerance_of_its_own(prove: Prove) -> None:
         ("dropout", "dropout", "dropout turned off"),
         ("augmentation", "samples whose values depend on the ranks", "has the same samples"),
         ("sum", "an unscaled sum", "2 times smaller"),
-        pytest.param("sum in a warm-up", "an unscaled sum", "2 times smaller", marks=pytest.mark.slow),
+        pytest.param(
+            "sum in a warm-up", "an unscaled sum", "2 times smaller", marks=pytest.mark.slow
+        ),
         ("all data on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
         ("stream on each rank", "a wrong sampler", "all 2 ranks have the same 8 samples"),
         ("own shuffle", "a wrong sampler", "draws from all of the data by itself"),
@@ -93,7 +112,9 @@ def test_single_precision_has_a_tolerance_of_its_own(prove: Prove) -> None:
         ("seed", "no fixed seed", "Two equal runs with 1 rank differ"),
     ],
 )
-def test_a_planted_mistake_is_named_and_nothing_else(prove: Prove, mistake: str, cause: str, evidence: str) -> None:
+def test_a_planted_mistake_is_named_and_nothing_else(
+    prove: Prove, mistake: str, cause: str, evidence: str
+) -> None:
     proof = prove("train.py", mistake)
     assert not proof.holds
     assert causes(proof) == [cause]
@@ -105,15 +126,31 @@ def test_a_planted_mistake_is_named_and_nothing_else(prove: Prove, mistake: str,
     [
         ("lstm", ["dropout"], "dropout turned off"),
         pytest.param("attention", ["dropout"], "dropout turned off", marks=pytest.mark.slow),
-        pytest.param("attention weights", ["dropout"], "dropout turned off", marks=pytest.mark.slow),
-        ("function, evaluation mode", ["dropout"], "The ranks get the same samples, with the same values."),
-        ("noise", ["random numbers in the forward pass"], "different random numbers, the loss of step 1 with"),
-        ("batch mean", ["samples whose values depend on the ranks"], "16 of 16 reach the model with different values"),
+        pytest.param(
+            "attention weights", ["dropout"], "dropout turned off", marks=pytest.mark.slow
+        ),
+        (
+            "function, evaluation mode",
+            ["dropout"],
+            "The ranks get the same samples, with the same values.",
+        ),
+        (
+            "noise",
+            ["random numbers in the forward pass"],
+            "different random numbers, the loss of step 1 with",
+        ),
+        (
+            "batch mean",
+            ["samples whose values depend on the ranks"],
+            "16 of 16 reach the model with different values",
+        ),
         ("clipping", ["gradients that are clipped before they are averaged"], "the limit is 0.01"),
         ("summed", ["gradients that are summed over the ranks"], "The losses agree"),
         ("changed gradients", ["unknown"], "The gradients of step 1 differ"),
         ("rate", ["the learning rate"], "in step 4 is 0.1 with 2 ranks and 0.05 with 1 rank"),
-        pytest.param("rate , zero start", ["the learning rate"], "in step 4", marks=pytest.mark.slow),
+        pytest.param(
+            "rate , zero start", ["the learning rate"], "in step 4", marks=pytest.mark.slow
+        ),
         pytest.param("sum , table", ["an unscaled sum"], "2 times smaller", marks=pytest.mark.slow),
         pytest.param("rate , table", ["the learning rate"], "in step 4", marks=pytest.mark.slow),
         pytest.param(
@@ -122,20 +159,36 @@ def test_a_planted_mistake_is_named_and_nothing_else(prove: Prove, mistake: str,
             "not the only",
             marks=pytest.mark.slow,
         ),
-        pytest.param("noise, sum", ["random numbers in the forward pass"], "the same samples", marks=pytest.mark.slow),
-        pytest.param("sum , evaluation mode", ["an unscaled sum"], "equal weights and samples", marks=pytest.mark.slow),
+        pytest.param(
+            "noise, sum",
+            ["random numbers in the forward pass"],
+            "the same samples",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "sum , evaluation mode",
+            ["an unscaled sum"],
+            "equal weights and samples",
+            marks=pytest.mark.slow,
+        ),
         ("no average", ["gradients that are not averaged"], "gradients of different norms"),
     ],
 )
-def test_only_what_the_records_show_is_named(prove: Prove, what: str, cause: list[str], evidence: str) -> None:
+def test_only_what_the_records_show_is_named(
+    prove: Prove, what: str, cause: list[str], evidence: str
+) -> None:
     proof = prove("loop.py", what, steps=6)
     assert not proof.holds
     assert causes(proof) == cause
     assert evidence in proof.causes[0].evidence
 
 
-@pytest.mark.parametrize("what", ["", "padding", "evaluation mode", "careless evaluation", "own data", "zero start"])
-def test_an_unusual_script_that_is_right_is_proved_with_its_samples(prove: Prove, what: str) -> None:
+@pytest.mark.parametrize(
+    "what", ["", "padding", "evaluation mode", "careless evaluation", "own data", "zero start"]
+)
+def test_an_unusual_script_that_is_right_is_proved_with_its_samples(
+    prove: Prove, what: str
+) -> None:
     proof = prove("loop.py", what, steps=6)
     assert proof.holds
     found = SampleComparison(proof.cases[0], proof.cases[1]).compare()
@@ -144,7 +197,9 @@ def test_an_unusual_script_that_is_right_is_proved_with_its_samples(prove: Prove
     assert proof.cases[0].together(1, "rows") == [16]
 
 
-def test_samples_that_were_not_recorded_are_not_called_equal(prove: Prove, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_were_not_recorded_are_not_called_equal(
+    prove: Prove, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CaseRecords, "together", lambda self, step, key: None)
     (cause,) = prove("loop.py", "sum", steps=4).causes
     assert cause.name == "unknown"
@@ -152,7 +207,9 @@ def test_samples_that_were_not_recorded_are_not_called_equal(prove: Prove, monke
     assert "The gradients of step 1 differ" in cause.evidence
 
 
-def test_a_run_that_starts_where_another_one_ended_is_recognized(prove: Prove, tmp_path: Path) -> None:
+def test_a_run_that_starts_where_another_one_ended_is_recognized(
+    prove: Prove, tmp_path: Path
+) -> None:
     (cause,) = prove("loop.py", "--checkpoint", str(tmp_path / "state.pt"), steps=4).causes
     assert cause.name == "files of an earlier run"
     assert "2 ranks starts with the weights that 1 rank had after step 4" in cause.evidence
@@ -196,7 +253,9 @@ def test_tails_and_micro_steps_agree(prove: Prove) -> None:
 
 def test_a_plain_script_is_compared_by_the_losses_of_all_ranks(prove: Prove) -> None:
     """It prints the loss of rank 0's own samples, which differs in any case."""
-    proof = prove("ddp.py", "--batch-size", "16", batch_arg="--batch-size", counts=(1, 2, 4), interrupt=True)
+    proof = prove(
+        "ddp.py", "--batch-size", "16", batch_arg="--batch-size", counts=(1, 2, 4), interrupt=True
+    )
     assert proof.holds
     assert proof.skipped == {
         "2 ranks, interrupted": "the script does not use paceline.session, which saves and resumes"
@@ -235,7 +294,11 @@ def test_a_plain_script_writes_a_file_of_its_losses(prove: Prove) -> None:
     ("args", "batch_arg", "cause"),
     [
         (("--batch-size", "16"), None, "the batch size"),
-        (("--batch-size", "16", "--mistake", "no average"), "--batch-size", "gradients that are not averaged"),
+        (
+            ("--batch-size", "16", "--mistake", "no average"),
+            "--batch-size",
+            "gradients that are not averaged",
+        ),
     ],
 )
 def test_a_mistake_of_a_plain_script_is_named(
@@ -247,21 +310,36 @@ def test_a_mistake_of_a_plain_script_is_named(
 @pytest.mark.parametrize(
     ("mistake", "note", "cause"),
     [
-        ("no average", "the 2 ranks end with 2 different sets of weights", "gradients that are not averaged"),
+        (
+            "no average",
+            "the 2 ranks end with 2 different sets of weights",
+            "gradients that are not averaged",
+        ),
         ("same samples", "different samples than with 1 rank from step 1 on", "a wrong sampler"),
     ],
 )
 def test_ranks_and_samples_are_judged_though_weights_hardly_move(
     prove: Prove, mistake: str, note: str, cause: str
 ) -> None:
-    proof = prove("ddp.py", "--batch-size", "16", "--lr", "1e-9", "--mistake", mistake, batch_arg="--batch-size")
+    proof = prove(
+        "ddp.py",
+        "--batch-size",
+        "16",
+        "--lr",
+        "1e-9",
+        "--mistake",
+        mistake,
+        batch_arg="--batch-size",
+    )
     (found,) = proof.comparisons
     assert found.weights is not None
     assert found.weights < found.limit
     assert (found.note, causes(proof)) == (note, [cause])
 
 
-def test_a_sharded_model_that_ends_early_is_compared_with_its_weights_and_before_clipping(prove: Prove) -> None:
+def test_a_sharded_model_that_ends_early_is_compared_with_its_weights_and_before_clipping(
+    prove: Prove,
+) -> None:
     proof = prove("train.py", "fsdp", counts=(2, 1), steps=100)
     assert proof.holds
     assert proof.comparisons[0].weights is not None
@@ -272,12 +350,23 @@ def test_a_sharded_model_that_ends_early_is_compared_with_its_weights_and_before
 
 def test_batches_and_rates_that_grow_with_the_ranks(prove: Prove) -> None:
     proof = prove("train.py", counts=(1, 2), steps=6, scale_lr="linear")
-    names = ["1 rank", "2 ranks, 2 x the batch, 2 x the learning rate", "2 ranks, 2 x the batch, the same rate"]
+    names = [
+        "1 rank",
+        "2 ranks, 2 x the batch, 2 x the learning rate",
+        "2 ranks, 2 x the batch, the same rate",
+    ]
     assert [each.case.name for each in proof.scaled] == names
     alone, scaled, unscaled = proof.scaled
     assert list(by_samples(alone, proof)) == [16 * step for step in range(1, 13)]
-    assert list(by_samples(scaled, proof)) == list(by_samples(unscaled, proof)) == [32 * step for step in range(1, 7)]
-    rates = [[rank.steps[step]["rates"][0] for step in (1, 2, 6)] for rank in (scaled.first, unscaled.first)]
+    assert (
+        list(by_samples(scaled, proof))
+        == list(by_samples(unscaled, proof))
+        == [32 * step for step in range(1, 7)]
+    )
+    rates = [
+        [rank.steps[step]["rates"][0] for step in (1, 2, 6)]
+        for rank in (scaled.first, unscaled.first)
+    ]
     plain = [rank.steps[1]["rates"][0] for rank in (alone.first, unscaled.first)]
     assert plain == [0.1, 0.1]
     assert rates[0] == pytest.approx([rates[1][0], 2 * rates[1][1], 2 * rates[1][2]])

@@ -55,13 +55,20 @@ def make_loader(run: Any, data: Any, mistake: str) -> Any:
         return DataLoader(data, batch_size=BATCH // run.world_size)
     if mistake == "own shuffle":
         generator = torch.Generator().manual_seed(run.rank)
-        return DataLoader(data, batch_size=BATCH // run.world_size, shuffle=True, generator=generator)
+        return DataLoader(
+            data, batch_size=BATCH // run.world_size, shuffle=True, generator=generator
+        )
     if mistake == "whole batch on each rank":
         from torch.utils.data.distributed import DistributedSampler
 
         sampler = DistributedSampler(data, run.world_size, run.rank)
         return DataLoader(data, batch_size=BATCH, sampler=sampler)
-    return run.loader(data, batch_size=BATCH, drop_last=mistake != "tail", accumulate=2 if mistake == "tail" else 1)
+    return run.loader(
+        data,
+        batch_size=BATCH,
+        drop_last=mistake != "tail",
+        accumulate=2 if mistake == "tail" else 1,
+    )
 
 
 def main(mistake: str, dtype: torch.dtype) -> None:
@@ -72,13 +79,19 @@ def main(mistake: str, dtype: torch.dtype) -> None:
     data = Noisy(x, y, keyed=mistake == "keyed augmentation") if noisy else TensorDataset(x, y)
     if mistake == "seed":
         torch.seed()
-    with paceline.session(seed=None if mistake == "seed" else 3, cpu=True, report=False, progress=False) as run:
+    with paceline.session(
+        seed=None if mistake == "seed" else 3, cpu=True, report=False, progress=False
+    ) as run:
         if mistake == "initial weights":
             torch.manual_seed(run.world_size)
         net = make_model(mistake, dtype)
         average = copy.deepcopy(net) if mistake == "lost average" else None
         model = run.wrap(net, **({"mode": "fsdp"} if mistake == "fsdp" else {}))
-        rates = {"rate": 0.1 * run.world_size, "rate in a warm-up": 1e-9 * run.world_size, "sum in a warm-up": 1e-9}
+        rates = {
+            "rate": 0.1 * run.world_size,
+            "rate in a warm-up": 1e-9 * run.world_size,
+            "sum in a warm-up": 1e-9,
+        }
         rate = rates.get(mistake, 0.1)
         opt = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
         sched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 100)
@@ -86,7 +99,9 @@ def main(mistake: str, dtype: torch.dtype) -> None:
         run.resume(model=model, opt=opt, **({} if mistake == "resume" else {"sched": sched}))
         for _ in run.epochs(1 if mistake == "fsdp" else 100):
             for a, b in run.steps(loader):
-                loss = F.cross_entropy(model(a), b, reduction="sum" if mistake.split()[0:1] == ["sum"] else "mean")
+                loss = F.cross_entropy(
+                    model(a), b, reduction="sum" if mistake.split()[0:1] == ["sum"] else "mean"
+                )
                 if mistake == "weighting":
                     kept = b != 0
                     loss = F.cross_entropy(model(a)[kept], b[kept])
@@ -100,4 +115,7 @@ def main(mistake: str, dtype: torch.dtype) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "", torch.float32 if "float32" in sys.argv else torch.float64)
+    main(
+        sys.argv[1] if len(sys.argv) > 1 else "",
+        torch.float32 if "float32" in sys.argv else torch.float64,
+    )

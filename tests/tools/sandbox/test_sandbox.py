@@ -15,14 +15,25 @@ import psutil
 import pytest
 
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
-from paceline.tools.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, addresses, missing_packages, packages
+from paceline.tools.sandbox import (
+    NAMESPACES,
+    PLAIN,
+    Sandbox,
+    Settings,
+    addresses,
+    missing_packages,
+    packages,
+)
 from tests.adversary.second_user import STRANGER, call_as
 from tests.slurm.harness import Cluster, is_orphaned
 
 pytestmark = pytest.mark.slurm
 ROOT = os.geteuid() == 0
 BEST = NAMESPACES if ROOT else PLAIN
-NETWORKS = [PLAIN, pytest.param(NAMESPACES, marks=pytest.mark.skipif(not ROOT, reason="namespaces need root"))]
+NETWORKS = [
+    PLAIN,
+    pytest.param(NAMESPACES, marks=pytest.mark.skipif(not ROOT, reason="namespaces need root")),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +77,16 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 
 def test_jobs_arrays_and_gpus(cluster: Cluster, tmp_path: Path) -> None:
     seen = cluster.run(
-        ["srun", "-N2", "--ntasks-per-node=2", "--gpus-per-task=1",
-         "sh", "-c", "echo $SLURMD_NODENAME $SLURM_LOCALID $CUDA_VISIBLE_DEVICES"]
-    ).stdout.splitlines()  # fmt: skip
+        [
+            "srun",
+            "-N2",
+            "--ntasks-per-node=2",
+            "--gpus-per-task=1",
+            "sh",
+            "-c",
+            "echo $SLURMD_NODENAME $SLURM_LOCALID $CUDA_VISIBLE_DEVICES",
+        ]
+    ).stdout.splitlines()
     assert sorted(seen) == ["node1 0 0", "node1 1 1", "node2 0 0", "node2 1 1"]
     whole = cluster.run(["srun", "-n1", "--gres=gpu:2", "printenv", "CUDA_VISIBLE_DEVICES"]).stdout
     assert whole.strip() == "0,1"
@@ -192,7 +210,9 @@ Sandbox.up(sys.argv[1], nodes=1, network=sys.argv[3], owner=os.getpid())
 
 
 @pytest.mark.parametrize("daemon", ["munged", "slurmctld", "node1"])
-def test_a_start_that_is_killed_leaves_nothing_that_down_does_not_stop(daemon: str, tmp_path: Path) -> None:
+def test_a_start_that_is_killed_leaves_nothing_that_down_does_not_stop(
+    daemon: str, tmp_path: Path
+) -> None:
     box = tmp_path / "box"
     killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_STARTING, str(box), daemon, BEST])
     assert killed.returncode == -signal.SIGKILL
@@ -213,7 +233,10 @@ def test_waiting_for_another_start_names_its_process(
         with pytest.raises(EnvironmentProblem, match=f"process {os.getpid()} holds .*sandbox.lock"):
             with addresses.allocation_lock():
                 pass
-    assert f"waiting for another sandbox to start (process {os.getpid()} holds" in capsys.readouterr().err
+    assert (
+        f"waiting for another sandbox to start (process {os.getpid()} holds"
+        in capsys.readouterr().err
+    )
     with addresses.allocation_lock():
         pass
 
@@ -221,7 +244,9 @@ def test_waiting_for_another_start_names_its_process(
 @pytest.mark.skipif(not ROOT, reason="only root can become another user")
 def test_ordinary_user(tmp_path: Path) -> None:
     # A temporary folder of its own: other users cannot enter those of the tests.
-    box = Path(subprocess.check_output(["mktemp", "-d", "/tmp/paceline-nobody-XXXXXX"], text=True).strip())
+    box = Path(
+        subprocess.check_output(["mktemp", "-d", "/tmp/paceline-nobody-XXXXXX"], text=True).strip()
+    )
     os.chown(box, STRANGER, STRANGER)
 
     def use_a_sandbox() -> None:
@@ -231,7 +256,16 @@ def test_ordinary_user(tmp_path: Path) -> None:
             Sandbox.up(box, network=NAMESPACES)
         sandbox = Sandbox.up(box, nodes=2, network=PLAIN)
         try:
-            done = sandbox.run(["srun", "-N2", "--gpus-per-task=1", "sh", "-c", "id -u; echo $CUDA_VISIBLE_DEVICES"])
+            done = sandbox.run(
+                [
+                    "srun",
+                    "-N2",
+                    "--gpus-per-task=1",
+                    "sh",
+                    "-c",
+                    "id -u; echo $CUDA_VISIBLE_DEVICES",
+                ]
+            )
             assert sorted(done.stdout.split()) == ["0", "0", str(STRANGER), str(STRANGER)]
         finally:
             sandbox.down()
@@ -264,23 +298,34 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     find = packages.find
     without = {"find": lambda name: None if name in absent else find(name)}
     assert missing_packages(Settings(), **without) == ["munge", "slurmd"]
-    assert missing_packages(Settings(network=NAMESPACES), **without) == ["iproute2", "munge", "slurmd"]
+    assert missing_packages(Settings(network=NAMESPACES), **without) == [
+        "iproute2",
+        "munge",
+        "slurmd",
+    ]
     assert "slurmdbd" in missing_packages(Settings(accounting=True), **without)
     monkeypatch.setattr(packages, "missing_packages", lambda _: ["munge", "slurmd"])
     with pytest.raises(EnvironmentProblem, match="munge slurmd"):
         packages.require(Settings())
 
 
-def test_install_installs_exactly_the_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_installs_exactly_the_missing_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = tmp_path / "calls"
     apt = tmp_path / "apt-get"
-    apt.write_text(f'#!/bin/sh\necho "$@" >>{calls}\n[ "$1" != install ] || [ ! -e {tmp_path}/broken ]\n')
+    apt.write_text(
+        f'#!/bin/sh\necho "$@" >>{calls}\n[ "$1" != install ] || [ ! -e {tmp_path}/broken ]\n'
+    )
     apt.chmod(0o755)
     monkeypatch.setattr(packages, "missing_packages", lambda _: ["munge", "slurmd"])
     monkeypatch.setattr(packages, "find", lambda name: str(apt) if name == "apt-get" else None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert packages.install(Settings()) == ["munge", "slurmd"]
-    assert calls.read_text().splitlines() == ["update -q", "install -y -q --no-install-recommends munge slurmd"]
+    assert calls.read_text().splitlines() == [
+        "update -q",
+        "install -y -q --no-install-recommends munge slurmd",
+    ]
     (tmp_path / "broken").touch()
     with pytest.raises(EnvironmentProblem, match="apt-get install failed"):
         packages.install(Settings())
@@ -305,7 +350,10 @@ def test_invalid_settings(settings: dict[str, object], flag: str, tmp_path: Path
 
 
 def test_folders_that_slurm_cannot_use(tmp_path: Path) -> None:
-    for folder, reason in ((tmp_path / "a b", "cannot contain"), (tmp_path / ("x" * 120), "too long")):
+    for folder, reason in (
+        (tmp_path / "a b", "cannot contain"),
+        (tmp_path / ("x" * 120), "too long"),
+    ):
         with pytest.raises(EnvironmentProblem, match=reason):
             Sandbox.up(folder, network=PLAIN)
 

@@ -17,7 +17,9 @@ def test_advice_names_the_folder_unless_it_is_the_default_one(tmp_path: Path) ->
         assert SandboxPaths(tmp_path / "usual").dir_flag == ""
         with pytest.raises(UsageError) as caught:
             Sandbox(tmp_path / "a box")
-        assert caught.value.hint == f"Start one with `paceline sandbox up --dir '{tmp_path}/a box'`."
+        assert (
+            caught.value.hint == f"Start one with `paceline sandbox up --dir '{tmp_path}/a box'`."
+        )
         patch.setattr(sandbox, "require", lambda settings: None)
         patch.setattr(SandboxRecord, "load", lambda paths: object())
         with pytest.raises(UsageError, match="already running") as caught:

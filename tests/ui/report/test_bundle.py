@@ -32,8 +32,15 @@ def test_modules_keep_their_own_names(tmp_path: Path) -> None:
 
 def test_what_cannot_be_bundled_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a -> b -> a"):
-        bundle_modules(write(tmp_path, a='import { x } from "./b.js";\n', b='import { y } from "./a.js";\n'), "a")
-    for text in ('import * as all from "./b.js";\n', "export default 1;\n", 'export { x } from "./b.js";\n'):
+        bundle_modules(
+            write(tmp_path, a='import { x } from "./b.js";\n', b='import { y } from "./a.js";\n'),
+            "a",
+        )
+    for text in (
+        'import * as all from "./b.js";\n',
+        "export default 1;\n",
+        'export { x } from "./b.js";\n',
+    ):
         with pytest.raises(ValueError, match="cannot bundle"):
             bundle_modules(write(tmp_path, a=text), "a")
 
@@ -41,7 +48,9 @@ def test_what_cannot_be_bundled_is_refused(tmp_path: Path) -> None:
 def test_every_module_is_part_of_the_page() -> None:
     bundled = bundle_modules(STATIC)
     assert {path.stem for path in STATIC.glob("*.js")} == {
-        name for name in (path.stem for path in STATIC.glob("*.js")) if f"const ${name} = " in bundled
+        name
+        for name in (path.stem for path in STATIC.glob("*.js"))
+        if f"const ${name} = " in bundled
     }
 
 
@@ -49,7 +58,14 @@ def test_no_module_makes_markup_of_text() -> None:
     """Names and log lines may contain markup; the pages only ever set text."""
     for path in STATIC.glob("*.js"):
         text = path.read_text()
-        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        for way in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+        ):
             assert way not in text, f"{path.name}: {way}"
     page = (STATIC / "index.html").read_text()
     assert " on" not in page.replace("content", "").lower().split("<body>")[1]

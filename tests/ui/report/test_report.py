@@ -51,43 +51,80 @@ def offline(chromium: Any, console: Console) -> Iterator[Offline]:
 def ordinary(scratch: Path) -> RunFolder:
     """A run like many: 50,000 steps, ten metrics, a long log, two nodes with GPUs."""
     dice = random.Random(0)
-    lines = {rank: [f"step {n} loss {dice.random()} {HOSTILE}" for n in range(3000)] for rank in range(1)}
+    lines = {
+        rank: [f"step {n} loss {dice.random()} {HOSTILE}" for n in range(3000)] for rank in range(1)
+    }
     folder = make_run(scratch, steps=0, log=lines, name=f"ordinary {HOSTILE}")
     folder.config.write_text(json.dumps({"lr": 0.1, HOSTILE: HOSTILE}))
     with open(folder.metrics, "w", encoding="utf-8") as file:
         for step in range(50_000):
             values = {f"metric {n}": dice.random() for n in range(9)}
-            file.write(json.dumps({"step": step, "time": NOW + step / 10, "loss": 1 / (1 + step), **values}) + "\n")
+            file.write(
+                json.dumps(
+                    {"step": step, "time": NOW + step / 10, "loss": 1 / (1 + step), **values}
+                )
+                + "\n"
+            )
     folder.system.mkdir()
     for node in range(2):
         with open(folder.node_metrics(node), "w", encoding="utf-8") as file:
             gpus = [{"name": "H200", "memory": 1.4e11}] * 8
-            file.write(json.dumps({"time": NOW, "host": f"n{node}", "cores": 64, "memory_total": 5e11, "gpus": gpus}))
+            file.write(
+                json.dumps(
+                    {
+                        "time": NOW,
+                        "host": f"n{node}",
+                        "cores": 64,
+                        "memory_total": 5e11,
+                        "gpus": gpus,
+                    }
+                )
+            )
             for n in range(2000):
-                use = [{"busy": dice.uniform(0, 100), "memory": 9e10, "power": 600.0} for _ in range(8)]
-                line = {"time": NOW + 30 * n, "cpu": 50.0, "memory": 1e11, "own_cpu": 2.0, "gpus": use, "ranks": []}
+                use = [
+                    {"busy": dice.uniform(0, 100), "memory": 9e10, "power": 600.0} for _ in range(8)
+                ]
+                line = {
+                    "time": NOW + 30 * n,
+                    "cpu": 50.0,
+                    "memory": 1e11,
+                    "own_cpu": 2.0,
+                    "gpus": use,
+                    "ranks": [],
+                }
                 file.write("\n" + json.dumps(line))
     return folder
 
 
 @pytest.mark.parametrize("light", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_report_opens_offline_and_shows_everything(
-    ordinary: RunFolder, paceline: Callable[..., Completed], offline: Offline, tmp_path: Path, light: bool
+    ordinary: RunFolder,
+    paceline: Callable[..., Completed],
+    offline: Offline,
+    tmp_path: Path,
+    light: bool,
 ) -> None:
-    done = paceline("report", ordinary.path.name, "-o", "run.html", *(["--light"] if light else []), check=True)
+    done = paceline(
+        "report", ordinary.path.name, "-o", "run.html", *(["--light"] if light else []), check=True
+    )
     assert "wrote the report to run.html" in done.stdout
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
-    plotly = 0 if light else max(len(text) for text in re.findall(r"<script>(.*?)</script>", page, re.DOTALL))
+    plotly = (
+        0
+        if light
+        else max(len(text) for text in re.findall(r"<script>(.*?)</script>", page, re.DOTALL))
+    )
     assert len(page.encode()) - plotly < 500_000
     assert light or plotly > 1_000_000
     tab = offline.tab
     tab.goto(f"file://{tmp_path}/run.html")
     tab.get_by_role("heading", name=f"ordinary {HOSTILE}").wait_for()
     chart = tab.locator("[data-metric=loss] .chart")
-    chart.locator("svg.still path" if light else ".main-svg .scatterlayer path.js-line").first.wait_for(
-        state="attached"
-    )
-    assert tab.locator(".chart:empty").count() > 0  # below the screen, they are drawn once they are seen
+    chart.locator(
+        "svg.still path" if light else ".main-svg .scatterlayer path.js-line"
+    ).first.wait_for(state="attached")
+    # below the screen, they are drawn once they are seen
+    assert tab.locator(".chart:empty").count() > 0
     tab.pdf()
     tab.wait_for_function("() => !document.querySelector('.chart:empty')")  # or printed
     tab.get_by_role("tab", name="Log").click()
@@ -119,7 +156,9 @@ def test_paper_shows_all_parts_in_light_colours(
     tab.get_by_role("heading", name=parts[-1], exact=True).wait_for()
     assert tab.locator(".part > h2").all_inner_texts() == parts
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert tab.evaluate("getComputedStyle(document.querySelector('.bar')).printColorAdjust") == "exact"
+    assert (
+        tab.evaluate("getComputedStyle(document.querySelector('.bar')).printColorAdjust") == "exact"
+    )
     assert tab.locator(".log div:visible").count() == 200  # the last ones
     assert tab.get_by_text("line 299 ", exact=True).is_visible()
     tab.wait_for_function("() => !document.querySelector('.chart:empty')")
@@ -155,7 +194,9 @@ def test_a_sweep_with_the_pages_of_its_best_trials(
     assert not offline.problems
 
 
-def test_a_name_that_is_neither_a_run_nor_a_sweep(paceline: Callable[..., Completed], scratch: Path) -> None:
+def test_a_name_that_is_neither_a_run_nor_a_sweep(
+    paceline: Callable[..., Completed], scratch: Path
+) -> None:
     make_run(scratch)
     done = paceline("report", "nothing")
     assert done.returncode == 2

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.ui.terminal.plots import bar, divide_width, line_plot, short_number, sparkline, supports_unicode
+from paceline.ui.terminal.plots import (
+    bar,
+    divide_width,
+    line_plot,
+    short_number,
+    sparkline,
+    supports_unicode,
+)
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 
@@ -36,21 +43,33 @@ def test_values_over_decades_have_a_log_scale_that_is_named() -> None:
         "        0  step (y: log scale)   100",
     ]
     names = {26: "step (log y)", 20: "log y", 17: "log"}  # in narrow panes
-    assert all(name in line_plot(falls, width=width, height=5, unicode=False)[-1] for width, name in names.items())
+    assert all(
+        name in line_plot(falls, width=width, height=5, unicode=False)[-1]
+        for width, name in names.items()
+    )
     narrow = line_plot(falls, width=16, height=5, unicode=False)
     assert narrow[2].startswith("    50 +"), "a scale that cannot be named is not used"
 
 
-@pytest.mark.parametrize("values", [[100.0, 1.0], [100.0, 0.0], [1000.0, -1.0], [5.0], [math.inf, 2.0, 1.0]])
+@pytest.mark.parametrize(
+    "values", [[100.0, 1.0], [100.0, 0.0], [1000.0, -1.0], [5.0], [math.inf, 2.0, 1.0]]
+)
 def test_other_values_have_a_linear_scale(values: list[float]) -> None:
-    plot = line_plot([(float(step), value) for step, value in enumerate(values)], width=60, height=5, unicode=False)
+    plot = line_plot(
+        [(float(step), value) for step, value in enumerate(values)],
+        width=60,
+        height=5,
+        unicode=False,
+    )
     assert plot
     assert "log" not in plot[-1]
 
 
 @pytest.mark.parametrize("values", [[5e-324, 1.0], [1e-300, 1.7976931348623157e308], [1e-5, 1e5]])
 def test_a_log_scale_takes_any_numbers_above_zero(values: list[float]) -> None:
-    plot = line_plot([(float(step), value) for step, value in enumerate(values)], width=60, height=5)
+    plot = line_plot(
+        [(float(step), value) for step, value in enumerate(values)], width=60, height=5
+    )
     assert "log" in plot[-1]
 
 
@@ -58,15 +77,19 @@ def test_a_line_has_a_dot_in_every_column() -> None:
     plot = line_plot([(0, 0.0), (50, 1.0), (100, 0.0)], width=40, height=6)
     body = [row.partition("┤")[2] or row.partition("│")[2] for row in plot[:6]]
     columns = max(map(len, body))
-    assert all(any(len(row) > column and row[column] != " " for row in body) for column in range(columns))
+    assert all(
+        any(len(row) > column and row[column] != " " for row in body) for column in range(columns)
+    )
     peak = body[0].index(next(each for each in body[0] if each != " "))
     assert columns * 0.35 < peak < columns * 0.65
 
 
 @given(
-    points=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30), width=st.integers(0, 90), height=st.integers(0, 12),
+    points=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30),
+    width=st.integers(0, 90),
+    height=st.integers(0, 12),
     unicode=st.booleans(),
-)  # fmt: skip
+)
 @settings(max_examples=300, deadline=None)
 def test_no_line_is_wider_than_asked_whatever_the_numbers(
     points: list[tuple[float, float]], width: int, height: int, unicode: bool
@@ -89,8 +112,13 @@ def test_sparklines_show_the_course_of_the_values() -> None:
 
 def test_short_numbers() -> None:
     assert [short_number(each) for each in (0.0123456, 12.3456, 9999, 51234, 2.5e9, -3e6)] == [
-        "0.01235", "12.35", "9999", "51.23k", "2.5G", "-3M",
-    ]  # fmt: skip
+        "0.01235",
+        "12.35",
+        "9999",
+        "51.23k",
+        "2.5G",
+        "-3M",
+    ]
 
 
 @given(st.dictionaries(st.text(), st.floats(0, 1e9), max_size=8), st.integers(0, 80))
@@ -111,13 +139,17 @@ def test_bars(share: float, expected: str) -> None:
 
 
 def test_unicode_needs_an_encoding_that_has_it() -> None:
-    assert [supports_unicode(each) for each in ("utf-8", "ascii", "iso-8859-1", None, "no-such")] == [
-        True, False, False, False, False,
-    ]  # fmt: skip
+    assert [
+        supports_unicode(each) for each in ("utf-8", "ascii", "iso-8859-1", None, "no-such")
+    ] == [True, False, False, False, False]
 
 
-@pytest.mark.parametrize(("locale", "unicode"), [("C", False), ("POSIX", False), ("C.UTF-8", True), ("", True)])
-def test_a_plain_locale_gets_plain_characters(monkeypatch: pytest.MonkeyPatch, locale: str, *, unicode: bool) -> None:
+@pytest.mark.parametrize(
+    ("locale", "unicode"), [("C", False), ("POSIX", False), ("C.UTF-8", True), ("", True)]
+)
+def test_a_plain_locale_gets_plain_characters(
+    monkeypatch: pytest.MonkeyPatch, locale: str, *, unicode: bool
+) -> None:
     """Python itself prints UTF-8 in any case."""
     with monkeypatch.context() as patch:
         patch.setenv("LC_ALL", locale)

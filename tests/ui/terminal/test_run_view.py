@@ -38,24 +38,42 @@ def folder(tmp_path: Path) -> RunFolder:
         json.dumps({"name": EVIL, "nodes": 1, "nproc": 2, "command": ["paceline", "run", "a b"]})
     )
     (folder.events / "agent-0.jsonl").write_text(
-        at(0, "queued") + at(60, "node", job_start="7-0", index=0) + at(70, "launch", attempt=1, ranks=[0])
-        + at(400, "failed", attempt=1) + at(500, "node", job_start="7-1", index=0)
-        + at(510, "launch", attempt=2, ranks=[0]) + at(900, "failed", attempt=2)
-    )  # fmt: skip
+        at(0, "queued")
+        + at(60, "node", job_start="7-0", index=0)
+        + at(70, "launch", attempt=1, ranks=[0])
+        + at(400, "failed", attempt=1)
+        + at(500, "node", job_start="7-1", index=0)
+        + at(510, "launch", attempt=2, ranks=[0])
+        + at(900, "failed", attempt=2)
+    )
     (folder.events / "rank-0.jsonl").write_text(
-        at(100, "training", step=0) + at(300, "saving", step=200, blocked=20) + at(520, "training", step=200)
+        at(100, "training", step=0)
+        + at(300, "saving", step=200, blocked=20)
+        + at(520, "training", step=200)
     )
     for number in (1, 2):
         attempt = folder.attempt(number)
         attempt.verdict.write_text("failed\n")
-        failure = {"rank": 1, "host": EVIL, "type": "ValueError", "message": f"bad {EVIL}", "where": "train.py:9"}
+        failure = {
+            "rank": 1,
+            "host": EVIL,
+            "type": "ValueError",
+            "message": f"bad {EVIL}",
+            "where": "train.py:9",
+        }
         attempt.failure.write_text(json.dumps(failure))
         lines = [f'  File "train.py", line {line}' for line in range(40)]
         trace = "\n".join(["Traceback (most recent call last):", *lines, f"ValueError: bad {EVIL}"])
         attempt.error(1).write_text(json.dumps({"traceback": trace}))
     with folder.metrics.open("w") as out:
         for step in range(300):
-            record = {"step": step, "time": 1.7e9 + step, "seconds": 0.1, "loss": 3.0 / (step + 1), EVIL: step}
+            record = {
+                "step": step,
+                "time": 1.7e9 + step,
+                "seconds": 0.1,
+                "loss": 3.0 / (step + 1),
+                EVIL: step,
+            }
             out.write(json.dumps(record) + "\n")
     node = {
         "time": 1,
@@ -64,7 +82,12 @@ def folder(tmp_path: Path) -> RunFolder:
         "memory_total": 100,
         "gpus": [{"name": "H200", "memory": 10}] * 2,
     }
-    sample = {"time": 2, "cpu": 50.0, "memory": 25, "gpus": [{"busy": 100, "memory": 5}, {"busy": 50, "memory": "x"}]}
+    sample = {
+        "time": 2,
+        "cpu": 50.0,
+        "memory": 25,
+        "gpus": [{"busy": 100, "memory": 5}, {"busy": 50, "memory": "x"}],
+    }
     folder.node_metrics(0).write_text(f"{json.dumps(node)}\n{json.dumps(sample)}\n")
     return folder
 
@@ -72,7 +95,11 @@ def folder(tmp_path: Path) -> RunFolder:
 def draw(folder: RunFolder, width: int, *, encoding: str = "utf-8") -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
     record = read_record(folder)
-    show_run(record, read_details(record), Console(file=file, width=width, force_terminal=True, color_system=None))
+    show_run(
+        record,
+        read_details(record),
+        Console(file=file, width=width, force_terminal=True, color_system=None),
+    )
     file.seek(0)
     return file.read()
 
@@ -84,8 +111,20 @@ def test_the_most_important_comes_first_and_fits(folder: RunFolder, width: int) 
     assert "\x1b" not in text
     assert "\x07" not in text
     assert all(len(line) <= width for line in lines if str(folder.path) not in line)
-    order = ["status", "traceback", "command", "time line", "starts", "attempt 1", "goodput", "loss", "node 0"]
-    found = [next(number for number, line in enumerate(lines) if line.startswith(name)) for name in order]
+    order = [
+        "status",
+        "traceback",
+        "command",
+        "time line",
+        "starts",
+        "attempt 1",
+        "goodput",
+        "loss",
+        "node 0",
+    ]
+    found = [
+        next(number for number, line in enumerate(lines) if line.startswith(name)) for name in order
+    ]
     assert found == sorted(found)
     assert len(lines) < 75
 
@@ -95,7 +134,9 @@ def test_the_time_line_shows_what_happened_when(folder: RunFolder) -> None:
     [line] = [line[11:] for line in lines if line.startswith("time line")]
     # 900 s in 100 columns: queued, starting, training, saving, lost; queued again, starting, training.
     assert len(line) == 100
-    assert [line[second // 9] for second in (30, 85, 200, 290, 350, 450, 515, 700)] == list("░▒█▓x░▒█")
+    assert [line[second // 9] for second in (30, 85, 200, 290, 350, 450, 515, 700)] == list(
+        "░▒█▓x░▒█"
+    )
     [marks] = [line[11:] for line in lines if line.startswith("starts")]
     assert [place for place, each in enumerate(marks) if each == "^"] == [6, 55]
     text = " ".join("\n".join(lines).split())
@@ -110,16 +151,24 @@ def test_a_single_failure_has_no_rate_and_a_job_has_job_starts(folder: RunFolder
     details = read_details(read_record(folder))
     assert details.goodput is not None
     once = replace(details.goodput, failures=1)
-    assert any(str(text).endswith("; 1 failure") for _, text in goodput_lines(once, width=60, unicode=True))
+    assert any(
+        str(text).endswith("; 1 failure") for _, text in goodput_lines(once, width=60, unicode=True)
+    )
     job = replace(details, overview=replace(details.overview, job="7"))
-    names = [[name for name, _ in timeline_lines(each, width=60, unicode=True)] for each in (details, job)]
+    names = [
+        [name for name, _ in timeline_lines(each, width=60, unicode=True)]
+        for each in (details, job)
+    ]
     assert ["starts" in names[0], "job starts" in names[1]] == [True, True]
 
 
 def test_without_unicode_the_pictures_are_ascii(folder: RunFolder) -> None:
     environ = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", "show", str(folder.path)], env=environ, capture_output=True, check=True
+        [sys.executable, "-m", "paceline", "show", str(folder.path)],
+        env=environ,
+        capture_output=True,
+        check=True,
     )
     text = done.stdout.decode("ascii")
     assert re.search(r"^time line  \.+s+#+w+x+\.+s+#+$", text, re.M)
@@ -128,7 +177,9 @@ def test_without_unicode_the_pictures_are_ascii(folder: RunFolder) -> None:
 
 def test_json_is_the_details(folder: RunFolder) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", "show", str(folder.path), "--json"], capture_output=True, check=True
+        [sys.executable, "-m", "paceline", "show", str(folder.path), "--json"],
+        capture_output=True,
+        check=True,
     )
     details = read_details(read_record(folder)).to_json()
     assert json.loads(done.stdout) == json.loads(json.dumps({"format": 1, **details}))

@@ -32,9 +32,16 @@ def make_run(
     shutil.rmtree(folder.path, ignore_errors=True)  # of a test that is repeated
     attempt.path.mkdir(parents=True)
     record = {
-        "run_id": run_id, "project": project, "experiment": experiment, "name": "", "created": NOW,
-        "program": "train.py", "command": ["paceline", "run", "train.py"], "nodes": 1, "nproc": len(log),
-    }  # fmt: skip
+        "run_id": run_id,
+        "project": project,
+        "experiment": experiment,
+        "name": "",
+        "created": NOW,
+        "program": "train.py",
+        "command": ["paceline", "run", "train.py"],
+        "nodes": 1,
+        "nproc": len(log),
+    }
     folder.run_json.write_text(json.dumps({**record, **details}))
     write_metrics(folder, range(steps), metric)
     for rank, lines in log.items():
@@ -46,5 +53,10 @@ def write_metrics(folder: RunFolder, steps: range, metric: str = "loss") -> None
     """Append lines as rank 0 does."""
     with open(folder.metrics, "a", encoding="utf-8") as file:
         for step in steps:
-            line = {"step": step, "time": NOW + step, metric: 1 / (1 + step), "samples_per_second": 100.0}
+            line = {
+                "step": step,
+                "time": NOW + step,
+                metric: 1 / (1 + step),
+                "samples_per_second": 100.0,
+            }
             file.write(json.dumps(line) + "\n")

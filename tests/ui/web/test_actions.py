@@ -28,7 +28,9 @@ def acting(scratch: Path, serve: Callable[..., Any]) -> Iterator[Served]:
 
 
 def post(served: Served, path: str, **headers: str) -> httpx.Response:
-    return httpx.post(f"{served.base}{path}", cookies=served.cookies, headers=headers, trust_env=False, timeout=60)
+    return httpx.post(
+        f"{served.base}{path}", cookies=served.cookies, headers=headers, trust_env=False, timeout=60
+    )
 
 
 def origin(served: Served) -> str:
@@ -41,7 +43,12 @@ def test_a_server_that_reads_refuses_actions(served: Served, scratch: Path) -> N
     assert answer.status_code == 403
     assert "--allow-actions" in answer.json()["error"]
     assert not folder.cancelled.exists()
-    assert httpx.get(f"{served.base}api/runs/{RUN}", cookies=served.cookies, trust_env=False).json()["actions"] == []
+    assert (
+        httpx.get(f"{served.base}api/runs/{RUN}", cookies=served.cookies, trust_env=False).json()[
+            "actions"
+        ]
+        == []
+    )
 
 
 def test_actions_need_our_own_page(acting: Served, scratch: Path) -> None:
@@ -49,7 +56,10 @@ def test_actions_need_our_own_page(acting: Served, scratch: Path) -> None:
     for headers in ({}, {"origin": "http://evil.example"}, {"origin": "null"}):
         assert post(acting, f"api/runs/{RUN}/stop", **headers).status_code == 403
     address = f"{acting.base}api/runs/{RUN}/stop"
-    assert httpx.post(address, headers={"origin": origin(acting)}, trust_env=False).status_code == 403  # no token
+    # no token
+    assert (
+        httpx.post(address, headers={"origin": origin(acting)}, trust_env=False).status_code == 403
+    )
     assert httpx.get(address, cookies=acting.cookies, trust_env=False).status_code == 404
     assert not folder.cancelled.exists()
 
@@ -65,11 +75,18 @@ def test_actions_that_make_no_sense_are_explained(acting: Served, scratch: Path)
     assert not folder.cancelled.exists()
 
 
-def test_runs_of_others_are_only_shown(acting: Served, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_others_are_only_shown(
+    acting: Served, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_run(scratch)
     monkeypatch.setattr(file_owner, "_owner", lambda path: os.geteuid() + 1)
     monkeypatch.setattr(file_owner, "_gives_all_to", lambda owner, folder: False)
-    assert httpx.get(f"{acting.base}api/runs/{RUN}", cookies=acting.cookies, trust_env=False).json()["actions"] == []
+    assert (
+        httpx.get(f"{acting.base}api/runs/{RUN}", cookies=acting.cookies, trust_env=False).json()[
+            "actions"
+        ]
+        == []
+    )
     monkeypatch.setattr("paceline.watch.records.record.OVER", set())
     refused = post(acting, f"api/runs/{RUN}/stop", origin=origin(acting))
     assert (refused.status_code, "not yours" in refused.json()["error"]) == (400, True)

@@ -80,7 +80,9 @@ def test_plotly_comes_from_its_package_once(client: httpx.Client) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_searching_a_log_does_not_move_what_others_follow(client: httpx.Client, scratch: Path) -> None:
+def test_searching_a_log_does_not_move_what_others_follow(
+    client: httpx.Client, scratch: Path
+) -> None:
     folder = make_run(scratch)
     before = client.get(f"api/runs/{RUN}/log").json()
     with open(folder.attempt(1).log(0), "a") as file:
@@ -126,7 +128,9 @@ def test_a_sweep_is_not_read_for_each_page(
     first = client.get("api/sweeps").json()
     assert [sweep["name"] for sweep in first["sweeps"]] == ["lr"]
     assert client.get("api/sweeps/lr").json()["trials"] == []
-    monkeypatch.setattr("paceline.ui.web.api.read_sweep", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr(
+        "paceline.ui.web.api.read_sweep", lambda *_: pytest.fail("it was read again")
+    )
     assert client.get("api/sweeps").json() == first
     assert client.get("api/sweeps/lr").status_code == 200
     assert client.get("api/sweeps/other").status_code == 404
@@ -156,7 +160,9 @@ def test_a_page_that_another_reader_has_told_more_begins_anew(scratch: Path) -> 
     assert read(RunReader(folder, lambda jobs: {}), 41) == (True, ["first"])
 
 
-def test_lines_that_come_while_a_page_reads_the_log_come_once(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_come_while_a_page_reads_the_log_come_once(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_run(scratch, log={0: ["first"]})
     reader, refresh = RunReader(folder, lambda jobs: {}), RunReader._refresh
 
@@ -181,7 +187,9 @@ def test_the_last_line_of_a_run_may_have_no_end(scratch: Path) -> None:
     with open(folder.attempt(1).log(0), "a") as file:
         file.write("last")
     reader = RunReader(folder, lambda jobs: {})
-    assert [line["text"] for line in reader.log(100, rank=None, attempt=None, grep="")["lines"]] == ["first"]
+    assert [
+        line["text"] for line in reader.log(100, rank=None, attempt=None, grep="")["lines"]
+    ] == ["first"]
     folder.claims.mkdir()
     (folder.claims / "1").symlink_to("7-0")
     folder.job_start("7-0").path.mkdir(parents=True)

@@ -15,16 +15,41 @@ from tests.ui.web.folders import make_run
 
 DEEP = "[" * 100_000
 RECORDS: list[Any] = [
-    {}, [], None, "text", 5, {"nodes": "many", "nproc": -3, "created": "yesterday", "spec": [], "code": 7, "name": {}},
-    {"created": 1e300, "nodes": 10**400, "command": [1, None, {}], "spec": {"resume": 3}, "name": "\x1b[2J\ud800"},
-    {"nodes": 0, "nproc": 0, "experiment": ["<b>"], "run_id": "../../etc/passwd", "earlier": "x", "host": None},
-]  # fmt: skip
+    {},
+    [],
+    None,
+    "text",
+    5,
+    {"nodes": "many", "nproc": -3, "created": "yesterday", "spec": [], "code": 7, "name": {}},
+    {
+        "created": 1e300,
+        "nodes": 10**400,
+        "command": [1, None, {}],
+        "spec": {"resume": 3},
+        "name": "\x1b[2J\ud800",
+    },
+    {
+        "nodes": 0,
+        "nproc": 0,
+        "experiment": ["<b>"],
+        "run_id": "../../etc/passwd",
+        "earlier": "x",
+        "host": None,
+    },
+]
 LINES = [
-    "", "\n\n", "{", '{"step": 1', "null\n[]\n5\n", '{"step": "x", "time": null, "loss": 1}\n', '{"loss": 1e999}\n',
+    "",
+    "\n\n",
+    "{",
+    '{"step": 1',
+    "null\n[]\n5\n",
+    '{"step": "x", "time": null, "loss": 1}\n',
+    '{"loss": 1e999}\n',
     '{"step": 1, "time": 1, "loss": NaN, "a": Infinity, "<script>": 3, "\\ud800": 4, "": 5}\n',
     '{"step": -5, "time": -1e300, "loss": 1e308}\n{"step": 99999999999999999999, "time": 1, "loss": 1}\n',
-    f"{DEEP}\n", "\x00" * 5000,
-]  # fmt: skip
+    f"{DEEP}\n",
+    "\x00" * 5000,
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +65,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder.events.mkdir()
         (folder.events / "rank-0.jsonl").write_text(text)
         folder.attempt(1).verdict.write_text(text)
-        folder.attempt(1).log(0).write_bytes(b"\xff\xfe\x1b]0;title\x07" + text.encode(errors="replace"))
+        folder.attempt(1).log(0).write_bytes(
+            b"\xff\xfe\x1b]0;title\x07" + text.encode(errors="replace")
+        )
     folder = make_run(scratch, "20260101-120000-kind")
     folder.metrics.unlink()
     os.mkfifo(folder.metrics)  # whoever opens it for reading waits for ever
@@ -54,7 +81,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_question_gets_an_answer(broken: Path) -> None:
     with serve_here(broken) as served:
-        ask = httpx.Client(base_url=served.base, cookies=served.cookies, trust_env=False, timeout=60)
+        ask = httpx.Client(
+            base_url=served.base, cookies=served.cookies, trust_env=False, timeout=60
+        )
         rows = ask.get("api/runs").json()["runs"]
         assert len(rows) == len(RECORDS) + len(LINES) + 1
         for row in rows:
@@ -68,7 +97,10 @@ def test_every_question_gets_an_answer(broken: Path) -> None:
 
 
 def test_a_failure_of_ours_is_told_and_not_silent(
-    served: Served, scratch: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    served: Served,
+    scratch: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     make_run(scratch)
 
@@ -76,7 +108,9 @@ def test_a_failure_of_ours_is_told_and_not_silent(
         raise TypeError("a mistake \x1b[2J")
 
     monkeypatch.setattr("paceline.ui.web.run_reader.read_details", fail)
-    answer = httpx.get(f"{served.base}api/runs/20260101-120000-aaaa", cookies=served.cookies, trust_env=False)
+    answer = httpx.get(
+        f"{served.base}api/runs/20260101-120000-aaaa", cookies=served.cookies, trust_env=False
+    )
     assert answer.status_code == 500
     assert "terminal" in answer.json()["error"]
     said = capfd.readouterr().err

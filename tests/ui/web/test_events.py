@@ -32,7 +32,9 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def connected(served: Served, path: str, **headers: str) -> Iterator[Iterator[Event]]:
-    with httpx.Client(base_url=served.base, cookies=served.cookies, trust_env=False, timeout=60) as client:
+    with httpx.Client(
+        base_url=served.base, cookies=served.cookies, trust_env=False, timeout=60
+    ) as client:
         with client.stream("GET", path, headers=headers) as answer:
             assert answer.status_code == 200
             assert answer.headers["content-type"].startswith("text/event-stream")
@@ -50,7 +52,9 @@ def parse(lines: Iterator[str]) -> Iterator[Event]:
             fields = {}
 
 
-def until(found: Iterator[Event], name: str, accept: Callable[[dict[str, Any]], bool] = lambda data: True) -> Event:
+def until(
+    found: Iterator[Event], name: str, accept: Callable[[dict[str, Any]], bool] = lambda data: True
+) -> Event:
     return next(event for event in found if event[0] == name and accept(event[1]))
 
 
@@ -66,7 +70,8 @@ def test_rows_that_changed(served: Served, scratch: Path) -> None:
         folder.run_json.unlink()
         _, data, _ = until(found, "runs")
         assert (data["runs"], data["gone"]) == ([], [str(folder.path)])
-    with connected(served, "api/events", **{"last-event-id": position}) as found:  # a connection that broke
+    # a connection that broke
+    with connected(served, "api/events", **{"last-event-id": position}) as found:
         _, data, _ = until(found, "runs")
         assert (data["runs"], data["gone"]) == ([], [str(folder.path)])
 
@@ -103,13 +108,19 @@ def test_points_lines_and_details_of_a_run(served: Served, scratch: Path) -> Non
         _, data, _ = until(found, "log")
         assert [(line["rank"], line["text"]) for line in data["lines"]] == [(1, "<script>")]
     with connected(served, f"api/events?key={RUN}", **{"last-event-id": position}) as found:
-        assert [len(curve["steps"]) for curve in until(found, "curves")[1]["curves"]] == [2, 2]  # what it has missed
+        # what it has missed
+        assert [len(curve["steps"]) for curve in until(found, "curves")[1]["curves"]] == [2, 2]
 
 
-def test_many_pages_share_a_reader_and_a_closed_one_is_forgotten(served: Served, scratch: Path) -> None:
+def test_many_pages_share_a_reader_and_a_closed_one_is_forgotten(
+    served: Served, scratch: Path
+) -> None:
     make_run(scratch)
     pages = served.server._app.state.events.pages
-    with connected(served, f"api/events?key={RUN}") as first, connected(served, f"api/events?key={RUN}") as second:
+    with (
+        connected(served, f"api/events?key={RUN}") as first,
+        connected(served, f"api/events?key={RUN}") as second,
+    ):
         until(first, "curves")
         until(second, "curves")
         assert len(pages) == 2
@@ -119,9 +130,13 @@ def test_many_pages_share_a_reader_and_a_closed_one_is_forgotten(served: Served,
         time.sleep(0.02)
 
 
-def test_a_heartbeat_is_sent_if_nothing_happens(served: Served, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_is_sent_if_nothing_happens(
+    served: Served, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "HEARTBEAT", 0.1)
-    with httpx.stream("GET", f"{served.base}api/events", cookies=served.cookies, trust_env=False) as answer:
+    with httpx.stream(
+        "GET", f"{served.base}api/events", cookies=served.cookies, trust_env=False
+    ) as answer:
         lines = (line for line in answer.iter_lines() if line == "event: clock")
         next(lines)  # at the beginning
         next(lines)

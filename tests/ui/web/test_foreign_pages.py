@@ -52,13 +52,17 @@ def stranger() -> Iterator[Stranger]:
 
 def is_in(page: Any, served: Served) -> bool:
     """Whether the page has the token: it can ask for runs."""
-    status: int = page.evaluate("async base => (await fetch(base + 'api/runs')).status", served.base)
+    status: int = page.evaluate(
+        "async base => (await fetch(base + 'api/runs')).status", served.base
+    )
     return status == 200
 
 
 def test_the_link_works_once_and_its_token_leaves_the_address(page: Any, served: Served) -> None:
     asked: list[tuple[str, str]] = []
-    page.on("request", lambda request: asked.append((request.url, request.headers.get("referer", ""))))
+    page.on(
+        "request", lambda request: asked.append((request.url, request.headers.get("referer", "")))
+    )
     page.goto(served.link)
     page.wait_for_url(served.base)
     page.locator(".brand").wait_for()
@@ -66,7 +70,11 @@ def test_the_link_works_once_and_its_token_leaves_the_address(page: Any, served:
     assert {referrer for _, referrer in asked} == {""}
     assert is_in(page, served)
     (cookie,) = page.context.cookies()
-    assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", served.access.path)
+    assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (
+        True,
+        "Strict",
+        served.access.path,
+    )
     assert page.evaluate("document.cookie") == ""
     page.goto("about:blank")
     page.go_back()
@@ -88,8 +96,11 @@ def test_a_name_that_leads_here_is_refused(page: Any, served: Served) -> None:
     assert not any("evil" in cookie["domain"] for cookie in page.context.cookies())
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])  # another site, and another port of the same one
-def test_another_page_gets_nothing(page: Any, served: Served, stranger: Stranger, scratch: Path, host: str) -> None:
+# another site, and another port of the same one
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_another_page_gets_nothing(
+    page: Any, served: Served, stranger: Stranger, scratch: Path, host: str
+) -> None:
     folder = make_run(scratch)
     page.goto(served.link)
     page.wait_for_url(served.base)
@@ -173,5 +184,8 @@ def test_charts_need_nothing_that_the_policy_forbids(
     bar.hover()
     with page.expect_download():
         bar.click()
-    assert page.evaluate("getComputedStyle(document.querySelector('.modebar')).position") == "absolute"  # styled
+    # styled
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('.modebar')).position") == "absolute"
+    )
     assert console.problems == []

@@ -106,11 +106,24 @@ def test_a_run_appears_grows_and_ends_without_a_reload(
     project = tmp_path / "project"
     project.mkdir()
     (project / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "paceline", "run", "--cpu", "--nproc", "1", "--no-snapshot", "--name", "growth"]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "--cpu",
+        "--nproc",
+        "1",
+        "--no-snapshot",
+        "--name",
+        "growth",
+    ]
     run = subprocess.Popen(
-        [*command, "train.py"], cwd=project, env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
+        [*command, "train.py"],
+        cwd=project,
+        env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
         stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     try:
         page.get_by_role("link", name="growth").click()
         page.locator("h1 + .pill.blue").wait_for()
@@ -131,7 +144,10 @@ def test_a_run_appears_grows_and_ends_without_a_reload(
 
 
 def test_the_log_is_searched_by_rank_and_text(shared: Shared) -> None:
-    lines = {rank: [f"rank {rank} line {n} {'needle' if n == 7 else 'hay'}" for n in range(40)] for rank in range(2)}
+    lines = {
+        rank: [f"rank {rank} line {n} {'needle' if n == 7 else 'hay'}" for n in range(40)]
+        for rank in range(2)
+    }
     folder = make_run(shared.scratch, "20260101-120000-1060", log=lines)
     page = shared.open(f"run/{folder.path.name}/log")
     page.get_by_text("80 lines").wait_for()
@@ -157,7 +173,9 @@ def test_two_runs_are_compared(shared: Shared) -> None:
     compare.click()
     page.get_by_role("heading", name="Compare 2 runs").wait_for()
     drawn_until(page, 19)
-    traces = page.locator("[data-metric=loss] .chart").evaluate("el => el.data.map(trace => trace.line.color)")
+    traces = page.locator("[data-metric=loss] .chart").evaluate(
+        "el => el.data.map(trace => trace.line.color)"
+    )
     assert len(set(traces)) == 2
     table = page.locator("tr", has_text=re.compile("^lr"))
     assert table.locator("td").all_inner_texts() == ["lr", "0.1", "0.9"]
@@ -166,12 +184,21 @@ def test_two_runs_are_compared(shared: Shared) -> None:
     assert page.locator("tr", has_text="width").get_attribute("class") is None
     assert page.locator("tr", has_text=re.compile("^lr")).get_attribute("class") == "differs"
     page.get_by_label("Show slow").uncheck()
-    page.wait_for_function("() => document.querySelector('[data-metric=loss] .chart').data.length === 1")
+    page.wait_for_function(
+        "() => document.querySelector('[data-metric=loss] .chart').data.length === 1"
+    )
 
 
 def test_hostile_names_are_shown_as_text(shared: Shared) -> None:
     log = {0: [HOSTILE, "\x1b[31mred\x1b[0m \x1b]0;title\x07"]}
-    folder = make_run(shared.scratch, "20260101-120000-6660", name=HOSTILE, metric=HOSTILE, log=log, program=HOSTILE)
+    folder = make_run(
+        shared.scratch,
+        "20260101-120000-6660",
+        name=HOSTILE,
+        metric=HOSTILE,
+        log=log,
+        program=HOSTILE,
+    )
     folder.config.write_text(json.dumps({HOSTILE: HOSTILE}))
     other = make_run(shared.scratch, "20260101-120000-6661", metric=HOSTILE, name=HOSTILE)
     keys = [folder.path.name, other.path.name]
@@ -200,7 +227,10 @@ def test_ten_thousand_runs_are_a_page_of_fifty(shared: Shared) -> None:
     while not (rows := page.request.get(address).json()["runs"]):
         time.sleep(0.1)  # the server reads the list while it answers
     row = {**rows[0], "loss_name": ""}  # its curve is not asked for
-    many = [{**row, "path": f"{n}", "run_id": f"id-{n}", "name": f"run {n}", "created": NOW - n} for n in range(10_000)]
+    many = [
+        {**row, "path": f"{n}", "run_id": f"id-{n}", "name": f"run {n}", "created": NOW - n}
+        for n in range(10_000)
+    ]
     answer = {"scratch": str(shared.scratch), "time": NOW, "position": 10**9, "runs": many}
     page.route("**/api/runs", lambda route: route.fulfill(json=answer))
     shared.open()
@@ -223,7 +253,9 @@ def test_ten_thousand_runs_are_a_page_of_fifty(shared: Shared) -> None:
 
 
 def test_sweeps_show_trials_and_the_figures_of_optuna(shared: Shared) -> None:
-    points = [{"lr": 10.0 ** -(n % 4 + 1), "width": 2 ** (n % 3), "kind": "ab"[n % 2]} for n in range(20)]
+    points = [
+        {"lr": 10.0 ** -(n % 4 + 1), "width": 2 ** (n % 3), "kind": "ab"[n % 2]} for n in range(20)
+    ]
     folder = make_sweep(shared.scratch / "project" / "default" / "se<i>arch", grid(points))
     for number in range(18):
         end(folder, number, value=1.0 + number % 4)
@@ -255,7 +287,12 @@ def test_a_sweep_has_one_status_and_every_row_counts_once(shared: Shared) -> Non
     page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 4")
     rows = page.locator(".runs tbody tr")
     assert sorted(rows.locator(".name").all_inner_texts()) == ["alone", "fine", "over", "over"]
-    assert sorted(rows.locator(".pill").all_inner_texts()) == ["lost", "missing", "queued", "queued"]
+    assert sorted(rows.locator(".pill").all_inner_texts()) == [
+        "lost",
+        "missing",
+        "queued",
+        "queued",
+    ]
     chips = page.locator(".chips button")
     assert sorted(chips.all_inner_texts()) == ["lost 1", "missing 1", "queued 2"]
     make_run(shared.scratch, "20260101-120000-c001", name="", project="chips")
@@ -267,8 +304,11 @@ def test_a_sweep_has_one_status_and_every_row_counts_once(shared: Shared) -> Non
     chips.get_by_text("queued 2").click()
     page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 2")
     answer = page.request.get(f"{shared.served.base}api/runs").json()
-    listed = {sweep.path: read_sweep_overview(sweep).status for sweep in find_sweeps(shared.scratch)}
-    assert {Path(sweep["path"]): sweep["status"] for sweep in answer["sweeps"]} == listed  # as `paceline ps` says
+    listed = {
+        sweep.path: read_sweep_overview(sweep).status for sweep in find_sweeps(shared.scratch)
+    }
+    # as `paceline ps` says
+    assert {Path(sweep["path"]): sweep["status"] for sweep in answer["sweeps"]} == listed
     chips.get_by_text("queued 2").click()
     page.get_by_label("Filter runs").fill("")
     page.get_by_role("link", name="Sweeps").click()
@@ -299,12 +339,25 @@ def test_keys_reach_everything(shared: Shared) -> None:
 def test_pages_fit_a_phone(shared: Shared) -> None:
     long = "a-name-without-a-space-that-is-much-longer-than-a-phone-is-wide" * 3
     first = make_run(
-        shared.scratch, "20260101-120000-f0e0", name=long, log={0: [long * 2], 1: [long]}, metric=long, detail=long
+        shared.scratch,
+        "20260101-120000-f0e0",
+        name=long,
+        log={0: [long * 2], 1: [long]},
+        metric=long,
+        detail=long,
     )
     second = make_run(shared.scratch, "20260101-120000-f0e1", name=long)
     key, other = first.path.name, second.path.name
     shared.page.set_viewport_size({"width": 360, "height": 740})
-    for route in ("", f"run/{key}", f"run/{key}/log", f"run/{key}/time", f"compare/{key},{other}", "sweeps", "cluster"):
+    for route in (
+        "",
+        f"run/{key}",
+        f"run/{key}/log",
+        f"run/{key}/time",
+        f"compare/{key},{other}",
+        "sweeps",
+        "cluster",
+    ):
         shared.open("nowhere").get_by_text("There is no such page").wait_for()
         phone = shared.open(route)
         phone.locator("main h1").wait_for()
@@ -335,18 +388,31 @@ def test_dark_by_the_system_and_by_the_button(shared: Shared) -> None:
 
 
 def test_a_browser_with_a_wrong_clock_shows_right_ages(shared: Shared) -> None:
-    make_run(shared.scratch, "20260101-120000-c10c", name="clocked", created=time.time() - 2.5 * 86400)
-    wrong = "(days) => { window.rightNow ??= Date.now; Date.now = () => rightNow() + days * 864e5; }"
+    make_run(
+        shared.scratch, "20260101-120000-c10c", name="clocked", created=time.time() - 2.5 * 86400
+    )
+    wrong = (
+        "(days) => { window.rightNow ??= Date.now; Date.now = () => rightNow() + days * 864e5; }"
+    )
     try:
         for days in (-30, 30):
             shared.open("cluster").evaluate(wrong, days)
-            shared.open().locator("tr", has_text="clocked").locator("time", has_text="2 d ago").wait_for()
-        clock = json.dumps({"now": time.time() - 86400, "runs": False})  # of a cluster, since the connection was lost
-        shared.open("cluster").route("**/api/runs", lambda route: route.fulfill(
-            response=(answer := route.fetch()), headers={**answer.headers, "x-paceline-clock": clock}
-        ))  # fmt: skip
+            shared.open().locator("tr", has_text="clocked").locator(
+                "time", has_text="2 d ago"
+            ).wait_for()
+        # of a cluster, since the connection was lost
+        clock = json.dumps({"now": time.time() - 86400, "runs": False})
+        shared.open("cluster").route(
+            "**/api/runs",
+            lambda route: route.fulfill(
+                response=(answer := route.fetch()),
+                headers={**answer.headers, "x-paceline-clock": clock},
+            ),
+        )
         shared.page.route("**/api/events*", lambda route: route.abort())
-        shared.open().locator("tr", has_text="clocked").locator("time", has_text="1 d ago").wait_for()
+        shared.open().locator("tr", has_text="clocked").locator(
+            "time", has_text="1 d ago"
+        ).wait_for()
     finally:
         shared.page.evaluate("Date.now = window.rightNow")
         shared.page.unroute_all()
@@ -384,7 +450,10 @@ def test_actions_ask_first_and_only_where_they_are_allowed(shared: Shared) -> No
     asked: list[str] = []
     page.route(path, lambda route: route.fulfill(json=live))
     page.route("**/api/events?**", lambda route: route.abort())
-    page.route("**/cancel", lambda route: asked.append(route.request.method) or route.fulfill(json={"message": "gone"}))
+    page.route(
+        "**/cancel",
+        lambda route: asked.append(route.request.method) or route.fulfill(json={"message": "gone"}),
+    )
     shared.open("sweeps").get_by_role("heading", name="Sweeps", exact=True).wait_for()
     shared.open(f"run/{folder.path.name}")
     page.get_by_role("button", name="Cancel").click()
@@ -401,10 +470,30 @@ def test_actions_ask_first_and_only_where_they_are_allowed(shared: Shared) -> No
 @pytest.mark.parametrize(
     ("status", "checkpoints", "button", "text"),
     [
-        ("running", [], "Cancel", "It has no checkpoint: all of its steps are lost, and it is not requeued. To keep"),
-        ("running", [{"step": 1200}], "Cancel", "Steps since its last checkpoint (step 1,200) are lost"),
-        ("failed", [], "Submit again", "It has no checkpoint: the script starts from the beginning, as a new job"),
-        ("failed", [{"step": 7}], "Submit again", "The run continues from its newest checkpoint (step 7)"),
+        (
+            "running",
+            [],
+            "Cancel",
+            "It has no checkpoint: all of its steps are lost, and it is not requeued. To keep",
+        ),
+        (
+            "running",
+            [{"step": 1200}],
+            "Cancel",
+            "Steps since its last checkpoint (step 1,200) are lost",
+        ),
+        (
+            "failed",
+            [],
+            "Submit again",
+            "It has no checkpoint: the script starts from the beginning, as a new job",
+        ),
+        (
+            "failed",
+            [{"step": 7}],
+            "Submit again",
+            "The run continues from its newest checkpoint (step 7)",
+        ),
     ],
 )
 def test_a_question_says_what_is_lost_and_where_the_run_continues(
@@ -415,8 +504,13 @@ def test_a_question_says_what_is_lost_and_where_the_run_continues(
     path = f"{shared.served.base}api/runs/{folder.path.name}"
     details = shared.page.request.get(path).json()
     overview = {**details["overview"], "status": status, "is_over": status == "failed", "job": "17"}
-    changed = {"actions": ["stop", "cancel"] if status == "running" else ["requeue"], "checkpoints": checkpoints}
-    shared.page.route(path, lambda route: route.fulfill(json={**details, **changed, "overview": overview}))
+    changed = {
+        "actions": ["stop", "cancel"] if status == "running" else ["requeue"],
+        "checkpoints": checkpoints,
+    }
+    shared.page.route(
+        path, lambda route: route.fulfill(json={**details, **changed, "overview": overview})
+    )
     shared.page.route("**/api/events?**", lambda route: route.abort())
     page = shared.open(f"run/{key}")
     page.get_by_text("job 17 · submitted 20").wait_for()
@@ -434,7 +528,13 @@ def test_a_line_in_the_log_tells_where_the_next_attempt_begins(shared: Shared) -
     page = shared.open(f"run/{folder.path.name}/log")
     page.get_by_text("four", exact=True).wait_for()
     lines = page.locator(".log > div")
-    assert [text.split()[-1] for text in lines.all_inner_texts()] == ["one", "two", "2", "three", "four"]
+    assert [text.split()[-1] for text in lines.all_inner_texts()] == [
+        "one",
+        "two",
+        "2",
+        "three",
+        "four",
+    ]
     assert lines.nth(2).inner_text() == "Attempt 2"
     page.get_by_label("Attempt").select_option("2")
     page.get_by_text("2 lines", exact=True).wait_for()
@@ -444,10 +544,15 @@ def test_a_line_in_the_log_tells_where_the_next_attempt_begins(shared: Shared) -
 def test_a_constant_metric_and_the_best_of_a_sweep(shared: Shared) -> None:
     folder = make_run(shared.scratch, "20260101-120000-c057", steps=0)
     with open(folder.metrics, "a", encoding="utf-8") as file:
-        file.writelines(json.dumps({"step": n, "time": NOW + n, "loss": 0.05}) + "\n" for n in range(5))
+        file.writelines(
+            json.dumps({"step": n, "time": NOW + n, "loss": 0.05}) + "\n" for n in range(5)
+        )
     page = shared.open(f"run/{folder.path.name}")
     drawn_until(page, 4)
-    assert page.locator("[data-metric=loss] .chart").evaluate("el => el.layout.yaxis.range") == [0, 0.1]
+    assert page.locator("[data-metric=loss] .chart").evaluate("el => el.layout.yaxis.range") == [
+        0,
+        0.1,
+    ]
     sweep = make_sweep(shared.scratch / "digits" / "first" / "best-of", grid([{"lr": 0.1}]))
     end(sweep, 0, value=0.0087654)
     page = shared.open()

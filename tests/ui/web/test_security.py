@@ -43,10 +43,21 @@ def test_the_link_sets_a_cookie_for_its_path_alone(shared: Served) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["?token=", "?token=wrong", "", "?token=é", "api/runs", "plotly.min.js", "api/events", "api/runs?token=TOKEN"],
+    [
+        "?token=",
+        "?token=wrong",
+        "",
+        "?token=é",
+        "api/runs",
+        "plotly.min.js",
+        "api/events",
+        "api/runs?token=TOKEN",
+    ],
 )
 def test_without_the_token_nothing_is_answered(shared: Served, path: str) -> None:
-    answer = httpx.get(f"{shared.base}{path.replace('TOKEN', shared.access.token)}", trust_env=False)
+    answer = httpx.get(
+        f"{shared.base}{path.replace('TOKEN', shared.access.token)}", trust_env=False
+    )
     assert answer.status_code == 403
     assert "token" in answer.json()["error"]
     wrong = httpx.get(f"{shared.base}{path}", cookies={"paceline": "wrong"}, trust_env=False)
@@ -59,7 +70,9 @@ def test_the_token_opens_no_other_path(shared: Served) -> None:
         assert httpx.get(root + path, cookies=shared.cookies, trust_env=False).status_code == 404
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "127.0.0.1:1@evil"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "127.0.0.1:1@evil"]
+)
 def test_a_foreign_host_is_refused(client: httpx.Client, host: str) -> None:
     assert client.get("api/runs", headers={"host": host}).status_code in (400, 403)
 
@@ -97,12 +110,23 @@ def test_our_own_page_may_ask(client: httpx.Client, shared: Served) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "../../etc/passwd", "static/../../../../etc/passwd", "static/..%2f..%2f..%2fetc%2fpasswd",
-        "static/%2e%2e/%2e%2e/security.py", "static//etc/passwd", "static/%2fetc%2fpasswd", "..%5c..%5cetc/passwd",
-        "api/runs/..%2f..%2f..%2fetc%2fpasswd", "api/runs/%2e%2e/log", "api/runs/../../../etc/passwd/log",
-        "api/runs/%00", "api/sweeps/..%2f..", "api/runs/.", "static/../security.py", "security.py",
+        "../../etc/passwd",
+        "static/../../../../etc/passwd",
+        "static/..%2f..%2f..%2fetc%2fpasswd",
+        "static/%2e%2e/%2e%2e/security.py",
+        "static//etc/passwd",
+        "static/%2fetc%2fpasswd",
+        "..%5c..%5cetc/passwd",
+        "api/runs/..%2f..%2f..%2fetc%2fpasswd",
+        "api/runs/%2e%2e/log",
+        "api/runs/../../../etc/passwd/log",
+        "api/runs/%00",
+        "api/sweeps/..%2f..",
+        "api/runs/.",
+        "static/../security.py",
+        "security.py",
     ],
-)  # fmt: skip
+)
 def test_paths_lead_nowhere(shared: Served, path: str) -> None:
     target = f"{shared.access.path}{path}"  # as it is: clients resolve dots
     request = f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nCookie: paceline={shared.access.token}"
@@ -118,7 +142,9 @@ def own_client(served: Served) -> httpx.Client:
     return httpx.Client(base_url=served.base, cookies=served.cookies, trust_env=False, timeout=60)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "attempt-1/rank-0.log", "config.json", "attempt-2"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "attempt-1/rank-0.log", "config.json", "attempt-2"]
+)
 def test_a_link_out_of_the_run_folder_is_not_followed(
     own_client: httpx.Client, scratch: Path, tmp_path: Path, name: str
 ) -> None:
@@ -137,7 +163,9 @@ def test_a_link_out_of_the_run_folder_is_not_followed(
     assert own_client.get(f"api/events?key={RUN}").status_code == 404
 
 
-def test_a_run_folder_that_is_a_link_is_not_shown(own_client: httpx.Client, scratch: Path, tmp_path: Path) -> None:
+def test_a_run_folder_that_is_a_link_is_not_shown(
+    own_client: httpx.Client, scratch: Path, tmp_path: Path
+) -> None:
     real = make_run(tmp_path / "elsewhere")
     make_run(scratch, "20260101-120000-bbbb")
     os.symlink(real.path, scratch / "digits" / "first" / RUN)
@@ -152,7 +180,12 @@ def test_long_addresses_are_refused(client: httpx.Client) -> None:
 
 def test_every_answer_says_what_browsers_may_do(client: httpx.Client, shared: Served) -> None:
     refused = httpx.get(shared.base, trust_env=False)
-    for answer in (client.get("api/runs"), client.get("plotly.min.js"), client.get("api/nothing"), refused):
+    for answer in (
+        client.get("api/runs"),
+        client.get("plotly.min.js"),
+        client.get("api/nothing"),
+        refused,
+    ):
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "script-src 'self';" in policy
@@ -193,7 +226,11 @@ def test_connections_without_the_token_leave_room_for_yours(
     """Another user of the machine opens many connections and sends nothing, or requests that never end."""
     before = connect(shared, strangers)
     for number in range(3 * web_server.MOST_STRANGERS):
-        connect(shared, strangers, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: " if number % 2 else b"")
+        connect(
+            shared,
+            strangers,
+            b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: " if number % 2 else b"",
+        )
     assert client.get("api/runs").status_code == 200
     with client.stream("GET", "api/events") as mine:
         for _ in range(2 * web_server.MOST_STRANGERS):

@@ -34,9 +34,22 @@ with paceline.session() as run:
 def run_script(tmp_path: Path, *, fail: bool) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("FAIL", str(fail)))
     subprocess.run(
-        [sys.executable, "-m", "paceline", "run", "--nproc", "1", "--cpu", "--name", "first", "train.py"],
-        cwd=tmp_path, check=not fail, capture_output=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "paceline",
+            "run",
+            "--nproc",
+            "1",
+            "--cpu",
+            "--name",
+            "first",
+            "train.py",
+        ],
+        cwd=tmp_path,
+        check=not fail,
+        capture_output=True,
+    )
 
 
 @pytest.mark.parametrize("fail", [False, True])
@@ -60,7 +73,9 @@ def test_row_and_details_of_a_run(tmp_path: Path, fail: bool) -> None:
         assert "the data is empty" in attempt.failure.text
         assert "Traceback" in attempt.failure.traceback
     assert details.failure == attempt.failure
-    assert sorted(details.commands) == (["logs", "repeat", "resume"] if fail else ["logs", "repeat"])
+    assert sorted(details.commands) == (
+        ["logs", "repeat", "resume"] if fail else ["logs", "repeat"]
+    )
     assert details.commands["repeat"].startswith(f"cd {tmp_path} && ")
     assert details.commands["repeat"].endswith(details.command)
     assert details.timeline[0].began < details.timeline[-1].ended
@@ -72,16 +87,26 @@ def test_row_and_details_of_a_run(tmp_path: Path, fail: bool) -> None:
 
 
 @pytest.mark.parametrize("cluster", ["alps", "my cluster", "", 7])
-def test_commands_about_a_run_that_was_fetched_name_its_cluster(tmp_path: Path, cluster: object) -> None:
+def test_commands_about_a_run_that_was_fetched_name_its_cluster(
+    tmp_path: Path, cluster: object
+) -> None:
     folder = make_run(tmp_path)
     typed = ["paceline", "submit", "--cpu", "train.py"]
-    about = {"command": typed, "cwd": "/home/me/.cache/paceline/code/1", "slurm_conf": "/etc/alps.conf"}
+    about = {
+        "command": typed,
+        "cwd": "/home/me/.cache/paceline/code/1",
+        "slurm_conf": "/etc/alps.conf",
+    }
     folder.run_json.write_text(json.dumps(about))
     folder.fetched.write_text(json.dumps({"cluster": cluster, "status": "running"}))
     details = read_details(read_record(folder, lambda jobs: {}))
     assert details.commands["logs"] == f"paceline logs {folder.key}"  # which is here
     if cluster == "alps":
-        assert details.commands["repeat"] == details.command == "paceline submit --on alps --cpu train.py"
+        assert (
+            details.commands["repeat"]
+            == details.command
+            == "paceline submit --on alps --cpu train.py"
+        )
         assert details.commands["cancel"] == f"paceline cancel {folder.key} --on alps"
         assert details.overview.hint == f"To update it: paceline fetch {folder.key} --on alps"
     elif cluster == "my cluster":
@@ -96,13 +121,19 @@ def test_ranks_and_nodes_are_those_of_the_newest_samples(tmp_path: Path) -> None
         lines = [{"time": 100, "host": f"n{node}", "cores": 4, "gpus": [{"name": "H200"}]}]
         for moment in range(500):
             row = [node, 2, moment, 0.5, "R", 0.3, 1.0, own]
-            lines.append({"time": 101 + moment, "cpu": float(moment), "ranks": [row, ["x"], [9, 2, 1, math.nan]]})
+            lines.append(
+                {
+                    "time": 101 + moment,
+                    "cpu": float(moment),
+                    "ranks": [row, ["x"], [9, 2, 1, math.nan]],
+                }
+            )
         text = "\n".join(map(json.dumps, lines))
         folder.node_metrics(node).write_text(f'{text}\n{{"time": 700, "cpu": NaN, "ranks": []')
     details = read_details(read_record(folder))
-    assert [(rank.rank, rank.host, rank.step, rank.state, rank.is_slow) for rank in details.ranks] == [
-        (0, "n0", 499, "ended", False), (1, "n1", 499, "ended", True)
-    ]  # fmt: skip
+    assert [
+        (rank.rank, rank.host, rank.step, rank.state, rank.is_slow) for rank in details.ranks
+    ] == [(0, "n0", 499, "ended", False), (1, "n1", 499, "ended", True)]
     assert [len(node.samples) for node in details.nodes] == [167, 167]
     assert details.nodes[0].samples[-1] == {"time": 600, "cpu": 499.0}
     assert (details.nodes[1].cores, details.nodes[1].gpus) == (4, [{"name": "H200"}])
@@ -161,5 +192,6 @@ def test_an_attempt_says_why_it_stopped(tmp_path: Path) -> None:
     write_lines(folder.events / "agent-0.jsonl", events)
     details = read_details(read_record(folder, lambda jobs: {}))
     assert [describe_attempt(attempt) for attempt in details.attempts] == [
-        "stopped after 11 s: time limit in about 60 s", "stopped after 11 s: SIGTERM: preemption or scancel"
-    ]  # fmt: skip
+        "stopped after 11 s: time limit in about 60 s",
+        "stopped after 11 s: SIGTERM: preemption or scancel",
+    ]

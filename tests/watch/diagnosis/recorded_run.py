@@ -26,7 +26,12 @@ class RecordedRun:
 
     def __init__(self, path: Path, *, state: str = "RUNNING", **spec: Any) -> None:
         self.folder, self.state = RunFolder(path), state
-        for each in (self.folder.events, self.folder.system, self.folder.attempt(1).path, self.folder.claims):
+        for each in (
+            self.folder.events,
+            self.folder.system,
+            self.folder.attempt(1).path,
+            self.folder.claims,
+        ):
             each.mkdir(parents=True)
         fields = {"nodes": 2, "nproc": 2, "gpus": 0, **spec}
         launch_spec = LaunchSpec(run_id="r", program="/p/train.py", args=[], **fields)
@@ -47,25 +52,51 @@ class RecordedRun:
     def arrives(self, index: int) -> None:
         host, address = f"node{index + 1}", f"10.0.0.{index + 1}"
         self.nodes[index] = {
-            "event": "node", "time": self.began, "job_start": "7-0", "index": index, "nodelist": "node[1-2]",
-            "host": host, "node": index, "ranks": [2 * index, 2 * index + 1], "addresses": [address, "127.0.0.1"],
-            "interfaces": {"lo": "127.0.0.1", "eth0": address}, "visible_gpus": None, "slurm_gpus": None,
-            "gpu_devices": 0, "gpu_driver": None, "run_free": PLENTY, "tmp_free": PLENTY, "shm_free": PLENTY,
-            "memory_free": PLENTY, "cpus": 8, "python": "3.11.2", "torch": "2.13.0", "nccl": None,
-            "paceline": "0.1.0", "pid": 1, "attempt": 0,
-        }  # fmt: skip
+            "event": "node",
+            "time": self.began,
+            "job_start": "7-0",
+            "index": index,
+            "nodelist": "node[1-2]",
+            "host": host,
+            "node": index,
+            "ranks": [2 * index, 2 * index + 1],
+            "addresses": [address, "127.0.0.1"],
+            "interfaces": {"lo": "127.0.0.1", "eth0": address},
+            "visible_gpus": None,
+            "slurm_gpus": None,
+            "gpu_devices": 0,
+            "gpu_driver": None,
+            "run_free": PLENTY,
+            "tmp_free": PLENTY,
+            "shm_free": PLENTY,
+            "memory_free": PLENTY,
+            "cpus": 8,
+            "python": "3.11.2",
+            "torch": "2.13.0",
+            "nccl": None,
+            "paceline": "0.1.0",
+            "pid": 1,
+            "attempt": 0,
+        }
         self.events[index] = [self.nodes[index]]
 
     def joins(self, index: int) -> None:
         peer = "10.0.0.1" if index else "10.0.0.2"
         self.event(index, "started", job_start="7-0", index=index)
         self.event(
-            index, "network", attempt=1, peer=peer, interface="eth0", set={},
+            index,
+            "network",
+            attempt=1,
+            peer=peer,
+            interface="eth0",
+            set={},
             chosen={"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"},
-        )  # fmt: skip
+        )
 
     def event(self, agent: int, event: str, **fields: Any) -> None:
-        self.events[agent].append({"event": event, "time": self.began + 1, "host": f"node{agent + 1}", **fields})
+        self.events[agent].append(
+            {"event": event, "time": self.began + 1, "host": f"node{agent + 1}", **fields}
+        )
 
     def change_network(self, **fields: Any) -> None:
         for events in self.events.values():
@@ -76,7 +107,15 @@ class RecordedRun:
     def fails(self, **fields: Any) -> None:
         """Record the failure of the only attempt; the job is over."""
         self.state = "FAILED"
-        failure = {"cause": "error", "host": "node2", "rank": 3, "code": 1, "type": "", "message": "", **fields}
+        failure = {
+            "cause": "error",
+            "host": "node2",
+            "rank": 3,
+            "code": 1,
+            "type": "",
+            "message": "",
+            **fields,
+        }
         self.folder.attempt(1).failure.write_text(json.dumps(failure))
         self.folder.attempt(1).verdict.write_text("failed\n")
         start = self.folder.job_start("7-0")
@@ -86,7 +125,13 @@ class RecordedRun:
     def samples(self, *, header: dict[str, Any] | None = None, **changes: Any) -> None:
         """Write samples of both nodes every 15 s. `changes`: for node 1 (`node1`), rank 3 (`rank3`) or all ranks."""
         for index in range(2):
-            facts = {"time": self.began + 1, "host": f"node{index + 1}", "job_start": "7-0", "cores": 8, "own_cores": 8}
+            facts = {
+                "time": self.began + 1,
+                "host": f"node{index + 1}",
+                "job_start": "7-0",
+                "cores": 8,
+                "own_cores": 8,
+            }
             lines = [{**facts, **(header or {}), **changes.get(f"header{index + 1}", {})}]
             for number in range(8):
                 ranks = []
@@ -100,15 +145,43 @@ class RecordedRun:
                         "process": "S",
                     }
                     own |= {**changes.get("ranks", {}), **changes.get(f"rank{rank}", {})}
-                    ranks.append([rank, own["state"], own["step"], own["age"], own["process"], 1.0,
-                                  own["waited"] * (15 * number + 1), own["own"]])  # fmt: skip
-                usage = {"cpu": 30.0, "own_cpu": 2.0, "memory": 1 << 30, "own_memory": 1 << 29, "ranks": ranks}
-                lines.append({"time": self.began + 15 * number + 2, **usage, **changes.get(f"node{index + 1}", {})})
-            self.folder.node_metrics(index).write_text("".join(json.dumps(line) + "\n" for line in lines))
+                    ranks.append(
+                        [
+                            rank,
+                            own["state"],
+                            own["step"],
+                            own["age"],
+                            own["process"],
+                            1.0,
+                            own["waited"] * (15 * number + 1),
+                            own["own"],
+                        ]
+                    )
+                usage = {
+                    "cpu": 30.0,
+                    "own_cpu": 2.0,
+                    "memory": 1 << 30,
+                    "own_memory": 1 << 29,
+                    "ranks": ranks,
+                }
+                lines.append(
+                    {
+                        "time": self.began + 15 * number + 2,
+                        **usage,
+                        **changes.get(f"node{index + 1}", {}),
+                    }
+                )
+            self.folder.node_metrics(index).write_text(
+                "".join(json.dumps(line) + "\n" for line in lines)
+            )
 
     def stack(self, rank: int, *frames: str) -> None:
         """Write a rank's stack: frames such as `torch/distributed/c10d.py:9 in barrier`, the innermost first."""
-        lines = ["Thread 0x1 (most recent call first):", '  File "/x/site-packages/torch/pin.py", line 1 in run', ""]
+        lines = [
+            "Thread 0x1 (most recent call first):",
+            '  File "/x/site-packages/torch/pin.py", line 1 in run',
+            "",
+        ]
         lines.append("Current thread 0x2 (most recent call first):")
         for frame in frames:
             path, _, rest = frame.partition(":")

@@ -36,7 +36,11 @@ def asleep(run: RecordedRun) -> None:
 def stuck(run: RecordedRun) -> None:
     run.samples(ranks={"step": 41, "age": 300.0}, rank2={"step": 40, "process": "D"})
     for rank in (0, 1, 3):
-        run.stack(rank, "/x/site-packages/torch/autograd/graph.py:9 in _engine_run_backward", "/p/train.py:20 in train")
+        run.stack(
+            rank,
+            "/x/site-packages/torch/autograd/graph.py:9 in _engine_run_backward",
+            "/p/train.py:20 in train",
+        )
     run.stack(2, "/x/lib/python3.11/gzip.py:5 in read", "/p/data.py:7 in __getitem__")
 
 
@@ -49,7 +53,12 @@ def blocked(**fields: Any) -> Plant:
     def plant(run: RecordedRun) -> None:
         run.events[0] = run.events[0][:1]
         run.events[1] = run.events[1][:1]
-        known = {"address": "node1:3322", "error": "timed out", "resolved": ["10.0.0.1"], "interface": "eth0"}
+        known = {
+            "address": "node1:3322",
+            "error": "timed out",
+            "resolved": ["10.0.0.1"],
+            "interface": "eth0",
+        }
         run.event(1, "unreachable", **{**known, **fields})
 
     return plant
@@ -93,7 +102,10 @@ def wrong_interface(name: str) -> Plant:
         for node in run.nodes.values():
             node["interfaces"]["mgmt0"] = "192.168.7.1"
         run.change_network(set={"GLOO_SOCKET_IFNAME": name}, chosen={})
-        run.fails(type="RunError", message="the first all-reduce of 4 ranks over gloo failed: no answer within 60 s")
+        run.fails(
+            type="RunError",
+            message="the first all-reduce of 4 ranks over gloo failed: no answer within 60 s",
+        )
 
     return plant
 
@@ -147,12 +159,19 @@ def full_disk(run: RecordedRun) -> None:
 
 
 def failed_save(run: RecordedRun) -> None:
-    line = {"event": "save_failed", "time": run.began, "step": 40, "error": "[Errno 122] Disk quota exceeded"}
+    line = {
+        "event": "save_failed",
+        "time": run.began,
+        "step": 40,
+        "error": "[Errno 122] Disk quota exceeded",
+    }
     (run.folder.events / "rank-0.jsonl").write_text(json.dumps(line) + "\n")
 
 
 def gpu_memory(run: RecordedRun) -> None:
-    run.fails(type="RunError", message="cuda:1 ran out of memory at step 12: 0.10 GiB of 80 GiB are free")
+    run.fails(
+        type="RunError", message="cuda:1 ran out of memory at step 12: 0.10 GiB of 80 GiB are free"
+    )
 
 
 def host_memory(run: RecordedRun) -> None:
@@ -167,7 +186,11 @@ def host_memory(run: RecordedRun) -> None:
 
 def refused_memory(run: RecordedRun) -> None:
     text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000000000 bytes. Error code 12"
-    run.fails(type="RuntimeError", message=f"[enforce fail at alloc_cpu.cpp:119] err == 0. {text}", where="mem.py:10")
+    run.fails(
+        type="RuntimeError",
+        message=f"[enforce fail at alloc_cpu.cpp:119] err == 0. {text}",
+        where="mem.py:10",
+    )
 
 
 def shared_memory(run: RecordedRun) -> None:
@@ -203,36 +226,130 @@ def left_early(run: RecordedRun) -> None:
 def flight_recorder(run: RecordedRun) -> None:
     run.fails(cause="crash", code=-6, message="")
     for rank in range(4):
-        entry = {"collective_seq_id": 11 if rank == 2 else 12, "profiling_name": "nccl:all_reduce", "state": "started",
-                 "frames": [{"filename": "/p/train.py", "line": 33, "name": "main"}]}  # fmt: skip
-        (run.folder.attempt(1).path / f"nccl-trace-{rank}").write_bytes(pickle.dumps({"entries": [entry]}))
+        entry = {
+            "collective_seq_id": 11 if rank == 2 else 12,
+            "profiling_name": "nccl:all_reduce",
+            "state": "started",
+            "frames": [{"filename": "/p/train.py", "line": 33, "name": "main"}],
+        }
+        (run.folder.attempt(1).path / f"nccl-trace-{rank}").write_bytes(
+            pickle.dumps({"entries": [entry]})
+        )
 
 
 # fault -> what it is about, its level, and words of its text and of its evidence
 FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
-    "one node asleep before init": (asleep, "hang", PROBLEM, "Rank 3 on node2 has not reached", "train.py:3 in main"),
+    "one node asleep before init": (
+        asleep,
+        "hang",
+        PROBLEM,
+        "Rank 3 on node2 has not reached",
+        "train.py:3 in main",
+    ),
     "a rank that is stuck": (stuck, "hang", PROBLEM, "Rank 2 on node2", "data.py:7 in __getitem__"),
-    "a node that never started": (never_started, "nodes", PROBLEM, "No agent has started on node2", "agent 1"),
-    "a firewall": (blocked(answers=True), "firewall", PROBLEM, "port 3322", "answers on other ports"),
-    "no network": (blocked(answers=False), "network", PROBLEM, "cannot reach node1 at all", "eth0 10.0.0.2"),
+    "a node that never started": (
+        never_started,
+        "nodes",
+        PROBLEM,
+        "No agent has started on node2",
+        "agent 1",
+    ),
+    "a firewall": (
+        blocked(answers=True),
+        "firewall",
+        PROBLEM,
+        "port 3322",
+        "answers on other ports",
+    ),
+    "no network": (
+        blocked(answers=False),
+        "network",
+        PROBLEM,
+        "cannot reach node1 at all",
+        "eth0 10.0.0.2",
+    ),
     "no name": (blocked(resolved=[], answers=False), "name", PROBLEM, "cannot resolve", "unknown"),
     "a wrong address": (
-        blocked(resolved=["127.0.1.1"]), "address", PROBLEM, "resolves node1 to 127.0.1.1", "node1 has eth0 10.0.0.1"
+        blocked(resolved=["127.0.1.1"]),
+        "address",
+        PROBLEM,
+        "resolves node1 to 127.0.1.1",
+        "node1 has eth0 10.0.0.1",
     ),
-    "a cut cable": (cut, "network", PROBLEM, "The network connection to node2 was lost", "lost node1 in turn"),
-    "a cable that was cut early": (cut_early, "network", PROBLEM, "connection to node2 was lost", "lost node1 in turn"),
-    "a node that Slurm has given up": (given_up, "node", PROBLEM, "node2 was lost", "Slurm has marked it as failed"),
+    "a cut cable": (
+        cut,
+        "network",
+        PROBLEM,
+        "The network connection to node2 was lost",
+        "lost node1 in turn",
+    ),
+    "a cable that was cut early": (
+        cut_early,
+        "network",
+        PROBLEM,
+        "connection to node2 was lost",
+        "lost node1 in turn",
+    ),
+    "a node that Slurm has given up": (
+        given_up,
+        "node",
+        PROBLEM,
+        "node2 was lost",
+        "Slurm has marked it as failed",
+    ),
     "a dead node": (died, "node", PROBLEM, "node2 was lost", "wrote nothing more"),
-    "the wrong interface": (wrong_interface("mgmt0"), "interface", PROBLEM, "is mgmt0", "the way to"),
-    "an unknown interface": (wrong_interface("ib9"), "interface", PROBLEM, "is ib9", "has no interface ib9"),
-    "the loopback": (wrong_interface("lo"), "interface", PROBLEM, "is lo", "does not lead to other nodes"),
+    "the wrong interface": (
+        wrong_interface("mgmt0"),
+        "interface",
+        PROBLEM,
+        "is mgmt0",
+        "the way to",
+    ),
+    "an unknown interface": (
+        wrong_interface("ib9"),
+        "interface",
+        PROBLEM,
+        "is ib9",
+        "has no interface ib9",
+    ),
+    "the loopback": (
+        wrong_interface("lo"),
+        "interface",
+        PROBLEM,
+        "is lo",
+        "does not lead to other nodes",
+    ),
     "another NCCL": (other_version, "versions", PROBLEM, "NCCL on node2", "node2: NCCL 2.21.5"),
     "a slow loader": (slow_loader, "data", WARNING, "The data loader is slow:", "70% of the time"),
-    "a slow loader on one node": (one_slow_loader, "data", WARNING, "slow on node2", "rank 3 on node2"),
-    "a loader without cores": (loader_without_cores, "cores", WARNING, "short of cores", "7.9 of its 8 cores"),
+    "a slow loader on one node": (
+        one_slow_loader,
+        "data",
+        WARNING,
+        "slow on node2",
+        "rank 3 on node2",
+    ),
+    "a loader without cores": (
+        loader_without_cores,
+        "cores",
+        WARNING,
+        "short of cores",
+        "7.9 of its 8 cores",
+    ),
     "a throttled core": (throttled, "throttled", WARNING, "cores of node2 are throttled", "83 %"),
-    "a slow rank": (slow_rank, "straggler", WARNING, "Rank 2 on node2 is slow", "5.0 times as long"),
-    "ranks that share cores": (shared_cores, "cores", WARNING, "ranks of node2 share cores", "2 ranks on 1 cores"),
+    "a slow rank": (
+        slow_rank,
+        "straggler",
+        WARNING,
+        "Rank 2 on node2 is slow",
+        "5.0 times as long",
+    ),
+    "ranks that share cores": (
+        shared_cores,
+        "cores",
+        WARNING,
+        "ranks of node2 share cores",
+        "2 ranks on 1 cores",
+    ),
     "a full disk": (full_disk, "disk", PROBLEM, "/scratch/out.pt", "No space left on device"),
     "a full quota": (failed_save, "disk", PROBLEM, "quota", "the checkpoint of step 40"),
     "GPU memory": (gpu_memory, "GPU memory", PROBLEM, "ran out of memory", "cuda:1"),
@@ -243,9 +360,15 @@ FAULTS: dict[str, tuple[Plant, str, str, str, str]] = {
     "a crash": (crashed, "error", PROBLEM, "killed by SIGSEGV", "at train.py:7 in main"),
     "words of an exception": (quoted_words, "error", PROBLEM, "ValueError: column", ""),
     "an error of our own": (nan, "error", PROBLEM, "The loss is nan at step 7.", ""),
-    "the script's own error": (own_error, "error", PROBLEM, "ValueError: no such class", "train.py:9"),
+    "the script's own error": (
+        own_error,
+        "error",
+        PROBLEM,
+        "ValueError: no such class",
+        "train.py:9",
+    ),
     "a missing collective": (flight_recorder, "NCCL", PROBLEM, "Rank 2 on node2", "train.py:33"),
-}  # fmt: skip
+}
 GPU_FAULTS: dict[str, tuple[Plant, str, str]] = {
     "short of GPUs": (short_of_gpus, "GPUs", "node2: the driver (NVML) shows 1 of the 2"),
     "two ranks on one GPU": (shared_gpu, "GPUs", "Ranks 2 and 3"),
@@ -296,7 +419,17 @@ def test_a_healthy_run_says_what_was_checked(tmp_path: Path) -> None:
     run.samples()
     found = {each.about: each for each in run.findings()}
     assert all(each.level == GOOD for each in found.values())
-    assert {"nodes", "versions", "interface", "cores", "data", "ranks", "progress", "disk", "memory"} <= found.keys()
+    assert {
+        "nodes",
+        "versions",
+        "interface",
+        "cores",
+        "data",
+        "ranks",
+        "progress",
+        "disk",
+        "memory",
+    } <= found.keys()
     assert "node2 (eth0 10.0.0.2)" in found["nodes"].text
 
 
@@ -306,9 +439,15 @@ def test_metrics_say_whether_a_short_run_waits_for_data(state: int, tmp_path: Pa
     run = RecordedRun(tmp_path / "run")
     run.samples(ranks={"state": state, "waited": 0.0}, rank1={"own": 0.5})
     for share, expected in ((0.94, ["data"]), (0.02, ["straggler"] if state == RUNNING else [])):
-        lines = [{"step": step, "time": run.began + 2 + step, "data_wait": share} for step in range(9)]
-        earlier = [{"step": step, "time": run.began - 9, "data_wait": 1 - share} for step in range(9)]
-        run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in [*earlier, *lines]))
+        lines = [
+            {"step": step, "time": run.began + 2 + step, "data_wait": share} for step in range(9)
+        ]
+        earlier = [
+            {"step": step, "time": run.began - 9, "data_wait": 1 - share} for step in range(9)
+        ]
+        run.folder.metrics.write_text(
+            "".join(json.dumps(line) + "\n" for line in [*earlier, *lines])
+        )
         assert [each.about for each in run.problems()] == expected
         data = next(each for each in run.findings() if each.about == "data")
         assert f"{share:.0%} of the time" in f"{data.text} {data.evidence}"
@@ -328,7 +467,11 @@ def test_ranks_that_start_together_are_not_stuck(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path / "run")
     run.samples(ranks={"state": READY, "step": 0, "age": 90.0, "waited": 0.0, "own": 0.0})
     for rank in range(4):
-        run.stack(rank, "/x/site-packages/torch/_inductor/compile.py:9 in compile", "/p/train.py:4 in main")
+        run.stack(
+            rank,
+            "/x/site-packages/torch/_inductor/compile.py:9 in compile",
+            "/p/train.py:4 in main",
+        )
     assert run.problems() == []
 
 
@@ -343,12 +486,18 @@ def test_agents_on_one_machine_share_its_cores(tmp_path: Path) -> None:
     assert found["cores"].text == "4 for 4 ranks"
     assert found["nodes"].text.startswith("2 of 2 have joined, all on laptop")
     for node in run.nodes.values():
-        node["interfaces"] = {"lo": "127.0.0.1", **{f"eth{number}": f"10.0.{number}.1" for number in range(15)}}
+        node["interfaces"] = {
+            "lo": "127.0.0.1",
+            **{f"eth{number}": f"10.0.{number}.1" for number in range(15)},
+        }
     (nodes,) = [each.text for each in run.findings() if each.about == "nodes"]
     assert nodes == "2 of 2 have joined, all on laptop (eth0 10.0.0.1 + 14 more)"
     run.nodes[0]["cpus"] = run.nodes[1]["cpus"] = 2
     found = {each.about: each for each in run.findings()}
-    assert (found["cores"].level, found["cores"].evidence) == (WARNING, ("laptop: 4 ranks on 2 cores",))
+    assert (found["cores"].level, found["cores"].evidence) == (
+        WARNING,
+        ("laptop: 4 ranks on 2 cores",),
+    )
 
 
 def test_a_script_without_a_session_that_prints_is_not_stuck(tmp_path: Path) -> None:
@@ -360,8 +509,12 @@ def test_a_script_without_a_session_that_prints_is_not_stuck(tmp_path: Path) -> 
     assert run.problems() == []
 
 
-@pytest.mark.parametrize(("motion", "who"), [({"busy": [3]}, "rank 3 on node2 is"), ({"awake": [0, 1]}, "go from one")])
-def test_a_quiet_script_that_moves_is_not_stuck(motion: dict[str, list[int]], who: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("motion", "who"), [({"busy": [3]}, "rank 3 on node2 is"), ({"awake": [0, 1]}, "go from one")]
+)
+def test_a_quiet_script_that_moves_is_not_stuck(
+    motion: dict[str, list[int]], who: str, tmp_path: Path
+) -> None:
     """Its late rank works, or those that wait for it get on at each of its short steps."""
     run = RecordedRun(tmp_path / "run")
     asleep(run)
@@ -416,11 +569,15 @@ def test_a_hang_of_a_plain_script_with_a_timeout(tmp_path: Path) -> None:
     os.utime(log, (run.began, run.began))
     (found,) = run.problems()
     assert found.about == "hang"
-    assert re.match("no rank has printed anything for 60. s, and none reports steps", found.evidence[0])
+    assert re.match(
+        "no rank has printed anything for 60. s, and none reports steps", found.evidence[0]
+    )
     assert "--hang-timeout" not in found.hint
 
 
-@pytest.mark.parametrize(("size", "text"), [(20 << 20, ""), (300 << 20, "300 MB"), (3 << 30, "3.0 GB")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(20 << 20, ""), (300 << 20, "300 MB"), (3 << 30, "3.0 GB")]
+)
 def test_the_peak_of_memory(size: int, text: str, tmp_path: Path) -> None:
     """An agent alone is no peak: the samples of a short run have missed its ranks."""
     run = RecordedRun(tmp_path / "run")
@@ -436,7 +593,9 @@ def test_words_of_the_script_are_no_evidence(tmp_path: Path) -> None:
         "oom-killer guard enabled: will retry on Out Of Memory\ndatabase or disk is full?\n"
     )
     assert run.problems() == []
-    run.folder.slurm_log.write_text("paceline: An agent was killed. The out-of-memory killer may have ended it.\n")
+    run.folder.slurm_log.write_text(
+        "paceline: An agent was killed. The out-of-memory killer may have ended it.\n"
+    )
     assert run.problems() == [], "nor is a guess"
     run.folder.slurm_log.write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0\n")
     assert [each.about for each in run.problems()] == ["memory"]
@@ -446,7 +605,10 @@ def test_a_rank_that_was_slow_long_ago(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path / "run")
     run.samples()
     when = time.time()
-    lines = [{"step": 3, "time": when, "stragglers": {"1": 1.7}}, {"step": 900, "time": when + 1000}]
+    lines = [
+        {"step": 3, "time": when, "stragglers": {"1": 1.7}},
+        {"step": 900, "time": when + 1000},
+    ]
     run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
     assert [each.about for each in run.problems()] == ["straggler"]
     run.folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -467,7 +629,14 @@ def test_an_earlier_job_start_does_not_count(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path / "run")
     run.samples()
     run.events[1].insert(
-        0, {"event": "unreachable", "time": 1.0, "job_start": "6-0", "address": "node1:1", "error": "x"}
+        0,
+        {
+            "event": "unreachable",
+            "time": 1.0,
+            "job_start": "6-0",
+            "address": "node1:1",
+            "error": "x",
+        },
     )
     run.events[1].insert(0, {**run.nodes[1], "job_start": "6-0", "torch": "1.0", "time": 0.5})
     assert run.problems() == []
@@ -481,7 +650,9 @@ def test_no_space_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.about, "1 MB free now" in found.evidence[0]) == ("disk", True)
 
 
-def test_little_space_does_not_hide_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_space_does_not_hide_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RecordedRun(tmp_path / "run")
     run.samples()
     own_error(run)
@@ -535,7 +706,9 @@ def test_the_advice_of_an_error_is_the_fix(tmp_path: Path) -> None:
         ("_ArrayMemoryError", "Unable to allocate 8 TiB", "memory"),
     ],
 )
-def test_types_and_texts_that_mean_memory(kind: str, message: str, about: str, tmp_path: Path) -> None:
+def test_types_and_texts_that_mean_memory(
+    kind: str, message: str, about: str, tmp_path: Path
+) -> None:
     run = RecordedRun(tmp_path / "run")
     run.samples()
     run.fails(type=kind, message=message)
@@ -568,7 +741,9 @@ def test_quotas_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert disk.check_quota is quota.check_quota
     run = RecordedRun(tmp_path / "run")
     run.samples()
-    full = quota.Finding("quota", PROBLEM, "Your quota on /scratch is used up.", "Remove something.")
+    full = quota.Finding(
+        "quota", PROBLEM, "Your quota on /scratch is used up.", "Remove something."
+    )
     monkeypatch.setattr(disk, "check_quota", lambda path: [full])
     (found,) = run.problems()
     assert found.evidence == ("Your quota on /scratch is used up.",)
@@ -581,7 +756,11 @@ def test_every_finding_leads_to_a_section_of_the_guide() -> None:
     known = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     used = set()
     for path in (root / "src/paceline/watch/diagnosis").glob("*.py"):
-        used |= set(re.findall(r"(?:\{DOCS\}|troubleshooting\.md)#([\w-]+)", path.read_text(encoding="utf-8")))
+        used |= set(
+            re.findall(
+                r"(?:\{DOCS\}|troubleshooting\.md)#([\w-]+)", path.read_text(encoding="utf-8")
+            )
+        )
     assert len(used) > 8
     assert used <= known
 
@@ -589,9 +768,18 @@ def test_every_finding_leads_to_a_section_of_the_guide() -> None:
 @pytest.mark.parametrize(
     ("failure", "advice"),
     [
-        ({"type": "ModuleNotFoundError", "message": "No module named 'einops.torch'"}, "Install einops in the"),
-        ({"code": 2, "last_line": "train.py: error: unrecognized arguments: --lrr"}, "The script rejected its argum"),
-        ({"type": "KeyError", "message": "'x'", "where": "train.py:9 in main"}, "Look at train.py:9. Read the"),
+        (
+            {"type": "ModuleNotFoundError", "message": "No module named 'einops.torch'"},
+            "Install einops in the",
+        ),
+        (
+            {"code": 2, "last_line": "train.py: error: unrecognized arguments: --lrr"},
+            "The script rejected its argum",
+        ),
+        (
+            {"type": "KeyError", "message": "'x'", "where": "train.py:9 in main"},
+            "Look at train.py:9. Read the",
+        ),
     ],
 )
 def test_the_advice_fits_the_error(tmp_path: Path, failure: dict[str, Any], advice: str) -> None:

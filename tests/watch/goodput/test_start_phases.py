@@ -14,7 +14,9 @@ def first_step(time: float, **seconds: Any) -> dict[str, Any]:
 def test_the_newest_start_is_described_with_what_came_before_the_session() -> None:
     events = [
         {"event": "ranks", "time": 100.0},
-        first_step(109.0, device=0.5, process_group=1.0, setup=2.0, first_batch=0.01, first_step=4.0),
+        first_step(
+            109.0, device=0.5, process_group=1.0, setup=2.0, first_batch=0.01, first_step=4.0
+        ),
         {"event": "ranks", "time": 200.0},
         first_step(
             206.0,
@@ -46,13 +48,24 @@ def test_a_start_begins_when_its_head_agent_arrives() -> None:
     assert describe_start_phases(events) == (
         "15.0 s to the end of the first step: agents 3.0, import 9.0, set-up 2.0, first step 1.0"
     )
-    restart = [{"event": "failed", "time": 120.0}, {"event": "launch", "time": 130.0}, first_step(135.0, setup=2.0)]
-    assert describe_start_phases([*events, *restart]).startswith("5.0 s to the end of the first step: import 3.0")
+    restart = [
+        {"event": "failed", "time": 120.0},
+        {"event": "launch", "time": 130.0},
+        first_step(135.0, setup=2.0),
+    ]
+    assert describe_start_phases([*events, *restart]).startswith(
+        "5.0 s to the end of the first step: import 3.0"
+    )
 
 
 def test_without_an_agent_or_with_damaged_events_there_is_less_to_say() -> None:
     assert describe_start_phases([]) == ""
-    assert describe_start_phases([{"event": "ranks", "time": 1.0}, {"event": "first_step", "time": 2.0}]) == ""
+    assert (
+        describe_start_phases(
+            [{"event": "ranks", "time": 1.0}, {"event": "first_step", "time": 2.0}]
+        )
+        == ""
+    )
     assert describe_start_phases([first_step(9.0, setup=1.5, first_step="?")]) == (
         "1.5 s to the end of the first step: set-up 1.5"
     )

@@ -40,13 +40,17 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def make_run(scratch: Path, number: int, *, verdict: str = "done", job: str = "", age: float = 3600.0) -> RunFolder:
+def make_run(
+    scratch: Path, number: int, *, verdict: str = "done", job: str = "", age: float = 3600.0
+) -> RunFolder:
     folder = RunFolder(scratch / "p" / "e" / f"20260101-{number:06d}-aaaa")
     name = f"{job}-0" if job else "pid-1-abc"
     folder.job_start(name).path.mkdir(parents=True)
     folder.claims.mkdir()
     (folder.claims / "1").symlink_to(name)
-    folder.run_json.write_text(json.dumps({"name": f"run-{number}", "created": 1.7e9, "host": "here"}))
+    folder.run_json.write_text(
+        json.dumps({"name": f"run-{number}", "created": 1.7e9, "host": "here"})
+    )
     if job:
         folder.job.write_text(job)
     if verdict:
@@ -82,7 +86,9 @@ def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_several_processes_read_the_same_rows(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_read_the_same_rows(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rows, "MANY", COUNT)
     asked: list[list[str]] = []
 
@@ -107,7 +113,10 @@ def test_runs_that_are_over_are_read_once(scratch: Path, monkeypatch: pytest.Mon
     assert read_all(scratch) == first
     assert read == []
     new = make_run(scratch, 500)
-    assert [row.run_id for row in read_all(scratch)] == [new.path.name, *(row.run_id for row in first)]
+    assert [row.run_id for row in read_all(scratch)] == [
+        new.path.name,
+        *(row.run_id for row in first),
+    ]
     assert read == [new.path.name]
 
 
@@ -121,7 +130,11 @@ def test_a_run_that_changes_is_read_again(scratch: Path, monkeypatch: pytest.Mon
     cancelled.cancelled.touch()
     lost.job_start("pid-1-abc").verdict.unlink()
     found = {row.run_id: row.status for row in read_all(scratch)}
-    assert [found[each.path.name] for each in (resumed, cancelled, lost)] == ["running", "cancelled", "lost"]
+    assert [found[each.path.name] for each in (resumed, cancelled, lost)] == [
+        "running",
+        "cancelled",
+        "lost",
+    ]
     assert sorted(read) == sorted(each.path.name for each in (resumed, cancelled, lost))
     read.clear()
     read_all(scratch)  # the changes are new, and there may be more of them

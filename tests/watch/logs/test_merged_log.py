@@ -49,13 +49,38 @@ def test_ranks_are_merged_by_time(folder: RunFolder) -> None:
     write_log(attempt.log(1), [(11.0, "x\n"), (13.0, "y\nz\n")])
     everything = ["0 a", "0 b", "1 x", "0 c", "1 y", "1 z", "0 unfin"]
     assert texts(RunLog(folder).lines()) == everything
-    assert [line.time for line in RunLog(folder).lines()] == [10.0, 10.0, 11.0, 12.5, 13.0, 13.0, 14.0]
+    assert [line.time for line in RunLog(folder).lines()] == [
+        10.0,
+        10.0,
+        11.0,
+        12.5,
+        13.0,
+        13.0,
+        14.0,
+    ]
     for count in range(9):
-        assert texts(RunLog(folder).tail(count)) == everything[len(everything) - count if count <= 7 else 0 :]
-    assert texts(RunLog(folder).tail(9, rank=1)) == texts(RunLog(folder).lines(rank=1)) == ["1 x", "1 y", "1 z"]
-    assert texts(RunLog(folder).tail(9, since=12.5)) == texts(RunLog(folder).lines(since=12.5)) == everything[3:]
-    assert texts(RunLog(folder).tail(9, since=15.0)) == texts(RunLog(folder).lines(since=15.0)) == []
-    assert texts(RunLog(folder).tail(9, complete=True)) == texts(RunLog(folder).lines(complete=True)) == everything[:-1]
+        assert (
+            texts(RunLog(folder).tail(count))
+            == everything[len(everything) - count if count <= 7 else 0 :]
+        )
+    assert (
+        texts(RunLog(folder).tail(9, rank=1))
+        == texts(RunLog(folder).lines(rank=1))
+        == ["1 x", "1 y", "1 z"]
+    )
+    assert (
+        texts(RunLog(folder).tail(9, since=12.5))
+        == texts(RunLog(folder).lines(since=12.5))
+        == everything[3:]
+    )
+    assert (
+        texts(RunLog(folder).tail(9, since=15.0)) == texts(RunLog(folder).lines(since=15.0)) == []
+    )
+    assert (
+        texts(RunLog(folder).tail(9, complete=True))
+        == texts(RunLog(folder).lines(complete=True))
+        == everything[:-1]
+    )
 
 
 def test_attempts_follow_each_other(folder: RunFolder) -> None:
@@ -99,7 +124,14 @@ def test_node_logs_have_the_rank_in_each_line(folder: RunFolder) -> None:
     folder.run_json.write_text(json.dumps({"nodes": 2, "nproc": 128}))
     write_log(attempt.node_log(0), [(1.0, "[0] a\n[127] b\n[-1] torchrun\nno rank\n")])
     write_log(attempt.node_log(1), [(2.0, "[128] c\n[200] [1] d\n")])
-    assert texts(RunLog(folder).lines()) == ["0 a", "127 b", "None torchrun", "None no rank", "128 c", "200 [1] d"]
+    assert texts(RunLog(folder).lines()) == [
+        "0 a",
+        "127 b",
+        "None torchrun",
+        "None no rank",
+        "128 c",
+        "200 [1] d",
+    ]
     assert texts(RunLog(folder).tail(9, rank=200)) == ["200 [1] d"]
     assert texts(RunLog(folder).lines(rank=127)) == ["127 b"]
     assert RunLog(folder).tail(9, rank=129) == []
@@ -140,26 +172,33 @@ def test_new_lines_come_after_those_that_were_read(folder: RunFolder, way: str) 
 
 @pytest.mark.parametrize("way", ["read_new", "tail", "lines"])
 @pytest.mark.parametrize("more", [0, 1, 5000])
-def test_a_log_that_was_cut_off_and_has_grown_again_is_read_anew(folder: RunFolder, way: str, more: int) -> None:
+def test_a_log_that_was_cut_off_and_has_grown_again_is_read_anew(
+    folder: RunFolder, way: str, more: int
+) -> None:
     """Its inode is the same, and it is as long as before, or longer."""
     path = folder.attempt(1).log(0)
     write_log(path, [(None, "first\nsecond\n")])
     log = RunLog(folder)
-    read = {"read_new": log.read_new, "tail": lambda: log.tail(2, complete=True), "lines": lambda: list(log.lines())}[
-        way
-    ]
+    read = {
+        "read_new": log.read_new,
+        "tail": lambda: log.tail(2, complete=True),
+        "lines": lambda: list(log.lines()),
+    }[way]
     assert texts(read()) == ["0 first", "0 second"]
     before = path.stat()
     with open(path, "r+b") as file:
         file.truncate(0)
         file.write(b"fresh\nsecund\n" + b"more\n" * more)
-    os.utime(path, ns=(before.st_mtime_ns + 1, before.st_mtime_ns + 1))  # whatever the clock of the file system says
+    # whatever the clock of the file system says
+    os.utime(path, ns=(before.st_mtime_ns + 1, before.st_mtime_ns + 1))
     assert path.stat().st_ino == before.st_ino
     assert texts(log.read_new()) == ["0 fresh", "0 secund", *["0 more"] * more]
     assert log.read_new() == []
 
 
-def test_a_large_log_that_grows_is_not_read_again(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_log_that_grows_is_not_read_again(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, read = folder.attempt(1).log(0), list[int]()
     write_log(path, [(None, "line\n" * 100_000)])
     log = RunLog(folder)
@@ -180,7 +219,9 @@ def test_a_large_log_that_grows_is_not_read_again(folder: RunFolder, monkeypatch
     assert sum(read) < 100
 
 
-def test_much_that_is_new_comes_in_parts(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_much_that_is_new_comes_in_parts(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("paceline.watch.logs.merged_log.READ_LIMIT", 1 << 18)
     expected = [f"line {number}" for number in range(100_000)]
     write_log(folder.attempt(1).log(0), [(1.0, "".join(f"{line}\n" for line in expected))])
@@ -196,7 +237,11 @@ def test_a_progress_bar_is_its_last_state(folder: RunFolder) -> None:
     attempt = folder.attempt(1)
     bar = "".join(f"\r{number}%" for number in range(101))
     write_log(attempt.log(0), [(1.0, f"start\n{bar}\nnext\r\n{bar}")])
-    assert texts(RunLog(folder).lines()) == texts(RunLog(folder).tail(9)) == ["0 start", "0 100%", "0 next", "0 100%"]
+    assert (
+        texts(RunLog(folder).lines())
+        == texts(RunLog(folder).tail(9))
+        == ["0 start", "0 100%", "0 next", "0 100%"]
+    )
     log = RunLog(folder)
     assert texts(log.read_new()) == ["0 start", "0 100%", "0 next"]
     assert texts(log.unfinished()) == ["0 100%"]
@@ -249,11 +294,24 @@ def _bytes_read() -> int:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_forwards_and_backwards_give_the_same_lines(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwards_and_backwards_give_the_same_lines(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("paceline.watch.logs.log_file.CHUNK", 64)
     numbers = random.Random(seed)
-    words = [b"", b"a", b"some words", b"10%\r20%", b"\r\r", b"\x1b[31mred", "é".encode(), b"x" * 90]
-    content = b"\n".join(numbers.choice(words) for _ in range(300)) + numbers.choice([b"", b"\n", b"\n\n"])
+    words = [
+        b"",
+        b"a",
+        b"some words",
+        b"10%\r20%",
+        b"\r\r",
+        b"\x1b[31mred",
+        "é".encode(),
+        b"x" * 90,
+    ]
+    content = b"\n".join(numbers.choice(words) for _ in range(300)) + numbers.choice(
+        [b"", b"\n", b"\n\n"]
+    )
     path = tmp_path / "rank-0.log"
     path.write_bytes(content)
     for lookup in (Lookup(), Lookup(keeps_states=True)):
@@ -271,7 +329,11 @@ def test_forwards_and_backwards_give_the_same_lines(tmp_path: Path, seed: int, m
 def test_long_lines_come_in_pieces(folder: RunFolder) -> None:
     path = folder.attempt(1).log(0)
     write_log(path, [(1.0, "x" * 1_000_000 + "\nend\n")])
-    for lines in (RunLog(folder).tail(100), list(RunLog(folder).lines()), RunLog(folder).read_new()):
+    for lines in (
+        RunLog(folder).tail(100),
+        list(RunLog(folder).lines()),
+        RunLog(folder).read_new(),
+    ):
         assert lines[-1].text == "end"
         assert sum(len(line.text) for line in lines[:-1]) == 1_000_000
         assert max(len(line.text) for line in lines) < 500_000
@@ -289,9 +351,10 @@ def test_long_lines_of_a_node_log_keep_their_rank(folder: RunFolder) -> None:
             prefixer.feed(b"\n")
     for rank in (0, 1):
         for found in (
-            list(RunLog(folder).lines(rank=rank)), RunLog(folder).tail(1000, rank=rank),
+            list(RunLog(folder).lines(rank=rank)),
+            RunLog(folder).tail(1000, rank=rank),
             RunLog(folder).read_new(rank=rank),
-        ):  # fmt: skip
+        ):
             assert {line.rank for line in found} == {rank}
             assert "".join(line.text for line in found) == str(rank) * 7 * output.CHUNK
     assert {line.rank for line in RunLog(folder).lines()} == {0, 1}
@@ -318,14 +381,25 @@ def test_the_end_of_what_another_reader_has_read(folder: RunFolder) -> None:
     assert texts(RunLog(folder).tail(9, until=until)) == ["0 a", "0 end of 1", "0 b"]
     new = [line for _ in range(3) for line in reader.read_new()]
     assert texts(new) == ["0 begun and done", "0 late", "1 another log", "0 c"]
-    assert texts(RunLog(folder).tail(9, until=reader.positions())) == ["0 a", "0 end of 1", "0 b", *texts(new)]
+    assert texts(RunLog(folder).tail(9, until=reader.positions())) == [
+        "0 a",
+        "0 end of 1",
+        "0 b",
+        *texts(new),
+    ]
 
 
 def test_grep_reads_what_a_terminal_shows(folder: RunFolder) -> None:
     path = folder.attempt(1).log(0)
-    write_log(path, [(1.0, "loss 1.5\nloss \x1b[1m2.5\x1b[0m\nother\n" + "x\n" * 20_000 + "loss 3.5\n")])
+    write_log(
+        path, [(1.0, "loss 1.5\nloss \x1b[1m2.5\x1b[0m\nother\n" + "x\n" * 20_000 + "loss 3.5\n")]
+    )
     expected = ["0 loss 1.5", "0 loss \x1b[1m2.5\x1b[0m", "0 loss 3.5"]
-    assert texts(RunLog(folder).lines(grep="loss")) == texts(RunLog(folder).tail(9, grep="loss")) == expected
+    assert (
+        texts(RunLog(folder).lines(grep="loss"))
+        == texts(RunLog(folder).tail(9, grep="loss"))
+        == expected
+    )
     assert texts(RunLog(folder).tail(9, grep="loss 2.5")) == expected[1:2]
     assert RunLog(folder).tail(1, grep="loss 2.5")[0].plain == "loss 2.5"
 
@@ -333,7 +407,9 @@ def test_grep_reads_what_a_terminal_shows(folder: RunFolder) -> None:
 def test_a_search_has_a_limit(folder: RunFolder) -> None:
     for number in (1, 2):
         for rank in (0, 1):
-            write_log(folder.attempt(number).log(rank), [(1.0, f"{number} loss {rank}\n" + "x\n" * 500)])
+            write_log(
+                folder.attempt(number).log(rank), [(1.0, f"{number} loss {rank}\n" + "x\n" * 500)]
+            )
     found = [f"{rank} {number} loss {rank}" for number in (1, 2) for rank in (0, 1)]
     assert texts(RunLog(folder).tail(9, grep="loss")) == found
     assert texts(RunLog(folder).tail(9, grep="loss", scan=1 << 20)) == found
@@ -343,7 +419,9 @@ def test_a_search_has_a_limit(folder: RunFolder) -> None:
     assert len(RunLog(folder).tail(9000, rank=0, scan=1001)) == 500, "no part of a line"
 
 
-@pytest.mark.parametrize("harm", ["link", "pipe", "folder", "unreadable times", "times of zeros", "bytes"])
+@pytest.mark.parametrize(
+    "harm", ["link", "pipe", "folder", "unreadable times", "times of zeros", "bytes"]
+)
 def test_foreign_files_do_no_harm(folder: RunFolder, tmp_path: Path, harm: str) -> None:
     attempt = folder.attempt(1)
     write_log(attempt.log(0), [(1.0, "good\n")])
@@ -360,9 +438,17 @@ def test_foreign_files_do_no_harm(folder: RunFolder, tmp_path: Path, harm: str) 
         times_path(attempt.log(0)).write_bytes(bytes(MARK_SIZE * 10))
     else:
         path.write_bytes(bytes(range(256)))
-    for lines in (RunLog(folder).tail(9, rank=0), list(RunLog(folder).lines(rank=0)), RunLog(folder).read_new(rank=0)):
+    for lines in (
+        RunLog(folder).tail(9, rank=0),
+        list(RunLog(folder).lines(rank=0)),
+        RunLog(folder).read_new(rank=0),
+    ):
         assert texts(lines) == ["0 good"]
-    for line in [*RunLog(folder).tail(99), *RunLog(folder).lines(), *RunLog(folder).read_new(finish=True)]:
+    for line in [
+        *RunLog(folder).tail(99),
+        *RunLog(folder).lines(),
+        *RunLog(folder).read_new(finish=True),
+    ]:
         assert "root:" not in line.text
         assert not any(ord(each) < 32 and each != "\t" for each in line.plain)
 
@@ -370,14 +456,24 @@ def test_foreign_files_do_no_harm(folder: RunFolder, tmp_path: Path, harm: str) 
 def test_a_link_to_a_folder_is_not_an_attempt(folder: RunFolder, tmp_path: Path) -> None:
     write_log(tmp_path / "elsewhere" / "rank-0.log", [(1.0, "secret\n")])
     (folder.path / "attempt-1").symlink_to(tmp_path / "elsewhere")
-    assert (RunLog(folder).tail(9), list(RunLog(folder).lines()), RunLog(folder).read_new()) == ([], [], [])
+    assert (RunLog(folder).tail(9), list(RunLog(folder).lines()), RunLog(folder).read_new()) == (
+        [],
+        [],
+        [],
+    )
 
 
 def test_marks_round_trip() -> None:
     for offset, came in ((0, 0.0), (5 << 40, 1763377415.125), (10**16 - 1, 9999999999.999)):
         mark = format_mark(offset, came)
         assert (len(mark), parse_mark(mark)) == (MARK_SIZE, (offset, came))
-    for damaged in (b"", mark[:-1], mark.replace(b".", b"1"), mark.replace(b" ", b"_"), b"-" + mark[1:]):
+    for damaged in (
+        b"",
+        mark[:-1],
+        mark.replace(b".", b"1"),
+        mark.replace(b" ", b"_"),
+        b"-" + mark[1:],
+    ):
         assert parse_mark(damaged) is None
 
 
@@ -394,7 +490,10 @@ def test_the_agent_writes_few_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     log.write(b"the last line\n")
     log.close()
     content = times_path(tmp_path / "rank-0.log").read_bytes()
-    marks = [parse_mark(content[start : start + MARK_SIZE]) for start in range(0, len(content), MARK_SIZE)]
+    marks = [
+        parse_mark(content[start : start + MARK_SIZE])
+        for start in range(0, len(content), MARK_SIZE)
+    ]
     assert 60 <= len(marks) <= 60 + output.MARKS_AT_ONCE + 3
     assert marks == sorted(marks)  # type: ignore[type-var]
     assert marks[-2:] == [(66_000, 4660.0), (66_014, 4660.0)]
@@ -407,7 +506,9 @@ def test_a_log_that_is_written_while_it_is_read(folder: RunFolder) -> None:
     log, written, numbers = RunLog(folder), b"", random.Random(1)
     timed = output.TimedLog(attempt.log(0), pytest.fail)
     received: list[str] = []
-    content = "".join(f"{number} é {'x' * numbers.randrange(200)}\n" for number in range(500)).encode()
+    content = "".join(
+        f"{number} é {'x' * numbers.randrange(200)}\n" for number in range(500)
+    ).encode()
     while len(written) < len(content):
         piece = content[len(written) : len(written) + numbers.randrange(1, 900)]
         written += piece
@@ -419,7 +520,9 @@ def test_a_log_that_is_written_while_it_is_read(folder: RunFolder) -> None:
     assert received == content.decode().splitlines()
 
 
-def test_lines_that_come_while_the_end_is_read_are_not_lost(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_come_while_the_end_is_read_are_not_lost(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = folder.attempt(1).log(0)
     write_log(path, [(None, "one\ntwo\n")])
     line_start = LogFile.line_start

@@ -8,7 +8,10 @@ from paceline.watch.metrics.curves import LIMIT, Curves
 
 
 def lines(steps: range, value: float = 1.0) -> list[dict[str, object]]:
-    return [{"step": step, "epoch": 0, "time": float(step), "loss": value / (step + 1)} for step in steps]
+    return [
+        {"step": step, "epoch": 0, "time": float(step), "loss": value / (step + 1)}
+        for step in steps
+    ]
 
 
 def test_a_long_curve_keeps_its_spikes() -> None:
@@ -28,7 +31,8 @@ def test_a_long_curve_ends_with_the_newest_value() -> None:
     curves, first = Curves(), 0
     for newest in (2001, 2002, 5003, 20_001):
         curves.add(lines(range(first, newest), value=-1.0 if newest % 2 else 1.0))
-        curves.add([{"step": newest, "time": float(newest), "loss": 0.0}])  # neither the lowest nor the highest
+        # neither the lowest nor the highest
+        curves.add([{"step": newest, "time": float(newest), "loss": 0.0}])
         first = newest + 1
         curve = curves.curve("loss")
         assert (curve.steps[-1], curve.values[-1]) == (newest, 0.0)
@@ -58,7 +62,12 @@ UNDONE = [
 def test_a_restart_undoes_a_spike_also_in_a_long_curve(undone: int) -> None:
     curves = Curves()
     curves.add(lines(range(50_000)))
-    curves.add([{"step": 50_000, "time": 50_000.0, "loss": 9.0}, {"step": 50_001, "time": 50_001.0, "loss": -9.0}])
+    curves.add(
+        [
+            {"step": 50_000, "time": 50_000.0, "loss": 9.0},
+            {"step": 50_001, "time": 50_001.0, "loss": -9.0},
+        ]
+    )
     assert curves.add(lines(range(undone, 50_001)))
     curve = curves.curve("loss")
     assert (max(curve.values), min(curve.values)) == (1.0, 1 / 50_001)
@@ -78,6 +87,8 @@ def test_a_restart_undoes_numbers_that_are_logged_rarely() -> None:
 
 def test_only_finite_numbers_have_curves() -> None:
     curves = Curves()
-    curves.add([{"step": 1, "time": 1.0, "note": "x", "nan": "nan", "flag": True, "loss": 2}, {"loss": 3}])
+    curves.add(
+        [{"step": 1, "time": 1.0, "note": "x", "nan": "nan", "flag": True, "loss": 2}, {"loss": 3}]
+    )
     assert curves.names == ["loss"]
     assert curves.curve("loss").values == [2.0]

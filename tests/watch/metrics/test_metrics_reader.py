@@ -35,7 +35,9 @@ def test_a_large_file_is_sampled_evenly_and_then_followed(tmp_path: Path) -> Non
     with path.open("w") as out:
         for step in range(150_000):
             rare = ', "accuracy": 0.5' if step % 1000 == 0 else ""
-            out.write(f'{{"step": {step}, "time": {step}.5, "loss": {1 / (step + 1)}, "note": "{"x" * 60}"{rare}}}\n')
+            out.write(
+                f'{{"step": {step}, "time": {step}.5, "loss": {1 / (step + 1)}, "note": "{"x" * 60}"{rare}}}\n'
+            )
     assert path.stat().st_size > LARGE
     file, curves = MetricsReader(path), Curves()
     steps = [record["step"] for record in file.read_new()]

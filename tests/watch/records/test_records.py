@@ -60,7 +60,9 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("state", "verdict", "cancelled", "status", "over"), TABLE)
-def test_status(*, tmp_path: Path, state: str | None, verdict: str, cancelled: bool, status: str, over: bool) -> None:
+def test_status(
+    *, tmp_path: Path, state: str | None, verdict: str, cancelled: bool, status: str, over: bool
+) -> None:
     folder = make_run(tmp_path, verdict=verdict)
     if cancelled:
         folder.cancelled.touch()
@@ -77,17 +79,24 @@ def test_status_is_unknown_if_the_scheduler_does_not_respond(tmp_path: Path) -> 
     again = make_run(tmp_path, "20260101-000002-cccc", job="9", verdict="stopped")
     assert read_record(again, silent).status == "unknown", "it may be in the queue again"
     finished = make_run(tmp_path, "20260101-000001-bbbb", job="8", verdict="done")
-    assert (read_record(finished, silent).status, read_record(finished, silent).hint) == ("done", "")
+    assert (read_record(finished, silent).status, read_record(finished, silent).hint) == (
+        "done",
+        "",
+    )
 
 
-def test_a_run_that_writes_is_running_although_the_scheduler_does_not_respond(tmp_path: Path) -> None:
+def test_a_run_that_writes_is_running_although_the_scheduler_does_not_respond(
+    tmp_path: Path,
+) -> None:
     def silent(jobs: Iterable[str]) -> dict[str, JobState]:
         raise ClusterError("squeue did not respond.", hint="Check it.")
 
     folder = make_run(tmp_path)
     folder.metrics.write_text('{"step": 3, "time": 1.0}\n')
     folder.events.mkdir()
-    (folder.events / "agent-0.jsonl").write_text(json.dumps({"event": "node", "time": 1.0, "nodelist": "n[1-2]"}))
+    (folder.events / "agent-0.jsonl").write_text(
+        json.dumps({"event": "node", "time": 1.0, "nodelist": "n[1-2]"})
+    )
     record = read_record(folder, silent)
     assert (record.status, record.is_over, record.step) == ("running", False, 3)
     assert (record.detail, record.hint) == ("n[1-2]; squeue did not respond", "Check it.")
@@ -96,7 +105,9 @@ def test_a_run_that_writes_is_running_although_the_scheduler_does_not_respond(tm
     assert read_record(folder, silent).status == "unknown", "it may have ended since"
     folder.system.mkdir()
     (folder.system / "node-1.jsonl").touch()
-    assert read_record(folder, silent).status == "running", "it evaluates, but its nodes are sampled"
+    assert read_record(folder, silent).status == "running", (
+        "it evaluates, but its nodes are sampled"
+    )
     folder.job_start("7-0").verdict.write_text("stopped\n")
     assert read_record(folder, silent).status == "unknown", "it may be in the queue again"
     folder.job_start("7-0").verdict.unlink()
@@ -104,7 +115,9 @@ def test_a_run_that_writes_is_running_although_the_scheduler_does_not_respond(tm
     assert read_record(folder, silent).status == "unknown", "another cluster's"
 
 
-def test_an_unknown_status_says_why_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_status_says_why_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(jobs: Iterable[str]) -> dict[str, JobState]:
         raise ClusterError("squeue is not installed here.", hint="Run this on a login node.")
 
@@ -120,7 +133,9 @@ def test_an_unknown_status_says_why_and_what_to_do(tmp_path: Path, monkeypatch: 
     assert read_record(folder, lambda jobs: {"7": JobState("7", "RUNNING", nodes="n1")}).hint == ""
 
 
-def test_a_run_that_is_cancelled_but_not_over_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_cancelled_but_not_over_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(slurm, "call", lambda argv: None)
     folder, states = make_run(tmp_path), {"7": JobState("7", "RUNNING", nodes="n1")}
     slurm.request_stop(folder, "7")
@@ -132,7 +147,10 @@ def test_a_run_that_is_cancelled_but_not_over_says_so(tmp_path: Path, monkeypatc
     here.cancelled.touch()
     assert read_record(here).status == "cancelled"
     write_atomically(here.job_start("pid-1-a").process, describe_processes([os.getpid()]))
-    assert (read_record(here).status, read_record(here).detail) == ("running", "cancelled: it saves and stops")
+    assert (read_record(here).status, read_record(here).detail) == (
+        "running",
+        "cancelled: it saves and stops",
+    )
 
 
 def test_many_runs_need_one_query(tmp_path: Path) -> None:
@@ -144,7 +162,8 @@ def test_many_runs_need_one_query(tmp_path: Path) -> None:
 
     for number in range(5):
         make_run(tmp_path, f"20260101-00000{number}-aaaa", job=str(number))
-    copied = tmp_path / "project" / ".snapshots" / "f00d" / "run.json"  # a file in a project's snapshot
+    # a file in a project's snapshot
+    copied = tmp_path / "project" / ".snapshots" / "f00d" / "run.json"
     copied.parent.mkdir(parents=True)
     copied.touch()
     records = read_records(find_runs(tmp_path)[:4], query)
@@ -169,11 +188,15 @@ def test_a_run_that_the_time_limit_has_ended_says_so(
     folder = make_run(tmp_path, verdict=verdict)
     folder.events.mkdir()
     events = [{"time": 1.0, "event": "started"}, {"time": 2.0, "event": "stop_requested", "by": by}]
-    (folder.events / "agent-0.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    (folder.events / "agent-0.jsonl").write_text(
+        "".join(f"{json.dumps(event)}\n" for event in events)
+    )
     states = {} if state is None else {"7": JobState("7", state)}
     assert read_record(folder, lambda jobs: states).detail == detail
     folder.cancelled.touch()
-    assert read_record(folder, lambda jobs: states).detail == ("" if verdict == "done" else "by you")
+    assert read_record(folder, lambda jobs: states).detail == (
+        "" if verdict == "done" else "by you"
+    )
 
 
 def test_a_failed_requeue_is_shown(tmp_path: Path) -> None:
@@ -182,13 +205,18 @@ def test_a_failed_requeue_is_shown(tmp_path: Path) -> None:
     record = read_record(folder, lambda jobs: {"7": JobState("7", "FAILED", nodes="n1")})
     assert record.detail == "not requeued: Access/permission denied"
     again = read_record(folder, lambda jobs: {"7": JobState("7", "PENDING", reason="Priority")})
-    assert again.detail == "waits for nodes: other jobs come first", "somebody has requeued it by hand"
+    assert again.detail == "waits for nodes: other jobs come first", (
+        "somebody has requeued it by hand"
+    )
 
 
 @pytest.mark.parametrize(
     ("reason", "detail"),
     [
-        ("launch failed requeued held", "held, because Slurm could not launch it; use `scontrol release 7`"),
+        (
+            "launch failed requeued held",
+            "held, because Slurm could not launch it; use `scontrol release 7`",
+        ),
         ("job requeued in held state", "job requeued in held state; use `scontrol release 7`"),
         ("JobHeldUser", "held by you; use `scontrol release 7`"),
         ("JobHeldAdmin", "held by an administrator; only an administrator can release it"),
@@ -203,9 +231,13 @@ def test_a_job_that_slurm_holds_waits_for_a_person(scratch: Path, reason: str, d
 def test_a_requeue_that_slurm_forgot_is_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path, verdict="stopped")
     states = {"7": JobState("7", "FAILED", nodes="n1")}
-    assert read_record(folder, lambda jobs: states).detail == "n1", "it was not meant to be requeued"
+    assert read_record(folder, lambda jobs: states).detail == "n1", (
+        "it was not meant to be requeued"
+    )
     write_atomically(folder.job_start("7-0").requeue, "\n")
-    assert read_record(folder, lambda jobs: states).detail.startswith("not requeued: Slurm forgot it")
+    assert read_record(folder, lambda jobs: states).detail.startswith(
+        "not requeued: Slurm forgot it"
+    )
     cancelled = {"7": JobState("7", "CANCELLED", nodes="n1")}
     assert read_record(folder, lambda jobs: cancelled).detail == "n1"
 
@@ -215,7 +247,10 @@ def test_a_run_that_saved_because_it_was_cancelled_was_not_forgotten(
 ) -> None:
     """Its agents ask for a requeue whenever they stop; its batch shell knows better, and ends with an error."""
     monkeypatch.setattr(slurm, "call", lambda argv: None)
-    folder, states = make_run(tmp_path, verdict="stopped"), {"7": JobState("7", "FAILED", nodes="n1")}
+    folder, states = (
+        make_run(tmp_path, verdict="stopped"),
+        {"7": JobState("7", "FAILED", nodes="n1")},
+    )
     write_atomically(folder.job_start("7-0").requeue, "\n")
     slurm.request_stop(folder, "7")
     record = read_record(folder, lambda jobs: states)
@@ -227,7 +262,10 @@ def test_a_run_that_saved_because_it_was_cancelled_was_not_forgotten(
 def test_a_cancelled_run_says_by_whom_and_from_where_it_can_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, states = make_run(tmp_path, verdict="stopped"), {"7": JobState("7", "CANCELLED", nodes="n1")}
+    folder, states = (
+        make_run(tmp_path, verdict="stopped"),
+        {"7": JobState("7", "CANCELLED", nodes="n1")},
+    )
     checkpoint = folder.path / "checkpoints" / "step-00000425"
     checkpoint.mkdir(parents=True)
     (checkpoint / "complete.json").write_text("{}")
@@ -239,7 +277,9 @@ def test_a_cancelled_run_says_by_whom_and_from_where_it_can_continue(
     assert read_record(folder, lambda jobs: states).detail == "can continue from step 425"
 
 
-@pytest.mark.parametrize("states", [{}, {"7": JobState("7", "COMPLETED", nodes="n1")}], ids=["unknown", "given away"])
+@pytest.mark.parametrize(
+    "states", [{}, {"7": JobState("7", "COMPLETED", nodes="n1")}], ids=["unknown", "given away"]
+)
 def test_a_job_that_slurm_forgot_is_named(tmp_path: Path, states: dict[str, JobState]) -> None:
     record = read_record(make_run(tmp_path), lambda jobs: states)
     assert (record.status, record.is_over) == ("lost", True)
@@ -249,15 +289,23 @@ def test_a_job_that_slurm_forgot_is_named(tmp_path: Path, states: dict[str, JobS
 @pytest.mark.parametrize(
     ("state", "detail"),
     [
-        (JobState("7", "FAILED", "RaisedSignal:9(Killed)", nodes="n1"), "the batch shell was killed by signal 9"),
-        (JobState("7", "FAILED", exit_code="0:9", nodes="n1"), "the batch shell was killed by signal 9"),
+        (
+            JobState("7", "FAILED", "RaisedSignal:9(Killed)", nodes="n1"),
+            "the batch shell was killed by signal 9",
+        ),
+        (
+            JobState("7", "FAILED", exit_code="0:9", nodes="n1"),
+            "the batch shell was killed by signal 9",
+        ),
         (JobState("7", "FAILED", "JobLaunchFailure", nodes="n1"), "the batch shell was killed"),
         (JobState("7", "FAILED", "NonZeroExitCode", nodes="n1", exit_code="75:0"), "n1"),
         (JobState("7", "TIMEOUT", "TimeLimit", nodes="n1", exit_code="0:15"), "time limit reached"),
     ],
 )
 @pytest.mark.parametrize("verdict", ["", "stopped"])
-def test_a_killed_batch_shell_is_named(tmp_path: Path, state: JobState, detail: str, verdict: str) -> None:
+def test_a_killed_batch_shell_is_named(
+    tmp_path: Path, state: JobState, detail: str, verdict: str
+) -> None:
     """Whether or not the agents came to write a verdict."""
     folder = make_run(tmp_path, verdict=verdict)
     folder.job_start("7-0").agent.write_text("1\n")
@@ -300,15 +348,25 @@ def test_a_run_that_had_nothing_left_to_do_says_so(tmp_path: Path) -> None:
     assert (read_record(folder).status, read_record(folder).detail) == ("done", "here")
     folder.events.mkdir()
     events = [{"time": 1.0, "event": "started"}, {"time": 2.0, "event": "nothing_left", "step": 4}]
-    (folder.events / "rank-0.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    assert (read_record(folder).status, read_record(folder).detail) == ("done", "nothing was left to do")
+    (folder.events / "rank-0.jsonl").write_text(
+        "".join(f"{json.dumps(event)}\n" for event in events)
+    )
+    assert (read_record(folder).status, read_record(folder).detail) == (
+        "done",
+        "nothing was left to do",
+    )
 
 
 def test_a_run_that_slurm_forgot_keeps_its_nodes(tmp_path: Path) -> None:
     folder = make_run(tmp_path, verdict="done")
     folder.events.mkdir()
-    events = [{"time": n, "event": "node", "job_start": f"7-{n}", "nodelist": f"n[{n}-9]"} for n in (1.0, 2.0)]
-    (folder.events / "agent-0.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    events = [
+        {"time": n, "event": "node", "job_start": f"7-{n}", "nodelist": f"n[{n}-9]"}
+        for n in (1.0, 2.0)
+    ]
+    (folder.events / "agent-0.jsonl").write_text(
+        "".join(f"{json.dumps(event)}\n" for event in events)
+    )
     for states in ({}, {"7": JobState("7", "COMPLETED")}):
         assert read_record(folder, lambda jobs, states=states: states).detail == "n[2.0-9]"
 
@@ -319,11 +377,15 @@ def test_a_job_that_waits_for_another_names_its_run(tmp_path: Path) -> None:
     folder.events.mkdir()
     states = {"8": JobState("8", "PENDING", reason="Dependency")}
     for after, words in ((["7"], "job 7 (20260101-000000-aaaa)"), (["5"], "job 5")):
-        (folder.events / "launch.jsonl").write_text(json.dumps({"event": "queued", "job": "8", "after": after}) + "\n")
+        (folder.events / "launch.jsonl").write_text(
+            json.dumps({"event": "queued", "job": "8", "after": after}) + "\n"
+        )
         assert read_record(folder, lambda jobs: states).detail == f"waits for {words}"
 
 
-def test_a_job_waits_for_the_begin_time_that_was_asked_for_or_for_that_of_a_requeue(tmp_path: Path) -> None:
+def test_a_job_waits_for_the_begin_time_that_was_asked_for_or_for_that_of_a_requeue(
+    tmp_path: Path,
+) -> None:
     folder = make_run(tmp_path)
     states = {"7": JobState("7", "PENDING", reason="BeginTime")}
     assert read_record(folder, lambda jobs: states).detail == "waits for its begin time"
@@ -333,13 +395,17 @@ def test_a_job_waits_for_the_begin_time_that_was_asked_for_or_for_that_of_a_requ
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "FAILED", ""])
-def test_the_job_of_a_run_that_was_fetched_is_not_one_of_this_cluster(tmp_path: Path, state: str) -> None:
+def test_the_job_of_a_run_that_was_fetched_is_not_one_of_this_cluster(
+    tmp_path: Path, state: str
+) -> None:
     folder = make_run(tmp_path)
     about = {"cluster": "alps", "status": "running", "time": 1_800_000_000.0, "files": []}
     folder.fetched.write_text(json.dumps(about))
     record = read_record(folder, lambda jobs: {job: JobState(job, state) for job in jobs if state})
     assert (record.status, record.is_over) == ("unknown", False)
-    assert re.fullmatch(r"fetched from alps on 2027-01-1\d \d\d:\d\d, when it was running", record.detail)
+    assert re.fullmatch(
+        r"fetched from alps on 2027-01-1\d \d\d:\d\d, when it was running", record.detail
+    )
     folder.run_json.write_text('{"slurm_conf": "/etc/of-alps.conf"}')
     assert f"paceline fetch {folder.key} --on alps" in read_record(folder, lambda jobs: {}).hint
     folder.job_start("7-0").verdict.write_text("failed\n")
@@ -352,7 +418,9 @@ def test_the_job_of_a_run_that_was_fetched_is_not_one_of_this_cluster(tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", '{"pages": 3}', "", "\0\x1b[31m"])
-def test_a_script_may_write_a_file_with_the_name_of_the_record_of_fetching(tmp_path: Path, text: str) -> None:
+def test_a_script_may_write_a_file_with_the_name_of_the_record_of_fetching(
+    tmp_path: Path, text: str
+) -> None:
     folder = make_run(tmp_path)
     folder.fetched.write_text(text)
     record = read_record(folder, lambda jobs: {job: JobState(job, "RUNNING") for job in jobs})

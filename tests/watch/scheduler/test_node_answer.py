@@ -21,12 +21,16 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append("sinfo")
         return ""
 
-    monkeypatch.setattr(AnswerCache, "here", classmethod(lambda cls: AnswerCache(tmp_path / "slurm-1.json")))
+    monkeypatch.setattr(
+        AnswerCache, "here", classmethod(lambda cls: AnswerCache(tmp_path / "slurm-1.json"))
+    )
     monkeypatch.setattr(node_answer, "ask_node_use", ask)
     return asked
 
 
-def test_slurm_is_asked_once_a_minute(calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_is_asked_once_a_minute(
+    calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         node_answer, "poll_interval", lambda: 1.0
     )  # asking more often for jobs does not ask more often for nodes

@@ -21,23 +21,44 @@ NOW = time.mktime((2026, 11, 17, 12, 0, 0, 0, 0, -1))  # a Tuesday, in the time 
     [
         ("Priority", "waits for GPUs: other jobs come first"),
         ("Resources", "waits for GPUs to become free"),
-        ("QOSMaxGRESPerUser", "your jobs have reached the limit of GPUs that its QOS sets per user"),
-        ("QOSMaxJobsPerUserLimit", "your jobs have reached the limit of jobs that its QOS sets per user"),
-        ("MaxGRESPerAccount", "your account's jobs have reached the limit of GPUs that its QOS sets per account"),
+        (
+            "QOSMaxGRESPerUser",
+            "your jobs have reached the limit of GPUs that its QOS sets per user",
+        ),
+        (
+            "QOSMaxJobsPerUserLimit",
+            "your jobs have reached the limit of jobs that its QOS sets per user",
+        ),
+        (
+            "MaxGRESPerAccount",
+            "your account's jobs have reached the limit of GPUs that its QOS sets per account",
+        ),
         ("QOSGrpNodeLimit", "its QOS has reached its limit of nodes"),
         ("AssocGrpGRES", "your account has reached its limit of GPUs"),
         ("AssocGrpCPUMinutesLimit", "your account has reached its limit of core time"),
         ("AssocGrpCPURunMinutesLimit", "your account has reached its limit of core time"),
-        ("AssocMaxJobsLimit", "your jobs have reached the limit of jobs that your account sets per user"),
+        (
+            "AssocMaxJobsLimit",
+            "your jobs have reached the limit of jobs that your account sets per user",
+        ),
         ("QOSMaxWallDurationPerJobLimit", "requests more time than its QOS allows per job"),
         ("QOSMinGRES", "requests fewer GPUs than its QOS requires"),
-        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "waits for nodes that are down, drained or reserved (n[1-2])"),
-        ("ReqNodeNotAvail, May be reserved for other job", "waits for nodes that are down, drained or reserved"),
+        (
+            "ReqNodeNotAvail, UnavailableNodes:n[1-2]",
+            "waits for nodes that are down, drained or reserved (n[1-2])",
+        ),
+        (
+            "ReqNodeNotAvail, May be reserved for other job",
+            "waits for nodes that are down, drained or reserved",
+        ),
         (
             "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
             "waits for nodes that are down, drained or reserved",
         ),
-        ("PartitionNodeLimit", "requests more nodes than its partition allows, or too few of them are up"),
+        (
+            "PartitionNodeLimit",
+            "requests more nodes than its partition allows, or too few of them are up",
+        ),
         ("AWholeNewReason", "AWholeNewReason"),
         ("QOSMaxUnicornsPerUser", "QOSMaxUnicornsPerUser"),
         ("", ""),
@@ -70,7 +91,9 @@ def test_the_estimate_is_part_of_the_detail(
     folder.run_json.write_text(json.dumps({"spec": {"job": {"gpus_per_node": 8}}}))
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: NOW)
-        record = read_record(folder, lambda jobs: {"7": JobState("7", "PENDING", "Resources", start=start)})
+        record = read_record(
+            folder, lambda jobs: {"7": JobState("7", "PENDING", "Resources", start=start)}
+        )
         assert record.detail == f"waits for GPUs to become free{shown}"
 
 

@@ -72,7 +72,9 @@ def put_time(path: Path, when: float) -> None:
     os.utime(path, (when, when), follow_symlinks=False)
 
 
-def submitted(tmp_path: Path, fake: FakeSlurm, *, ago: float, job: str = "7", verdict: str = "") -> RunFolder:
+def submitted(
+    tmp_path: Path, fake: FakeSlurm, *, ago: float, job: str = "7", verdict: str = ""
+) -> RunFolder:
     """A run whose job was submitted, and has started, so many seconds ago."""
     folder = make_run(tmp_path / "scratch", f"20260101-000000-{job}", job=job, verdict=verdict)
     for path in (folder.job, folder.claims / "1"):
@@ -112,7 +114,9 @@ def test_a_clock_that_was_set_back_does_not_make_every_look_ask(fake: FakeSlurm)
     assert len(fake.calls) == 2
 
 
-def test_an_answer_that_was_under_way_while_the_queue_changed_does_not_count(fake: FakeSlurm) -> None:
+def test_an_answer_that_was_under_way_while_the_queue_changed_does_not_count(
+    fake: FakeSlurm,
+) -> None:
     fake.jobs = {"7": "RUNNING"}
     whole = fake.queue
 
@@ -130,7 +134,9 @@ def test_an_answer_that_was_under_way_while_the_queue_changed_does_not_count(fak
     assert query_states(["7"])["7"].label == "cancelled"
 
 
-def test_a_controller_that_fails_is_asked_less_and_less_and_all_share_the_failure(fake: FakeSlurm) -> None:
+def test_a_controller_that_fails_is_asked_less_and_less_and_all_share_the_failure(
+    fake: FakeSlurm,
+) -> None:
     fake.problem = "squeue did not respond within 60 s."
     asked = []
     for second in range(1200):
@@ -165,7 +171,9 @@ def test_nobody_waits_for_a_controller_that_hangs_at_every_look(
     assert 4 <= len(fake.calls) <= 5
 
 
-def test_a_controller_that_hangs_is_not_asked_about_runs_that_are_over(tmp_path: Path, fake: FakeSlurm) -> None:
+def test_a_controller_that_hangs_is_not_asked_about_runs_that_are_over(
+    tmp_path: Path, fake: FakeSlurm
+) -> None:
     """Not even if they have just ended, unless Slurm has not said so yet."""
     done, failed = submitted(tmp_path, fake, ago=300), submitted(tmp_path, fake, ago=300, job="8")
     fake.jobs = {"7": "COMPLETED", "8": "RUNNING"}
@@ -255,7 +263,9 @@ def test_the_end_of_a_cancelled_run_is_no_surprise(tmp_path: Path, fake: FakeSlu
     assert fake.calls == ["squeue"] * 2
 
 
-def test_a_run_that_was_queued_in_the_answer_and_is_done_by_now_is_done(tmp_path: Path, fake: FakeSlurm) -> None:
+def test_a_run_that_was_queued_in_the_answer_and_is_done_by_now_is_done(
+    tmp_path: Path, fake: FakeSlurm
+) -> None:
     folder = submitted(tmp_path, fake, ago=500)
     (folder.claims / "1").unlink()
     fake.jobs = {"7": "PENDING"}
@@ -283,7 +293,9 @@ def test_a_job_that_is_missing_is_asked_for_again_then_looked_up_in_accounting_o
     assert fake.calls == ["squeue", "squeue", "sacct 7 8"]
     fake.now += 300
     assert [record.status for record in read_records(runs)] == ["timed out", "lost"]
-    assert fake.calls[3:] == ["squeue", "sacct 8"], "an ended job does not change; the other may appear there late"
+    assert fake.calls[3:] == ["squeue", "sacct 8"], (
+        "an ended job does not change; the other may appear there late"
+    )
 
 
 def test_a_job_that_is_newer_than_the_answer_is_queued(tmp_path: Path, fake: FakeSlurm) -> None:
@@ -302,7 +314,9 @@ def test_a_job_that_is_newer_than_the_answer_is_queued(tmp_path: Path, fake: Fak
 
 
 @pytest.mark.parametrize("state", ["PENDING", "FAILED", "NODE_FAIL"])
-def test_a_run_that_has_started_since_the_answer_is_running(tmp_path: Path, fake: FakeSlurm, state: str) -> None:
+def test_a_run_that_has_started_since_the_answer_is_running(
+    tmp_path: Path, fake: FakeSlurm, state: str
+) -> None:
     folder = submitted(tmp_path, fake, ago=500, verdict="stopped")
     fake.jobs = {"7": state}
     read_record(folder)
@@ -315,13 +329,17 @@ def test_a_run_that_has_started_since_the_answer_is_running(tmp_path: Path, fake
     assert read_record(folder).status == "running"
 
 
-def test_a_clock_that_is_ahead_does_not_make_old_starts_new(tmp_path: Path, fake: FakeSlurm) -> None:
+def test_a_clock_that_is_ahead_does_not_make_old_starts_new(
+    tmp_path: Path, fake: FakeSlurm
+) -> None:
     folder = submitted(tmp_path, fake, ago=-300)
     fake.jobs = {"7": "PENDING"}
     assert read_record(folder).status == "queued"
 
 
-def test_a_verdict_makes_the_next_look_fresh_but_not_every_look(tmp_path: Path, fake: FakeSlurm) -> None:
+def test_a_verdict_makes_the_next_look_fresh_but_not_every_look(
+    tmp_path: Path, fake: FakeSlurm
+) -> None:
     folder = submitted(tmp_path, fake, ago=500)
     fake.jobs = {"7": "RUNNING"}
     assert read_record(folder).status == "running"
@@ -347,17 +365,25 @@ def test_finished_and_local_runs_need_no_question(tmp_path: Path, fake: FakeSlur
     for folder in (done, failed):
         put_time(next(folder.path.glob("job-starts/*/verdict")), fake.now - 1000)
     local = make_run(tmp_path / "scratch", "20260101-000000-bbbb", job=None, verdict="done")
-    assert [record.status for record in read_records([done, failed, local])] == ["done", "failed", "done"]
+    assert [record.status for record in read_records([done, failed, local])] == [
+        "done",
+        "failed",
+        "done",
+    ]
     assert not fake.calls
     (failed.job_start("8-0").path / "requeue").touch()
     fake.jobs = {"7": "RUNNING", "8": "PENDING"}
     statuses = [record.status for record in read_records([done, failed, local])]
-    assert statuses == ["done", "queued", "done"], "one goes back to the queue; another's job has the id of a done one"
+    assert statuses == ["done", "queued", "done"], (
+        "one goes back to the queue; another's job has the id of a done one"
+    )
 
 
 def test_many_processes_at_once_make_one_call(tmp_path: Path) -> None:
     put_command(
-        tmp_path, "squeue", f"echo x >>{tmp_path}/calls; sleep 0.5; printf '7\\037RUNNING\\037\\037n1\\037\\0371:00\\n'"
+        tmp_path,
+        "squeue",
+        f"echo x >>{tmp_path}/calls; sleep 0.5; printf '7\\037RUNNING\\037\\037n1\\037\\0371:00\\n'",
     )
     code = (
         "import os; from paceline.watch.scheduler.shared_answer import query_states\n"
@@ -379,9 +405,14 @@ def test_a_broken_or_foreign_file_is_an_empty_answer(tmp_path: Path) -> None:
     file.path.symlink_to("/etc/passwd")
     assert file.read() == Answer()
     answer = Answer(
-        5.0, {"7": JobState("7", "RUNNING", "r", "n1", "s", "1:00")}, frozenset({"6"}),
-        {"5": (4.0, JobState("5", "FAILED", exit_code="1:0")), "4": (3.0, None)}, 2, "no", "hint",
-    )  # fmt: skip
+        5.0,
+        {"7": JobState("7", "RUNNING", "r", "n1", "s", "1:00")},
+        frozenset({"6"}),
+        {"5": (4.0, JobState("5", "FAILED", exit_code="1:0")), "4": (3.0, None)},
+        2,
+        "no",
+        "hint",
+    )
     file.write(answer)
     assert file.read() == answer
     assert not file.path.is_symlink()
@@ -397,7 +428,9 @@ def test_a_process_that_holds_the_lock_for_ever_does_not_block_others_for_ever(
         pass
 
 
-def test_jobs_of_a_sandbox_that_was_started_again_are_not_mistaken_for_older_ones(fake: FakeSlurm) -> None:
+def test_jobs_of_a_sandbox_that_was_started_again_are_not_mistaken_for_older_ones(
+    fake: FakeSlurm,
+) -> None:
     fake.ended = {"7": "FAILED"}
     assert query_states(["7"])["7"].label == "failed"
     fake.jobs = {"7": "RUNNING"}
@@ -408,8 +441,12 @@ def test_jobs_of_a_sandbox_that_was_started_again_are_not_mistaken_for_older_one
     assert query_states(["7"])["7"].label == "done"
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0.5", 0.5), ("0", 0), ("2m", 120), ("90s", 90)])
-def test_the_interval_is_a_setting(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", 60), ("0.5", 0.5), ("0", 0), ("2m", 120), ("90s", 90)]
+)
+def test_the_interval_is_a_setting(
+    text: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("PACELINE_POLL_INTERVAL", text)
         assert poll_interval() == seconds
@@ -437,7 +474,9 @@ def test_a_wrong_interval_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch
             poll_interval()
 
 
-def test_without_an_interval_every_look_asks(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_interval_every_look_asks(
+    fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.jobs = {"7": "RUNNING"}
     with monkeypatch.context() as patch:
         patch.setenv("PACELINE_POLL_INTERVAL", "0")
@@ -446,7 +485,9 @@ def test_without_an_interval_every_look_asks(fake: FakeSlurm, monkeypatch: pytes
     assert fake.calls == ["squeue", "sacct 8"] * 3
 
 
-def test_the_name_of_the_cluster_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_the_cluster_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Profiles need it in every command, such as a `ps` in a loop."""
     put_command(tmp_path, "sbatch", "exit 9")
     put_command(tmp_path, "scontrol", f"echo x >>{tmp_path}/calls; cat {tmp_path}/answer")

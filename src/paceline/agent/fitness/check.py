@@ -33,20 +33,40 @@ _START = f"{DROP_CWD_FROM_PATH}; from paceline.runtime.fitness.measure import ma
 
 
 class FitnessCheck:
-    """One agent's part: it measures its node; the head agent collects all numbers, and tells the others."""
+    """One agent's part: it measures its node; the head agent collects all numbers, and tells the
+    others.
+    """
 
-    def __init__(self, launch: Launch, run: RunFolder, rendezvous: Rendezvous, interrupted: Callable[[], bool]) -> None:
-        self._launch, self._run, self._rendezvous, self._interrupted = launch, run, rendezvous, interrupted
+    def __init__(
+        self,
+        launch: Launch,
+        run: RunFolder,
+        rendezvous: Rendezvous,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self._launch, self._run, self._rendezvous, self._interrupted = (
+            launch,
+            run,
+            rendezvous,
+            interrupted,
+        )
         self._deadline = time.monotonic() + TIME_LIMIT
 
     def run(self) -> list[Judgement]:
         """Return what is slow, the same on all agents. Collective."""
         measured, quota = self._measure(self._deadline - ANSWER_TIME)
-        own = {"host": self._launch.placement.host, "throttled": quota, "ranks": [asdict(each) for each in measured]}
+        own = {
+            "host": self._launch.placement.host,
+            "throttled": quota,
+            "ranks": [asdict(each) for each in measured],
+        }
         if not self._launch.placement.is_head:
             self._rendezvous.send({"kind": RESULT, **own}, to=0)
             message = self._await(VERDICT, {0}).get(0, {})
-            return [Judgement(**{**each, "evidence": tuple(each["evidence"])}) for each in message.get("found", [])]
+            return [
+                Judgement(**{**each, "evidence": tuple(each["evidence"])})
+                for each in message.get("found", [])
+            ]
         members = self._await(RESULT, set(range(1, self._launch.placement.count)))
         reports = [own, *members.values()]
         ranks = [make(Measurement, each) for report in reports for each in report["ranks"]]
@@ -57,7 +77,9 @@ class FitnessCheck:
         return found
 
     def _measure(self, deadline: float) -> tuple[list[Measurement], float]:
-        """Run the measurement on this node's ranks. Returns what they wrote, and the share of throttled periods."""
+        """Run the measurement on this node's ranks. Returns what they wrote, and the share of
+        throttled periods.
+        """
         folder = self._run.path / "fitness"
         folder.mkdir(parents=True, exist_ok=True)
         common = {**self._launch.common_environ(), env.FITNESS: str(folder)}
@@ -69,11 +91,14 @@ class FitnessCheck:
             (folder / f"rank-{rank}.json").unlink(missing_ok=True)
             started.append(
                 subprocess.Popen(
-                    [self._launch.launch_spec.python, "-c", _START], start_new_session=True,
+                    [self._launch.launch_spec.python, "-c", _START],
+                    start_new_session=True,
                     env={**common, **self._launch.rank_environ(rank, local_rank)},
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                 )
-            )  # fmt: skip
+            )
         try:
             while any(each.poll() is None for each in started) and time.monotonic() < deadline:
                 if self._interrupted():
@@ -107,26 +132,34 @@ class FitnessCheck:
         shares = {str(each["host"]): float(each["throttled"]) for each in reports}
         return [
             Judgement(
-                host, f"a limit of CPU time held it back in {share:.0%} of all periods", unfit=True,
+                host,
+                f"a limit of CPU time held it back in {share:.0%} of all periods",
+                unfit=True,
                 evidence=(f"{host}: cgroup cpu.stat",),
             )
             for host, share in shares.items()
             if share >= THROTTLED and min(shares.values()) < THROTTLED
-        ]  # fmt: skip
+        ]
 
     @staticmethod
     def _find_silent(reports: Iterable[Mapping[str, Any]], blamed: set[str]) -> list[Judgement]:
-        """Name nodes that have measured nothing in time, although others have: torch may take long to import there."""
+        """Name nodes that have measured nothing in time, although others have: torch may take long
+        to import there.
+        """
         silent = {str(each["host"]) for each in reports if not each["ranks"]} - blamed
         measured = {str(each["host"]) for each in reports if each["ranks"]}
         text = f"it has measured nothing within {TIME_LIMIT:.0f} s"
-        return [Judgement(host, text, unfit=False) for host in sorted(silent - measured) if measured]
+        return [
+            Judgement(host, text, unfit=False) for host in sorted(silent - measured) if measured
+        ]
 
     def _record(self, ranks: list[Measurement], found: list[Judgement]) -> None:
         """Leave the numbers for `paceline doctor`."""
         record = {
-            "time": time.time(), "ranks": [asdict(each) for each in ranks], "found": [asdict(each) for each in found],
-        }  # fmt: skip
+            "time": time.time(),
+            "ranks": [asdict(each) for each in ranks],
+            "found": [asdict(each) for each in found],
+        }
         with suppress(OSError):
             write_atomically(self._run.fitness, json.dumps(record, indent=1) + "\n")
             (self._run.path / "fitness").rmdir()

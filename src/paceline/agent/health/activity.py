@@ -1,4 +1,6 @@
-"""Whether ranks make progress, by what they use: CPU time, files, connections, output and heartbeats."""
+"""Whether ranks make progress, by what they use: CPU time, files, connections, output and
+heartbeats.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,31 @@ class Activity:
             return True
         if self.output != before.output:
             return True
-        return abs(now.cpu - then.cpu) >= BUSY_CPU * elapsed or abs(now.io - then.io) >= BUSY_IO * elapsed
+        return (
+            abs(now.cpu - then.cpu) >= BUSY_CPU * elapsed
+            or abs(now.io - then.io) >= BUSY_IO * elapsed
+        )
 
 
 class ActivityMonitor:
     """The activity of this node's ranks, checked several times per timeout.
 
-    With `count_output`, which returns the bytes that a local rank has printed, any output counts as progress.
+    With `count_output`, which returns the bytes that a local rank has printed, any output counts as
+    progress.
     """
 
     def __init__(
-        self, heartbeats: Heartbeats, timeout: float, *, count_output: Callable[[int], int] = lambda local_rank: 0
+        self,
+        heartbeats: Heartbeats,
+        timeout: float,
+        *,
+        count_output: Callable[[int], int] = lambda local_rank: 0,
     ) -> None:
-        self._heartbeats, self._interval, self._count_output = heartbeats, timeout / CHECKS, count_output
+        self._heartbeats, self._interval, self._count_output = (
+            heartbeats,
+            timeout / CHECKS,
+            count_output,
+        )
         self._last_check = 0.0
         self._known: dict[int, Activity] = {}  # by local rank
 
@@ -61,7 +75,10 @@ class ActivityMonitor:
             self._known.clear()
         usage = tree_usage(pids.values())
         for local_rank, pid in pids.items():
-            heartbeat, output = self._heartbeats.read(local_rank).time, self._count_output(local_rank)
+            heartbeat, output = (
+                self._heartbeats.read(local_rank).time,
+                self._count_output(local_rank),
+            )
             activity = Activity(usage.get(pid), heartbeat, output, since=now)
             before = self._known.get(local_rank)
             if before is not None and not activity.differs(before, elapsed):

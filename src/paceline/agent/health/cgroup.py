@@ -1,4 +1,6 @@
-"""This process's control groups: the job's limits on memory and CPU time, and how often it has hit them."""
+"""This process's control groups: the job's limits on memory and CPU time, and how often it has hit
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ _UNLIMITED = 1 << 60  # at least; cgroup v1 reports "no limit" as a huge number
 
 
 class CpuQuota(NamedTuple):
-    """Counters of the groups that limit CPU time: periods with a limit, and those in which it was used up."""
+    """Counters of the groups that limit CPU time: periods with a limit, and those in which it was
+    used up.
+    """
 
     periods: int
     throttled: int
@@ -28,7 +32,11 @@ def out_of_memory_kills(proc: Path = Path("/proc"), sys: Path = Path("/sys")) ->
     for folder, unified in _folders("memory", proc, sys):
         # Groups above the job's have no limit, and count what happens to other jobs.
         if _limit(folder, unified) is not None:
-            counts.append(_fields(folder / ("memory.events" if unified else "memory.oom_control")).get("oom_kill", 0))
+            counts.append(
+                _fields(folder / ("memory.events" if unified else "memory.oom_control")).get(
+                    "oom_kill", 0
+                )
+            )
     return max(counts)
 
 
@@ -40,7 +48,9 @@ def cpu_quota(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> CpuQuota:
 
 
 def _folders(controller: str, proc: Path, sys: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of this process's groups and of those above, and whether they are of cgroup v2."""
+    """Yield the folders of this process's groups and of those above, and whether they are of
+    cgroup v2.
+    """
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -66,7 +76,9 @@ def _limit(folder: Path, unified: bool) -> int | None:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Return the numbers of a file with a name and a number in each line; empty if there is no such file."""
+    """Return the numbers of a file with a name and a number in each line; empty if there is no
+    such file.
+    """
     found = {}
     try:
         for line in path.read_text(encoding="ascii").splitlines():

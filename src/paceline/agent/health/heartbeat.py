@@ -1,4 +1,6 @@
-"""The agent's side of a node's heartbeat file: created, read and removed here; ranks write their own slots."""
+"""The agent's side of a node's heartbeat file: created, read and removed here; ranks write their
+own slots.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ class Heartbeats:
 
     def takes_signals_at_steps(self, local_rank: int) -> bool:
         """Whether a rank will do so at its next steps; false once it has."""
-        return bool(AT_STEPS.unpack_from(self._map, at_steps_offset(local_rank))[0] == TAKES_SIGNALS)
+        return bool(
+            AT_STEPS.unpack_from(self._map, at_steps_offset(local_rank))[0] == TAKES_SIGNALS
+        )
 
     def mark_terminating(self) -> None:
         """From now on SIGTERM ends a rank; it is no longer a request to save and stop."""
@@ -99,7 +103,9 @@ class Heartbeats:
         return coordination
 
     def has_script_ended(self, local_rank: int) -> bool:
-        """Whether nothing of the rank's script is left to run, although its process may still exist."""
+        """Whether nothing of the rank's script is left to run, although its process may still
+        exist.
+        """
         return bool(SCRIPT_ENDED.unpack_from(self._map, script_ended_offset(local_rank))[0])
 
     def read_unsaved(self, local_rank: int) -> int | None:
@@ -113,7 +119,9 @@ class Heartbeats:
         return PRESETS[number - 1] if 0 < number <= len(PRESETS) else None
 
     def read_times(self, local_rank: int) -> tuple[float, float]:
-        """Return the seconds that a rank has waited for data, and those of a step that are its own."""
+        """Return the seconds that a rank has waited for data, and those of a step that are its
+        own.
+        """
         waited, own = TIMES.unpack_from(self._map, times_offset(local_rank))
         return waited, own
 
@@ -122,7 +130,9 @@ class Heartbeats:
         return bool(IN_SESSION.unpack_from(self._map, in_session_offset(local_rank))[0])
 
     def writes_stacks(self, local_rank: int) -> bool:
-        """Whether a rank writes its stacks on SIGUSR2; otherwise the signal belongs to the script."""
+        """Whether a rank writes its stacks on SIGUSR2; otherwise the signal belongs to the
+        script.
+        """
         return bool(WRITES_STACKS.unpack_from(self._map, writes_stacks_offset(local_rank))[0])
 
     def remove(self) -> None:
@@ -169,7 +179,9 @@ def _create(memory: str) -> tuple[int, Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the files of killed agents. Process ids would not identify them: containers have their own."""
+    """Remove the files of killed agents. Process ids would not identify them: containers have
+    their own.
+    """
     for path in folder.glob(PREFIX + "*"):
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime < MIN_AGE:
@@ -211,7 +223,9 @@ def write_coordination(path: str, *, local_rank: int, coordination: int) -> None
     """Write what a rank knows of the others, unless a child that it forked has read the rank."""
     offset = coordination_offset(local_rank)
     with suppress(OSError), open(path, "r+b", buffering=0) as file:
-        if COORDINATION.unpack(os.pread(file.fileno(), COORDINATION.size, offset)) != (COORDINATED,):
+        if COORDINATION.unpack(os.pread(file.fileno(), COORDINATION.size, offset)) != (
+            COORDINATED,
+        ):
             os.pwrite(file.fileno(), COORDINATION.pack(coordination), offset)
 
 

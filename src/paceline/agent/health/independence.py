@@ -19,7 +19,9 @@ _ALONE = (TRAINS_ALONE, SPAWNS_ALONE, ENDED_ALONE)
 
 
 class IndependenceCheck:
-    """One agent's part: a member reports when all of its ranks are alone, and the head agent warns once."""
+    """One agent's part: a member reports when all of its ranks are alone, and the head agent warns
+    once.
+    """
 
     def __init__(
         self,
@@ -33,8 +35,11 @@ class IndependenceCheck:
         self._launch, self._heartbeats, self._rendezvous = launch, heartbeats, rendezvous
         self._say, self._events = say, events
         self._spawns = launch.launch_spec.style == "spawn"
-        self._local_ranks = [local_rank for _, local_rank in launch.ranks()][: 1 if self._spawns else None]
-        self._agents: dict[int, int] = {}  # those whose ranks are all alone -> what one of them does
+        self._local_ranks = [local_rank for _, local_rank in launch.ranks()][
+            : 1 if self._spawns else None
+        ]
+        # those whose ranks are all alone -> what one of them does
+        self._agents: dict[int, int] = {}
         self._last_check = 0.0
         self._alone_since: float | None = None
         self._reported = launch.launch_spec.world_size == 1
@@ -65,7 +70,9 @@ class IndependenceCheck:
         self._agents[int(message["from"])] = int(message["coordination"])
 
     def finish(self, found: Iterable[int]) -> None:
-        """Warn at the end of a run that was too short, or did not train, if all of its ranks were alone."""
+        """Warn at the end of a run that was too short, or did not train, if all of its ranks were
+        alone.
+        """
         listed = list(found)
         if not self._reported and listed and all(coordination in _ALONE for coordination in listed):
             self._warn(listed)
@@ -83,19 +90,22 @@ def _lines(found: Iterable[int], *, processes: int, ranks: int, style: str) -> l
     if style == "spawn":
         count = "1 process runs" if processes == 1 else f"{processes} processes run"
         return [
-            f"warning: {count} this script, not {ranks}: with --style spawn, a script starts its own ranks, and this "
+            f"warning: {count} this script, not {ranks}: with --style spawn, a script starts its "
+            "own ranks, and this "
             "one has started none",
             "call paceline.spawn or mp.spawn, or use --style fork and form a process group",
         ]
     if SPAWNS_ALONE in found:
         return [
-            f"warning: apparently {processes} processes run this script independently, and each calls mp.spawn: the "
+            f"warning: apparently {processes} processes run this script independently, and each "
+            "calls mp.spawn: the "
             f"training starts {processes} times",
             "use --style spawn, which starts the script once per node, or --nproc 1",
         ]
     return [
         f"warning: apparently {processes} processes run this script independently: "
         "none has formed a process group or read its rank",
-        "use --nproc 1 to run it once, or let the ranks train together with paceline.session, or with "
+        "use --nproc 1 to run it once, or let the ranks train together with paceline.session, or "
+        "with "
         "torch.distributed.init_process_group and DistributedDataParallel",
     ]

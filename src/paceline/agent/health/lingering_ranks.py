@@ -1,7 +1,8 @@
 """Finds ranks that linger, i.e. do nothing although others of the run have exited.
 
-A rank may legitimately outlive the others, e.g. to evaluate or to upload a model. So none of them counts as lingering
-as long as one of them makes progress: the rest may wait for it. And a rank with child processes may wait for a child.
+A rank may legitimately outlive the others, e.g. to evaluate or to upload a model. So none of them
+counts as lingering as long as one of them makes progress: the rest may wait for it. And a rank with
+child processes may wait for a child.
 """
 
 from __future__ import annotations
@@ -54,10 +55,17 @@ def has_finished(state: int, *, script_ended: bool) -> bool:
 
 
 class LingeringRanks:
-    """One agent's part: a member reports its ranks to the head agent, which finds those that linger."""
+    """One agent's part: a member reports its ranks to the head agent, which finds those that
+    linger.
+    """
 
     def __init__(
-        self, launch: Launch, *, workers: StartedRanks, heartbeats: Heartbeats, rendezvous: Rendezvous
+        self,
+        launch: Launch,
+        *,
+        workers: StartedRanks,
+        heartbeats: Heartbeats,
+        rendezvous: Rendezvous,
     ) -> None:
         self._placement, self._attempt = launch.placement, launch.attempt
         self._spawns = launch.launch_spec.style == "spawn"
@@ -67,18 +75,25 @@ class LingeringRanks:
         self._is_watching = self._has_warned = False
         self._activity = ActivityMonitor(heartbeats, self._timeout)
         self._had_children: dict[int, bool] = {}  # by local rank, at the last check
-        self._released: dict[tuple[int, float], float] = {}  # by local rank and the start of its idle time
-        self._child_counted: set[tuple[int, float]] = set()  # the same, if a child process has ended since then
+        # by local rank and the start of its idle time
+        self._released: dict[tuple[int, float], float] = {}
+        # the same, if a child process has ended since then
+        self._child_counted: set[tuple[int, float]] = set()
         self._reported: dict[int, list[IdleRank]] = {}  # by agent
 
     def update(self, message: Mapping[str, Any]) -> None:
         """Take in a message of another agent."""
         self._is_watching = True
         if message["kind"] == REPORT:
-            self._reported[int(message["from"])] = [IdleRank(*fields) for fields in message["ranks"]]
+            self._reported[int(message["from"])] = [
+                IdleRank(*fields) for fields in message["ranks"]
+            ]
 
-    def check(self, local_ranks: Collection[int], *, ended_agents: Collection[int]) -> list[IdleRank]:
-        """Report these ranks, which have not ended, to the head agent; there, return all ranks if they linger.
+    def check(
+        self, local_ranks: Collection[int], *, ended_agents: Collection[int]
+    ) -> list[IdleRank]:
+        """Report these ranks, which have not ended, to the head agent; there, return all ranks if
+        they linger.
 
         Ranks that are not overdue yet are returned once, for a warning.
         """
@@ -115,24 +130,36 @@ class LingeringRanks:
         return self._timeout * (WITH_CHILDREN if any(rank.may_wait for rank in idle) else 1)
 
     def failure(self, lingering: list[IdleRank], detected: float) -> Failure | None:
-        """Return the failure of the first rank that has not finished; None if only their processes did not exit."""
+        """Return the failure of the first rank that has not finished; None if only their processes
+        did not exit.
+        """
         unfinished = [idle for idle in lingering if not idle.has_finished]
         if not unfinished:
             return None
         first, *rest = unfinished
         others = f", as did {_names(rest)}" if rest else ""
-        message = f"it made no progress for {self._limit(lingering):g} s after other ranks had exited{others}; {HINT}"
+        message = (
+            f"it made no progress for {self._limit(lingering):g} s after other ranks had "
+            f"exited{others}; {HINT}"
+        )
         log = str(self._attempt.stacks(first.rank))
-        return Failure(retry_policy.LINGERED, first.host, first.rank, message=message, time=detected, log=log)
+        return Failure(
+            retry_policy.LINGERED, first.host, first.rank, message=message, time=detected, log=log
+        )
 
     def describe(self, lingering: list[IdleRank]) -> str:
         """Say what is done about these ranks."""
         ranks, limit = _names(lingering), self._limit(lingering)
         if self.is_overdue(lingering):
-            return f"other ranks had exited, so these were killed after {limit:g} s without progress: {ranks}"
+            return (
+                f"other ranks had exited, so these were killed after {limit:g} s without "
+                f"progress: {ranks}"
+            )
         return (
-            f"other ranks have exited, and these have made no progress for {self._timeout:g} s: {ranks}; "
-            f"they may be waiting for child processes, so they are killed only after {limit:g} s; {HINT}"
+            f"other ranks have exited, and these have made no progress for {self._timeout:g} s: "
+            f"{ranks}; "
+            f"they may be waiting for child processes, so they are killed only after {limit:g} s; "
+            f"{HINT}"
         )
 
     def _pids(self, local_ranks: Collection[int]) -> dict[int, int]:
@@ -142,7 +169,10 @@ class LingeringRanks:
         """
         started = self._workers.pids()
         parent = next(iter(started.values()), 0) if self._spawns else 0
-        pids = {rank: self._heartbeats.read(rank).pid or started.get(rank, parent) for rank in local_ranks}
+        pids = {
+            rank: self._heartbeats.read(rank).pid or started.get(rank, parent)
+            for rank in local_ranks
+        }
         return {rank: pid for rank, pid in pids.items() if not pid or process_tree.is_alive(pid)}
 
     def _idle_ranks(self, pids: Mapping[int, int], now: float) -> list[IdleRank]:
@@ -150,25 +180,34 @@ class LingeringRanks:
         self._note_released(activities, now)
         return [
             IdleRank(
-                self._rank_of[local_rank], self._placement.host, self._heartbeats.read(local_rank).state,
+                self._rank_of[local_rank],
+                self._placement.host,
+                self._heartbeats.read(local_rank).state,
                 round(now - self._released.get((local_rank, activity.since), activity.since), 3),
-                self._heartbeats.has_script_ended(local_rank), activity.has_children,
+                self._heartbeats.has_script_ended(local_rank),
+                activity.has_children,
             )
             for local_rank, activity in activities.items()
-        ]  # fmt: skip
+        ]
 
     def _note_released(self, activities: Mapping[int, Activity], now: float) -> None:
-        """Note which ranks may have waited until now, for another rank or a child process: they need time to go on."""
+        """Note which ranks may have waited until now, for another rank or a child process: they
+        need time to go on.
+        """
         has_rank_ended = not self._had_children.keys() <= activities.keys()
         for local_rank, activity in activities.items():
             idle = local_rank, activity.since
-            has_child_ended = self._had_children.get(local_rank, False) and not activity.has_children
+            has_child_ended = (
+                self._had_children.get(local_rank, False) and not activity.has_children
+            )
             # Only one child: a thread that starts a short process now and then is no progress.
             if has_rank_ended or (has_child_ended and idle not in self._child_counted):
                 self._released[idle] = now
             if has_child_ended:
                 self._child_counted.add(idle)
-        self._had_children = {local_rank: activity.has_children for local_rank, activity in activities.items()}
+        self._had_children = {
+            local_rank: activity.has_children for local_rank, activity in activities.items()
+        }
 
 
 def _names(ranks: Iterable[IdleRank]) -> str:

@@ -1,6 +1,8 @@
-"""Preflight: can every node run the job? Each agent collects facts about its node; the head agent checks them.
+"""Preflight: can every node run the job? Each agent collects facts about its node; the head agent
+checks them.
 
-The facts travel with the rendezvous, so the check adds nothing to the start-up time. Torch is not imported.
+The facts travel with the rendezvous, so the check adds nothing to the start-up time. Torch is not
+imported.
 """
 
 from __future__ import annotations
@@ -30,11 +32,14 @@ MIN_DISK = 256 << 20  # bytes
 MIN_MEMORY = 256 << 20
 
 
-# -- facts about one node ------------------------------------------------------------------------------
+# -- facts about one node
+# ------------------------------------------------------------------------------
 
 
 def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, str]) -> Facts:
-    """Return what the head agent must know about this node. A fact that cannot be read is None, never an error."""
+    """Return what the head agent must know about this node. A fact that cannot be read is None,
+    never an error.
+    """
     devices = visible_devices(environ)
     return {
         "host": placement.host,
@@ -50,7 +55,9 @@ def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, s
         "tmp_free": _free_bytes(Path(tempfile.gettempdir())),
         "shm_free": _free_bytes(Path("/dev/shm")),
         "memory_free": free_memory(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch_version(),
         "nccl": nccl_version(),
@@ -60,7 +67,9 @@ def collect_facts(placement: Placement, *, folder: Path, environ: Mapping[str, s
 
 
 def gpu_devices() -> int:
-    """Return the number of GPU device files of this node. A container has those that it was given."""
+    """Return the number of GPU device files of this node. A container has those that it was
+    given.
+    """
     return sum(1 for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
 
 
@@ -84,7 +93,9 @@ def free_memory() -> int | None:
 
 
 def torch_version() -> str | None:
-    """Read torch's version from its own file: importing torch takes seconds, package metadata a tenth of one."""
+    """Read torch's version from its own file: importing torch takes seconds, package metadata a
+    tenth of one.
+    """
     folder = _torch_folder()
     try:
         text = (folder / "version.py").read_text(encoding="utf-8") if folder else ""
@@ -95,7 +106,9 @@ def torch_version() -> str | None:
 
 
 def nccl_version() -> str | None:
-    """Return the version of the NCCL that pip installed next to torch; None if torch has its own, or none."""
+    """Return the version of the NCCL that pip installed next to torch; None if torch has its own,
+    or none.
+    """
     folder = _torch_folder()
     found = sorted(folder.parent.glob("nvidia_nccl_cu*.dist-info")) if folder else []
     return found[-1].name.removesuffix(".dist-info").rpartition("-")[2] if found else None
@@ -106,7 +119,11 @@ def _torch_folder() -> Path | None:
         spec = importlib.util.find_spec("torch")
     except (ValueError, ImportError):
         return None
-    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+    return (
+        Path(spec.submodule_search_locations[0])
+        if spec and spec.submodule_search_locations
+        else None
+    )
 
 
 def _free_bytes(folder: Path) -> int | None:
@@ -120,12 +137,15 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-# -- the check -----------------------------------------------------------------------------------------
+# -- the check
+# -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem with one node. If it is fatal, no rank starts, and the node is excluded from the next job start."""
+    """A problem with one node. If it is fatal, no rank starts, and the node is excluded from the
+    next job start.
+    """
 
     host: str
     text: str
@@ -137,7 +157,8 @@ class Problem:
 
 def find_problems(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> list[Problem]:
     """Return all problems in the order of the nodes, fatal ones first."""
-    problems: dict[Problem, None] = {}  # a set in order: several agents of one node report the same problem
+    # a set in order: several agents of one node report the same problem
+    problems: dict[Problem, None] = {}
     max_gpus = max((_gpu_count(facts) or 0 for facts in roster), default=0)
     # If any node shows device files, a node with fewer than promised has lost some.
     countable = any(facts["gpu_devices"] for facts in roster)
@@ -152,7 +173,9 @@ def find_problems(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> list[Prob
     return sorted(problems, key=lambda problem: not problem.fatal)
 
 
-def _gpu_problems(launch_spec: LaunchSpec, facts: Facts, *, expected: int, countable: bool) -> list[Problem]:
+def _gpu_problems(
+    launch_spec: LaunchSpec, facts: Facts, *, expected: int, countable: bool
+) -> list[Problem]:
     if launch_spec.gpus <= 0:
         return []
     host, granted, devices = facts["host"], facts["slurm_gpus"], facts["gpu_devices"]
@@ -161,7 +184,10 @@ def _gpu_problems(launch_spec: LaunchSpec, facts: Facts, *, expected: int, count
     if (visible := _gpu_count(facts) or 0) < expected:
         return [Problem(host, f"{visible} of the {expected} GPUs requested are visible")]
     if countable and devices < expected:
-        text = f"{devices} of the {expected} GPUs requested have a device file; check that the driver is loaded"
+        text = (
+            f"{devices} of the {expected} GPUs requested have a device file; check that the "
+            "driver is loaded"
+        )
         return [Problem(host, text)]
     return []
 
@@ -173,10 +199,12 @@ def _gpu_count(facts: Facts) -> int | None:
 
 
 def _expected_gpus(launch_spec: LaunchSpec, facts: Facts, max_gpus: int) -> int:
-    """Return how many GPUs this agent must see. `max_gpus` is the most that any agent of the run sees.
+    """Return how many GPUs this agent must see. `max_gpus` is the most that any agent of the run
+    sees.
 
-    An agent with one of several ranks may see that rank's GPU alone, because the run asked for it or because the site
-    binds every task that way. If another agent sees more, the site does not bind, and this node lacks GPUs.
+    An agent with one of several ranks may see that rank's GPU alone, because the run asked for it
+    or because the site binds every task that way. If another agent sees more, the site does not
+    bind, and this node lacks GPUs.
     """
     if launch_spec.nproc == 1 or len(facts["ranks"]) > 1:
         return launch_spec.gpus
@@ -197,7 +225,9 @@ def _space_problems(facts: Facts) -> list[Problem]:
 
 
 def _version_problems(name: str, roster: Sequence[Facts]) -> list[Problem]:
-    """Compare each node's version with the most common one (with the head node's, if there is a tie)."""
+    """Compare each node's version with the most common one (with the head node's, if there is a
+    tie).
+    """
     versions = [facts[name] for facts in roster]
     if len(set(versions)) <= 1:
         return []
@@ -228,7 +258,8 @@ def exclude_nodes(job_start: JobStartFolder, hosts: Sequence[str]) -> None:
     write_atomically(path, "".join(f"{host}\n" for host in sorted({*known, *hosts})))
 
 
-# -- the table -----------------------------------------------------------------------------------------
+# -- the table
+# -----------------------------------------------------------------------------------------
 
 
 def format_table(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> str:
@@ -253,7 +284,10 @@ def format_table(launch_spec: LaunchSpec, roster: Sequence[Facts]) -> str:
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     return "\n".join([*lines, *map(str, problems)])
 
 

@@ -1,4 +1,6 @@
-"""What processes use, as a sign that they make progress: CPU time, and bytes of files and TCP connections."""
+"""What processes use, as a sign that they make progress: CPU time, and bytes of files and TCP
+connections.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from typing import NamedTuple
 
 from paceline.agent.workers import process_tree
 
-# Of linux/netlink.h, linux/sock_diag.h and linux/inet_diag.h, for a list of all TCP sockets as `ss -ti` prints it.
+# Of linux/netlink.h, linux/sock_diag.h and linux/inet_diag.h, for a list of all TCP sockets as `ss
+# -ti` prints it.
 _NETLINK_SOCK_DIAG = 4
 _LIST_SOCKETS = 20
 _FLAGS = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
@@ -66,7 +69,12 @@ def _thread_states(pid: int) -> Iterator[bytes]:
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError, IndexError):
-                yield Path(f"/proc/{pid}/task/{task}/stat").read_bytes().rpartition(b")")[2].split()[0]
+                yield (
+                    Path(f"/proc/{pid}/task/{task}/stat")
+                    .read_bytes()
+                    .rpartition(b")")[2]
+                    .split()[0]
+                )
 
 
 def _sockets(pid: int) -> Iterator[int]:
@@ -80,7 +88,9 @@ def _sockets(pid: int) -> Iterator[int]:
 
 
 def _tcp_traffic() -> dict[int, int]:
-    """Map the inodes of this host's TCP sockets to the bytes they transferred; empty if the kernel does not tell."""
+    """Map the inodes of this host's TCP sockets to the bytes they transferred; empty if the kernel
+    does not tell.
+    """
     traffic: dict[int, int] = {}
     if hasattr(socket, "AF_NETLINK"):
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -90,10 +100,14 @@ def _tcp_traffic() -> dict[int, int]:
 
 
 def _list_sockets(family: int) -> Iterator[tuple[int, int]]:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as kernel:
+    with socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
+    ) as kernel:
         kernel.settimeout(_TIMEOUT)
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), _ALL_STATES)
-        kernel.send(_HEADER.pack(_HEADER.size + len(request), _LIST_SOCKETS, _FLAGS, 0, 0) + request)
+        kernel.send(
+            _HEADER.pack(_HEADER.size + len(request), _LIST_SOCKETS, _FLAGS, 0, 0) + request
+        )
         while True:
             answer = kernel.recv(1 << 16)
             start = 0
@@ -112,7 +126,9 @@ def _read_socket(message: bytes) -> tuple[int, int]:
     while start < len(message):
         length, kind = _ATTRIBUTE.unpack_from(message, start)
         if kind == _TCP_INFO:
-            return inode, sum(_TRAFFIC.unpack_from(message, start + _ATTRIBUTE.size + _TRAFFIC_OFFSET))
+            return inode, sum(
+                _TRAFFIC.unpack_from(message, start + _ATTRIBUTE.size + _TRAFFIC_OFFSET)
+            )
         start += _align(length)
     return inode, 0
 

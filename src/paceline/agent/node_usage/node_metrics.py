@@ -1,6 +1,7 @@
 """A node's CPU, memory, network, disk and GPU usage, from /proc, /sys and the GPU driver.
 
-A sample reads a handful of files, plus one for each process of the run. Processes of other users are not read.
+A sample reads a handful of files, plus one for each process of the run. Processes of other users
+are not read.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from typing import Any
 from paceline.agent.health.cgroup import cpu_quota, memory_limit, out_of_memory_kills
 from paceline.agent.node_usage.nvml import Gpus
 
-RECHECK_AFTER = 20  # samples after which the pid of a foreign process may have become one of the run
+# samples after which the pid of a foreign process may have become one of the run
+RECHECK_AFTER = 20
 SECTOR = 512  # bytes in /proc/diskstats, whatever the disk uses
 IB_WORD = 4  # bytes; InfiniBand ports count words of four
 _SHARES = ("busy", "idle", "periods", "throttled")  # counters that become shares, not rates
 
 
 class NodeMetrics:
-    """Reads the counters; rates cover the time since the last sample. `roots` returns processes of the run."""
+    """Reads the counters; rates cover the time since the last sample. `roots` returns processes of
+    the run.
+    """
 
     def __init__(
         self,
@@ -67,9 +71,14 @@ class NodeMetrics:
         total, free = self._memory()
         quota = cpu_quota(self._proc, self._sys)
         counters = {
-            "busy": busy, "idle": idle, "periods": quota.periods, "throttled": quota.throttled,
-            **self._network(), **self._fabric(), **self._disk_io(),
-        }  # fmt: skip
+            "busy": busy,
+            "idle": idle,
+            "periods": quota.periods,
+            "throttled": quota.throttled,
+            **self._network(),
+            **self._fabric(),
+            **self._disk_io(),
+        }
         last, self._last, self._last_time = self._last, counters, now
         if not last or seconds <= 0:
             return {}
@@ -94,10 +103,13 @@ class NodeMetrics:
         if self._gpus is not None:
             self._gpus.close()
 
-    # -- the files ---------------------------------------------------------------------------------------
+    # -- the files
+    # ---------------------------------------------------------------------------------------
 
     def _cpu(self) -> tuple[float, float]:
-        """Return busy and idle ticks of all cores together. The time of guests is already part of the host's."""
+        """Return busy and idle ticks of all cores together. The time of guests is already part of
+        the host's.
+        """
         with open(self._proc / "stat", "rb") as file:
             numbers = [int(field) for field in file.readline().split()[1:9]]
         idle = numbers[3] + numbers[4]
@@ -117,7 +129,9 @@ class NodeMetrics:
         return total, found.get(b"MemAvailable", total)
 
     def _network(self) -> dict[str, float]:
-        """Return bytes through the network cards; without any (a container), through all interfaces but loopback."""
+        """Return bytes through the network cards; without any (a container), through all
+        interfaces but loopback.
+        """
         read = {}
         with open(self._proc / "net" / "dev", encoding="ascii", errors="replace") as file:
             for line in file.readlines()[2:]:
@@ -126,10 +140,15 @@ class NodeMetrics:
                 read[name.strip()] = (int(numbers[0]), int(numbers[8]))
         read.pop("lo", None)
         cards = [name for name in self._cards if name in read] or list(read)
-        return {"net_in": sum(read[name][0] for name in cards), "net_out": sum(read[name][1] for name in cards)}
+        return {
+            "net_in": sum(read[name][0] for name in cards),
+            "net_out": sum(read[name][1] for name in cards),
+        }
 
     def _fabric(self) -> dict[str, float]:
-        """Return bytes through InfiniBand and RoCE ports, which the interface counters do not include."""
+        """Return bytes through InfiniBand and RoCE ports, which the interface counters do not
+        include.
+        """
         if not self._ports:
             return {}
         return {
@@ -160,7 +179,9 @@ class RunProcesses:
         self._updates = 0
 
     def sample(self) -> tuple[int, int]:
-        """Return CPU ticks since the last call, and bytes of memory. Shared memory counts for each process."""
+        """Return CPU ticks since the last call, and bytes of memory. Shared memory counts for each
+        process.
+        """
         self._update()
         ticks = memory = 0
         for pid, before in list(self._own.items()):
@@ -175,7 +196,9 @@ class RunProcesses:
         return ticks, memory
 
     def _update(self) -> None:
-        """Find new processes of the run. A foreign process stays foreign, so only new ones are read."""
+        """Find new processes of the run. A foreign process stays foreign, so only new ones are
+        read.
+        """
         roots = set(self._roots())
         self._updates += 1
         if not roots <= self._known_roots or self._updates % RECHECK_AFTER == 0:
@@ -200,7 +223,8 @@ class RunProcesses:
         """Return parent, CPU ticks and pages of memory of a process; None once it is gone."""
         try:
             with open(f"{self._proc}/{pid}/stat", "rb") as file:
-                # The command name, in parentheses, may contain anything: parse what follows the last one.
+                # The command name, in parentheses, may contain anything: parse what follows the
+                # last one.
                 fields = file.read().rpartition(b")")[2].split()
             return int(fields[1]), int(fields[11]) + int(fields[12]), int(fields[21])
         except (OSError, IndexError, ValueError):

@@ -13,7 +13,8 @@ _GPU_SENSOR = 0
 _UNCORRECTED, _SINCE_BOOT = 1, 0
 _XID_EVENTS = 8
 _MAX_EVENTS = 64  # read at a time
-# Reasons of the driver to slow a GPU down that are not the program's doing, in the bits that it reports.
+# Reasons of the driver to slow a GPU down that are not the program's doing, in the bits that it
+# reports.
 _SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power supply"}
 _NAME_LENGTH = 96
 
@@ -23,14 +24,21 @@ class Utilization(ctypes.Structure):
 
 
 class Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+    _fields_ = [
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    ]
 
 
 class Event(ctypes.Structure):
     _fields_ = [
-        ("device", ctypes.c_void_p), ("type", ctypes.c_ulonglong), ("data", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint), ("compute_instance", ctypes.c_uint),
-    ]  # fmt: skip
+        ("device", ctypes.c_void_p),
+        ("type", ctypes.c_ulonglong),
+        ("data", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
 
 
 class Gpus:
@@ -60,9 +68,11 @@ class Gpus:
         return cls(loaded, handles)
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return one entry per GPU: busy (%), memory (bytes), power (W), temperature (C), as far as it reports them.
+        """Return one entry per GPU: busy (%), memory (bytes), power (W), temperature (C), as far as
+        it reports them.
 
-        If something is wrong with it: also `ecc` (uncorrected errors), `slowdown` (why) and `xid` (its last error).
+        If something is wrong with it: also `ecc` (uncorrected errors), `slowdown` (why) and `xid`
+        (its last error).
         """
         self._read_events()
         return [{**self._sample(handle), **self._health(handle)} for handle in self._handles]
@@ -86,17 +96,36 @@ class Gpus:
         for _ in range(_MAX_EVENTS):
             if self._events is None:
                 return
-            if self._call("nvmlEventSetWait_v2", self._events, ctypes.byref(event), ctypes.c_uint(0)) != 0:
+            if (
+                self._call(
+                    "nvmlEventSetWait_v2", self._events, ctypes.byref(event), ctypes.c_uint(0)
+                )
+                != 0
+            ):
                 return
             self._xids[event.device] = event.data
 
     def _health(self, handle: ctypes.c_void_p) -> dict[str, Any]:
         found: dict[str, Any] = {}
         number = ctypes.c_ulonglong()
-        if self._call("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_BOOT, ctypes.byref(number)) == 0:
+        if (
+            self._call(
+                "nvmlDeviceGetTotalEccErrors",
+                handle,
+                _UNCORRECTED,
+                _SINCE_BOOT,
+                ctypes.byref(number),
+            )
+            == 0
+        ):
             found |= {"ecc": number.value} if number.value else {}
-        if self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(number)) == 0:
-            reasons = dict.fromkeys(reason for bit, reason in _SLOWDOWNS.items() if number.value & bit)
+        if (
+            self._call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(number))
+            == 0
+        ):
+            reasons = dict.fromkeys(
+                reason for bit, reason in _SLOWDOWNS.items() if number.value & bit
+            )
             found |= {"slowdown": ", ".join(reasons)} if reasons else {}
         if handle.value in self._xids:
             found["xid"] = self._xids[handle.value]
@@ -135,7 +164,9 @@ class Gpus:
 
 
 def _visible_handles(library: ctypes.CDLL, devices: str | None) -> list[ctypes.c_void_p]:
-    """Return handles of the GPUs that CUDA_VISIBLE_DEVICES lists, by number or UUID; of all GPUs if it is not set."""
+    """Return handles of the GPUs that CUDA_VISIBLE_DEVICES lists, by number or UUID; of all GPUs
+    if it is not set.
+    """
     count = ctypes.c_uint()
     if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return []
@@ -146,7 +177,9 @@ def _visible_handles(library: ctypes.CDLL, devices: str | None) -> list[ctypes.c
     for name in names:
         handle = ctypes.c_void_p()
         if name.isdigit():
-            code = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(name)), ctypes.byref(handle))
+            code = library.nvmlDeviceGetHandleByIndex_v2(
+                ctypes.c_uint(int(name)), ctypes.byref(handle)
+            )
         else:
             code = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
         if code == 0:

@@ -23,12 +23,15 @@ from paceline.contract.run_folder import RunFolder
 if TYPE_CHECKING:
     from paceline.agent.node_usage.node_metrics import NodeMetrics
 
-FIRST_INTERVAL = 1.0  # seconds; it doubles up to the configured one, so that short runs leave samples too
+# seconds; it doubles up to the configured one, so that short runs leave samples too
+FIRST_INTERVAL = 1.0
 CLOSE_TIMEOUT = 2.0  # seconds; a driver that hangs must not hold the agent
 
 
 class Sampler:
-    """Appends one line per sample, or at least renews the file's date: `paceline ps` takes that as a sign of life."""
+    """Appends one line per sample, or at least renews the file's date: `paceline ps` takes that as
+    a sign of life.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,9 @@ class Sampler:
         try:
             self._sample(pause)
         except OSError as problem:
-            self._warn(f"system metrics stop here ({problem.filename or self._path}: {problem.strerror})")
+            self._warn(
+                f"system metrics stop here ({problem.filename or self._path}: {problem.strerror})"
+            )
 
     def _sample(self, pause: float) -> None:
         from paceline.agent.node_usage.node_metrics import NodeMetrics
@@ -88,7 +93,8 @@ class Sampler:
     def _line_of_sample(self, metrics: NodeMetrics) -> str:
         try:
             return _line({**metrics.sample(), "ranks": self._ranks()})
-        except OSError as problem:  # this node is short of descriptors or memory: the next sample may work
+        # this node is short of descriptors or memory: the next sample may work
+        except OSError as problem:
             return _line({"error": f"{problem.filename or 'sample'}: {problem.strerror}"})
 
 
@@ -106,29 +112,44 @@ def start_sampler(
     if not launch_spec.system_metrics or sys.platform != "linux" or placement.local_ranks[0] != 0:
         return None
     gpu_environ = {**environ, **launch_spec.variables}
-    if launch_spec.one_gpu_per_rank:  # this agent sees one of the node's GPUs, but reports on all of them
+    # this agent sees one of the node's GPUs, but reports on all of them
+    if launch_spec.one_gpu_per_rank:
         gpu_environ.pop(VISIBLE_DEVICES, None)
 
     def roots() -> set[int]:
-        """Return this agent and its ranks; if each rank has its own agent, the process that started them all."""
+        """Return this agent and its ranks; if each rank has its own agent, the process that
+        started them all.
+        """
         parent = os.getppid()
         if placement.count > placement.nodes and parent > 1:
             return {parent}
-        return {os.getpid(), *(heartbeats.read(local_rank).pid for local_rank in placement.local_ranks)} - {0}
+        return {
+            os.getpid(),
+            *(heartbeats.read(local_rank).pid for local_rank in placement.local_ranks),
+        } - {0}
 
     def ranks() -> list[list[Any]]:
         numbers = zip(placement.ranks, placement.local_ranks, strict=True)
-        return [rank_row(rank, heartbeats.read(local), heartbeats.read_times(local)) for rank, local in numbers]
+        return [
+            rank_row(rank, heartbeats.read(local), heartbeats.read_times(local))
+            for rank, local in numbers
+        ]
 
     return Sampler(
-        run.node_metrics(placement.node), interval=launch_spec.system_metrics, roots=roots,
-        header={"host": placement.host, "job_start": job_start}, ranks=ranks,
-        gpu_environ=gpu_environ if launch_spec.gpus else None, warn=warn,
-    )  # fmt: skip
+        run.node_metrics(placement.node),
+        interval=launch_spec.system_metrics,
+        roots=roots,
+        header={"host": placement.host, "job_start": job_start},
+        ranks=ranks,
+        gpu_environ=gpu_environ if launch_spec.gpus else None,
+        warn=warn,
+    )
 
 
 def rank_row(rank: int, heartbeat: Heartbeat, times: tuple[float, float]) -> list[Any]:
-    """Return a rank's number, state, step, seconds since its heartbeat, process state, and how it spends its time."""
+    """Return a rank's number, state, step, seconds since its heartbeat, process state, and how it
+    spends its time.
+    """
     age = round(max(0.0, time.time() - heartbeat.time), 1) if heartbeat.time else None
     process = process_state(heartbeat.pid) if heartbeat.pid else ""
     seconds = [round(each, 6) for each in (heartbeat.seconds_per_step, *times)]

@@ -1,4 +1,6 @@
-"""Deliver a notification: POST it to a webhook, or pass it to a command. No part of the address is ever printed."""
+"""Deliver a notification: POST it to a webhook, or pass it to a command. No part of the address is
+ever printed.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ class NotDelivered(Exception):
 
 
 def post(address: str, payload: Mapping[str, Any], *, timeout: float = WEBHOOK_TIMEOUT) -> None:
-    """Send a notification as JSON. Raises NotDelivered, also if a server sends its answer too slowly.
+    """Send a notification as JSON. Raises NotDelivered, also if a server sends its answer too
+    slowly.
 
-    A time limit of a socket is one of each read, and there is no limit for the search of an address. So another thread
-    waits for the answer, which ends with this process at the latest.
+    A time limit of a socket is one of each read, and there is no limit for the search of an
+    address. So another thread waits for the answer, which ends with this process at the latest.
     """
     outcome: list[NotDelivered | None] = []
 
@@ -54,7 +57,11 @@ def _post(address: str, payload: Mapping[str, Any], timeout: float) -> None:
         raise NotDelivered("its value is not an address that begins with https:// or http://")
     body = json.dumps(payload).encode()
     try:
-        request = Request(address, data=body, headers={"Content-Type": "application/json", "User-Agent": "paceline"})
+        request = Request(
+            address,
+            data=body,
+            headers={"Content-Type": "application/json", "User-Agent": "paceline"},
+        )
         with urlopen(request, timeout=timeout) as answer:
             answer.read(1000)
     except HTTPError as error:
@@ -69,16 +76,24 @@ def _post(address: str, payload: Mapping[str, Any], timeout: float) -> None:
 
 
 def run_command(command: str, payload: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Run a shell command with the notification as JSON on its standard input. Raises NotDelivered."""
+    """Run a shell command with the notification as JSON on its standard input. Raises
+    NotDelivered.
+    """
     variables = {
-        f"{env.NOTIFY}{name.upper()}": str(payload[name]).replace("\0", "") for name in ("event", "run_id", "status")
+        f"{env.NOTIFY}{name.upper()}": str(payload[name]).replace("\0", "")
+        for name in ("event", "run_id", "status")
     }
-    variables[f"{env.NOTIFY}TEXT"] = " ".join(str(payload["text"]).replace("\0", "").split())  # for a subject
+    # for a subject
+    variables[f"{env.NOTIFY}TEXT"] = " ".join(str(payload["text"]).replace("\0", "").split())
     try:
         process = subprocess.Popen(
-            ["/bin/sh", "-c", command], env={**environ, **variables}, stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            ["/bin/sh", "-c", command],
+            env={**environ, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     except (OSError, ValueError) as error:
         raise NotDelivered(getattr(error, "strerror", None) or type(error).__name__) from None
     try:

@@ -1,7 +1,8 @@
 """Send each notification about a run once, without ever delaying the run.
 
-The head agent knows how an attempt ends, and usually whether the job will be requeued. The next job start reports the
-rest: a job that Slurm itself requeues gets SIGTERM, just like a cancelled one, and a lost node gets no signal.
+The head agent knows how an attempt ends, and usually whether the job will be requeued. The next job
+start reports the rest: a job that Slurm itself requeues gets SIGTERM, just like a cancelled one,
+and a lost node gets no signal.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ CANCELLED, TIMED_OUT = "cancelled", "timed out"
 
 
 class Notifier:
-    """Sends what the user wants to know; does nothing if that is nothing. Only a head agent has one."""
+    """Sends what the user wants to know; does nothing if that is nothing. Only a head agent has
+    one.
+    """
 
     def __init__(
         self,
@@ -58,21 +61,39 @@ class Notifier:
     def enabled(self) -> bool:
         return bool(self.settings)
 
-    # -- what happens to the run -----------------------------------------------------------------------
+    # -- what happens to the run
+    # -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Tell that Slurm has requeued the job, if its start before this one has ended without telling anything."""
+        """Tell that Slurm has requeued the job, if its start before this one has ended without
+        telling anything.
+        """
         earlier = self._job_start_before() if self.enabled else None
-        if earlier is None or earlier.notified.exists() or read_verdict(earlier.verdict) in (DONE, FAILED):
+        if (
+            earlier is None
+            or earlier.notified.exists()
+            or read_verdict(earlier.verdict) in (DONE, FAILED)
+        ):
             return
         _write(earlier, REQUEUED)
-        cause = "it was stopped" if read_verdict(earlier.verdict) == STOPPED else "its node or its agent was lost"
-        self.send(REQUEUED, "running", f"Slurm has requeued and restarted the job after {cause}", attempt=0)
+        cause = (
+            "it was stopped"
+            if read_verdict(earlier.verdict) == STOPPED
+            else "its node or its agent was lost"
+        )
+        self.send(
+            REQUEUED,
+            "running",
+            f"Slurm has requeued and restarted the job after {cause}",
+            attempt=0,
+        )
 
     def attempt_over(
         self, outcome: Outcome, *, attempt: int, step: int | None, by_term: bool, from_queue: bool
     ) -> None:
-        """Tell how the run has ended, or that it goes back into the queue, unless it starts again here."""
+        """Tell how the run has ended, or that it goes back into the queue, unless it starts again
+        here.
+        """
         if not self.enabled or outcome.restart_delay is not None or outcome.agent_killed:
             return
         failure = outcome.failure
@@ -95,7 +116,11 @@ class Notifier:
         elif by_term:
             return  # somebody cancels the job, or Slurm requeues it: then the next job start tells
         else:
-            event, status, message = REQUEUED, "queued", message or "it has saved and will be requeued"
+            event, status, message = (
+                REQUEUED,
+                "queued",
+                message or "it has saved and will be requeued",
+            )
         _write(self._job_start, event)
         self.send(event, status, message, attempt=attempt, step=step, unasked=at_limit)
 
@@ -110,14 +135,24 @@ class Notifier:
             _write(self._job_start, FAILED)
             self.send(FAILED, FAILED, message, attempt=0)
 
-    # -- sending ---------------------------------------------------------------------------------------
+    # -- sending
+    # ---------------------------------------------------------------------------------------
 
     def send(
-        self, event: str, status: str, message: str, *, attempt: int, step: int | None = None, unasked: bool = False
+        self,
+        event: str,
+        status: str,
+        message: str,
+        *,
+        attempt: int,
+        step: int | None = None,
+        unasked: bool = False,
     ) -> None:
-        """Send a notification in the background, if the user wants this kind, and once for each attempt.
+        """Send a notification in the background, if the user wants this kind, and once for each
+        attempt.
 
-        A run that ended although nobody asked for it is news also for those who want to hear of failures only.
+        A run that ended although nobody asked for it is news also for those who want to hear of
+        failures only.
         """
         kinds = {event, FAILED} if unasked else {event}
         if not kinds & set(self.settings.get("on", ())) or (event, attempt) in self._sent:
@@ -127,15 +162,27 @@ class Notifier:
         path = "/".join(part for part in (spec.project, spec.experiment, spec.run_id) if part)
         name, job = self._name(), self._job()
         known = ", ".join(part for part in (name, f"job {job}" if job else "") if part)
-        step = step if step is not None and step > 0 else None  # scripts without the runtime have no steps
+        # scripts without the runtime have no steps
+        step = step if step is not None and step > 0 else None
         at = f" at step {step}" if step is not None else ""
         what = status if status in (CANCELLED, TIMED_OUT) else event.replace("_", " ")
-        text = f"{path}{f' ({known})' if known else ''}: {what}{at}{f': {message}' if message else ''}"
+        text = (
+            f"{path}{f' ({known})' if known else ''}: {what}{at}{f': {message}' if message else ''}"
+        )
         payload = {
-            "text": text, "event": event, "run_id": spec.run_id, "name": name, "job": job, "project": spec.project,
-            "experiment": spec.experiment, "status": status, "message": message, "step": step,
-            "attempt": attempt or None, "time": time.time(),
-        }  # fmt: skip
+            "text": text,
+            "event": event,
+            "run_id": spec.run_id,
+            "name": name,
+            "job": job,
+            "project": spec.project,
+            "experiment": spec.experiment,
+            "status": status,
+            "message": message,
+            "step": step,
+            "attempt": attempt or None,
+            "time": time.time(),
+        }
         with self._lock:
             self._undelivered += 1
         self._queue.put(payload)
@@ -201,7 +248,9 @@ class Notifier:
             before = os.readlink(self._run.claims / str(number - 1)) if number > 1 else ""
         except OSError:
             return None
-        is_same_job = before not in ("", name) and before.rpartition("-")[0] == name.rpartition("-")[0]
+        is_same_job = (
+            before not in ("", name) and before.rpartition("-")[0] == name.rpartition("-")[0]
+        )
         return self._run.job_start(before) if is_same_job else None
 
 

@@ -32,7 +32,9 @@ class StallNotifier:
         self._heartbeats, self._local_ranks = heartbeats, list(local_ranks)
         self._limit = float(notifier.settings.get("stalled_after", 0))
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run_until_closed, name="stall-watch", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_until_closed, name="stall-watch", daemon=True
+        )
 
     def start(self) -> None:
         wanted = {STALLED, GPU_IDLE} & set(self._notifier.settings.get("on", ()))
@@ -66,7 +68,9 @@ class StallNotifier:
         self._notifier.send(event, "running", message, attempt=self._attempt.number, step=step)
 
     def _progress(self) -> object:
-        """Return what changes while the ranks make progress: their heartbeats, or else what they print."""
+        """Return what changes while the ranks make progress: their heartbeats, or else what they
+        print.
+        """
         heartbeats = [self._heartbeats.read(each) for each in self._local_ranks]
         if any(map(self._heartbeats.is_in_session, self._local_ranks)):
             return [(each.step, each.time) for each in heartbeats]

@@ -1,4 +1,6 @@
-"""Find out whether ranks that make no steps do anything: take two stack dumps, and measure what they use in between."""
+"""Find out whether ranks that make no steps do anything: take two stack dumps, and measure what
+they use in between.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,18 @@ DUMP_END = 1 << 16  # bytes of a stack file; the newest dump is at its end
 def watch(attempt: AttemptFolder, ranks: Sequence[Rank]) -> dict[str, list[int]]:
     """Return which ranks have written their stacks, and which of them move.
 
-    `changed`: their stacks differ. `busy`: they use CPU time, files or connections. `awake`: their main thread has
-    slept and gone on several times, as one that trains does at each step.
+    `changed`: their stacks differ. `busy`: they use CPU time, files or connections. `awake`: their
+    main thread has slept and gone on several times, as one that trains does at each step.
     """
     dump_stacks(attempt, ranks)
     before = {rank.number: _read(attempt.stacks(rank.number)) for rank in ranks}
     pids = {rank.number: rank.heartbeat.pid for rank in ranks if rank.heartbeat.pid}
     used, slept = tree_usage(pids.values()), {pid: _sleeps(pid) for pid in pids.values()}
     time.sleep(SECONDS)
-    later, awake = tree_usage(pids.values()), {pid: _sleeps(pid) - slept[pid] for pid in pids.values()}
+    later, awake = (
+        tree_usage(pids.values()),
+        {pid: _sleeps(pid) - slept[pid] for pid in pids.values()},
+    )
     dumped = dump_stacks(attempt, ranks)
 
     def is_busy(pid: int) -> bool:
@@ -56,12 +61,14 @@ def watch(attempt: AttemptFolder, ranks: Sequence[Rank]) -> dict[str, list[int]]
 def dump_stacks(attempt: AttemptFolder, ranks: Sequence[Rank]) -> list[int]:
     """Ask the ranks for their Python stacks, and return those that have written them.
 
-    A script may take the signal for itself. It is not ours to send then: the script may save and exit.
+    A script may take the signal for itself. It is not ours to send then: the script may save and
+    exit.
     """
     sizes = {}
     for rank in ranks:
         ready = rank.heartbeat.state >= READY and rank.writes_stacks
-        if ready and process_tree.has_handler(rank.heartbeat.pid, signal.SIGUSR2):  # otherwise the signal would end it
+        # otherwise the signal would end it
+        if ready and process_tree.has_handler(rank.heartbeat.pid, signal.SIGUSR2):
             sizes[rank.number] = _size(attempt.stacks(rank.number))
             process_tree.send_signal(rank.heartbeat.pid, signal.SIGUSR2)
     deadline = time.monotonic() + STACKS_TIMEOUT
@@ -78,7 +85,11 @@ def dump_stacks(attempt: AttemptFolder, ranks: Sequence[Rank]) -> list[int]:
 def _sleeps(pid: int) -> int:
     """Return how often the main thread of a process has gone to sleep by itself."""
     with suppress(OSError, ValueError, IndexError):
-        for line in Path(f"/proc/{pid}/task/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            Path(f"/proc/{pid}/task/{pid}/status")
+            .read_text(encoding="utf-8", errors="replace")
+            .splitlines()
+        ):
             if line.startswith("voluntary_ctxt_switches:"):
                 return int(line.split()[1])
     return 0

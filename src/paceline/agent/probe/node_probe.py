@@ -1,6 +1,8 @@
-"""Look at the ranks of a live run on this node: where they are, and their stacks if they make no progress.
+"""Look at the ranks of a live run on this node: where they are, and their stacks if they make no
+progress.
 
-`paceline doctor` runs this next to the ranks, in a step of the job or on this machine. It prints one line of JSON.
+`paceline doctor` runs this next to the ranks, in a step of the job or on this machine. It prints
+one line of JSON.
 """
 
 from __future__ import annotations
@@ -42,26 +44,41 @@ class Rank(NamedTuple):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it has made no progress for a while; it may also wait for a rank of another node."""
+        """Whether it has made no progress for a while; it may also wait for a rank of another
+        node.
+        """
         age = time.time() - self.heartbeat.time
         if self.heartbeat.state == READY:
             return age > SLOW_START
-        return self.heartbeat.state == RUNNING and age > max(NO_STEP, STEPS * self.heartbeat.seconds_per_step)
+        return self.heartbeat.state == RUNNING and age > max(
+            NO_STEP, STEPS * self.heartbeat.seconds_per_step
+        )
 
 
 def main() -> None:
-    """Print what `look` finds in the run folder that `argv` has; without one, what this node has."""
-    found = look(RunFolder(Path(sys.argv[1])), stacks=STACKS in sys.argv[2:]) if sys.argv[1:] else node_facts()
+    """Print what `look` finds in the run folder that `argv` has; without one, what this node
+    has.
+    """
+    found = (
+        look(RunFolder(Path(sys.argv[1])), stacks=STACKS in sys.argv[2:])
+        if sys.argv[1:]
+        else node_facts()
+    )
     print(MARK + json.dumps(found), flush=True)
 
 
 def node_facts() -> dict[str, Any]:
     """Return what nodes of an allocation are compared by."""
     return {
-        "host": _host(), "interfaces": network.interfaces(), "cpus": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(), "torch": preflight.torch_version(), "nccl": preflight.nccl_version(),
-        "paceline": __version__, "gpu_driver": preflight.gpu_driver(),
-    }  # fmt: skip
+        "host": _host(),
+        "interfaces": network.interfaces(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "torch": preflight.torch_version(),
+        "nccl": preflight.nccl_version(),
+        "paceline": __version__,
+        "gpu_driver": preflight.gpu_driver(),
+    }
 
 
 def _host() -> str:
@@ -69,7 +86,8 @@ def _host() -> str:
 
 
 def look(run: RunFolder, *, stacks: bool = False) -> dict[str, Any]:
-    """Return the rows of this node's ranks. With `stacks`, or if one of them is stuck, dump their stacks.
+    """Return the rows of this node's ranks. With `stacks`, or if one of them is stuck, dump their
+    stacks.
 
     A rank is not stuck as long as ranks print something.
     """
@@ -85,8 +103,16 @@ def look(run: RunFolder, *, stacks: bool = False) -> dict[str, Any]:
         found = motion.watch(attempts[-1], ranks)
     elif stacks:
         found = {"dumped": motion.dump_stacks(attempts[-1], ranks)}
-    foreign = [rank.number for rank in ranks if rank.heartbeat.state >= READY and not rank.writes_stacks]
-    return {"time": time.time(), "host": host, "ranks": [_row(rank) for rank in ranks], "foreign": foreign, **found}
+    foreign = [
+        rank.number for rank in ranks if rank.heartbeat.state >= READY and not rank.writes_stacks
+    ]
+    return {
+        "time": time.time(),
+        "host": host,
+        "ranks": [_row(rank) for rank in ranks],
+        "foreign": foreign,
+        **found,
+    }
 
 
 def _row(rank: Rank) -> list[Any]:
@@ -99,7 +125,9 @@ def _ranks(run: RunFolder, host: str) -> Iterator[Rank]:
         event = events[-1] if events else {}
         if event.get("host") != host or not isinstance(event.get("heartbeat"), str):
             continue
-        for number, local_rank in zip(event.get("ranks") or [], event.get("local_ranks") or [], strict=False):
+        for number, local_rank in zip(
+            event.get("ranks") or [], event.get("local_ranks") or [], strict=False
+        ):
             try:
                 yield Rank(number, *read_file(Path(event["heartbeat"]), local_rank))
             except (OSError, ValueError):

@@ -1,8 +1,10 @@
-"""Who may join: the head agent reads many connections at once, and trusts none before its handshake is complete.
+"""Who may join: the head agent reads many connections at once, and trusts none before its handshake
+is complete.
 
-Others reach this port too: port scanners, another user's job, attackers. None of them may end the run, delay it, or use
-up its descriptors. Each connection has a deadline and may send a fixed number of bytes; if there
-are too many, the oldest from the busiest address goes. Nothing that a connection sends raises an error here.
+Others reach this port too: port scanners, another user's job, attackers. None of them may end the
+run, delay it, or use up its descriptors. Each connection has a deadline and may send a fixed number
+of bytes; if there are too many, the oldest from the busiest address goes. Nothing that a connection
+sends raises an error here.
 """
 
 from __future__ import annotations
@@ -46,7 +48,12 @@ class Admission:
     """The connections to a listening socket that are not members yet. Close it to drop them all."""
 
     def __init__(
-        self, listener: socket.socket, *, token: str, handshake_timeout: float, max_connections: int = 1024
+        self,
+        listener: socket.socket,
+        *,
+        token: str,
+        handshake_timeout: float,
+        max_connections: int = 1024,
     ) -> None:
         self._listener = listener
         self._token = token
@@ -66,7 +73,9 @@ class Admission:
         self._selector.close()
 
     def poll(self, timeout: float) -> Iterator[Candidate]:
-        """Wait at most this long, and yield the agents whose handshake is complete. Their sockets block again."""
+        """Wait at most this long, and yield the agents whose handshake is complete. Their sockets
+        block again.
+        """
         for key, _ in self._selector.select(timeout):
             if key.data is None:
                 self._accept()
@@ -95,7 +104,9 @@ class Admission:
             self._greet(sock, str(address[0]))
 
     def _greet(self, sock: socket.socket, address: str) -> None:
-        connection = _Connection(sock, address, self._token, time.monotonic() + self._handshake_timeout)
+        connection = _Connection(
+            sock, address, self._token, time.monotonic() + self._handshake_timeout
+        )
         try:
             sock.setblocking(False)
             sock.send(connection.handshake.challenge)  # a new connection has room for it
@@ -106,7 +117,9 @@ class Admission:
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
     def _make_room(self) -> None:
-        """Drop the oldest connection from the address that has the most. Agents are through within milliseconds."""
+        """Drop the oldest connection from the address that has the most. Agents are through within
+        milliseconds.
+        """
         strangers = [each for each in self._connections.values() if not each.is_agent]
         if strangers:
             busiest = Counter(each.address for each in strangers).most_common(1)[0][0]
@@ -115,7 +128,9 @@ class Admission:
     def _read(self, connection: _Connection) -> Candidate | None:
         try:
             while True:
-                wanted = (1 << 16) if connection.is_agent else RESPONSE_SIZE - len(connection.received)
+                wanted = (
+                    (1 << 16) if connection.is_agent else RESPONSE_SIZE - len(connection.received)
+                )
                 data = connection.sock.recv(wanted)
                 connection.received += data
                 if not data or not self._advance(connection):

@@ -26,7 +26,8 @@ from paceline.errors import LaunchError
 
 Facts = dict[str, Any]
 
-RESOLVE_TIMEOUT = 10.0  # seconds; name services hiccup, but a node that needs longer cannot see the head node
+# seconds; name services hiccup, but a node that needs longer cannot see the head node
+RESOLVE_TIMEOUT = 10.0
 HANDSHAKE_TIMEOUT = 5.0  # seconds for one connection
 REPORT_AFTER = 5.0  # seconds; until then the head agent may still be starting
 INTERRUPTED = "Interrupted while waiting for the other agents."
@@ -34,7 +35,9 @@ INTERRUPTED = "Interrupted while waiting for the other agents."
 
 @dataclass(frozen=True)
 class Membership:
-    """The result of joining: sockets (the head agent's to all, a member's to the head agent) and who is here."""
+    """The result of joining: sockets (the head agent's to all, a member's to the head agent) and
+    who is here.
+    """
 
     sockets: dict[int, socket.socket]
     roster: list[Facts]
@@ -47,7 +50,8 @@ def split_address(text: str) -> tuple[str, int]:
     if not host or not port.isdigit():
         raise LaunchError(
             f'Invalid address of the head agent "{text}": use "host:port".',
-            hint=f"Paceline sets it in {env.RENDEZVOUS}: check whether your shell or a `setup` line does, too.",
+            hint=f"Paceline sets it in {env.RENDEZVOUS}: check whether your shell or a `setup` "
+            "line does, too.",
         )
     return host.strip("[]"), int(port)
 
@@ -93,7 +97,9 @@ class RendezvousClient:
             raise
 
     def _retry(self, facts: Facts, timeout: float) -> Membership:
-        """Try the announced address, and the one in the job start's folder, until the head agent accepts."""
+        """Try the announced address, and the one in the job start's folder, until the head agent
+        accepts.
+        """
         began = time.monotonic()
         deadline = began + timeout
         problem, address, reported = "its address is unknown", "?", False
@@ -110,7 +116,8 @@ class RendezvousClient:
                 self._report_reach(address, problem)
             time.sleep(0.2)
         raise LaunchError(
-            f"{self.name} could not join the head agent at {address} within {timeout:g} s: {problem}.",
+            f"{self.name} could not join the head agent at {address} within {timeout:g} s: "
+            f"{problem}.",
             hint="Check that this node can reach that address, and that the head agent is running.",
         )
 
@@ -158,7 +165,9 @@ class RendezvousClient:
 
     def _handshake(self, sock: socket.socket, facts: Facts, timeout: float) -> dict[str, Any]:
         index, count = self.placement.index, self.placement.count
-        greet_head(sock, token=self.token, index=index, deadline=time.monotonic() + HANDSHAKE_TIMEOUT)
+        greet_head(
+            sock, token=self.token, index=index, deadline=time.monotonic() + HANDSHAKE_TIMEOUT
+        )
         sock.settimeout(HANDSHAKE_TIMEOUT)
         sock.sendall(encode({"count": count, "facts": facts}))
         message = self._await_roster(sock, time.monotonic() + timeout + HANDSHAKE_TIMEOUT)
@@ -167,7 +176,9 @@ class RendezvousClient:
         return message
 
     def _await_roster(self, sock: socket.socket, deadline: float) -> dict[str, Any]:
-        """Wait for the roster. From here on the head agent counts the time: it knows who is missing."""
+        """Wait for the roster. From here on the head agent counts the time: it knows who is
+        missing.
+        """
         while not select.select([sock], [], [], 0.5)[0]:
             if self.interrupted():
                 raise Interrupted(INTERRUPTED)
@@ -177,7 +188,9 @@ class RendezvousClient:
 
     def _report_reach(self, address: str, problem: str) -> None:
         with suppress(LaunchError):
-            self.report(address=address, error=problem, **network.describe_reach(split_address(address)[0]))
+            self.report(
+                address=address, error=problem, **network.describe_reach(split_address(address)[0])
+            )
 
     def _report(self, error: LaunchError) -> None:
         """Leave the error in a file for the head agent, and give it time to write the verdict.
@@ -190,8 +203,13 @@ class RendezvousClient:
             message = {"host": self.placement.host, "message": error.message, "hint": error.hint}
             try:
                 self.job_start.path.mkdir(parents=True, exist_ok=True)
-                write_atomically(self.job_start.join_error(self.placement.index), json.dumps(message))
+                write_atomically(
+                    self.job_start.join_error(self.placement.index), json.dumps(message)
+                )
             except OSError as problem:
-                print(f"paceline: cannot write {self.job_start.path}: {problem.strerror}", file=sys.stderr)
+                print(
+                    f"paceline: cannot write {self.job_start.path}: {problem.strerror}",
+                    file=sys.stderr,
+                )
                 return
         await_verdict(self.job_start, self.interrupted)

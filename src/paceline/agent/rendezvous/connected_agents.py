@@ -1,4 +1,6 @@
-"""The connected agents of a run: who is here, where the ranks of the next attempt connect, and who was lost."""
+"""The connected agents of a run: who is here, where the ranks of the next attempt connect, and who
+was lost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ Message = dict[str, Any]
 
 SILENCE_TIMEOUT = 12.0  # seconds without a message before another agent counts as lost
 JOIN_TIMEOUT = 120.0  # seconds within which all agents must join
-# Seconds that a node may take to import torch from a slow file system. A lost node is noticed sooner.
+# Seconds that a node may take to import torch from a slow file system. A lost node is noticed
+# sooner.
 PREPARE_TIMEOUT = 900.0
 
 
@@ -57,7 +60,9 @@ class Rendezvous:
         return f"node {host} (agent {index + 1} of {self.placement.count})"
 
     def prepare(self, attempt: int, *, timeout: float = PREPARE_TIMEOUT) -> Master:
-        """Wait until all agents are ready for an attempt, and return where its ranks connect. Collective."""
+        """Wait until all agents are ready for an attempt, and return where its ranks connect.
+        Collective.
+        """
         if self._transport is None:
             return Master(self.head_address, self._port.reserve())
         if not self.placement.is_head:
@@ -66,19 +71,23 @@ class Rendezvous:
             return Master(message["address"], message["port"])
         self._await("ready", attempt, set(range(1, self.placement.count)), timeout)
         master = Master(self.head_address, self._port.reserve())
-        self._transport.send({"kind": "prepared", "attempt": attempt, "address": master.address, "port": master.port})
+        self._transport.send(
+            {"kind": "prepared", "attempt": attempt, "address": master.address, "port": master.port}
+        )
         return master
 
     def send(self, message: Message, *, to: int | None = None) -> None:
-        """Send to all other agents, or to one (0 is the head agent). It arrives with the key "from"."""
+        """Send to all other agents, or to one (0 is the head agent). It arrives with the key
+        "from".
+        """
         if self._transport is not None:
             self._transport.send(message, to=to)
 
     def poll(self) -> list[Message]:
         """Return what has arrived.
 
-        Beside messages of other agents: {"kind": "left", "from": i}, and {"kind": "lost", "index": i, "reason": text,
-        "closed": flag}.
+        Beside messages of other agents: {"kind": "left", "from": i}, and {"kind": "lost", "index":
+        i, "reason": text, "closed": flag}.
         """
         if self._transport is not None:
             self._route(self._transport.poll())
@@ -95,7 +104,9 @@ class Rendezvous:
         return set() if self._transport is None else set(self._transport.present)
 
     def was_killed(self, index: int, *, closed: bool) -> bool:
-        """Whether a lost agent was killed, rather than its node lost. `closed`: its connection was closed."""
+        """Whether a lost agent was killed, rather than its node lost. `closed`: its connection was
+        closed.
+        """
         return closed and self._transport is not None and self._transport.responds(index)
 
     def fileno(self) -> int | None:
@@ -113,8 +124,12 @@ class Rendezvous:
             own = message.get("kind") in ("ready", "prepared")
             (self._preparing if own else self._arrived).append(message)
 
-    def _await(self, kind: str, attempt: int, senders: set[int], timeout: float) -> dict[int, Message]:
-        """Return one message of this kind from each sender, or raise an error that names who is gone or late."""
+    def _await(
+        self, kind: str, attempt: int, senders: set[int], timeout: float
+    ) -> dict[int, Message]:
+        """Return one message of this kind from each sender, or raise an error that names who is
+        gone or late.
+        """
         assert self._transport is not None
         deadline = time.monotonic() + timeout
         while True:
@@ -126,24 +141,36 @@ class Rendezvous:
                 if message["kind"] == kind and message["attempt"] == attempt
             }
             if senders <= set(found):
-                self._preparing = [message for message in self._preparing if message["attempt"] > attempt]
+                self._preparing = [
+                    message for message in self._preparing if message["attempt"] > attempt
+                ]
                 return found
             gone = senders - set(found) - present
             if not self.placement.is_head:
                 # The loss of another member ends the head agent's wait, and so this one.
-                gone |= {message["index"] for message in self._arrived if message.get("kind") == "lost"}
+                gone |= {
+                    message["index"] for message in self._arrived if message.get("kind") == "lost"
+                }
             if gone:
                 raise self._missing(gone, f"Lost before attempt {attempt} began", AgentsLost)
             if self._interrupted():
                 raise Interrupted(f"Interrupted while preparing attempt {attempt}.")
             left = deadline - time.monotonic()
             if left <= 0:
-                raise self._missing(senders - set(found), f"Not ready for attempt {attempt} within {timeout:g} s")
+                raise self._missing(
+                    senders - set(found), f"Not ready for attempt {attempt} within {timeout:g} s"
+                )
             self._route(self._transport.wait(min(left, 1.0)))
 
-    def _missing(self, indices: set[int], what: str, kind: type[AgentsMissing] = AgentsMissing) -> AgentsMissing:
+    def _missing(
+        self, indices: set[int], what: str, kind: type[AgentsMissing] = AgentsMissing
+    ) -> AgentsMissing:
         names = ", ".join(self.describe(index) for index in sorted(indices))
-        closed = {message["index"] for message in self._arrived if message.get("kind") == "lost" and message["closed"]}
+        closed = {
+            message["index"]
+            for message in self._arrived
+            if message.get("kind") == "lost" and message["closed"]
+        }
         killed = all(self.was_killed(index, closed=index in closed) for index in indices)
         hosts = list(dict.fromkeys(self.roster[index]["host"] for index in sorted(indices)))
         return kind(f"{what}: {names}.", hosts=hosts, killed=killed)
@@ -159,10 +186,12 @@ def join(
     interrupted: Callable[[], bool] = lambda: False,
     report: Callable[..., None] = lambda **_: None,
 ) -> Rendezvous:
-    """Join the other agents, in whatever order they start. On the head agent, `AgentsMissing` names who never came.
+    """Join the other agents, in whatever order they start. On the head agent, `AgentsMissing` names
+    who never came.
 
-    While this waits, here and in `prepare`, it keeps calling `interrupted`: true raises `Interrupted`. A member that
-    cannot reach the head agent calls `report` with what it knows about the way there.
+    While this waits, here and in `prepare`, it keeps calling `interrupted`: true raises
+    `Interrupted`. A member that cannot reach the head agent calls `report` with what it knows about
+    the way there.
     """
     if placement.count == 1:
         return Rendezvous(placement, [facts])
@@ -182,14 +211,22 @@ def join(
             server = RendezvousServer(placement, environ, token=token, interrupted=interrupted)
             joined = server.accept_all(facts, timeout)
         else:
-            client = RendezvousClient(placement, environ, token=token, interrupted=interrupted, report=report)
+            client = RendezvousClient(
+                placement, environ, token=token, interrupted=interrupted, report=report
+            )
             joined = client.join(facts, timeout)
     except BaseException:
         os.close(inbox_pipe[0])
         os.close(inbox_pipe[1])
         raise
-    transport = Transport(placement.index, joined.sockets, silence_timeout=silence_timeout, inbox_pipe=inbox_pipe)
+    transport = Transport(
+        placement.index, joined.sockets, silence_timeout=silence_timeout, inbox_pipe=inbox_pipe
+    )
     return Rendezvous(
-        placement, joined.roster, transport=transport, head_address=joined.head_address,
-        peer_address=joined.peer_address, interrupted=interrupted,
-    )  # fmt: skip
+        placement,
+        joined.roster,
+        transport=transport,
+        head_address=joined.head_address,
+        peer_address=joined.peer_address,
+        interrupted=interrupted,
+    )

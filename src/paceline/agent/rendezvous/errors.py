@@ -11,7 +11,9 @@ class AgentsMissing(LaunchError):
     `killed`: they were killed, and their nodes are up.
     """
 
-    def __init__(self, message: str, *, hint: str = "", hosts: list[str] | None = None, killed: bool = False) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", hosts: list[str] | None = None, killed: bool = False
+    ) -> None:
         super().__init__(message, hint=hint)
         self.hosts, self.killed = hosts or [], killed
 

@@ -1,4 +1,6 @@
-"""Wait for permission before any rank starts: a run submitted to several clusters trains on only one of them."""
+"""Wait for permission before any rank starts: a run submitted to several clusters trains on only
+one of them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class GrantWait:
     say: Callable[[str], None]
 
     def decide(self, timeout: float) -> str:
-        """Wait for the decision, as the head agent; without one in time, decide that there is no permission.
+        """Wait for the decision, as the head agent; without one in time, decide that there is no
+        permission.
 
         Return `STOPPED` if a signal came first.
         """
@@ -52,7 +55,9 @@ class GrantWait:
         return found
 
     def follow(self) -> str:
-        """Wait for the decision, as any other agent: the head agent makes sure that there is one."""
+        """Wait for the decision, as any other agent: the head agent makes sure that there is
+        one.
+        """
         while (found := read_grant(self.run)) is None:
             if self.requests.wants_stop or self.job_start.verdict.exists():
                 return STOPPED

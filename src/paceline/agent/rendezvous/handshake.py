@@ -1,4 +1,5 @@
-"""How two agents prove to each other that they know the run's token, before either reads anything else.
+"""How two agents prove to each other that they know the run's token, before either reads anything
+else.
 
 Every part has a fixed size, so a stranger can make an agent read no more than that:
 
@@ -29,11 +30,15 @@ STRANGER = "the peer is not a Paceline agent"
 
 
 def _prove(token: str, role: str, nonces: tuple[str, str], index: int) -> str:
-    return hmac.new(token.encode(), f"{role} {nonces[0]} {nonces[1]} {index}".encode(), "sha256").hexdigest()
+    return hmac.new(
+        token.encode(), f"{role} {nonces[0]} {nonces[1]} {index}".encode(), "sha256"
+    ).hexdigest()
 
 
 class HeadHandshake:
-    """The head agent's side: send `challenge`, pass what comes back to `check`, then send `proof`."""
+    """The head agent's side: send `challenge`, pass what comes back to `check`, then send
+    `proof`.
+    """
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -43,7 +48,9 @@ class HeadHandshake:
         self.proof = b""
 
     def check(self, response: bytes) -> bool:
-        """Return whether the response proves that its sender knows the token, and set `index` and `proof`."""
+        """Return whether the response proves that its sender knows the token, and set `index` and
+        `proof`.
+        """
         match = _RESPONSE.fullmatch(response)
         if match is None:
             return False
@@ -58,7 +65,8 @@ class HeadHandshake:
 def greet_head(sock: socket.socket, *, token: str, index: int, deadline: float) -> None:
     """Prove to the head agent that this agent knows the token, and make sure that it does too.
 
-    Raises ConnectionError if the peer is not an agent, PermissionError if it belongs to another run.
+    Raises ConnectionError if the peer is not an agent, PermissionError if it belongs to another
+    run.
     """
     challenge = _CHALLENGE.fullmatch(read_exactly(sock, CHALLENGE_SIZE, deadline))
     if challenge is None:

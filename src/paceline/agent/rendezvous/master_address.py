@@ -1,4 +1,6 @@
-"""Where the ranks of an attempt connect: the head agent's address, and a port that is free and stays so."""
+"""Where the ranks of an attempt connect: the head agent's address, and a port that is free and
+stays so.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ class ReservedPort:
     def reserve(self) -> int:
         """Reserve a free port until the next attempt.
 
-        It is bound but never listened on: no other process gets it, while a rank that binds it with SO_REUSEADDR, as
-        torch's store does, can listen on it.
+        It is bound but never listened on: no other process gets it, while a rank that binds it with
+        SO_REUSEADDR, as torch's store does, can listen on it.
         """
         if self._reserved is not None:
             self._reserved.close()
@@ -43,7 +45,9 @@ class ReservedPort:
 
 
 def choose_addresses(members: Mapping[int, socket.socket]) -> tuple[str, str]:
-    """Return the head agent's address as most members reach it, and the address of a member on another node."""
+    """Return the head agent's address as most members reach it, and the address of a member on
+    another node.
+    """
     import ipaddress  # a single agent does without
 
     remote = []
@@ -52,7 +56,8 @@ def choose_addresses(members: Mapping[int, socket.socket]) -> tuple[str, str]:
             own, peer = (plain_address(end()[0]) for end in (sock.getsockname, sock.getpeername))
         except OSError:  # it is gone already, as the transport will find
             continue
-        # A host that resolves its own name to 127.0.1.1 must not announce that address to the others.
+        # A host that resolves its own name to 127.0.1.1 must not announce that address to the
+        # others.
         if own != peer and not ipaddress.ip_address(own).is_loopback:
             remote.append((own, peer))
     if not remote:

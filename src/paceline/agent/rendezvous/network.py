@@ -1,4 +1,6 @@
-"""This node's addresses and network interfaces, and the variables that point NCCL and gloo at the right one."""
+"""This node's addresses and network interfaces, and the variables that point NCCL and gloo at the
+right one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 LOOPBACK = "127.0.0.1"
 MAX_PORT = 65535
 _SIOCGIFADDR = 0x8915
-# ssh, slurmd, and one that nobody uses: a firewall that blocks the port of a run lets one of them through.
+# ssh, slurmd, and one that nobody uses: a firewall that blocks the port of a run lets one of them
+# through.
 _ANSWERED_PORTS = (22, 6818, 9)
 _ANSWER_TIMEOUT = 2.0  # seconds
 _LINK_SCOPE = "20"  # in /proc/net/if_inet6
@@ -54,11 +57,18 @@ def ipv6_interfaces(listed: Path = Path("/proc/net/if_inet6")) -> dict[str, list
 
 
 def addresses() -> list[str]:
-    """Return this node's addresses, those that other nodes can reach first. IPv6 only where there is nothing else."""
+    """Return this node's addresses, those that other nodes can reach first. IPv6 only where there
+    is nothing else.
+    """
     known: list[tuple[str, str]] = list(interfaces().items())
     if all(name == "lo" for name, _ in known):
-        known += [(name, each) for name, all_of_it in ipv6_interfaces().items() for each in all_of_it]
-    return [address for _, address in sorted(known, key=lambda item: (item[0].startswith(_VIRTUAL), item[0]))]
+        known += [
+            (name, each) for name, all_of_it in ipv6_interfaces().items() for each in all_of_it
+        ]
+    return [
+        address
+        for _, address in sorted(known, key=lambda item: (item[0].startswith(_VIRTUAL), item[0]))
+    ]
 
 
 def loopback() -> str:
@@ -72,7 +82,9 @@ def loopback() -> str:
 
 
 def plain_address(address: str) -> str:
-    """Return an address as other programs know it: a dual-stack socket shows an IPv4 peer as ::ffff:10.0.0.1."""
+    """Return an address as other programs know it: a dual-stack socket shows an IPv4 peer as
+    ::ffff:10.0.0.1.
+    """
     mapped = address.removeprefix("::ffff:")
     return mapped if "." in mapped else address
 
@@ -83,7 +95,9 @@ def join_address(host: str, port: int) -> str:
 
 
 def bind_port(port: int, *, backlog: int | None = None) -> socket.socket:
-    """Return a socket on this port for IPv4 and IPv6, or what this machine has of them. With a backlog it listens."""
+    """Return a socket on this port for IPv4 and IPv6, or what this machine has of them. With a
+    backlog it listens.
+    """
     if port > MAX_PORT:  # Python itself raises an OverflowError
         raise OSError(errno.EINVAL, f"there is no port above {MAX_PORT}")
     families = [socket.AF_INET6, socket.AF_INET] if socket.has_ipv6 else [socket.AF_INET]
@@ -119,7 +133,8 @@ def resolve(host: str, *, agent: str) -> list[str]:
     except OSError as error:
         raise LaunchError(
             f"{agent} cannot resolve the head node's name {host!r}: {error.strerror or error}.",
-            hint=f"Check `getent hosts {host}` on that node, and exclude the node (--exclude) until it works.",
+            hint=f"Check `getent hosts {host}` on that node, and exclude the node (--exclude) "
+            "until it works.",
         ) from None
     # IPv4 first: gloo and NCCL bootstrap over it on nearly every cluster.
     found.sort(key=lambda item: (item[0] != socket.AF_INET, str(item[4][0]).startswith("fe80:")))
@@ -127,7 +142,9 @@ def resolve(host: str, *, agent: str) -> list[str]:
 
 
 def answers(address: str) -> bool:
-    """Return whether a host responds at all: its kernel refuses a connection to a port where nobody listens."""
+    """Return whether a host responds at all: its kernel refuses a connection to a port where
+    nobody listens.
+    """
     for port in _ANSWERED_PORTS:
         try:
             socket.create_connection((address, port), timeout=_ANSWER_TIMEOUT).close()
@@ -154,7 +171,9 @@ def describe_reach(host: str) -> dict[str, Any]:
 
 
 def interface_towards(address: str) -> str | None:
-    """Return the interface that the kernel uses to reach an address; None if the address is this machine's own."""
+    """Return the interface that the kernel uses to reach an address; None if the address is this
+    machine's own.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -176,7 +195,8 @@ def has_infiniband() -> bool:
 
 
 def roce_gid_index(devices: Path = Path("/sys/class/infiniband")) -> int | None:
-    """Return the GID index for RoCE v2 over IPv4 if all Ethernet ports agree on it; None leaves the choice to NCCL.
+    """Return the GID index for RoCE v2 over IPv4 if all Ethernet ports agree on it; None leaves the
+    choice to NCCL.
 
     The default entry is often RoCE v1 or link-local, and then adapters cannot reach each other.
     """
@@ -201,20 +221,33 @@ def _is_roce_v2(port: Path, entry: Path) -> bool:
 
 
 def describe_network(variables: Mapping[str, str]) -> str:
-    """Return which interface the ranks use and which variables choose it. NCCL's "=" before a name means exactly it."""
+    """Return which interface the ranks use and which variables choose it. NCCL's "=" before a name
+    means exactly it.
+    """
     chosen = [name for name in variables if name.endswith("_IFNAME")]
     interface = variables[chosen[0]].removeprefix("=")
     others = [f"{name}={value}" for name, value in variables.items() if name not in chosen]
-    return ", ".join([f"network: interface {interface} (to use another one, set {' and '.join(chosen)})", *others])
+    return ", ".join(
+        [
+            f"network: interface {interface} (to use another one, set {' and '.join(chosen)})",
+            *others,
+        ]
+    )
 
 
 def network_variables(
-    *, nodes: int, peer: str, environ: Mapping[str, str], runtime: Mapping[str, Any], infiniband: bool | None = None
+    *,
+    nodes: int,
+    peer: str,
+    environ: Mapping[str, str],
+    runtime: Mapping[str, Any],
+    infiniband: bool | None = None,
 ) -> dict[str, str]:
-    """Return the variables to set for the ranks of this node. Variables that the user has set are left alone.
+    """Return the variables to set for the ranks of this node. Variables that the user has set are
+    left alone.
 
-    `peer` is an address on another node (the head node's, or for the head node a member's): the interface that leads
-    there is the one to train over.
+    `peer` is an address on another node (the head node's, or for the head node a member's): the
+    interface that leads there is the one to train over.
     """
     variables: dict[str, str] = {}
     if nodes > 1:

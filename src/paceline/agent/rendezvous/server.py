@@ -35,7 +35,12 @@ class RendezvousServer:
     """Accepts all other agents of the run."""
 
     def __init__(
-        self, placement: Placement, environ: Mapping[str, str], *, token: str, interrupted: Callable[[], bool]
+        self,
+        placement: Placement,
+        environ: Mapping[str, str],
+        *,
+        token: str,
+        interrupted: Callable[[], bool],
     ) -> None:
         self.placement = placement
         self.environ = environ
@@ -50,7 +55,9 @@ class RendezvousServer:
         """Wait until all agents have joined, then send everyone the roster."""
         self.facts[0] = facts
         allowed = raise_descriptor_limit(self.placement.count + SPARE_DESCRIPTORS + MAX_CONNECTIONS)
-        self.max_connections = max(16, min(MAX_CONNECTIONS, allowed - self.placement.count - SPARE_DESCRIPTORS))
+        self.max_connections = max(
+            16, min(MAX_CONNECTIONS, allowed - self.placement.count - SPARE_DESCRIPTORS)
+        )
         deadline = time.monotonic() + timeout
         try:
             with self._listen() as listener, self._admission(listener) as admission:
@@ -67,7 +74,9 @@ class RendezvousServer:
             raise
         roster = [self.facts[index] for index in range(self.placement.count)]
         head_address, peer_address = choose_addresses(self.members)
-        line = encode({"kind": "roster", "roster": encode_roster(roster), "head_address": head_address})
+        line = encode(
+            {"kind": "roster", "roster": encode_roster(roster), "head_address": head_address}
+        )
         for sock in self.members.values():
             try:
                 sock.settimeout(HANDSHAKE_TIMEOUT)
@@ -77,28 +86,38 @@ class RendezvousServer:
         return Membership(self.members, roster, head_address, peer_address)
 
     def _listen(self) -> socket.socket:
-        """Listen on the announced port, or on another if that is taken; write which one to the job start's folder."""
+        """Listen on the announced port, or on another if that is taken; write which one to the job
+        start's folder.
+        """
         announced = self.environ.get(env.RENDEZVOUS)
         host, port = split_address(announced) if announced else (self.placement.host, 0)
         if self.job_start is None and not announced:
             raise LaunchError(
-                f"The agents cannot find each other: neither {env.RENDEZVOUS} nor {env.JOB_START} is set.",
+                f"The agents cannot find each other: neither {env.RENDEZVOUS} nor {env.JOB_START} "
+                "is set.",
                 hint="Start agents with `paceline run` or `paceline submit`.",
             )
         try:
             listener = bind_port(port, backlog=1024)
         except OSError as error:
             if self.job_start is None:
-                raise LaunchError(f"Cannot listen on port {port} of {self.placement.host}: {error.strerror}.") from None
+                raise LaunchError(
+                    f"Cannot listen on port {port} of {self.placement.host}: {error.strerror}."
+                ) from None
             listener = bind_port(0, backlog=1024)
         if self.job_start is not None:
             self.job_start.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.job_start.head, f"{join_address(host, listener.getsockname()[1])}\n")
+            write_atomically(
+                self.job_start.head, f"{join_address(host, listener.getsockname()[1])}\n"
+            )
         return listener
 
     def _admission(self, listener: socket.socket) -> Admission:
         return Admission(
-            listener, token=self.token, handshake_timeout=HANDSHAKE_TIMEOUT, max_connections=self.max_connections
+            listener,
+            token=self.token,
+            handshake_timeout=HANDSHAKE_TIMEOUT,
+            max_connections=self.max_connections,
         )
 
     def _admit(self, candidate: Candidate) -> None:
@@ -137,7 +156,8 @@ class RendezvousServer:
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         return AgentsMissing(
             f"Agents did not join within {timeout:g} s: {listed}.",
-            hint="A node did not start, or cannot reach the head node. Read its lines in the job's log.",
+            hint="A node did not start, or cannot reach the head node. Read its lines in the "
+            "job's log.",
             hosts=hosts,
         )
 

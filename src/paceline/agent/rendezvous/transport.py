@@ -1,8 +1,9 @@
-"""TCP connections between agents: a star with the head agent at its center, one JSON message per line.
+"""TCP connections between agents: a star with the head agent at its center, one JSON message per
+line.
 
-A separate thread moves the bytes and sends pings, so a busy agent (a slow file system, a slow import) is not mistaken
-for a dead one. Silence counts only while this side was awake: a suspended machine does not wake up to find
-every other agent lost.
+A separate thread moves the bytes and sends pings, so a busy agent (a slow file system, a slow
+import) is not mistaken for a dead one. Silence counts only while this side was awake: a suspended
+machine does not wake up to find every other agent lost.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class _Peer:
 class Transport:
     """Messages to and from connected agents. `send` and `poll` never block.
 
-    A lost peer arrives as {"kind": "lost", "index": i, "reason": text, "closed": flag}. If its connection was not
-    closed, it was silent for too long.
+    A lost peer arrives as {"kind": "lost", "index": i, "reason": text, "closed": flag}. If its
+    connection was not closed, it was silent for too long.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class Transport:
         silence_timeout: float,
         inbox_pipe: tuple[int, int] | None = None,
     ) -> None:
-        """`inbox_pipe` is the pipe behind `fileno`; pass one that was opened early to get a low descriptor."""
+        """`inbox_pipe` is the pipe behind `fileno`; pass one that was opened early to get a low
+        descriptor.
+        """
         self.index = index
         self.silence_timeout = silence_timeout
         self._peers = {number: _Peer(number, sock) for number, sock in peers.items()}
@@ -112,7 +115,9 @@ class Transport:
         return set(self._present)
 
     def responds(self, index: int) -> bool:
-        """Return whether the node of a peer is up. Its kernel refuses a connection even if the agent is gone."""
+        """Return whether the node of a peer is up. Its kernel refuses a connection even if the
+        agent is gone.
+        """
         address = self._addresses.get(index)
         if address is None:
             return False
@@ -160,15 +165,18 @@ class Transport:
         self._closing.set()
         self._wake(self._wake_write)
         self._thread.join(flush_timeout + 5)
-        if not self._thread.is_alive():  # otherwise it still uses them; being a daemon, it ends with the process
+        # otherwise it still uses them; being a daemon, it ends with the process
+        if not self._thread.is_alive():
             self._selector.close()
             for end in (self._inbox_read, self._inbox_write, self._wake_read, self._wake_write):
                 os.close(end)
 
-    # -- the thread ------------------------------------------------------------------------------------
+    # -- the thread
+    # ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # signals belong to the main thread
+        # signals belong to the main thread
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         before = time.monotonic()
         done_sending = False
         while True:
@@ -179,7 +187,8 @@ class Transport:
                 peer: _Peer = key.data
                 if events & selectors.EVENT_READ:
                     self._receive(peer)
-            closing = self._closing.is_set()  # read before the outbox is emptied, so that the goodbye is in it
+            # read before the outbox is emptied, so that the goodbye is in it
+            closing = self._closing.is_set()
             self._dispatch_outbox()
             now = time.monotonic()
             # A late wake-up means that this side slept. Do not hold that time against the peers.
@@ -187,7 +196,11 @@ class Transport:
             before = now
             for peer in list(self._peers.values()):
                 self._check_and_send(peer, awake)
-            if closing and not done_sending and not any(peer.unsent for peer in self._peers.values()):
+            if (
+                closing
+                and not done_sending
+                and not any(peer.unsent for peer in self._peers.values())
+            ):
                 done_sending = True
                 self._shut_down_sending()
             if closing and (not self._peers or now > self._flush_until):
@@ -213,7 +226,10 @@ class Transport:
         if peer.silence > self.silence_timeout:
             self._lose(peer, f"silent for {self.silence_timeout:g} s")
             return
-        if peer.since_ping >= min(PING_INTERVAL, self.silence_timeout / 4) and not self._closing.is_set():
+        if (
+            peer.since_ping >= min(PING_INTERVAL, self.silence_timeout / 4)
+            and not self._closing.is_set()
+        ):
             peer.since_ping = 0.0
             peer.unsent += _PING
         self._send(peer)
@@ -256,7 +272,9 @@ class Transport:
             if line != _PING[:-1]:
                 self._handle_line(peer, line)
         if closed or len(rest) > MAX_LINE:
-            self._lose(peer, reason or "it sent something that is not a message", closed=closed and reset)
+            self._lose(
+                peer, reason or "it sent something that is not a message", closed=closed and reset
+            )
 
     def _handle_line(self, peer: _Peer, line: bytes) -> None:
         try:

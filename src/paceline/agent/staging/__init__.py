@@ -1,1 +1,3 @@
-"""How the agents of a run stage together: one per node copies, and the head agent scans the sources for all."""
+"""How the agents of a run stage together: one per node copies, and the head agent scans the
+sources for all.
+"""

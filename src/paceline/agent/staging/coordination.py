@@ -1,4 +1,6 @@
-"""Stage on all nodes together: the head agent scans the data once for all, and nodes wait for each other."""
+"""Stage on all nodes together: the head agent scans the data once for all, and nodes wait for each
+other.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from paceline.staging.stager import ScannedItem, Stager, StagingThread
 POLL_INTERVAL = 0.1  # seconds
 CLEANUP_TIMEOUT = 900.0  # seconds that agents wait for each other to collect results
 
-# Messages between agents: the head's plan, a node's result, the head's summary, and both ends of the cleanup.
+# Messages between agents: the head's plan, a node's result, the head's summary, and both ends of
+# the cleanup.
 PLAN, NODE_STAGED, ALL_STAGED = "staging_plan", "node_staged", "all_staged"
 NODE_CLEAN, ALL_CLEAN = "node_clean", "all_clean"
 
@@ -47,7 +50,12 @@ class StagingCoordinator:
     """One agent's part in staging on all nodes. One agent per node is its copier."""
 
     def __init__(
-        self, context: StagingContext, request: StagingRequest, *, is_copier: bool, make_stager: Callable[[], Stager]
+        self,
+        context: StagingContext,
+        request: StagingRequest,
+        *,
+        is_copier: bool,
+        make_stager: Callable[[], Stager],
     ) -> None:
         self.context, self.is_copier = context, is_copier
         self.thread: StagingThread | None = None
@@ -57,7 +65,8 @@ class StagingCoordinator:
         self._progress = Progress(context.say)
 
     def stage(self, error: PacelineError | None) -> bool:
-        """Stage here and wait for all nodes. Returns False after a stop request; an error names the node.
+        """Stage here and wait for all nodes. Returns False after a stop request; an error names the
+        node.
 
         `error` is what kept this node from starting, if anything did.
         """
@@ -89,7 +98,11 @@ class StagingCoordinator:
         while not result:
             assert self.thread is not None
             thread = self.thread
-            if not is_plan_sent and thread.scanned.is_set() and (thread.is_done or self._has_packs(thread)):
+            if (
+                not is_plan_sent
+                and thread.scanned.is_set()
+                and (thread.is_done or self._has_packs(thread))
+            ):
                 result = self._send_plan(thread)
                 is_plan_sent = True
             if self._is_stop_requested():
@@ -108,7 +121,9 @@ class StagingCoordinator:
         return result
 
     def _follow(self, error: PacelineError | None) -> dict[str, Any]:
-        """On the others: stage what the head plans, if this is the node's copier, and wait for all nodes."""
+        """On the others: stage what the head plans, if this is the node's copier, and wait for all
+        nodes.
+        """
         is_reported = False
         while True:
             for message in self._receive():
@@ -126,7 +141,9 @@ class StagingCoordinator:
 
     def _start_planned(self, plan: dict[str, Any]) -> PacelineError | None:
         try:
-            items = [ScannedItem(item["name"], *self._packs.read(item["key"])) for item in plan["items"]]
+            items = [
+                ScannedItem(item["name"], *self._packs.read(item["key"])) for item in plan["items"]
+            ]
         except PacelineError as error:
             return error
         self._start_thread(items)
@@ -141,7 +158,9 @@ class StagingCoordinator:
         return _error_fields(self.thread.error) or {"size": self.thread.stager.result.size}
 
     def _send_plan(self, thread: StagingThread) -> dict[str, Any]:
-        """Publish the manifests as files, since they may be large, and send their keys. Returns an error, if any."""
+        """Publish the manifests as files, since they may be large, and send their keys. Returns an
+        error, if any.
+        """
         assert thread.items is not None
         try:
             for item in thread.items:
@@ -162,7 +181,9 @@ class StagingCoordinator:
         return all(self._packs.has(manifest.key) for manifest in manifests if manifest.needs_pack)
 
     def _receive(self) -> list[dict[str, Any]]:
-        """Return the messages about staging and leave the others alone; a lost agent is an error."""
+        """Return the messages about staging and leave the others alone; a lost agent is an
+        error.
+        """
         rendezvous = self.context.rendezvous
         ours: list[dict[str, Any]] = []
         rest: list[dict[str, Any]] = []
@@ -180,10 +201,14 @@ class StagingCoordinator:
         context = self.context
         if context.requests.end_now:
             raise Interrupted("Interrupted while staging data.")
-        return context.requests.wants_stop or (context.placement.is_head and context.job_start.stop.exists())
+        return context.requests.wants_stop or (
+            context.placement.is_head and context.job_start.stop.exists()
+        )
 
     def wait_for_cleanup(self) -> None:
-        """Wait until all agents have collected and cleaned up: a scheduler may end all when one exits with an error."""
+        """Wait until all agents have collected and cleaned up: a scheduler may end all when one
+        exits with an error.
+        """
         placement, rendezvous = self.context.placement, self.context.rendezvous
         if placement.count == 1:
             return
@@ -191,7 +216,11 @@ class StagingCoordinator:
         if not placement.is_head:
             rendezvous.send({"kind": NODE_CLEAN}, to=0)
         deadline = time.monotonic() + CLEANUP_TIMEOUT
-        while pending & rendezvous.present and time.monotonic() < deadline and not self.context.requests.end_now:
+        while (
+            pending & rendezvous.present
+            and time.monotonic() < deadline
+            and not self.context.requests.end_now
+        ):
             for message in rendezvous.poll():
                 if message.get("kind") in (NODE_CLEAN, ALL_CLEAN):
                     pending.discard(message["from"])

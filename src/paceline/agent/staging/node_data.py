@@ -1,4 +1,6 @@
-"""The data of a node: an agent stages it in before the ranks start, and collects results after they have ended."""
+"""The data of a node: an agent stages it in before the ranks start, and collects results after
+they have ended.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from paceline.staging.stager import Stager, scan_notes
 
 
 class NodeData:
-    """The data folder of a node. All its agents know the path, but only one, the copier, makes and fills it."""
+    """The data folder of a node. All its agents know the path, but only one, the copier, makes and
+    fills it.
+    """
 
     def __init__(self, context: StagingContext) -> None:
         self.context = context
@@ -28,12 +32,18 @@ class NodeData:
         self.is_copier = 0 in placement.local_ranks
         name = f"node-{placement.node}" if placement.nodes > 1 else ""
         self.owner = Owner(
-            run=context.launch_spec.run_id, job_start=context.job_start.path.name, node=placement.node,
-            host=placement.host, job=environ.get("SLURM_JOB_ID", ""), cluster=environ.get("SLURM_CLUSTER_NAME", ""),
-            staged=[item.name for item in self.request.items], collect=list(self.request.collect),
+            run=context.launch_spec.run_id,
+            job_start=context.job_start.path.name,
+            node=placement.node,
+            host=placement.host,
+            job=environ.get("SLURM_JOB_ID", ""),
+            cluster=environ.get("SLURM_CLUSTER_NAME", ""),
+            staged=[item.name for item in self.request.items],
+            collect=list(self.request.collect),
             destination=str(context.run.collected / name),
-            claim=context.run.claim_number(context.job_start.path.name), **folders.this_process(),
-        )  # fmt: skip
+            claim=context.run.claim_number(context.job_start.path.name),
+            **folders.this_process(),
+        )
         self.base = folders.choose_base(self.request, environ)
         self.coordinator = StagingCoordinator(
             context, self.request, is_copier=self.is_copier, make_stager=self._make_stager
@@ -56,10 +66,13 @@ class NodeData:
     def variables(self) -> dict[str, str]:
         return {env.DATA: str(self.data)}
 
-    # -- in --------------------------------------------------------------------------------------------
+    # -- in
+    # --------------------------------------------------------------------------------------------
 
     def stage_in(self) -> bool:
-        """Stage data before the ranks start. Returns False after a stop request; an error names the node."""
+        """Stage data before the ranks start. Returns False after a stop request; an error names
+        the node.
+        """
         started = time.monotonic()
         error = self._make_folders() if self.is_copier else None
         self.context.events.write("staging", host=self.context.placement.host)
@@ -71,21 +84,30 @@ class NodeData:
     def _make_folders(self) -> PacelineError | None:
         try:
             folders.make_private_folder(self.base)
-            removed = leftovers.remove_leftovers(self.base, self.context.environ, job_start=self.owner.job_start)
+            removed = leftovers.remove_leftovers(
+                self.base, self.context.environ, job_start=self.owner.job_start
+            )
             if removed:
-                self.context.say(f"removed {len(removed)} folders that earlier runs left on {self.owner.host}")
+                self.context.say(
+                    f"removed {len(removed)} folders that earlier runs left on {self.owner.host}"
+                )
             folders.make_run_folder(self.folder, self.owner)
         except PacelineError as error:
             return error
         except OSError as error:
-            return LaunchError(f"Node {self.owner.host}: cannot create {self.folder}: {error.strerror}.")
+            return LaunchError(
+                f"Node {self.owner.host}: cannot create {self.folder}: {error.strerror}."
+            )
         return None
 
     def _make_stager(self) -> Stager:
         return Stager(
-            self.request, private=self.private, data=self.data, host=self.owner.host,
+            self.request,
+            private=self.private,
+            data=self.data,
+            host=self.owner.host,
             makes_packs=self.context.placement.is_head,
-        )  # fmt: skip
+        )
 
     def _report(self, seconds: float) -> None:
         context, thread = self.context, self.coordinator.thread
@@ -93,9 +115,13 @@ class NodeData:
             return
         result = thread.stager.result
         context.events.write(
-            "staged", host=context.placement.host, files=result.files, size=result.size, reused=result.reused,
+            "staged",
+            host=context.placement.host,
+            files=result.files,
+            size=result.size,
+            reused=result.reused,
             seconds=seconds,
-        )  # fmt: skip
+        )
         if not context.placement.is_head:
             return
         for note in [*scan_notes(thread.items or []), *result.notes]:
@@ -103,10 +129,13 @@ class NodeData:
         rate = f", {format_size(result.size / seconds)}/s" if result.size and seconds else ""
         copied = f"{result.files} files ({format_size(result.size)}{rate}) copied"
         reused = f"{format_size(result.reused)} reused"
-        parts = ", ".join(part for part, count in ((copied, result.files), (reused, result.reused)) if count)
+        parts = ", ".join(
+            part for part, count in ((copied, result.files), (reused, result.reused)) if count
+        )
         context.say(f"data staged to {self.data} in {seconds:.1f} s: {parts or 'nothing'}")
 
-    # -- out -------------------------------------------------------------------------------------------
+    # -- out
+    # -------------------------------------------------------------------------------------------
 
     def stage_out(self) -> None:
         """Collect results after the last rank has ended, clean up, and wait for the other nodes."""
@@ -125,9 +154,12 @@ class NodeData:
     def _collect(self) -> None:
         say, host, destination = self.context.say, self.owner.host, self.owner.destination
         collection = Collection(
-            self.data, Path(destination), patterns=self.request.collect, staged=self.owner.staged,
+            self.data,
+            Path(destination),
+            patterns=self.request.collect,
+            staged=self.owner.staged,
             claim=self.owner.claim,
-        )  # fmt: skip
+        )
         try:
             result = collection.run(Transfer())
         except (OSError, Stopped) as error:
@@ -137,8 +169,13 @@ class NodeData:
             say(f"warning: cannot collect a result on {host}: {problem}")
         if result.outdated:
             say(f"left {result.outdated} results on {host}: the run folder has newer ones")
-        self.context.events.write("collected", host=self.context.placement.host, files=result.files, size=result.size)
+        self.context.events.write(
+            "collected", host=self.context.placement.host, files=result.files, size=result.size
+        )
         if result.files:
-            say(f"collected {result.files} files ({format_size(result.size)}) from {host}: {destination}")
+            say(
+                f"collected {result.files} files ({format_size(result.size)}) from {host}: "
+                f"{destination}"
+            )
         with suppress(OSError):
             folders.write_owner(self.folder, replace(self.owner, collected=True))

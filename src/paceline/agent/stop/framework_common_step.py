@@ -1,12 +1,13 @@
 """Delivers a stop signal to all ranks after the same optimizer step.
 
-Handlers of frameworks communicate, or end the training at the next step. Ranks that got the signal in different steps
-would wait for each other forever. So each rank signals itself: once every rank knows of the request, rank 0 names the
-next step. No rank can finish that step before rank 0 has begun it, so none misses it. With several optimizers, a step
-is a round of them: two may share a backward pass, and then no rank waits for another between their steps.
+Handlers of frameworks communicate, or end the training at the next step. Ranks that got the signal
+in different steps would wait for each other forever. So each rank signals itself: once every rank
+knows of the request, rank 0 names the next step. No rank can finish that step before rank 0 has
+begun it, so none misses it. With several optimizers, a step is a round of them: two may share a
+backward pass, and then no rank waits for another between their steps.
 
-A handler may only start a timer: the Trainer of Hugging Face acts three seconds later. Timers run out in different
-steps on different ranks, so each rank waits for its own timer before it continues.
+A handler may only start a timer: the Trainer of Hugging Face acts three seconds later. Timers run
+out in different steps on different ranks, so each rank waits for its own timer before it continues.
 """
 
 from __future__ import annotations
@@ -20,27 +21,39 @@ import weakref
 from collections.abc import Collection
 from typing import Any
 
-from paceline.contract.heartbeat_file import AT_STEPS, HEADER, SIGNALLED, STEP_SIGNAL, TAKES_SIGNALS, at_steps_offset
+from paceline.contract.heartbeat_file import (
+    AT_STEPS,
+    HEADER,
+    SIGNALLED,
+    STEP_SIGNAL,
+    TAKES_SIGNALS,
+    at_steps_offset,
+)
 
 KNOWN, STEP = "paceline/stop/known", "paceline/stop/step"  # keys of the process group's store
 LONGEST_TIMER = 10.0  # seconds; one that takes longer does not decide when the rank saves
 
 
 class CommonStep:
-    """Counts the optimizer steps of one rank. Without a request, a step costs about a microsecond."""
+    """Counts the optimizer steps of one rank. Without a request, a step costs about a
+    microsecond.
+    """
 
     def __init__(self, heartbeat_file: str, local_rank: int) -> None:
         with open(heartbeat_file, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self._offset, self._pid = at_steps_offset(local_rank), os.getpid()
         self._steps = 0
-        self._round: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers that have made a step in this round
+        # the optimizers that have made a step in this round
+        self._round: weakref.WeakSet[Any] = weakref.WeakSet()
         self._target: int | None = None
         self._is_known = self._has_signalled = False
 
     def install(self) -> bool:
         """Watch the steps of all optimizers. Returns False as long as torch is not imported."""
-        register = getattr(sys.modules.get("torch.optim.optimizer"), "register_optimizer_step_post_hook", None)
+        register = getattr(
+            sys.modules.get("torch.optim.optimizer"), "register_optimizer_step_post_hook", None
+        )
         if register is None or not hasattr(sys.modules["torch"], "distributed"):
             return False
         register(self.after_step)
@@ -62,7 +75,9 @@ class CommonStep:
             wait_for_timers(known=threads)
 
     def _begins_round(self, optimizer: Any) -> bool:
-        """Return whether this is the first step of a round: its optimizer is the first, or the first to come again."""
+        """Return whether this is the first step of a round: its optimizer is the first, or the
+        first to come again.
+        """
         if self._round and optimizer not in self._round:
             self._round.add(optimizer)
             return False
@@ -79,7 +94,11 @@ class CommonStep:
                 store.add(KNOWN, 1)
             if self._target is None and store.check([STEP]):
                 self._target = int(store.get(STEP))
-            elif self._target is None and distributed.get_rank() == 0 and self._all_know(store, distributed):
+            elif (
+                self._target is None
+                and distributed.get_rank() == 0
+                and self._all_know(store, distributed)
+            ):
                 self._target = self._steps + 1
                 store.set(STEP, str(self._target))
                 store.get(STEP)  # it has arrived
@@ -95,5 +114,9 @@ class CommonStep:
 def wait_for_timers(known: Collection[threading.Thread]) -> None:
     """Wait for timers that were started since these were all threads."""
     for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer) and thread not in known and thread.interval <= LONGEST_TIMER:
+        if (
+            isinstance(thread, threading.Timer)
+            and thread not in known
+            and thread.interval <= LONGEST_TIMER
+        ):
             thread.join(2 * LONGEST_TIMER)  # what it calls may in turn wait for this thread

@@ -1,4 +1,6 @@
-"""Notices which frameworks a rank imports, wherever the import is: in the script, in the project or in a library."""
+"""Notices which frameworks a rank imports, wherever the import is: in the script, in the project
+or in a library.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ from paceline.agent.health import heartbeat
 from paceline.agent.stop.framework_common_step import CommonStep
 from paceline.contract.stop.framework_presets import PRESETS
 
-MODULES = {module: number for number, preset in enumerate(PRESETS, start=1) for module in preset.modules}
+MODULES = {
+    module: number for number, preset in enumerate(PRESETS, start=1) for module in preset.modules
+}
 
 
 def watch_frameworks(heartbeat_file: str, local_rank: int) -> None:
-    """From now on, tell the agent about frameworks that this process imports, and about those it already has."""
+    """From now on, tell the agent about frameworks that this process imports, and about those it
+    already has.
+    """
     watch = FrameworkWatch(heartbeat_file, local_rank)
     for module in MODULES.keys() & sys.modules.keys():
         watch.report(module)
@@ -42,7 +48,9 @@ class FrameworkWatch:
         return None
 
     def report(self, module: str) -> None:
-        heartbeat.write_framework(self._heartbeat_file, local_rank=self._local_rank, number=MODULES[module])
+        heartbeat.write_framework(
+            self._heartbeat_file, local_rank=self._local_rank, number=MODULES[module]
+        )
         if self._is_first and os.path.exists(self._heartbeat_file):
             self._is_first = False
             steps = CommonStep(self._heartbeat_file, self._local_rank)

@@ -1,4 +1,6 @@
-"""A stop request as the ranks of a node get it: the signals, the deadline, and what a script can do about them."""
+"""A stop request as the ranks of a node get it: the signals, the deadline, and what a script can
+do about them.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ from paceline.contract.stop.framework_presets import PLAIN_SIGNAL, Preset
 
 LOST = "without a session it cannot save: progress since the script's own last checkpoint is lost"
 MARGIN = 10.0  # seconds before the time limit, to write the verdict and requeue the job
-TERM_SHARE = 0.5  # of the timeout, for a script with a handler of SIGUSR1, which may only print stacks
+# of the timeout, for a script with a handler of SIGUSR1, which may only print stacks
+TERM_SHARE = 0.5
 LIMIT_SLACK = 90.0  # seconds; Slurm looks at time limits every 30 s
 AGAIN = "press Ctrl-C again to end at once"
 
-# How a stop is requested, in the order of urgency: by the batch script's file, by Ctrl-C, by SIGTERM.
+# How a stop is requested, in the order of urgency: by the batch script's file, by Ctrl-C, by
+# SIGTERM.
 FILE, INTERRUPT, TERM = range(3)
 
 
@@ -50,7 +54,9 @@ def is_time_limit(way: int, *, environ: Mapping[str, str], grace: float) -> bool
 
 
 def _time_left(environ: Mapping[str, str]) -> float | None:
-    """Return the seconds until the time limit; None without a job, or if an older Slurm does not say."""
+    """Return the seconds until the time limit; None without a job, or if an older Slurm does not
+    say.
+    """
     end = environ.get("SLURM_JOB_END_TIME", "") if "SLURM_JOB_ID" in environ else ""
     return int(end) - time.time() if end.isdigit() else None
 
@@ -58,9 +64,10 @@ def _time_left(environ: Mapping[str, str]) -> float | None:
 class StopRequest:
     """Signals each rank once it can take a signal, and again when its runtime listens.
 
-    A request has a deadline if the ranks must end, or may: by Ctrl-C, by SIGTERM to any agent, because the run was
-    cancelled or is requeued in any case, or because the run has trained with the runtime. The next job start then goes
-    on from the newest checkpoint; at the time limit, Slurm would end the run for good.
+    A request has a deadline if the ranks must end, or may: by Ctrl-C, by SIGTERM to any agent,
+    because the run was cancelled or is requeued in any case, or because the run has trained with
+    the runtime. The next job start then goes on from the newest checkpoint; at the time limit,
+    Slurm would end the run for good.
     """
 
     def __init__(self, launch: Launch, *, workers: StartedRanks, heartbeats: Heartbeats) -> None:
@@ -70,16 +77,21 @@ class StopRequest:
         self.timeout = launch.launch_spec.stop_timeout
         self.requested = False
         self._way = FILE
-        self._resumes: bool | None = None  # whether the script resumes by itself; None until somebody asks
+        # whether the script resumes by itself; None until somebody asks
+        self._resumes: bool | None = None
         self._term_time = self._deadline = math.inf
         # Process -> its state when it last got SIGUSR1, and whether it handled that.
         self._signalled: dict[int, tuple[int, bool]] = {}
-        self._terminated: set[tuple[int, int]] = set()  # processes, and which other signals they got
-        self._at_step: set[tuple[int, int]] = set()  # processes that signal themselves, and by which
+        # processes, and which other signals they got
+        self._terminated: set[tuple[int, int]] = set()
+        # processes that signal themselves, and by which
+        self._at_step: set[tuple[int, int]] = set()
         self._by_preset: dict[int, int] = {}  # process -> the signal of its framework, which it got
 
     def is_news(self, way: int) -> bool:
-        """Whether a request adds to what is known: it is the first, or more urgent than the one before."""
+        """Whether a request adds to what is known: it is the first, or more urgent than the one
+        before.
+        """
         return not self.requested or way > self._way
 
     def start(self, way: int) -> None:
@@ -88,14 +100,18 @@ class StopRequest:
         self._way = max(way, self._way)
 
     def cause(self, way: int, environ: Mapping[str, str]) -> str:
-        return describe_cause(way, cancelled=self._cancelled.exists(), environ=environ, grace=self.timeout)
+        return describe_cause(
+            way, cancelled=self._cancelled.exists(), environ=environ, grace=self.timeout
+        )
 
     @property
     def is_overdue(self) -> bool:
         return time.monotonic() > self._deadline
 
     def signal_ranks(self, local_ranks: Collection[int]) -> None:
-        """Send SIGUSR1, and to ranks without a runtime the signal that ends them, if they must end or save on it."""
+        """Send SIGUSR1, and to ranks without a runtime the signal that ends them, if they must end
+        or save on it.
+        """
         states = self._states(local_ranks)
         if self._must_end() or self._has_trained(states):
             self._set_deadline()
@@ -113,8 +129,12 @@ class StopRequest:
                 self._end(pid, number)
 
     def has_terminated(self, heartbeat: Heartbeat) -> bool:
-        """Whether a rank without the runtime, or the process that started it, got a signal that ends it."""
-        got_term = any(pid == heartbeat.pid or self._spawns for pid, _ in self._terminated | self._at_step)
+        """Whether a rank without the runtime, or the process that started it, got a signal that
+        ends it.
+        """
+        got_term = any(
+            pid == heartbeat.pid or self._spawns for pid, _ in self._terminated | self._at_step
+        )
         return got_term and heartbeat.state <= READY
 
     def has_interrupted(self, heartbeat: Heartbeat) -> bool:
@@ -124,19 +144,28 @@ class StopRequest:
 
     def has_ended(self, heartbeat: Heartbeat, code: int) -> bool:
         """Whether a signal of this request ended a rank that does not handle it."""
-        numbers = {number for pid, number in self._terminated | self._at_step if pid == heartbeat.pid or self._spawns}
+        numbers = {
+            number
+            for pid, number in self._terminated | self._at_step
+            if pid == heartbeat.pid or self._spawns
+        }
         if self.requested:
             numbers.add(signal.SIGUSR1)  # the script may have restored the signal's default action
         return any(code == -number for number in numbers)
 
     def says_saved(self, heartbeat: Heartbeat, code: int) -> bool:
-        """Whether the exit code of a rank without the runtime says that it has saved and is to be resumed."""
-        if heartbeat.state == SAVED_AND_STOPPED:  # by its exit code, which torchrun may have replaced
+        """Whether the exit code of a rank without the runtime says that it has saved and is to be
+        resumed.
+        """
+        # by its exit code, which torchrun may have replaced
+        if heartbeat.state == SAVED_AND_STOPPED:
             return not self._uses_runtime
         if code or not self.requested or heartbeat.state > READY:
             return code in self._launch_spec.saved_exit_codes
         preset = self._heartbeats.read_framework(heartbeat.local_rank)
-        by_preset = preset is not None and preset.saved_exit_code == 0 and self.has_terminated(heartbeat)
+        by_preset = (
+            preset is not None and preset.saved_exit_code == 0 and self.has_terminated(heartbeat)
+        )
         return by_preset or self._launch_spec.saved_exit_code == 0
 
     def reaches(self, local_ranks: Collection[int]) -> bool:
@@ -158,7 +187,10 @@ class StopRequest:
         if self._uses_runtime or self._has_trained(states):
             return ["the ranks have not begun to train, so they have nothing to save"]
         if self._set_signal is not None:
-            return [f"the script gets {self._set_signal.name}, as set by stop_signal, to save in its own way"]
+            return [
+                f"the script gets {self._set_signal.name}, as set by stop_signal, to save in its "
+                "own way"
+            ]
         if any(process_tree.has_handler(pid, signal.SIGUSR1) for pid in states):
             return ["the script handles SIGUSR1 itself"]
         if self._way == INTERRUPT:
@@ -177,7 +209,9 @@ class StopRequest:
 
     @property
     def _uses_runtime(self) -> bool:
-        """Whether the script imports the runtime, or a rank has opened a session: another module may import it."""
+        """Whether the script imports the runtime, or a rank has opened a session: another module
+        may import it.
+        """
         return self._imports_runtime or self._has_session
 
     @property
@@ -195,7 +229,8 @@ class StopRequest:
         return None if name in ("", PLAIN_SIGNAL) else signal.Signals[name]
 
     def _find_last_signal(self, pid: int) -> int | None:
-        """Return the signal, besides SIGUSR1, that a rank without the runtime gets now; None if it gets no other.
+        """Return the signal, besides SIGUSR1, that a rank without the runtime gets now; None if it
+        gets no other.
 
         After Ctrl-C scripts expect SIGINT, which torchrun and a terminal send too.
         """
@@ -203,19 +238,28 @@ class StopRequest:
             return self._set_signal
         if preset := self._find_preset(pid):
             self._by_preset[pid] = signal.Signals[preset.stop_signal]
-        if pid in self._by_preset:  # and no other, even if the framework has removed its handler since
+        # and no other, even if the framework has removed its handler since
+        if pid in self._by_preset:
             return self._by_preset[pid]
         # A script that saves on SIGUSR1 gets time to do so: SIGTERM would end it meanwhile.
-        if not self._must_end() or (self._may_save_on_usr1(pid) and time.monotonic() <= self._term_time):
+        if not self._must_end() or (
+            self._may_save_on_usr1(pid) and time.monotonic() <= self._term_time
+        ):
             return None
         return signal.SIGINT if self._way == INTERRUPT else signal.SIGTERM
 
     def _find_preset(self, pid: int) -> Preset | None:
-        """Return the preset that applies to a rank: nothing is set, and its framework handles the signal now.
+        """Return the preset that applies to a rank: nothing is set, and its framework handles the
+        signal now.
 
-        At the time limit, a script that does not resume by itself runs on: it would only start over.
+        At the time limit, a script that does not resume by itself runs on: it would only start
+        over.
         """
-        if self._launch_spec.stop_signal or self._has_session or process_tree.has_handler(pid, signal.SIGUSR1):
+        if (
+            self._launch_spec.stop_signal
+            or self._has_session
+            or process_tree.has_handler(pid, signal.SIGUSR1)
+        ):
             return None
         local_rank = self._find_rank(pid)
         preset = None if local_rank is None else self._heartbeats.read_framework(local_rank)
@@ -226,12 +270,16 @@ class StopRequest:
     def _can_resume(self, preset: Preset) -> bool:
         if self._resumes is None:
             spec = self._launch_spec
-            texts = script_text.read_sources(spec.program, is_module=spec.is_module, import_path=spec.import_path)
+            texts = script_text.read_sources(
+                spec.program, is_module=spec.is_module, import_path=spec.import_path
+            )
             self._resumes = preset.can_resume(texts, spec.args)
         return self._resumes
 
     def _must_end(self) -> bool:
-        """Whether a script that takes no stop request must end all the same: somebody ended or cancelled the run."""
+        """Whether a script that takes no stop request must end all the same: somebody ended or
+        cancelled the run.
+        """
         return self._way > FILE or self._launch_spec.requeue_always or self._cancelled.exists()
 
     def _has_trained(self, states: Mapping[int, int]) -> bool:
@@ -249,7 +297,9 @@ class StopRequest:
         self._term_time, self._deadline = now + TERM_SHARE * self.timeout, now + self.timeout
 
     def _states(self, local_ranks: Collection[int]) -> dict[int, int]:
-        """Map processes to their states. A process that starts the ranks itself counts if they have no slots."""
+        """Map processes to their states. A process that starts the ranks itself counts if they
+        have no slots.
+        """
         heartbeats = [self._heartbeats.read(local_rank) for local_rank in local_ranks]
         states = {heartbeat.pid: heartbeat.state for heartbeat in heartbeats if heartbeat.pid}
         if not states and self._spawns:
@@ -257,7 +307,9 @@ class StopRequest:
         return states
 
     def _end(self, pid: int, number: int) -> None:
-        """Have a rank get a signal: after a common step if it counts them and one comes in time, else now."""
+        """Have a rank get a signal: after a common step if it counts them and one comes in time,
+        else now.
+        """
         if self._spawns:
             self._terminate(self._workers.pids().values(), number)
             return
@@ -274,7 +326,8 @@ class StopRequest:
         return next((slot.local_rank for slot in slots if slot.pid == pid), None)
 
     def _terminate(self, pids: Iterable[int], number: int) -> None:
-        """Send a signal once. A process that starts the ranks itself passes SIGTERM on, or ends with them.
+        """Send a signal once. A process that starts the ranks itself passes SIGTERM on, or ends
+        with them.
 
         It does not pass on SIGINT: a terminal would signal its whole process group.
         """
@@ -282,7 +335,9 @@ class StopRequest:
             if (pid, number) not in self._terminated:
                 self._terminated.add((pid, number))
                 send = (
-                    process_tree.signal_group if self._spawns and number == signal.SIGINT else process_tree.send_signal
+                    process_tree.signal_group
+                    if self._spawns and number == signal.SIGINT
+                    else process_tree.send_signal
                 )
                 send(pid, number)
 

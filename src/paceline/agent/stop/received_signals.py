@@ -8,12 +8,15 @@ import time
 from contextlib import suppress
 from types import FrameType
 
-# Seconds within which two signals are one request: a scheduler signals several processes, which pass it on.
+# Seconds within which two signals are one request: a scheduler signals several processes, which
+# pass it on.
 SAME_REQUEST = {"stop": 1.0, "interrupt": 0.2}
 
 
 class Requests:
-    """Counts what signals request. `fileno` becomes readable with each signal, including SIGCHLD."""
+    """Counts what signals request. `fileno` becomes readable with each signal, including
+    SIGCHLD.
+    """
 
     def __init__(self) -> None:
         self.stop = 0  # save and stop: SIGTERM, SIGHUP, SIGUSR1
@@ -30,13 +33,16 @@ class Requests:
             signal.signal(signum, self._count)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             signal.signal(signal.SIGHUP, self._count)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a command may have held it back until now
+        # a command may have held it back until now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     @staticmethod
     def ignore() -> None:
-        """Ignore signals from now on: while Python shuts down, they would end the process and change its exit code."""
+        """Ignore signals from now on: while Python shuts down, they would end the process and
+        change its exit code.
+        """
         for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
 

@@ -1,1 +1,3 @@
-"""Starts the ranks of a node, forked, by torchrun or as new processes, and captures their output."""
+"""Starts the ranks of a node, forked, by torchrun or as new processes, and captures their
+output.
+"""

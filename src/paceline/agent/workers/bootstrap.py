@@ -41,17 +41,26 @@ _AGENT_PACKAGE = "paceline.agent."
 WORKING_DIRECTORY_TIMEOUT = 30.0
 
 
-def make_rank_spec(launch_spec: LaunchSpec, *, attempt: AttemptFolder, heartbeat: str) -> dict[str, Any]:
+def make_rank_spec(
+    launch_spec: LaunchSpec, *, attempt: AttemptFolder, heartbeat: str
+) -> dict[str, Any]:
     """Return what a rank needs besides its variables, as JSON values: it is sent to a zygote."""
     return {
-        "program": launch_spec.program, "args": launch_spec.args, "is_module": launch_spec.is_module,
-        "import_path": launch_spec.import_path, "cwd": launch_spec.cwd, "threads": launch_spec.threads,
-        "project": launch_spec.work.get("project", ""), "source": launch_spec.source,
+        "program": launch_spec.program,
+        "args": launch_spec.args,
+        "is_module": launch_spec.is_module,
+        "import_path": launch_spec.import_path,
+        "cwd": launch_spec.cwd,
+        "threads": launch_spec.threads,
+        "project": launch_spec.work.get("project", ""),
+        "source": launch_spec.source,
         "saved_exit_codes": sorted(launch_spec.saved_exit_codes),
-        "attempt": attempt.number, "attempt_folder": str(attempt.path), "heartbeat": heartbeat,
+        "attempt": attempt.number,
+        "attempt_folder": str(attempt.path),
+        "heartbeat": heartbeat,
         # mpirun starts programs that find each other through MPI.
         "probe": launch_spec.world_size > 1 and launch_spec.style != "mpirun",
-    }  # fmt: skip
+    }
 
 
 def main(_: list[str]) -> None:
@@ -67,7 +76,8 @@ def main(_: list[str]) -> None:
         process.die_with_parent(None)
         _redirect_output(json.loads(environ[env.OUTPUT_PIPES])[str(local_rank)])
     attempt = run.attempt(int(environ[env.ATTEMPT]))
-    # A process that spawns the ranks itself is not one: it has no heartbeat slot, and reports for its first rank.
+    # A process that spawns the ranks itself is not one: it has no heartbeat slot, and reports for
+    # its first rank.
     is_rank = env.RANK in environ
     first = int(environ[env.GROUP_RANK]) * launch_spec.nproc
     rank = int(environ.get(env.RANK, first))
@@ -75,7 +85,8 @@ def main(_: list[str]) -> None:
     try:
         run_rank(spec, rank=rank, local_rank=local_rank, is_rank=is_rank)
     except SystemExit as leaving:
-        # torchrun would treat this code as a failure and end the other ranks; the agent knows from the heartbeat.
+        # torchrun would treat this code as a failure and end the other ranks; the agent knows from
+        # the heartbeat.
         if under_torchrun and leaving.code in spec["saved_exit_codes"]:
             raise SystemExit(0) from None
         raise
@@ -95,13 +106,17 @@ def run_forked_rank(spec: dict[str, Any]) -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None:
         wait_for_store(distributed, os.environ)
-        if hasattr(distributed, "set_debug_level_from_env"):  # otherwise this torch cannot distribute
-            distributed.set_debug_level_from_env()  # the import read the zygote's TORCH_DISTRIBUTED_DEBUG
+        # otherwise this torch cannot distribute
+        if hasattr(distributed, "set_debug_level_from_env"):
+            # the import read the zygote's TORCH_DISTRIBUTED_DEBUG
+            distributed.set_debug_level_from_env()
     run_rank(spec, rank=spec["rank"], local_rank=spec["local_rank"])
 
 
 def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool = True) -> None:
-    """Set up signals, streams and `__main__`, report ready, and run the program. Ends as Python itself would."""
+    """Set up signals, streams and `__main__`, report ready, and run the program. Ends as Python
+    itself would.
+    """
     for name in REMOVED:
         os.environ.pop(name, None)
     attempt = AttemptFolder(Path(spec["attempt_folder"]), spec["attempt"])
@@ -112,10 +127,14 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
     process_tree.name_process(f"rank-{rank}")
     if is_rank:
         faulthandler.enable(file=2)
-        write_stacks_on_signal(attempt.stacks(rank), heartbeat_file=spec["heartbeat"], local_rank=local_rank)
+        write_stacks_on_signal(
+            attempt.stacks(rank), heartbeat_file=spec["heartbeat"], local_rank=local_rank
+        )
         heartbeat.mark_ready(spec["heartbeat"], local_rank)
     watch_frameworks(spec["heartbeat"], local_rank)
-    probe = CoordinationProbe(spec["heartbeat"], local_rank, is_rank=is_rank) if spec["probe"] else None
+    probe = (
+        CoordinationProbe(spec["heartbeat"], local_rank, is_rank=is_rank) if spec["probe"] else None
+    )
     if probe is not None:
         probe.install()
     try:
@@ -137,7 +156,8 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
             probe.finish()
         if leaving.code in spec["saved_exit_codes"] and is_rank:
             heartbeat.write_state(spec["heartbeat"], local_rank=local_rank, state=SAVED_AND_STOPPED)
-        sys.exit(leaving.code)  # not `raise`: libraries replace this function to learn the exit code
+        # not `raise`: libraries replace this function to learn the exit code
+        sys.exit(leaving.code)
     except BaseException as error:
         process.exit_code = 1
         if error.__traceback__ is not None:
@@ -145,7 +165,8 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
         if isinstance(error, KeyboardInterrupt) and heartbeat.is_ended(spec["heartbeat"]):
             raise SystemExit(130) from None  # Ctrl-C: the agent reports it
         step = heartbeat.read_step(spec["heartbeat"], local_rank)
-        if is_rank or not attempt.error(rank).exists():  # a rank's own report counts more than its parent's
+        # a rank's own report counts more than its parent's
+        if is_rank or not attempt.error(rank).exists():
             report_error(attempt.error(rank), error, rank=rank, step=step)
         sys.excepthook(type(error), error, error.__traceback__)
         clean_exit.abandon_process_groups(sys.modules.get("torch.distributed"))
@@ -153,22 +174,37 @@ def run_rank(spec: dict[str, Any], *, rank: int, local_rank: int, is_rank: bool 
 
 
 def report_error(path: Path, error: BaseException, *, rank: int, step: int) -> None:
-    """Write the exception where the agent reads it; a full disk must not hide the exception itself."""
+    """Write the exception where the agent reads it; a full disk must not hide the exception
+    itself.
+    """
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     message, context = str(error), process.failure_context
     if context and isinstance(error, Exception):
         text += f"{context}\n"
-        message = message if "\n" in message else f"{message.rstrip('.')}. {context}" if message else context
+        message = (
+            message
+            if "\n" in message
+            else f"{message.rstrip('.')}. {context}"
+            if message
+            else context
+        )
     record = {
-        "rank": rank, "host": socket.gethostname(), "type": type(error).__name__, "message": message,
-        "traceback": text, "step": step, "time": time.time(),
-    }  # fmt: skip
+        "rank": rank,
+        "host": socket.gethostname(),
+        "type": type(error).__name__,
+        "message": message,
+        "traceback": text,
+        "step": step,
+        "time": time.time(),
+    }
     with suppress(OSError):
         write_atomically(path, json.dumps(record))
 
 
 def _enter_working_directory(spec: dict[str, Any]) -> None:
-    """Enter it. One of the run's own that does not appear is an error: files would be read and written elsewhere."""
+    """Enter it. One of the run's own that does not appear is an error: files would be read and
+    written elsewhere.
+    """
     deadline = time.monotonic() + WORKING_DIRECTORY_TIMEOUT
     while True:
         try:
@@ -176,7 +212,8 @@ def _enter_working_directory(spec: dict[str, Any]) -> None:
         except OSError as problem:
             if not spec["project"]:
                 return
-            # The head agent has just made it, and a network file system may show that to other nodes with a delay.
+            # The head agent has just made it, and a network file system may show that to other
+            # nodes with a delay.
             if not isinstance(problem, FileNotFoundError) or time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
@@ -191,12 +228,16 @@ def _run_program(spec: dict[str, Any]) -> None:
         sys.path[:0] = [folder for folder in spec["import_path"] if folder not in sys.path]
         sys.argv[:] = [spec["program"], *spec["args"]]
         sys.modules["__main__"] = _main_module()
-        # `python -m` itself calls this; `runpy.run_module` would not leave a real `__main__` behind.
+        # `python -m` itself calls this; `runpy.run_module` would not leave a real `__main__`
+        # behind.
         runpy._run_module_as_main(spec["program"])  # type: ignore[attr-defined]
         return
     path = spec["program"]
     folder = str(Path(path).resolve().parent)
-    sys.path[:0] = [folder, *(each for each in spec["import_path"] if each != folder and each not in sys.path)]
+    sys.path[:0] = [
+        folder,
+        *(each for each in spec["import_path"] if each != folder and each not in sys.path),
+    ]
     sys.argv[:] = [path, *spec["args"]]
     with open(path, "rb") as file:
         source = file.read()
@@ -208,7 +249,9 @@ def _run_program(spec: dict[str, Any]) -> None:
 
 
 def _import_from_copy(project: str, copy: str) -> None:
-    """Import the project's packages from its copy, also those that `pip install -e` has installed from the project."""
+    """Import the project's packages from its copy, also those that `pip install -e` has installed
+    from the project.
+    """
     project, inside = os.path.realpath(project), os.path.realpath(copy)
 
     def move(path: str) -> str:
@@ -223,11 +266,15 @@ def _import_from_copy(project: str, copy: str) -> None:
     for finder in sys.meta_path:  # setuptools maps the names of such packages to their folders
         packages = getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", None)
         if isinstance(packages, dict):
-            packages.update({name: move(path) for name, path in packages.items() if isinstance(path, str)})
+            packages.update(
+                {name: move(path) for name, path in packages.items() if isinstance(path, str)}
+            )
 
 
 def _main_module() -> types.ModuleType:
-    """Return a real module, so that the script's classes can be pickled and spawned children find them."""
+    """Return a real module, so that the script's classes can be pickled and spawned children find
+    them.
+    """
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __spec__=None, __package__=None)
     return main
@@ -237,7 +284,9 @@ def _without_our_frames(trace: TracebackType) -> TracebackType | None:
     """Return the traceback from the script's first frame on."""
     current: TracebackType | None = trace
     # By module: byte code in the run half's zip has other file names.
-    while current is not None and str(current.tb_frame.f_globals.get("__name__")).startswith(_AGENT_PACKAGE):
+    while current is not None and str(current.tb_frame.f_globals.get("__name__")).startswith(
+        _AGENT_PACKAGE
+    ):
         current = current.tb_next
     return current
 
@@ -259,7 +308,8 @@ def _redirect_output(paths: list[str]) -> None:
 
 
 def _set_streams(rank: int) -> None:
-    """Leave a pipe or a file as input to rank 0 alone, and flush every line at once: people follow the logs.
+    """Leave a pipe or a file as input to rank 0 alone, and flush every line at once: people follow
+    the logs.
 
     A rank is not in the session of a terminal, so it cannot read from one.
     """
@@ -273,7 +323,9 @@ def _set_streams(rank: int) -> None:
 
 
 def _reseed() -> None:
-    """Seed the random generators anew: forked ranks would draw the same numbers if the script sets no seed."""
+    """Seed the random generators anew: forked ranks would draw the same numbers if the script sets
+    no seed.
+    """
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

@@ -1,9 +1,9 @@
 """Finds out whether a script knows that it runs as one of several ranks.
 
-A script that never reads its rank forms no process group: it runs in as many independent copies as there are ranks.
-The probe watches reads of `os.environ` until the first one that counts, which ends it. Optimizer steps without one mean
-that the copies train, for now: a later read still counts. Time alone means nothing: a script may prepare data for hours
-before it forms a group.
+A script that never reads its rank forms no process group: it runs in as many independent copies as
+there are ranks. The probe watches reads of `os.environ` until the first one that counts, which ends
+it. Optimizer steps without one mean that the copies train, for now: a later read still counts. Time
+alone means nothing: a script may prepare data for hours before it forms a group.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ from typing import Any
 
 from paceline.agent.health import heartbeat
 from paceline.contract import env
-from paceline.contract.heartbeat_file import COORDINATED, ENDED_ALONE, SPAWNS_ALONE, TRAINS_ALONE, UNKNOWN
+from paceline.contract.heartbeat_file import (
+    COORDINATED,
+    ENDED_ALONE,
+    SPAWNS_ALONE,
+    TRAINS_ALONE,
+    UNKNOWN,
+)
 from paceline.contract.launcher_variables import TABLE
 
-SECONDS = 30.0  # from the first optimizer step: a script may try a few steps before it forms its group
+# from the first optimizer step: a script may try a few steps before it forms its group
+SECONDS = 30.0
 STEPS = 3
 
-# Whoever reads one of these knows of other ranks. `init_process_group` reads the address, even if it is given the rank.
+# Whoever reads one of these knows of other ranks. `init_process_group` reads the address, even if
+# it is given the rank.
 VARIABLES = {
     env.RANK,
     env.LOCAL_RANK,
@@ -36,21 +44,38 @@ VARIABLES = {
 }
 VARIABLES |= {env.MASTER_ADDR, env.MASTER_PORT}
 VARIABLES |= {
-    name for row in TABLE for name in (row.rank, row.world_size, row.local_rank, row.local_world_size) if name
+    name
+    for row in TABLE
+    for name in (row.rank, row.world_size, row.local_rank, row.local_world_size)
+    if name
 }
 
-# Libraries that read these variables, or copy all of them, without doing anything about the other ranks. When they do,
-# they form a process group.
+# Libraries that read these variables, or copy all of them, without doing anything about the other
+# ranks. When they do, they form a process group.
 UNCONCERNED = (
-    "accelerate", "datasets", "huggingface_hub", "lightning", "lightning_fabric", "lightning_utilities", "matplotlib",
-    "pytorch_lightning", "torch", "torchmetrics", "tqdm", "transformers", "triton", "wandb",
-)  # fmt: skip
+    "accelerate",
+    "datasets",
+    "huggingface_hub",
+    "lightning",
+    "lightning_fabric",
+    "lightning_utilities",
+    "matplotlib",
+    "pytorch_lightning",
+    "torch",
+    "torchmetrics",
+    "tqdm",
+    "transformers",
+    "triton",
+    "wandb",
+)
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 class CoordinationProbe:
-    """The probe of one process. `is_rank` is false for a process that starts the ranks of its node itself."""
+    """The probe of one process. `is_rank` is false for a process that starts the ranks of its node
+    itself.
+    """
 
     def __init__(self, heartbeat_file: str, local_rank: int, *, is_rank: bool) -> None:
         self._heartbeat_file, self._local_rank, self._is_rank = heartbeat_file, local_rank, is_rank
@@ -64,7 +89,8 @@ class CoordinationProbe:
         self._names = {os.environ.encodekey(name) for name in VARIABLES}
 
     def install(self) -> None:
-        environs: list[Any] = [os.environ, getattr(os, "environb", os.environ)]  # two views of the same variables
+        # two views of the same variables
+        environs: list[Any] = [os.environ, getattr(os, "environb", os.environ)]
         self._variables = watched = _WatchedVariables(environs[0]._data)
         _WatchedVariables.probe = self
         for environ in environs:
@@ -90,7 +116,9 @@ class CoordinationProbe:
             self._hook_torch()
 
     def _follows(self, key: object, last_read: object) -> bool:
-        """Return whether a variable comes right after the one that was read last, as in a loop over all of them."""
+        """Return whether a variable comes right after the one that was read last, as in a loop
+        over all of them.
+        """
         names = list(self._variables)
         return key in names[1:] and names[names.index(key) - 1] == last_read
 
@@ -98,17 +126,26 @@ class CoordinationProbe:
         if self._found in (COORDINATED, coordination):
             return
         self._found = coordination
-        heartbeat.write_coordination(self._heartbeat_file, local_rank=self._local_rank, coordination=coordination)
+        heartbeat.write_coordination(
+            self._heartbeat_file, local_rank=self._local_rank, coordination=coordination
+        )
         if coordination == COORDINATED:
             with suppress(AttributeError):  # from now on, reads cost what they always do
                 del _WatchedVariables.__getitem__
 
     def _hook_torch(self) -> None:
         """Watch for optimizer steps and mp.spawn as soon as the script has imported torch."""
-        optimizer, spawn = (sys.modules.get(f"torch.{name}") for name in ("optim.optimizer", "multiprocessing.spawn"))
+        optimizer, spawn = (
+            sys.modules.get(f"torch.{name}")
+            for name in ("optim.optimizer", "multiprocessing.spawn")
+        )
         register = getattr(optimizer, "register_optimizer_step_post_hook", None)
         original = getattr(spawn, "start_processes", None)
-        if register is None or original is None or not hasattr(sys.modules.get("torch"), "distributed"):
+        if (
+            register is None
+            or original is None
+            or not hasattr(sys.modules.get("torch"), "distributed")
+        ):
             return
         self._hooked = True
         register(self._count_step)
@@ -150,7 +187,8 @@ class _WatchedVariables(dict[Any, Any]):
 def _is_concerned(frame: FrameType | None, *, in_copy: bool) -> bool:
     """Return whether the code that reads a variable does so to find out about ranks.
 
-    The standard library reads a single one for its caller, as in `os.path.expandvars`, but copies all for itself.
+    The standard library reads a single one for its caller, as in `os.path.expandvars`, but copies
+    all for itself.
     """
     while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
         frame = frame.f_back
@@ -169,7 +207,9 @@ def _is_library(frame: FrameType) -> bool:
 
 
 def _is_standard(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((_STANDARD_LIBRARY, "<frozen")) and not _is_library(frame)
+    return frame.f_code.co_filename.startswith((_STANDARD_LIBRARY, "<frozen")) and not _is_library(
+        frame
+    )
 
 
 def _has_started_processes() -> bool:

@@ -1,4 +1,6 @@
-"""Ranks as fresh Python processes: where forking is unsafe, and where there is one agent per rank (srun, mpirun)."""
+"""Ranks as fresh Python processes: where forking is unsafe, and where there is one agent per rank
+(srun, mpirun).
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,13 @@ class ExecRanks:
             variables = {} if self._per_node else launch.rank_environ(rank, local_rank)
             try:
                 self._running[local_rank] = subprocess.Popen(
-                    command, env={**common, **variables}, stdin=None if rank == 0 else subprocess.DEVNULL,
-                    stdout=stdout, stderr=stderr, start_new_session=True,
-                )  # fmt: skip
+                    command,
+                    env={**common, **variables},
+                    stdin=None if rank == 0 else subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
             except OSError as error:
                 raise cannot_start(launch.launch_spec.python, error) from error
             finally:

@@ -1,6 +1,7 @@
 """What makes forking after `import torch` unsafe, and which modules a script will need.
 
-The script is only read, never run. If forking would be unsafe, the ranks start as fresh processes instead.
+The script is only read, never run. If forking would be unsafe, the ranks start as fresh processes
+instead.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ if TYPE_CHECKING:  # a zygote must start fast
 
 
 def read_program(launch_spec: LaunchSpec) -> str:
-    """Return the text of a run's program, from the snapshot if it has one: that is there from the start."""
+    """Return the text of a run's program, from the snapshot if it has one: that is there from the
+    start.
+    """
     import_path = [launch_spec.in_snapshot(path) for path in launch_spec.import_path]
     program = launch_spec.in_snapshot(launch_spec.program)
-    return script_text.read_program(program, is_module=launch_spec.is_module, import_path=import_path)[1]
+    return script_text.read_program(
+        program, is_module=launch_spec.is_module, import_path=import_path
+    )[1]
 
 
 def uses_runtime(launch_spec: LaunchSpec) -> bool:
@@ -30,7 +35,9 @@ def uses_runtime(launch_spec: LaunchSpec) -> bool:
 
 
 def variable_set_before_torch(source: str) -> str | None:
-    """Return the first variable that a script sets before `import torch` and that this import reads."""
+    """Return the first variable that a script sets before `import torch` and that this import
+    reads.
+    """
     if "environ" not in source and "putenv" not in source:
         return None
     try:
@@ -55,14 +62,20 @@ def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
             if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 inner = getattr(statement, part, [])
                 for each in inner:
-                    found += _top_level(each.body) if isinstance(each, ast.ExceptHandler) else _top_level([each])
+                    found += (
+                        _top_level(each.body)
+                        if isinstance(each, ast.ExceptHandler)
+                        else _top_level([each])
+                    )
     return found
 
 
 def _imports_torch(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Import):
         return any(alias.name.split(".")[0] == "torch" for alias in statement.names)
-    return isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] == "torch"
+    return (
+        isinstance(statement, ast.ImportFrom) and (statement.module or "").split(".")[0] == "torch"
+    )
 
 
 def _variables_set(statement: ast.stmt) -> list[str]:
@@ -81,17 +94,29 @@ def _variables_set(statement: ast.stmt) -> list[str]:
         call = statement.value
         if _last_name(call.func) in ("putenv", "setdefault", "__setitem__"):
             first = call.args[0] if call.args else None
-            return [first.value] if isinstance(first, ast.Constant) and isinstance(first.value, str) else []
+            return (
+                [first.value]
+                if isinstance(first, ast.Constant) and isinstance(first.value, str)
+                else []
+            )
         if _last_name(call.func) == "update":
             dicts = [each for each in call.args if isinstance(each, ast.Dict)]
             keys = [key for each in dicts for key in each.keys if isinstance(key, ast.Constant)]
-            return [str(key.value) for key in keys] + [each.arg for each in call.keywords if each.arg]
+            return [str(key.value) for key in keys] + [
+                each.arg for each in call.keywords if each.arg
+            ]
     return []
 
 
 def _last_name(node: ast.expr) -> str:
     """Return the last part of a dotted name."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def modules_to_preload(source: str) -> list[str]:
@@ -120,7 +145,11 @@ def is_device_in_use() -> bool:
     if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         return True
     try:
-        links = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if name.isdigit()]
+        links = [
+            os.readlink(f"/proc/self/fd/{name}")
+            for name in os.listdir("/proc/self/fd")
+            if name.isdigit()
+        ]
     except OSError:
         return False
     return any(link.startswith("/dev/nvidia") for link in links)

@@ -40,7 +40,14 @@ class Interrupted(Exception):
 class ForkedRanks:
     """The agent's side of a zygote and the ranks that it forks."""
 
-    def __init__(self, zygote: MessageSocket, pid: int, *, launch_spec: LaunchSpec, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        zygote: MessageSocket,
+        pid: int,
+        *,
+        launch_spec: LaunchSpec,
+        environ: Mapping[str, str],
+    ) -> None:
         self._zygote = zygote
         self._pid = pid
         self._launch_spec, self._environ = launch_spec, environ
@@ -67,8 +74,11 @@ class ForkedRanks:
         started._note = _describe_difference(changed) if changed else ""
         return started
 
-    def wait_until_ready(self, is_interrupted: Callable[[], bool], say: Callable[[str], None]) -> None:
-        """Wait until torch is imported. Raises `UnsafeToFork` if the ranks must start in another way.
+    def wait_until_ready(
+        self, is_interrupted: Callable[[], bool], say: Callable[[str], None]
+    ) -> None:
+        """Wait until torch is imported. Raises `UnsafeToFork` if the ranks must start in another
+        way.
 
         `say` is called with notes for the user.
         """
@@ -97,10 +107,16 @@ class ForkedRanks:
                         hint="Install the module, or remove it from --preload.",
                     )
                 if message["kind"] == "ready":
-                    self._ready = not (self._is_adopted and self._replace_if_different(message["reads"], say))
+                    self._ready = not (
+                        self._is_adopted and self._replace_if_different(message["reads"], say)
+                    )
 
-    def _replace_if_different(self, read: Mapping[str, str | None], say: Callable[[str], None]) -> bool:
-        """Start another zygote if imports in this one have read variables that the ranks have with other values."""
+    def _replace_if_different(
+        self, read: Mapping[str, str | None], say: Callable[[str], None]
+    ) -> bool:
+        """Start another zygote if imports in this one have read variables that the ranks have with
+        other values.
+        """
         changed = find_difference(self._launch_spec.variables, read)
         if changed is None:
             return False
@@ -122,8 +138,15 @@ class ForkedRanks:
             variables = launch.rank_environ(rank, local_rank)
             ranks.append({"rank": rank, "local_rank": local_rank, "variables": variables})
             self._running[local_rank] = 0
-        common = make_rank_spec(launch.launch_spec, attempt=launch.attempt, heartbeat=launch.heartbeat)
-        message = {"kind": "start", "common": common, "environ": launch.common_environ(), "ranks": ranks}
+        common = make_rank_spec(
+            launch.launch_spec, attempt=launch.attempt, heartbeat=launch.heartbeat
+        )
+        message = {
+            "kind": "start",
+            "common": common,
+            "environ": launch.common_environ(),
+            "ranks": ranks,
+        }
         try:
             self._zygote.send(message, descriptors)
         except ConnectionClosed:
@@ -149,7 +172,9 @@ class ForkedRanks:
             for message, _ in [] if self._gone else self._zygote.receive_pending():
                 if message["kind"] == "started":
                     pids = {int(local_rank): pid for local_rank, pid in message["pids"].items()}
-                    self._running = {local_rank: pids.get(local_rank, 0) for local_rank in self._running}
+                    self._running = {
+                        local_rank: pids.get(local_rank, 0) for local_rank in self._running
+                    }
                 elif message["kind"] == "exit" and message["local_rank"] in self._running:
                     del self._running[message["local_rank"]]
                     exits.append(Exit(message["local_rank"], message["code"], message["time"]))
@@ -159,7 +184,9 @@ class ForkedRanks:
             self._gone = True
         if self._gone and self._running:
             # Somebody killed the zygote, and the kernel killed its ranks with it.
-            exits += [Exit(local_rank, -signal.SIGKILL, time.time()) for local_rank in self._running]
+            exits += [
+                Exit(local_rank, -signal.SIGKILL, time.time()) for local_rank in self._running
+            ]
             self._running.clear()
         return exits
 
@@ -187,7 +214,8 @@ class ForkedRanks:
         """Close the socket, which ends the zygote and everything below it."""
         self._zygote.close()
         if not self._ready:
-            process_tree.send_signal(self._pid, signal.SIGKILL)  # it may still be importing, and has no ranks yet
+            # it may still be importing, and has no ranks yet
+            process_tree.send_signal(self._pid, signal.SIGKILL)
         process_tree.await_end(self._pid, KILL_TIMEOUT)
 
 
@@ -196,7 +224,9 @@ def _start(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> tuple[Message
     variables = {name: value for name, value in environ.items() if name not in REMOVED}
     variables.update(launch_spec.variables)
     try:
-        ours, pid = start_zygote(launch_spec.python, zygote_options(launch_spec, environ), variables)
+        ours, pid = start_zygote(
+            launch_spec.python, zygote_options(launch_spec, environ), variables
+        )
     except OSError as error:
         raise cannot_start(launch_spec.python, error) from error
     return MessageSocket(ours), pid
@@ -222,16 +252,25 @@ def _describe_warm(seconds: int, why_not: str) -> str:
     return f"torch stays imported for your next runs, for {time}; see `paceline warm`"
 
 
-def zygote_options(launch_spec: LaunchSpec, environ: Mapping[str, str], *, warm: int = 0) -> ZygoteOptions:
+def zygote_options(
+    launch_spec: LaunchSpec, environ: Mapping[str, str], *, warm: int = 0
+) -> ZygoteOptions:
     """Return the options of the zygote that a run needs."""
     return ZygoteOptions(
-        launch_spec.in_snapshot(launch_spec.program), is_module=launch_spec.is_module,
-        threads=thread_count(launch_spec, environ), preload=launch_spec.preload, warm=warm,
-    )  # fmt: skip
+        launch_spec.in_snapshot(launch_spec.program),
+        is_module=launch_spec.is_module,
+        threads=thread_count(launch_spec, environ),
+        preload=launch_spec.preload,
+        warm=warm,
+    )
 
 
-def _connect_to_prestarted(environ: Mapping[str, str]) -> tuple[MessageSocket, dict[str, Any]] | None:
-    """Return the socket and the hello of the zygote that was started before this agent, if there is one."""
+def _connect_to_prestarted(
+    environ: Mapping[str, str],
+) -> tuple[MessageSocket, dict[str, Any]] | None:
+    """Return the socket and the hello of the zygote that was started before this agent, if there
+    is one.
+    """
     number = environ.get(env.ZYGOTE, "")
     if not number.isdigit():
         return None
@@ -245,7 +284,8 @@ def _connect_to_prestarted(environ: Mapping[str, str]) -> tuple[MessageSocket, d
 
 
 def _discard(zygote: MessageSocket, hello: dict[str, Any]) -> None:
-    process_tree.send_signal(hello["pid"], signal.SIGKILL)  # it would keep importing for a second or two
+    # it would keep importing for a second or two
+    process_tree.send_signal(hello["pid"], signal.SIGKILL)
     zygote.close()
 
 
@@ -257,7 +297,9 @@ def discard_prestarted(environ: Mapping[str, str]) -> None:
 
 
 def reason_not_to_fork(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> str | None:
-    """Return why these ranks cannot be forked, as far as the job and the script's text show; None if they can."""
+    """Return why these ranks cannot be forked, as far as the job and the script's text show; None
+    if they can.
+    """
     if sys.platform != "linux":
         return f"ranks are not forked on {sys.platform}"
     for name, text in thread_variables(thread_count(launch_spec, environ)).items():

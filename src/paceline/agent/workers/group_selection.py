@@ -1,4 +1,6 @@
-"""Which worker group runs the attempts of an agent: forked by a zygote, started by torchrun, or as new processes."""
+"""Which worker group runs the attempts of an agent: forked by a zygote, started by torchrun, or as
+new processes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from paceline.errors import LaunchError
 
 
 class GroupSelection:
-    """Selects a worker group once; restarts use the same one. `zygote` is the one that `main` started."""
+    """Selects a worker group once; restarts use the same one. `zygote` is the one that `main`
+    started.
+    """
 
     def __init__(
         self,
@@ -33,7 +37,9 @@ class GroupSelection:
         self._interrupted, self._say = interrupted, say
 
     def select(self, placement: Placement, heartbeats: Heartbeats) -> StartedRanks:
-        """Return the worker group for the next attempt. Wait until its zygote has imported torch."""
+        """Return the worker group for the next attempt. Wait until its zygote has imported
+        torch.
+        """
         if self._zygote is not None and self._zygote_is_ready():
             return self._zygote
         if self._selected is None:

@@ -1,7 +1,8 @@
 """Capture what the ranks print: write it to their logs, and to the console where you asked for it.
 
-One thread reads all pipes, so that a blocked console cannot hold up supervision. If the console is gone or the disk is
-full, the run continues: a warning appears once, and the output is read and dropped.
+One thread reads all pipes, so that a blocked console cannot hold up supervision. If the console is
+gone or the disk is full, the run continues: a warning appears once, and the output is read and
+dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ PER_RANK_LOGS = 128  # with more ranks than this there is one log per node
 MAX_LINE = 1 << 16  # a longer "line" is passed on in pieces
 MARKS_PER_SECOND = 1.0  # times that are written beside a log, on average
 MARKS_AT_ONCE = 20.0
-WAIT_FOR_CONSOLE = 0.2  # seconds that notes and the ranks' output wait for each other: a console may be blocked
+# seconds that notes and the ranks' output wait for each other: a console may be blocked
+WAIT_FOR_CONSOLE = 0.2
 
 
 class Sink:
@@ -53,7 +55,9 @@ class Sink:
             except BlockingIOError:  # another program made our console non-blocking
                 time.sleep(0.01)
             except OSError as error:
-                self._warn(f"cannot write {self.name}: {error.strerror}; the run continues without it")
+                self._warn(
+                    f"cannot write {self.name}: {error.strerror}; the run continues without it"
+                )
                 self.descriptor = None
 
     def close(self) -> None:
@@ -78,9 +82,13 @@ class TimedLog:
         self._size += len(data)
 
     def _mark(self) -> None:
-        """Write the time of what comes next: exactly while there is little output, and once per second otherwise."""
+        """Write the time of what comes next: exactly while there is little output, and once per
+        second otherwise.
+        """
         now = max(self._last, time.time())
-        self._marks_left = min(MARKS_AT_ONCE, self._marks_left + (now - self._last) * MARKS_PER_SECOND)
+        self._marks_left = min(
+            MARKS_AT_ONCE, self._marks_left + (now - self._last) * MARKS_PER_SECOND
+        )
         self._last = now
         if self._marks_left >= 1 and self._log.descriptor is not None:
             self._marks_left -= 1
@@ -92,7 +100,9 @@ class TimedLog:
 
 
 class LinePrefixer:
-    """Splits a stream into whole lines with a prefix, for a log or console that several ranks share."""
+    """Splits a stream into whole lines with a prefix, for a log or console that several ranks
+    share.
+    """
 
     def __init__(self, prefix: str, write: Callable[[bytes], None]) -> None:
         self._prefix = prefix.encode()
@@ -128,10 +138,17 @@ class RankPipe:
 
 
 class OutputCapture:
-    """All pipes of one attempt. `open` returns a rank's two ends; `close` waits for the last output."""
+    """All pipes of one attempt. `open` returns a rank's two ends; `close` waits for the last
+    output.
+    """
 
     def __init__(
-        self, *, log_path: Callable[[int], Path], shared_log: Path | None, tee: str, warn: Callable[[str], None]
+        self,
+        *,
+        log_path: Callable[[int], Path],
+        shared_log: Path | None,
+        tee: str,
+        warn: Callable[[str], None],
     ) -> None:
         self._log_path = log_path
         self._tee = tee
@@ -143,8 +160,11 @@ class OutputCapture:
         self._selector = selectors.DefaultSelector()
         # descriptor -> rank; the other thread can copy it safely, unlike the selector's map
         self._open: dict[int, int] = {}
-        self._console = {number: Sink(number, f"the console ({number})", self._warn) for number in (1, 2)}
-        self._console_lock = threading.RLock()  # reentrant: the thread that holds it may print a warning
+        self._console = {
+            number: Sink(number, f"the console ({number})", self._warn) for number in (1, 2)
+        }
+        # reentrant: the thread that holds it may print a warning
+        self._console_lock = threading.RLock()
         self._line = b""  # what ranks have printed there since the last line break
         self._closing = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
@@ -153,7 +173,9 @@ class OutputCapture:
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def open(self, rank: int, *, shown: bool | None = None) -> tuple[int, int]:
-        """Open pipes for a rank's stdout and stderr. The caller passes the returned ends on, then closes them."""
+        """Open pipes for a rank's stdout and stderr. The caller passes the returned ends on, then
+        closes them.
+        """
         shown = (self._tee == "all" or (self._tee == "0" and rank == 0)) if shown is None else shown
         if self._shared is None:
             self._logs[rank] = TimedLog(self._log_path(rank), self._warn)
@@ -168,7 +190,9 @@ class OutputCapture:
             else:
                 pipe.prefixers.append(LinePrefixer(f"[{rank}] ", self._shared.write))
             if shown and self._tee == "all":
-                pipe.prefixers.append(LinePrefixer(f"[{rank}] ", functools.partial(self._show, number)))
+                pipe.prefixers.append(
+                    LinePrefixer(f"[{rank}] ", functools.partial(self._show, number))
+                )
             elif shown:
                 pipe.writers.append(functools.partial(self._show, number))
             pipe.writers += [prefixer.feed for prefixer in pipe.prefixers]
@@ -185,9 +209,11 @@ class OutputCapture:
 
     @contextlib.contextmanager
     def separate_line(self) -> Iterator[str]:
-        """Give a note a line of the terminal to itself: yield what to print before it, and hold back the ranks' output.
+        """Give a note a line of the terminal to itself: yield what to print before it, and hold
+        back the ranks' output.
 
-        A line with control characters is a progress bar, which is drawn again below the note; other text stays.
+        A line with control characters is a progress bar, which is drawn again below the note; other
+        text stays.
         """
         with self._turn():
             yield self._end_line()
@@ -220,13 +246,19 @@ class OutputCapture:
         return bytes(self._tails.get(rank, b"")).decode("utf-8", "replace")
 
     def count_bytes(self, rank: int) -> int:
-        """Return how much a rank has printed; of one without pipes of its own, how much all processes have."""
+        """Return how much a rank has printed; of one without pipes of its own, how much all
+        processes have.
+        """
         return self._counts[rank] if rank in self._counts else sum(self._counts.values())
 
     def close(self, timeout: float = 5.0) -> None:
         """Read what is left until all ends are closed or time is up, then close everything."""
         deadline = time.monotonic() + timeout
-        while self._thread.is_alive() and len(self._selector.get_map()) > 1 and time.monotonic() < deadline:
+        while (
+            self._thread.is_alive()
+            and len(self._selector.get_map()) > 1
+            and time.monotonic() < deadline
+        ):
             self._thread.join(0.01)
         self._closing.set()
         with contextlib.suppress(OSError):

@@ -27,7 +27,9 @@ def name_process(name: str) -> None:
 
 
 def raise_descriptor_limit(wanted: int) -> int:
-    """Let this process open so many files, as far as the hard limit allows, and return how many it may open now."""
+    """Let this process open so many files, as far as the hard limit allows, and return how many it
+    may open now.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
@@ -38,12 +40,15 @@ def raise_descriptor_limit(wanted: int) -> int:
 
 
 def read_stats(*, dead: bool = False) -> dict[int, list[bytes]]:
-    """Map every running process, or every zombie, to the fields of /proc/PID/stat from its state on."""
+    """Map every running process, or every zombie, to the fields of /proc/PID/stat from its state
+    on.
+    """
     stats = {}
     for entry in os.listdir("/proc") if sys.platform == "linux" else ():
         if entry.isdigit():
             try:
-                # The name is in parentheses and may contain anything; the fields after the last one are regular.
+                # The name is in parentheses and may contain anything; the fields after the last one
+                # are regular.
                 fields = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()
             except OSError:
                 continue

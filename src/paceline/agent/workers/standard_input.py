@@ -22,11 +22,15 @@ class StandardInput:
         self._start = os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(_mode()) else 0
 
     def rewind(self, program: str) -> str:
-        """Prepare it for a restart of the program with this text. Return a warning if that cannot be done."""
+        """Prepare it for a restart of the program with this text. Return a warning if that cannot
+        be done.
+        """
         if stat.S_ISREG(_mode()):
             os.lseek(0, self._start, os.SEEK_SET)
         elif has_input() and READS_INPUT.search(program):
-            return "standard input is a pipe: the data that the last attempt read is lost; use a file"
+            return (
+                "standard input is a pipe: the data that the last attempt read is lost; use a file"
+            )
         return ""
 
 

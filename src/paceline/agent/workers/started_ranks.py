@@ -1,4 +1,6 @@
-"""The ranks that one agent starts: what an attempt gives them, and the interface of each way to start them."""
+"""The ranks that one agent starts: what an attempt gives them, and the interface of each way to
+start them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from typing import Protocol
 from paceline.agent.launcher_placement import Placement
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import PER_RANK_LOGS, OutputCapture
-from paceline.agent.workers.variables.rank_variables import common_variables, node_variables, rank_variables
+from paceline.agent.workers.variables.rank_variables import (
+    common_variables,
+    node_variables,
+    rank_variables,
+)
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import AttemptFolder
 
@@ -44,7 +50,9 @@ class Launch:
 
     @property
     def shares_log(self) -> bool:
-        """Whether all ranks of a node share one log: cluster file systems handle many files badly."""
+        """Whether all ranks of a node share one log: cluster file systems handle many files
+        badly.
+        """
         return self.launch_spec.world_size > PER_RANK_LOGS
 
     def common_environ(self) -> dict[str, str]:
@@ -56,11 +64,18 @@ class Launch:
             heartbeat=self.heartbeat,
             extra=self.extra,
         )
-        return {**common, **node_variables(self.launch_spec, self.placement, address=self.address, port=self.port)}
+        return {
+            **common,
+            **node_variables(
+                self.launch_spec, self.placement, address=self.address, port=self.port
+            ),
+        }
 
     def rank_environ(self, rank: int, local_rank: int) -> dict[str, str]:
         """Return the variables of one rank alone."""
-        return rank_variables(self.launch_spec, rank=rank, local_rank=local_rank, attempt=self.attempt.number)
+        return rank_variables(
+            self.launch_spec, rank=rank, local_rank=local_rank, attempt=self.attempt.number
+        )
 
 
 @dataclass(frozen=True)

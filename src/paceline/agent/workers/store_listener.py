@@ -1,7 +1,7 @@
 """Handle ranks that connect to rank 0's store before it listens.
 
-Torch's client is then refused and retries only after 0.3 s, doubling the delay each time: that would be most of a warm
-start.
+Torch's client is then refused and retries only after 0.3 s, doubling the delay each time: that
+would be most of a warm start.
 """
 
 from __future__ import annotations
@@ -20,12 +20,18 @@ _PAUSES = (0.001, 0.05)  # seconds: the first and the longest
 
 
 def wait_for_store(distributed: Any, environ: Mapping[str, str]) -> None:
-    """Have this rank connect to rank 0's store once it listens. Takes the module `torch.distributed`.
+    """Have this rank connect to rank 0's store once it listens. Takes the module
+    `torch.distributed`.
 
     Only on rank 0's own node: a listener elsewhere cannot be seen without connecting to it.
     """
     store, port = getattr(distributed, "TCPStore", None), environ.get(env.MASTER_PORT)
-    if store is None or not port or environ.get(env.GROUP_RANK) != "0" or environ.get(env.RANK) == "0":
+    if (
+        store is None
+        or not port
+        or environ.get(env.GROUP_RANK) != "0"
+        or environ.get(env.RANK) == "0"
+    ):
         return
     construct = store.__init__
 
@@ -52,7 +58,9 @@ def await_listener(port: int, timeout: float = TIMEOUT) -> bool:
 
 
 def _is_listening(port: int) -> bool:
-    """Find it out without a connection: a port that the agent has only reserved can still be bound."""
+    """Find it out without a connection: a port that the agent has only reserved can still be
+    bound.
+    """
     try:
         bind_port(port).close()
     except OSError as error:

@@ -26,7 +26,9 @@ GOT_TERM = re.compile(r"got signal: (15|Signals\.SIGTERM)")
 
 
 def main(args: list[str]) -> None:
-    """Run torchrun in this process, and end with the agent that started it, whose process ID comes first."""
+    """Run torchrun in this process, and end with the agent that started it, whose process ID comes
+    first.
+    """
     die_with_parent(int(args[0]))
     from torch.distributed.run import main as run_torchrun
 
@@ -41,7 +43,8 @@ class TorchrunRanks:
         self._torchrun: subprocess.Popen[bytes] | None = None
         self._launch: Launch | None = None
         self._output: OutputCapture | None = None
-        self._pipes: list[int] = []  # our copies of the ranks' ends, open until the ranks have opened theirs
+        # our copies of the ranks' ends, open until the ranks have opened theirs
+        self._pipes: list[int] = []
 
     def start(self, launch: Launch, output: OutputCapture) -> list[int]:
         self._launch, self._output = launch, output
@@ -53,21 +56,30 @@ class TorchrunRanks:
         }
         launch_spec, placement = launch.launch_spec, launch.placement
         command = [
-            *python_command(launch_spec.python, "agent.workers.torchrun_ranks"), str(os.getpid()),
-            f"--nnodes={placement.nodes}", f"--node-rank={placement.node}",
+            *python_command(launch_spec.python, "agent.workers.torchrun_ranks"),
+            str(os.getpid()),
+            f"--nnodes={placement.nodes}",
+            f"--node-rank={placement.node}",
             f"--nproc-per-node={placement.local_world_size}",
-            f"--master-addr={launch.address}", f"--master-port={launch.port}",
-            f"--rdzv-id={launch_spec.run_number}", "--max-restarts=0",
-            f"--log-dir={os.devnull}",  # else it makes a folder in TMPDIR for every attempt, and never removes it
-            "--no-python", *python_command(launch_spec.python, "agent.workers.bootstrap"),
-        ]  # fmt: skip
+            f"--master-addr={launch.address}",
+            f"--master-port={launch.port}",
+            f"--rdzv-id={launch_spec.run_number}",
+            "--max-restarts=0",
+            # else it makes a folder in TMPDIR for every attempt, and never removes it
+            f"--log-dir={os.devnull}",
+            "--no-python",
+            *python_command(launch_spec.python, "agent.workers.bootstrap"),
+        ]
         stdout, stderr = output.open(TORCHRUN, shown=False)
         try:
             self._torchrun = subprocess.Popen(
-                command, env={**launch.common_environ(), env.OUTPUT_PIPES: json.dumps(paths)},
-                stdin=None if placement.node == 0 else subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+                command,
+                env={**launch.common_environ(), env.OUTPUT_PIPES: json.dumps(paths)},
+                stdin=None if placement.node == 0 else subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             raise cannot_start(launch_spec.python, error) from error
         finally:
@@ -83,7 +95,9 @@ class TorchrunRanks:
             return []
         code = self._torchrun.poll()
         if code is None:
-            if self._pipes and all(self._heartbeats.read(each).state for each in self._local_ranks()):
+            if self._pipes and all(
+                self._heartbeats.read(each).state for each in self._local_ranks()
+            ):
                 self._close_pipes()
             return []
         self._torchrun = None
@@ -91,7 +105,9 @@ class TorchrunRanks:
         return self._exits(code)
 
     def pids(self) -> dict[int, int]:
-        """Until a rank has started, torchrun stands for the first one: it may wait for another node for long."""
+        """Until a rank has started, torchrun stands for the first one: it may wait for another
+        node for long.
+        """
         found: dict[int, int] = {}
         if self._torchrun is None:
             return found
@@ -104,14 +120,19 @@ class TorchrunRanks:
         return found
 
     def has_failed_rank(self) -> bool:
-        """Whether a rank left an error report or vanished while training; torchrun reports that later."""
+        """Whether a rank left an error report or vanished while training; torchrun reports that
+        later.
+        """
         if self._torchrun is None or self._launch is None:
             return False
         attempt = self._launch.attempt
         if any(attempt.error(rank).exists() for rank, _ in self._launch.ranks()):
             return True
         heartbeats = [self._heartbeats.read(each) for each in self._local_ranks()]
-        return any(heartbeat.state == RUNNING and not process_tree.is_alive(heartbeat.pid) for heartbeat in heartbeats)
+        return any(
+            heartbeat.state == RUNNING and not process_tree.is_alive(heartbeat.pid)
+            for heartbeat in heartbeats
+        )
 
     def kill_leftovers(self) -> None:
         kill_descendants()
@@ -140,10 +161,13 @@ class TorchrunRanks:
         assert self._output is not None
         kill_descendants()  # so that all of its output has arrived
         summary = self._output.tail(TORCHRUN)
-        codes = {int(local_rank): int(its_code) for local_rank, its_code in FAILED_RANK.findall(summary)}
+        codes = {
+            int(local_rank): int(its_code) for local_rank, its_code in FAILED_RANK.findall(summary)
+        }
         exits = [Exit(local_rank, its_code, now) for local_rank, its_code in codes.items()]
         exits = exits[-1:] + exits[:-1]
-        # When the scheduler ends torchrun, it passes SIGTERM on and reports an error, even if all ranks stop cleanly.
+        # When the scheduler ends torchrun, it passes SIGTERM on and reports an error, even if all
+        # ranks stop cleanly.
         by_term = code == -signal.SIGTERM or GOT_TERM.search(summary)
         other_code = -signal.SIGTERM if codes or by_term else code
         for local_rank in self._local_ranks():

@@ -29,7 +29,8 @@ def command(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Your training script.")],
     *,
     write: Annotated[
-        bool, typer.Option("--write", help="Change the script, and keep the old one as SCRIPT.orig.")
+        bool,
+        typer.Option("--write", help="Change the script, and keep the old one as SCRIPT.orig."),
     ] = False,
 ) -> int:
     """Say what to change in a script so that it trains on several ranks, and why.
@@ -49,15 +50,22 @@ def command(
     from paceline.tools.adopt.source_edits import read_source
 
     if script.is_dir():
-        raise UsageError(f"{script} is a folder, not a script.", hint=f"Name a file in it, e.g. {script / 'train.py'}.")
+        raise UsageError(
+            f"{script} is a folder, not a script.",
+            hint=f"Name a file in it, e.g. {script / 'train.py'}.",
+        )
     if not script.is_file():
-        raise UsageError(f"There is no script {str(script)!r}.", hint="Name yours: paceline adopt train.py")
+        raise UsageError(
+            f"There is no script {str(script)!r}.", hint="Name yours: paceline adopt train.py"
+        )
     source = read_source(script)
     advice = advise(source)
     _show(source, advice, written=write)
     if write and advice.edits:
         kept = _write(script, advice.text.encode(source.encoding))
-        print(f"wrote {console.printable(str(script))}; the old one is {console.printable(str(kept))}")
+        print(
+            f"wrote {console.printable(str(script))}; the old one is {console.printable(str(kept))}"
+        )
     elif advice.edits:
         print(f"to apply it: paceline adopt --write {console.printable(shlex.quote(str(script)))}")
     if advice.next_steps:
@@ -73,19 +81,27 @@ def _fitting(steps: list[str]) -> list[str]:
 
     if not any(step.startswith("paceline prove") for step in steps) or usable_gpus(os.environ) > 1:
         return steps
-    return [step.replace("paceline run --nproc 2", "paceline run --cpu --nproc 2", 1) for step in steps]
+    return [
+        step.replace("paceline run --nproc 2", "paceline run --cpu --nproc 2", 1) for step in steps
+    ]
 
 
 def _show(source: Source, advice: Advice, *, written: bool) -> None:
     """Print the diff, the reasons and the remarks, with the line numbers of the file as it is afterwards."""
     name = source.name.lstrip("/")
-    diff = difflib.unified_diff(_lines(source.text), _lines(advice.text), f"a/{name}", f"b/{name}", lineterm="")
+    diff = difflib.unified_diff(
+        _lines(source.text), _lines(advice.text), f"a/{name}", f"b/{name}", lineterm=""
+    )
     for line in diff:
         print(console.printable(line))
     print(console.paint(console.printable(advice.verdict), console.BOLD, sys.stdout))
     reasons: dict[str, list[int]] = {}
     for position, edit in enumerate(advice.edits):
-        number = 1 + _breaks(source.text[: edit.start]) + written * _added(source, advice.edits[:position])
+        number = (
+            1
+            + _breaks(source.text[: edit.start])
+            + written * _added(source, advice.edits[:position])
+        )
         lines = reasons.setdefault(edit.reason, [])
         lines += [number] if number not in lines else []
     for reason, lines in reasons.items():
@@ -97,7 +113,9 @@ def _show(source: Source, advice: Advice, *, written: bool) -> None:
         for remark in remarks:
             text = f"line {remark.line}: {remark.text}" if remark.line else remark.text
             if written:
-                text = _LINE_NUMBERS.sub(lambda found: _renumber(found[0], source, advice.edits), text)
+                text = _LINE_NUMBERS.sub(
+                    lambda found: _renumber(found[0], source, advice.edits), text
+                )
             print(f"  {console.printable(text)}")
 
 
@@ -128,7 +146,9 @@ def _list(lines: Sequence[int]) -> str:
             parts[-1].append(line)
         else:
             parts.append([line])
-    texts = [f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]
+    texts = [
+        f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts
+    ]
     return ", ".join(texts[:8]) + (", ..." if texts[8:] else "")
 
 
@@ -140,9 +160,16 @@ def _write(script: Path, content: bytes) -> Path:
     """Replace a script at once, and keep the old one next to it. Its permissions stay."""
     target = script.resolve()  # a link stays a link
     if not target.stat().st_mode & 0o222:
-        raise UsageError(f"{script} is read-only, so it stays as it is.", hint=f"chmod u+w {shlex.quote(str(script))}")
+        raise UsageError(
+            f"{script} is read-only, so it stays as it is.",
+            hint=f"chmod u+w {shlex.quote(str(script))}",
+        )
     numbers = ["", *(f".{number}" for number in range(2, 1000))]
-    kept = next(path for path in (Path(f"{target}.orig{each}") for each in numbers) if not os.path.lexists(path))
+    kept = next(
+        path
+        for path in (Path(f"{target}.orig{each}") for each in numbers)
+        if not os.path.lexists(path)
+    )
     partial = target.with_name(f".{target.name}.{os.urandom(8).hex()}.partial")
     try:
         shutil.copy2(target, kept)
@@ -155,6 +182,7 @@ def _write(script: Path, content: bytes) -> Path:
         kept.unlink(missing_ok=True)
         reason = problem.strerror or str(problem)
         raise EnvironmentProblem(
-            f"Cannot write {script}: {reason}.", hint="It is as it was. Check its permissions and the disk's space."
+            f"Cannot write {script}: {reason}.",
+            hint="It is as it was. Check its permissions and the disk's space.",
         ) from None
     return kept

@@ -15,7 +15,9 @@ from paceline.slurm.job_states import squeue_and_sacct
 from paceline.watch.records import Record, newest_verdict, read_record
 from paceline.watch.resume_hint import describe_start, resume_command
 
-Names = Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids or names, job ids, folders, or `last`.")]
+Names = Annotated[
+    list[str], typer.Argument(metavar="RUN", help="Run ids or names, job ids, folders, or `last`.")
+]
 
 
 def forwarded(asked: on_cluster.Forwarded) -> int:
@@ -28,7 +30,9 @@ def forwarded(asked: on_cluster.Forwarded) -> int:
 def command(
     names: Names,
     *,
-    save: Annotated[bool, typer.Option("--save", help="Let the ranks write a checkpoint first.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Let the ranks write a checkpoint first.")
+    ] = False,
 ) -> int:
     """Cancel runs for good: a cancelled run is not requeued.
 
@@ -39,12 +43,14 @@ def command(
       paceline cancel --save last    save a checkpoint first
     """
     for folder in [runs.own(name) for name in names]:
-        record = read_record(folder, squeue_and_sacct.states)  # as it is now: a job of a minute ago may have ended
+        # as it is now: a job of a minute ago may have ended
+        record = read_record(folder, squeue_and_sacct.states)
         if record.is_over and not _may_requeue(record):
             print(f"{folder.key} has already ended: {record.status}")
         else:
             repeated = _is_cancelled(folder, save=save)
-            cancel_run(folder, running=record.status == "running", save=save)  # the first time may have failed
+            # the first time may have failed
+            cancel_run(folder, running=record.status == "running", save=save)
             if repeated:
                 print(f"{folder.key} was already cancelled; it has not ended yet")
             elif record.job is None:
@@ -53,8 +59,11 @@ def command(
                 done = "cancelling {}: it saves first" if save else "cancelled {}"
                 print(done.format(f"{folder.key} (job {record.job})"))
         if record.status != DONE and (again := resume_command(folder, job=record.job)):
-            saves = record.status == "running" and (save or record.job is None)  # a local run always saves
-            print(f"  continue  {again}  ({'from where it stops' if saves else describe_start(folder)})")
+            # a local run always saves
+            saves = record.status == "running" and (save or record.job is None)
+            print(
+                f"  continue  {again}  ({'from where it stops' if saves else describe_start(folder)})"
+            )
     return 0
 
 

@@ -23,13 +23,18 @@ from paceline.watch.ended_secrets import EndedSecrets, find_ended_secrets
 def command(
     *,
     node: Annotated[
-        list[str] | None, typer.Option("--node", metavar="NAME", help="Clean this node instead; repeatable.")
+        list[str] | None,
+        typer.Option("--node", metavar="NAME", help="Clean this node instead; repeatable."),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="The node's data folder [default: from paceline.toml].")
+        Path | None,
+        typer.Option("--folder", help="The node's data folder [default: from paceline.toml]."),
     ] = None,
     cached: Annotated[
-        bool, typer.Option("--cached", help="Also remove data cached for later jobs, unless it is in use.")
+        bool,
+        typer.Option(
+            "--cached", help="Also remove data cached for later jobs, unless it is in use."
+        ),
     ] = False,
     yes: typer_options.Yes = False,
     as_json: typer_options.AsJson = False,
@@ -46,7 +51,10 @@ def command(
     collect are copied back first. A run folder keeps its environment.sh without the values of secrets.
     """
     if node and as_json:
-        raise UsageError("--json cannot be combined with --node.", hint="Run `paceline clean --json` on the node.")
+        raise UsageError(
+            "--json cannot be combined with --node.",
+            hint="Run `paceline clean --json` on the node.",
+        )
     if node:
         return _clean_nodes(node, folder=folder, cached=cached, yes=yes)
     job = load_job(Program(""), cluster=typer_options.this_cluster())
@@ -57,7 +65,8 @@ def command(
         for each in ([folder] if folder is not None else data_folders(request, os.environ))
         for leftover in find_leftovers(each, os.environ, all_cached=cached)
     ]
-    if folder is None and "SLURM_JOB_ID" not in os.environ:  # `--node` looks at the node's own disk alone
+    # `--node` looks at the node's own disk alone
+    if folder is None and "SLURM_JOB_ID" not in os.environ:
         leftovers += find_ended_secrets(scratch)
     if as_json:
         return _print_json(leftovers, yes=yes)
@@ -76,7 +85,11 @@ def command(
 
 def _print_json(leftovers: list[Leftover | EndedSecrets], *, yes: bool) -> int:
     listed = [
-        {"path": str(each.path), "reason": each.reason, "removed": bool(each.remove()) if yes else False}
+        {
+            "path": str(each.path),
+            "reason": each.reason,
+            "removed": bool(each.remove()) if yes else False,
+        }
         for each in leftovers
     ]
     print_json(leftovers=listed)

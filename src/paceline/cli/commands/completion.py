@@ -40,7 +40,9 @@ complete -o filenames -o bashdefault -F _paceline paceline
 """
 
 
-def command(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> int:
+def command(
+    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> int:
     """Print a script that completes commands and options in your shell.
 
     \b
@@ -50,7 +52,9 @@ def command(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zs
       paceline completion fish | source
     """
     if shell not in SHELLS:
-        raise UsageError(f"There is no completion for {shell!r}.", hint=f"Use one of {', '.join(SHELLS)}.")
+        raise UsageError(
+            f"There is no completion for {shell!r}.", hint=f"Use one of {', '.join(SHELLS)}."
+        )
     from paceline.cli.reference.commands import walk
 
     words = {name: _flags(each) for name, each in walk()}
@@ -109,8 +113,10 @@ def _arm(pattern: str, words: list[str]) -> str:
 
 def _flags(each: object) -> list[str]:
     found = [
-        flag for param in getattr(each, "params", ())
+        flag
+        for param in getattr(each, "params", ())
         if param.param_type_name == "option" and not param.hidden
-        for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")
-    ]  # fmt: skip
+        for flag in (*param.opts, *param.secondary_opts)
+        if flag.startswith("--")
+    ]
     return sorted({*found, "--help"})

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
     help="Send data to a cluster, and prepare the data that runs stage to the nodes' disks.",
-)  # fmt: skip
+)
 
 
 @app.callback()
@@ -35,7 +38,9 @@ def group() -> None:
 def stage(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATH", help="Paths to stage [default: stage in [data] of paceline.toml]."),
+        typer.Argument(
+            metavar="PATH", help="Paths to stage [default: stage in [data] of paceline.toml]."
+        ),
     ] = None,
     *,
     config: typer_options.Config = None,
@@ -58,7 +63,9 @@ def stage(
     )
     request = staging_request(job, scratch=resolve_scratch(job, os.environ), environ=os.environ)
     if not request.items:
-        raise UsageError("Nothing to stage.", hint="Name paths, or set stage in [data] of paceline.toml.")
+        raise UsageError(
+            "Nothing to stage.", hint="Name paths, or set stage in [data] of paceline.toml."
+        )
     scan = scan_data(request)
     for line in scan.summary():
         print(line)

@@ -40,7 +40,11 @@ def command(
     *,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="PLACE", help="Path there [default: its name, below <scratch>/<project>]."),
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="Path there [default: its name, below <scratch>/<project>].",
+        ),
     ] = None,
     yes: typer_options.Yes = False,
     serve: Annotated[str | None, typer.Option("--serve", hidden=True)] = None,
@@ -57,7 +61,8 @@ def command(
     if serve is not None:
         return _serve(path, serve)
     raise UsageError(
-        "`paceline data push` needs a cluster.", hint=f"Add one, e.g. `paceline data push {path} --on alps`."
+        "`paceline data push` needs a cluster.",
+        hint=f"Add one, e.g. `paceline data push {path} --on alps`.",
     )
 
 
@@ -73,11 +78,20 @@ def _serve(name: str, to: str) -> int:
             target /= name
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
-        answer: dict[str, object] = asdict(_Place(str(target), target.exists(), free, shutil.which("rsync")))
+        answer: dict[str, object] = asdict(
+            _Place(str(target), target.exists(), free, shutil.which("rsync"))
+        )
     except PacelineError as problem:
-        answer = {"error": problem.message, "hint": problem.hint, "usage": isinstance(problem, UsageError)}
+        answer = {
+            "error": problem.message,
+            "hint": problem.hint,
+            "usage": isinstance(problem, UsageError),
+        }
     except OSError as problem:
-        answer = {"error": f"{problem.filename}: {problem.strerror}.", "hint": "Choose another place with --to."}
+        answer = {
+            "error": f"{problem.filename}: {problem.strerror}.",
+            "hint": "Choose another place with --to.",
+        }
     print(json.dumps(answer), flush=True)
     return 0
 
@@ -97,7 +111,8 @@ def forwarded(asked: Forwarded) -> int:
     name, target = connection.cluster.name, there.target
     if not there.rsync:
         raise EnvironmentProblem(
-            f"There is no rsync on {name}.", hint=f"Set `setup` in [profiles.{name}] to load it, e.g. a module."
+            f"There is no rsync on {name}.",
+            hint=f"Set `setup` in [profiles.{name}] to load it, e.g. a module.",
         )
     if not there.exists and data.size > there.free:
         free = show_size(there.free)
@@ -114,7 +129,11 @@ def forwarded(asked: Forwarded) -> int:
     progress = sys.stderr.isatty() and sys.stdout.isatty() and not is_current
     parts = found.parts if found is not None else [(data, target)]
     done = [push(connection, each, to=to, rsync=rsync, progress=progress) for each, to in parts]
-    print(console.printable(_describe_end(sum(each.files for each in done), sum(each.sent for each in done), place)))
+    print(
+        console.printable(
+            _describe_end(sum(each.files for each in done), sum(each.sent for each in done), place)
+        )
+    )
     return 0
 
 
@@ -150,7 +169,10 @@ def _state(data: SentData, place: str, found: Survey | None) -> None:
 
     for names, what in (
         (data.secrets, "secrets, not sent"),
-        (found.outside if found is not None else data.outside, "links that point outside, not sent"),
+        (
+            found.outside if found is not None else data.outside,
+            "links that point outside, not sent",
+        ),
         (data.unreadable, "not readable"),
     ):
         if names:
@@ -159,7 +181,9 @@ def _state(data: SentData, place: str, found: Survey | None) -> None:
         newer = _count(len(found.newer)).replace(" ", " newer ")
         console.say_note(f"{newer} on the cluster, not overwritten: {describe_left(found.newer)}")
     if found is not None and found.through_links:
-        console.say_note(f"links to folders on the cluster, which are followed: {describe_left(found.through_links)}")
+        console.say_note(
+            f"links to folders on the cluster, which are followed: {describe_left(found.through_links)}"
+        )
     console.say_note(f"{data.path}: {_count(data.files)}, {show_size(data.size)}, to {place}")
     if found is not None and found.files > 0:
         console.say_note(f"new or changed: {_count(found.files)}, {show_size(found.size)}")
@@ -172,6 +196,7 @@ def _count(files: int) -> str:
 def _confirm() -> None:
     if not sys.stdin.isatty():
         raise UsageError(
-            "Cannot ask for confirmation: standard input is not a terminal.", hint="Add --yes to send without asking."
+            "Cannot ask for confirmation: standard input is not a terminal.",
+            hint="Add --yes to send without asking.",
         )
     confirm()

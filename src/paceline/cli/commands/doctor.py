@@ -37,18 +37,30 @@ def names_a_run(name: str) -> bool:
 
 def is_about_run(args: Sequence[str] | None, *, is_job: bool, is_module: bool) -> bool:
     """Return whether the arguments name a run, rather than a script with its arguments."""
-    return args is not None and len(args) == 1 and not is_job and not is_module and names_a_run(args[0])
+    return (
+        args is not None
+        and len(args) == 1
+        and not is_job
+        and not is_module
+        and names_a_run(args[0])
+    )
 
 
-@typer_options.takes_settings("doctor", script=True, shown=(RESOURCES, LAUNCH, PROJECT), names_a_run=names_a_run)
+@typer_options.takes_settings(
+    "doctor", script=True, shown=(RESOURCES, LAUNCH, PROJECT), names_a_run=names_a_run
+)
 def command(
     args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN | SCRIPT [ARGS]...]", help="A run; or your script and its arguments."),
+        typer.Argument(
+            metavar="[RUN | SCRIPT [ARGS]...]", help="A run; or your script and its arguments."
+        ),
     ] = None,
     *,
     settings: typer_options.Settings,
-    is_job: Annotated[bool, typer.Option("--job", help="Check a job, as `paceline submit` does.")] = False,
+    is_job: Annotated[
+        bool, typer.Option("--job", help="Check a job, as `paceline submit` does.")
+    ] = False,
     module: typer_options.Module = False,
     as_json: typer_options.AsJson = False,
 ) -> int:
@@ -83,9 +95,17 @@ def command(
     allocation = inspect_allocation() if "SLURM_JOB_ID" in os.environ else []
     if not allocation and any(flag.key == "launch.fitness" for flag in settings.flags):
         hint = f"Pass a run that is running on Slurm: paceline doctor --fitness RUN. {OTHER_NODES}"
-        allocation = [Finding("fitness", WARNING, "--fitness measured nothing: you passed no run.", hint)]
+        allocation = [
+            Finding("fitness", WARNING, "--fitness measured nothing: you passed no run.", hint)
+        ]
     return report(
-        [*machine, *allocation, inspect_secrets(job, os.environ), *inspect_site(os.environ), *inspect_slurm()],
+        [
+            *machine,
+            *allocation,
+            inspect_secrets(job, os.environ),
+            *inspect_site(os.environ),
+            *inspect_slurm(),
+        ],
         as_json=as_json,
     )
 
@@ -124,7 +144,9 @@ def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
     nodes = record.state.nodes if record.state else ""
     try:
         launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
-        return probe_job(record.folder, launch_spec, job=record.job, nodes=expand(nodes), stacks=stacks)
+        return probe_job(
+            record.folder, launch_spec, job=record.job, nodes=expand(nodes), stacks=stacks
+        )
     except (OSError, ValueError, PacelineError) as error:
         return [NodeAnswer(nodes, problem=str(error).partition("\n")[0])]
 
@@ -136,11 +158,20 @@ def measure_nodes(record: Record) -> list[Finding]:
     from paceline.launch.probes.allocation_probe import measure_run
 
     if record.status == "running" and record.job is None:
-        text = "This run was not started by Slurm. Its machine can be measured only before it starts."
-        return [Finding("fitness", WARNING, text, "Start it with the check: paceline run --fitness.")]
+        text = (
+            "This run was not started by Slurm. Its machine can be measured only before it starts."
+        )
+        return [
+            Finding("fitness", WARNING, text, "Start it with the check: paceline run --fitness.")
+        ]
     if record.status != "running" or record.job is None or not is_own_folder(record.folder.path):
         return [
-            Finding("fitness", WARNING, "Paceline can measure only the nodes of your own running jobs.", OTHER_NODES)
+            Finding(
+                "fitness",
+                WARNING,
+                "Paceline can measure only the nodes of your own running jobs.",
+                OTHER_NODES,
+            )
         ]
     launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
     return describe_speed(measure_run(record.folder, launch_spec, job=record.job))
@@ -155,15 +186,19 @@ def inspect_allocation() -> list[Finding]:
     nodes = {str(line.get("host", "?")): line for line in answers.lines}
     if not nodes:
         hint = "Check that `srun --overlap hostname` works in this allocation."
-        return [Finding("nodes", WARNING, f"The nodes are not responding: {answers.problem}.", hint)]
+        return [
+            Finding("nodes", WARNING, f"The nodes are not responding: {answers.problem}.", hint)
+        ]
     known = {host: line.get("interfaces") or {} for host, line in nodes.items()}
     listed = "; ".join(
         f"{host}: {', '.join(f'{name} {address}' for name, address in own.items() if name != 'lo')}"
         for host, own in sorted(known.items())
     )
     return [
-        Finding("nodes", GOOD, listed), *compare_versions(nodes), *describe_speed(measure_allocation(os.environ)),
-    ]  # fmt: skip
+        Finding("nodes", GOOD, listed),
+        *compare_versions(nodes),
+        *describe_speed(measure_allocation(os.environ)),
+    ]
 
 
 def describe_speed(answers: Answers) -> list[Finding]:
@@ -173,7 +208,12 @@ def describe_speed(answers: Answers) -> list[Finding]:
     if not measured:
         hint = "The job's Python needs torch for this."
         return [
-            Finding("fitness", WARNING, f"The nodes could not be measured: {answers.problem or 'no answer'}.", hint)
+            Finding(
+                "fitness",
+                WARNING,
+                f"The nodes could not be measured: {answers.problem or 'no answer'}.",
+                hint,
+            )
         ]
     return describe_measurements(measured)
 

@@ -34,13 +34,21 @@ from paceline.spec.quantities import show_seconds
 from paceline.watch.scheduler.shared_answer import query_states
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
     help="Build, list and remove the environments of runs.",
-)  # fmt: skip
+)
 
 FILES = "FILE"  # the source of requirements that were typed
 # Keys whose flags set the size of the build job here, and not that of runs.
-SIZES = {"job.cpus_per_gpu": "cpus", "job.gpus_per_node": "gpus", "job.mem_per_node": "memory", "job.time": "time"}
+SIZES = {
+    "job.cpus_per_gpu": "cpus",
+    "job.gpus_per_node": "gpus",
+    "job.mem_per_node": "memory",
+    "job.time": "time",
+}
 
 
 @app.callback()
@@ -54,13 +62,16 @@ def build(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE", help="requirements.txt, pyproject.toml[extra], Pipfile, Pipfile.lock or a lock file."
+            metavar="FILE",
+            help="requirements.txt, pyproject.toml[extra], Pipfile, Pipfile.lock or a lock file.",
         ),
     ] = None,
     *,
     settings: typer_options.Settings,
     local: Annotated[bool, typer.Option("--local", help="Build here instead of in a job.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Submit the build and return.")] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Submit the build and return.")
+    ] = False,
     dry_run: typer_options.DryRun = False,
 ) -> int:
     """Build the venv or the container image of a project, in a job on the nodes where it will run.
@@ -76,7 +87,8 @@ def build(
     """
     if local and no_wait:
         raise UsageError(
-            "--no-wait cannot be combined with --local: it applies to a build in a job.", hint="Use only one of them."
+            "--no-wait cannot be combined with --local: it applies to a build in a job.",
+            hint="Use only one of them.",
         )
     flags = [flag for flag in settings.flags if flag.key not in SIZES]
     job = _load(settings, [Flag(FILES, "environment.requirements", files or None, PATH), *flags])
@@ -113,7 +125,11 @@ def _load(settings: typer_options.Settings, flags: Sequence[Flag]) -> Job:
 
 def _cores(job: Job) -> int:
     """Return the default number of cores, or what a node of the partition has if that is less."""
-    kinds = [kind for each in select_partitions(find_partitions(), job.resources.partition) for kind in each.kinds]
+    kinds = [
+        kind
+        for each in select_partitions(find_partitions(), job.resources.partition)
+        for kind in each.kinds
+    ]
     return min(DEFAULT_CPUS, max((kind.cpus for kind in kinds), default=DEFAULT_CPUS))
 
 
@@ -122,7 +138,9 @@ def _start(plan: builds.BuildPlan, *, local: bool) -> BuildProgress:
         print(f"building {plan.target.path} here", flush=True)
         return BuildProgress(plan.target, plan.folder, process=builds.start_local_build(plan))
     if not slurm.available():
-        raise NoSlurm("sbatch was not found.", hint=f"Build here with `{to_type('env build --local')}`.")
+        raise NoSlurm(
+            "sbatch was not found.", hint=f"Build here with `{to_type('env build --local')}`."
+        )
     if (live := builds.find_live_build(plan.target)) is not None:
         folder, number = live
         print(f"job {number} is already building it; following that job", flush=True)
@@ -152,7 +170,9 @@ def follow(watch: BuildProgress) -> bool:
             watch.process.wait()  # it got the same signal, and cleans up
         else:
             again = to_type("env build")
-            console.say_note(f"job {watch.job} continues; to cancel it: scancel {watch.job}; to follow it: {again}")
+            console.say_note(
+                f"job {watch.job} continues; to cancel it: scancel {watch.job}; to follow it: {again}"
+            )
         raise
 
 
@@ -202,7 +222,9 @@ def show_all(
     as_json: typer_options.AsJson = False,
 ) -> int:
     """List the environments that were built for this project."""
-    job = load_job(Program("env"), config=config, profile=cluster_profile, cluster=typer_options.this_cluster())
+    job = load_job(
+        Program("env"), config=config, profile=cluster_profile, cluster=typer_options.this_cluster()
+    )
     store = stored.store_path(job, os.environ)
     found = stored.list_environments(store)
     if as_json:
@@ -231,9 +253,12 @@ def show_all(
 def _describe(each: StoredEnvironment) -> dict[str, Any]:
     record = each.record()
     return {
-        "key": each.key, "path": str(each.path), "is_complete": bool(record),
-        "builder": None if record else _builder(each), "record": record or {},
-    }  # fmt: skip
+        "key": each.key,
+        "path": str(each.path),
+        "is_complete": bool(record),
+        "builder": None if record else _builder(each),
+        "record": record or {},
+    }
 
 
 def _builder(each: StoredEnvironment) -> str | None:
@@ -244,20 +269,30 @@ def _builder(each: StoredEnvironment) -> str | None:
 
 @app.command(cls=GroupedCommand)
 def remove(
-    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Keys from `paceline env list`.")],
+    keys: Annotated[
+        list[str], typer.Argument(metavar="KEY", help="Keys from `paceline env list`.")
+    ],
     *,
     yes: typer_options.Yes = False,
     config: typer_options.Config = None,
     cluster_profile: typer_options.ClusterProfile = None,
 ) -> int:
     """Remove environments. Queued runs that use one of them will fail."""
-    job = load_job(Program("env"), config=config, profile=cluster_profile, cluster=typer_options.this_cluster())
-    found = {each.key: each for each in stored.list_environments(stored.store_path(job, os.environ))}
+    job = load_job(
+        Program("env"), config=config, profile=cluster_profile, cluster=typer_options.this_cluster()
+    )
+    found = {
+        each.key: each for each in stored.list_environments(stored.store_path(job, os.environ))
+    }
     for key in keys:
         if key not in found:
-            raise UsageError(f"There is no environment {key!r}.", hint=f"List them with `{to_type('env list')}`.")
+            raise UsageError(
+                f"There is no environment {key!r}.", hint=f"List them with `{to_type('env list')}`."
+            )
         if (builder := _builder(found[key])) is not None:
-            raise UsageError(f"{key} is being built by {builder}.", hint="Wait for it, or cancel it first.")
+            raise UsageError(
+                f"{key} is being built by {builder}.", hint="Wait for it, or cancel it first."
+            )
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"remove {', '.join(keys)}?")):
         console.say_note("nothing was removed; use --yes to remove them")
         return 0

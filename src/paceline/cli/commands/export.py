@@ -15,7 +15,13 @@ import paceline
 from paceline.cli import runs
 from paceline.cli.on_cluster import remote_output
 from paceline.cli.output import console
-from paceline.contract.checkpoint.marker import Marker, find_checkpoints, find_damage, is_complete, read_marker
+from paceline.contract.checkpoint.marker import (
+    Marker,
+    find_checkpoints,
+    find_damage,
+    is_complete,
+    read_marker,
+)
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.checkpoint.score import find_best
 from paceline.contract.files.file_owner import is_own_folder
@@ -26,11 +32,23 @@ from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
 from paceline.launch.runs import weights
 
 Output = Annotated[
-    Path, typer.Option("--output", "-o", help="File to write: .safetensors, or .pt, .pth or .bin for torch.load.")
+    Path,
+    typer.Option(
+        "--output", "-o", help="File to write: .safetensors, or .pt, .pth or .bin for torch.load."
+    ),
 ]
-Step = Annotated[int | None, typer.Option("--step", help="Export this step; default: the newest intact checkpoint.")]
-Best = Annotated[bool, typer.Option("--best", help="Export the best checkpoint, by the metric of session(best=...).")]
-Object = Annotated[str | None, typer.Option("--object", help="Object to export; default: `model`, or the only module.")]
+Step = Annotated[
+    int | None,
+    typer.Option("--step", help="Export this step; default: the newest intact checkpoint."),
+]
+Best = Annotated[
+    bool,
+    typer.Option("--best", help="Export the best checkpoint, by the metric of session(best=...)."),
+]
+Object = Annotated[
+    str | None,
+    typer.Option("--object", help="Object to export; default: `model`, or the only module."),
+]
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")  # of files that `torch.save` writes
 SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
@@ -39,9 +57,13 @@ forwarded = remote_output.forwarded  # with --on
 
 
 def command(
-    run: runs.Run = "last", output: Output = Path("model.safetensors"), step: Step = None, *, best: Best = False,
+    run: runs.Run = "last",
+    output: Output = Path("model.safetensors"),
+    step: Step = None,
+    *,
+    best: Best = False,
     object_name: Object = None,
-) -> int:  # fmt: skip
+) -> int:
     """Export the weights of a run's newest intact checkpoint, under the model's own parameter names."""
     _check_output(output)
     source = _source(run)
@@ -52,14 +74,18 @@ def command(
     references = weights.tensor_references(folder, name)
     names = weights.plain_names(list(references))
     if output.suffix.lower() in TORCH_SUFFIXES:
-        _export_with_torch(source, folder, name, names, output, why=f"{output.suffix} files are written by torch")
+        _export_with_torch(
+            source, folder, name, names, output, why=f"{output.suffix} files are written by torch"
+        )
     if any("$sharded" in reference for reference in references.values()):
         why = f"{folder.name} holds sharded state (FSDP2)"
         _export_with_torch(source, folder, name, names, output, why=why)
     index = weights.read_index(folder, marker)
     tensors = {names[key]: index[reference["$tensor"]] for key, reference in references.items()}
     replaced = ", replaced" if output.exists() else ""
-    size = weights.write_weights(output, tensors, metadata={"step": str(marker.step), "object": name})
+    size = weights.write_weights(
+        output, tensors, metadata={"step": str(marker.step), "object": name}
+    )
     text = f"{len(tensors)} tensors, {show_size(size)}, step {marker.step}{replaced}"
     remote_output.describe(output, f"{{path}}: {text}", console.say_note)
     return 0
@@ -75,7 +101,8 @@ def _check_output(output: Path) -> None:
         )
     if not output.parent.is_dir():
         raise UsageError(
-            f"The folder {output.parent} doesn't exist.", hint="Create it, or choose another file with -o."
+            f"The folder {output.parent} doesn't exist.",
+            hint="Create it, or choose another file with -o.",
         )
 
 
@@ -88,10 +115,13 @@ def _best_step(source: Path, step: int | None) -> int:
     """Return the step of the checkpoint that `session(best=...)` kept."""
     if step is not None:
         raise UsageError(
-            "--best cannot be combined with --step: both choose a checkpoint.", hint="Use only one of them."
+            "--best cannot be combined with --step: both choose a checkpoint.",
+            hint="Use only one of them.",
         )
     if is_complete(source):
-        raise UsageError(f"{source} is a single checkpoint.", hint="Leave out --best, or name the run.")
+        raise UsageError(
+            f"{source} is a single checkpoint.", hint="Leave out --best, or name the run."
+        )
     found = find_best(find_checkpoints(source))
     if found is None:
         raise CheckpointError(
@@ -137,7 +167,9 @@ def _export_with_torch(
         try:
             if not is_own_folder(source):
                 raise ValueError("its Python may be any program")
-            python = LaunchSpec.from_json(RunFolder(source).launch_spec.read_text(encoding="utf-8")).python
+            python = LaunchSpec.from_json(
+                RunFolder(source).launch_spec.read_text(encoding="utf-8")
+            ).python
         except (OSError, ValueError):
             raise EnvironmentProblem(
                 f"{why}, and this Python has no torch.",
@@ -147,10 +179,20 @@ def _export_with_torch(
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     module = "paceline.runtime.checkpoint.sharded.export"
     about = remote_output.about_file(output)
-    argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names), *([str(about)] if about else [])]
+    argv = [
+        python,
+        "-m",
+        module,
+        str(folder),
+        name,
+        str(output),
+        json.dumps(names),
+        *([str(about)] if about else []),
+    ]
     try:
         os.execvpe(python, argv, {**os.environ, "PYTHONPATH": path})
     except OSError as error:
         raise EnvironmentProblem(
-            f"{python} can't be started: {error.strerror}.", hint="Run `paceline export` where torch is installed."
+            f"{python} can't be started: {error.strerror}.",
+            hint="Run `paceline export` where torch is installed.",
         ) from None

@@ -27,17 +27,31 @@ SHOWN_NOTES = 8
 def command(
     run: runs.Run = "last",
     *,
-    weights: Annotated[bool, typer.Option("--weights", help="Also fetch the newest intact checkpoint.")] = False,
-    logs: Annotated[bool, typer.Option("--logs", help="Fetch only the logs, and what `paceline logs` needs.")] = False,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Also fetch the newest intact checkpoint.")
+    ] = False,
+    logs: Annotated[
+        bool, typer.Option("--logs", help="Fetch only the logs, and what `paceline logs` needs.")
+    ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Fetch the whole run folder, with all checkpoints and the code.")
+        bool,
+        typer.Option(
+            "--all", help="Fetch the whole run folder, with all checkpoints and the code."
+        ),
     ] = False,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="FOLDER", help="Fetch into FOLDER/RUN-ID [default: among this project's runs]."),
+        typer.Option(
+            "--to",
+            metavar="FOLDER",
+            help="Fetch into FOLDER/RUN-ID [default: among this project's runs].",
+        ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace files that were changed here since they were fetched.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace files that were changed here since they were fetched."
+        ),
     ] = False,
     serve: Annotated[bool, typer.Option("--serve", hidden=True)] = False,
 ) -> int:
@@ -71,7 +85,11 @@ def _serve(run: str) -> int:
         folder = runs.named(run, verb="fetch")
         FileServer(folder, status=lambda: read_record(folder).status).serve(sys.stdin.buffer, sink)
     except PacelineError as problem:
-        about = {"error": problem.message, "hint": problem.hint, "usage": isinstance(problem, UsageError)}
+        about = {
+            "error": problem.message,
+            "hint": problem.hint,
+            "usage": isinstance(problem, UsageError),
+        }
         write_line(sink, about)
     return 0
 
@@ -89,10 +107,17 @@ def forwarded(asked: Forwarded) -> int:
     run, to = values.get("run"), values.get("to")
     place = None if to is None else expand_home(to)
     line = ["fetch", "--serve", "--", run if isinstance(run, str) else "last"]
-    with converse(Forwarded(asked.names, asked.key, line, values)) as talk, TransferProgress() as progress:
+    with (
+        converse(Forwarded(asked.names, asked.key, line, values)) as talk,
+        TransferProgress() as progress,
+    ):
         cluster = talk.connection.cluster.name
         download = Download(
-            RemoteFiles(talk), what=what, overwrite=bool(values.get("overwrite")), cluster=cluster, progress=progress
+            RemoteFiles(talk),
+            what=what,
+            overwrite=bool(values.get("overwrite")),
+            cluster=cluster,
+            progress=progress,
         )
         fetched = download.run(lambda listing: _target(listing, place))
     return _describe(fetched, what, cluster)
@@ -104,7 +129,9 @@ def _what(values: Any) -> str:
     flags = {"weights": WEIGHTS, "logs": LOGS, "everything": ALL}
     chosen = [what for name, what in flags.items() if values.get(name)]
     if len(chosen) > 1:
-        raise UsageError("Use only one of --weights, --logs and --all.", hint="--all includes the others.")
+        raise UsageError(
+            "Use only one of --weights, --logs and --all.", hint="--all includes the others."
+        )
     return chosen[0] if chosen else RECORDS
 
 
@@ -118,7 +145,8 @@ def _target(listing: Listing, to: Path | None) -> Path:
     folder = scratch.joinpath(*listing.run_path)
     if len(listing.run_path) == 5 and SweepFolder(folder.parent.parent).spec.exists():
         raise UsageError(
-            f"{folder.parent.parent} is a sweep on this machine.", hint="Choose another folder with --to FOLDER."
+            f"{folder.parent.parent} is a sweep on this machine.",
+            hint="Choose another folder with --to FOLDER.",
         )
     create_scratch(scratch)
     return folder
@@ -148,9 +176,14 @@ def _describe(fetched: Fetched, what: str, cluster: str) -> int:
             f"  links   {console.printable(_first(contents.skipped))}: not fetched, because they point outside the run"
             " folder"
         )
-    if what == WEIGHTS and not fetched.checkpoints and not any(is_weights_file(each.name) for each in contents.files):
+    if (
+        what == WEIGHTS
+        and not fetched.checkpoints
+        and not any(is_weights_file(each.name) for each in contents.files)
+    ):
         console.say_problem(
-            "The run has no complete checkpoint.", "It may be too early: check with `paceline show` there."
+            "The run has no complete checkpoint.",
+            "It may be too early: check with `paceline show` there.",
         )
         return 1
     return _name_missing(fetched, cluster)
@@ -166,7 +199,9 @@ def _left_there(fetched: Fetched) -> dict[str, int]:
         here = fetched.folder / name
         if checkpoint and here.is_dir():
             continue
-        if not checkpoint and _bytes(here) >= size + sum(each for other, each in coming if other == top):
+        if not checkpoint and _bytes(here) >= size + sum(
+            each for other, each in coming if other == top
+        ):
             continue
         shown = "older checkpoints" if checkpoint and fetched.checkpoints else top
         found[shown] = found.get(shown, 0) + size
@@ -186,7 +221,11 @@ def _name_missing(fetched: Fetched, cluster: str) -> int:
         return 0
     shown = _first([f"{name} ({reason})" for name, reason in fetched.missing.items()])
     is_all = not fetched.notes and not fetched.listing.contents.skipped
-    rest = "Everything else that you asked for is here." if is_all else "See above for what else was not fetched."
+    rest = (
+        "Everything else that you asked for is here."
+        if is_all
+        else "See above for what else was not fetched."
+    )
     hint = f"{rest} Repeat the command when they can be read on {cluster} and the run is over."
     console.say_problem(f"Not fetched: {shown}.", hint)
     return 1

@@ -79,7 +79,9 @@ def _facts_for_laptop() -> ClusterFacts:
     if not slurm.available():
         raise NoSlurm("sinfo was not found.", hint="Run this on a login node of your cluster.")
     if not (partitions := query_partitions()):
-        raise ClusterError("Slurm lists no partitions.", hint="Check with `sinfo` on the login node.")
+        raise ClusterError(
+            "Slurm lists no partitions.", hint="Check with `sinfo` on the login node."
+        )
     return ClusterFacts.find(partitions, settings())
 
 
@@ -91,10 +93,13 @@ def forwarded(asked: Forwarded) -> int:
     file = project.file or Path.cwd() / FILE
     if asked.values.get("force"):
         raise UsageError(
-            "--force cannot be combined with --on.", hint="Remove the old lines from the file, or use --print."
+            "--force cannot be combined with --on.",
+            hint="Remove the old lines from the file, or use --print.",
         )
     if not asked.values.get("show") and "job" in project.values.get("profiles", {}).get(name, {}):
-        raise UsageError(f"{file} already has [profiles.{name}.job].", hint="Print the new lines with --print.")
+        raise UsageError(
+            f"{file} already has [profiles.{name}.job].", hint="Print the new lines with --print."
+        )
     parent = "tool.paceline.profiles" if file.name == "pyproject.toml" else "profiles"
     line = on_cluster.Forwarded(asked.names, asked.key, ["init"], asked.values)
     with on_cluster.converse(line) as talk:
@@ -113,7 +118,9 @@ def forwarded(asked: Forwarded) -> int:
         _write(file, project_file(Path.cwd().name, lines, os.environ))
     else:
         _append(file, lines)
-    print(f"added [{parent}.{name}.job] to {file}\n  `paceline submit --on {quote(name)} train.py` uses it")
+    print(
+        f"added [{parent}.{name}.job] to {file}\n  `paceline submit --on {quote(name)} train.py` uses it"
+    )
     return 0
 
 
@@ -127,7 +134,9 @@ def _append(file: Path, lines: Sequence[str]) -> None:
 def _write(file: Path, text: str) -> None:
     """Write the file, all of it or nothing. A link stays, and an existing file keeps its permissions."""
     target = file.resolve()
-    write_atomically(target, text, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644)
+    write_atomically(
+        target, text, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o644
+    )
 
 
 def project_file(name: str, profile: Sequence[str], environ: Mapping[str, str]) -> str:

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from paceline.tools.inspect.samples import Samples
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
     help="See which samples each rank gets.",
-)  # fmt: skip
+)
 PICTURE = "inspect-data.svg"
 SHOWN_KEYS = 8
 WITHOUT = ("launch.warm", "runtime.profile", "runtime.system_metrics")  # nothing of the run stays
@@ -47,13 +50,23 @@ def data(
     *,
     settings: typer_options.Settings,
     module: typer_options.Module = False,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Show the first N steps.")] = 3,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=1, help="Show the first N steps.")
+    ] = 3,
     epochs: Annotated[
-        int, typer.Option("--epochs", metavar="N", min=1, help="Read N epochs, and compare their orders.")
+        int,
+        typer.Option(
+            "--epochs", metavar="N", min=1, help="Read N epochs, and compare their orders."
+        ),
     ] = 2,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", metavar="N", min=1, help="Read only N steps of each epoch, e.g. for endless data."),
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=1,
+            help="Read only N steps of each epoch, e.g. for endless data.",
+        ),
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE.svg", help="Where to write the picture.")
@@ -80,9 +93,13 @@ def data(
     cwd = current_folder()
     program = settings.find_program(args, is_module=module, cwd=cwd, command="inspect data")
     if output.suffix != ".svg":
-        raise UsageError(f"The picture is an SVG file, but -o names {output}.", hint=f"Use -o {output}.svg.")
+        raise UsageError(
+            f"The picture is an SVG file, but -o names {output}.", hint=f"Use -o {output}.svg."
+        )
     if not as_json and not output.absolute().parent.is_dir():
-        raise UsageError(f"There is no folder {output.parent} for the picture.", hint="Use another -o.")
+        raise UsageError(
+            f"There is no folder {output.parent} for the picture.", hint="Use another -o."
+        )
     request = Request(program, epochs, limit)
     with tempfile.TemporaryDirectory(prefix="paceline-inspect-") as name:
         folder = Path(name)
@@ -99,7 +116,9 @@ def data(
         return int(any(finding.level == "problem" for finding in findings))
     _print_samples(samples, steps)
     code = report(findings)
-    _write_picture(draw_samples(samples, f"{program.name} on {samples.facts.world_size} ranks"), output)
+    _write_picture(
+        draw_samples(samples, f"{program.name} on {samples.facts.world_size} ranks"), output
+    )
     return code
 
 
@@ -112,7 +131,9 @@ def _write_picture(picture: str, path: Path) -> None:
         write_output(path, picture)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise EnvironmentProblem(f"Cannot write the picture {path}: {reason}.", hint="Use another -o.") from None
+        raise EnvironmentProblem(
+            f"Cannot write the picture {path}: {reason}.", hint="Use another -o."
+        ) from None
     console.say_note(f"picture: {path}")
 
 

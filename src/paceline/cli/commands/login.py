@@ -18,10 +18,13 @@ from paceline.ssh.control_socket import read_logins
 
 def command(
     cluster: Annotated[
-        str | None, typer.Argument(metavar="CLUSTER", help="The cluster (default: the one in paceline.toml).")
+        str | None,
+        typer.Argument(metavar="CLUSTER", help="The cluster (default: the one in paceline.toml)."),
     ] = None,
     *,
-    show: Annotated[bool, typer.Option("--show", help="List the clusters, and whether you are logged in.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="List the clusters, and whether you are logged in.")
+    ] = False,
 ) -> int:
     """Log in to a cluster over SSH, once for all commands with `--on CLUSTER`.
 
@@ -50,7 +53,9 @@ def command(
         console.say_note(f"you are already logged in to {name}")
         return 0
     connection.open()
-    console.say_note(f"logged in to {name} ({connection.cluster.host}); to log out: paceline logout {name}")
+    console.say_note(
+        f"logged in to {name} ({connection.cluster.host}); to log out: paceline logout {name}"
+    )
     return 0
 
 

@@ -14,7 +14,9 @@ from paceline.ssh.control_socket import read_logins
 
 
 def command(
-    cluster: Annotated[str | None, typer.Argument(metavar="CLUSTER", help="The cluster [default: all].")] = None,
+    cluster: Annotated[
+        str | None, typer.Argument(metavar="CLUSTER", help="The cluster [default: all].")
+    ] = None,
 ) -> int:
     """Close the connection to a cluster, or all of them. Only your jobs keep running there.
 
@@ -38,7 +40,11 @@ def command(
             continue
         was_open = connection.is_open()
         connection.close()
-        console.say_note(f"logged out of {target.name}" if was_open else f"you were not logged in to {target.name}")
+        console.say_note(
+            f"logged out of {target.name}"
+            if was_open
+            else f"you were not logged in to {target.name}"
+        )
     if not targets:
         console.say_note("you are not logged in to any cluster")
     return 0

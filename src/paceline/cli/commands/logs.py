@@ -32,19 +32,38 @@ forwarded = mirrored.forwarded  # with --on
 def command(
     run: runs.Run = "last",
     *,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Keep printing until the run is over.")] = False,
-    rank: Annotated[str, typer.Option("--rank", metavar="N|all", help="Print the output of this rank.")] = ALL,
-    attempt: Annotated[int | None, typer.Option("--attempt", metavar="N", help="Print this attempt only.")] = None,
-    grep: Annotated[str, typer.Option("--grep", metavar="TEXT", help="Print the lines that contain this text.")] = "",
-    since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="Print only lines from the last TIME, e.g. 10m or 2h30m.")
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Keep printing until the run is over.")
+    ] = False,
+    rank: Annotated[
+        str, typer.Option("--rank", metavar="N|all", help="Print the output of this rank.")
+    ] = ALL,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", help="Print this attempt only.")
+    ] = None,
+    grep: Annotated[
+        str, typer.Option("--grep", metavar="TEXT", help="Print the lines that contain this text.")
     ] = "",
-    tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", help="Print the last N lines.")] = None,
-    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Print the time of each line.")] = False,
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Print only lines from the last TIME, e.g. 10m or 2h30m.",
+        ),
+    ] = "",
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", metavar="N", help="Print the last N lines.")
+    ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Print the time of each line.")
+    ] = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="Keep escape sequences and every update of progress bars.")
     ] = False,
-    batch: Annotated[bool, typer.Option("--batch", help="Print the output of the batch script and Slurm.")] = False,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="Print the output of the batch script and Slurm.")
+    ] = False,
 ) -> int:
     """Print the output of all ranks and attempts of a run, sorted by time, with the rank before each line.
 
@@ -79,7 +98,9 @@ def command(
     else:
         _print_all(record, printer, lines, rank=chosen.rank, attempt=attempt)
     # Another rank may have failed than the one printed here. Who asks for some lines of the log gets these alone.
-    is_part = attempt is not None or (not follow and (tail is not None or chosen.grep or chosen.since is not None))
+    is_part = attempt is not None or (
+        not follow and (tail is not None or chosen.grep or chosen.since is not None)
+    )
     if not is_part and newest_verdict(folder) == FAILED:
         runs.say_failure(folder)
     return 0
@@ -90,18 +111,29 @@ def _select(
 ) -> Iterator[LogLine]:
     rank, grep, since = chosen.rank, chosen.grep, chosen.since
     if tail is not None:
-        found = run_log.tail(tail, rank=rank, attempt=attempt, grep=grep, since=since, complete=complete)
+        found = run_log.tail(
+            tail, rank=rank, attempt=attempt, grep=grep, since=since, complete=complete
+        )
         return iter(found)
     return run_log.lines(rank=rank, attempt=attempt, grep=grep, since=since, complete=complete)
 
 
 def _print_all(
-    record: Record, printer: LogPrinter, lines: Iterator[LogLine], *, rank: int | None, attempt: int | None
+    record: Record,
+    printer: LogPrinter,
+    lines: Iterator[LogLine],
+    *,
+    rank: int | None,
+    attempt: int | None,
 ) -> None:
     folder = record.folder
     attempts = [each for each in folder.attempts() if attempt in (None, each.number)]
     logs = [path for each in attempts for path in each.path.glob("*.log")]
-    wanted = [path for path in logs if rank is None or path.name == f"rank-{rank}.log" or path.name.startswith("node-")]
+    wanted = [
+        path
+        for path in logs
+        if rank is None or path.name == f"rank-{rank}.log" or path.name.startswith("node-")
+    ]
     if not wanted:
         raise _no_log(record, rank=rank, attempt=attempt)
     _require_rank(record, rank)
@@ -116,7 +148,11 @@ def _print_batch(folder: RunFolder, *, tail: int | None, follow: bool, raw: bool
         wait = f"Wait for it with `{to_type(f'logs -f --batch {folder.key}')}`."
         hint = "Only runs of Slurm have one." if record.job is None else wait
         raise UsageError(f"There is no batch script log in {folder.path}; {status}.", hint=hint)
-    printer, size, lookup = LogPrinter(folder, sys.stdout, raw=raw), file.size(), Lookup(keeps_states=raw)
+    printer, size, lookup = (
+        LogPrinter(folder, sys.stdout, raw=raw),
+        file.size(),
+        Lookup(keeps_states=raw),
+    )
     splitter = LineSplitter(0, lookup)
     if tail is not None:
         pieces = list(zip(range(tail), file.lines_backwards(size, lookup), strict=False))
@@ -164,7 +200,8 @@ def _check(chosen: Filter, *, attempt: int | None, tail: int | None, follow: boo
         raise UsageError("Invalid --grep: use text without line breaks.")
     if follow and attempt is not None:
         raise UsageError(
-            "-f cannot be combined with --attempt: it follows the newest attempt.", hint="Use only one of them."
+            "-f cannot be combined with --attempt: it follows the newest attempt.",
+            hint="Use only one of them.",
         )
 
 
@@ -182,7 +219,8 @@ def _no_log(record: Record, *, rank: int | None, attempt: int | None) -> UsageEr
     status = f"the run {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
     if attempts and attempt is not None and attempt not in attempts:
         return UsageError(
-            f"Run {run} has no attempt {attempt}.", hint=f"Its attempts: {', '.join(map(str, attempts))}."
+            f"Run {run} has no attempt {attempt}.",
+            hint=f"Its attempts: {', '.join(map(str, attempts))}.",
         )
     _require_rank(record, rank)
     if not record.is_over:

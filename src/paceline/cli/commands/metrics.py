@@ -25,7 +25,8 @@ from paceline.watch.records import Record, find_runs, read_records
 MIN_INTERVAL = 10.0  # seconds
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="RUN", help="Run ids, names, job ids, folders, or `last`, the default.")
+    list[str] | None,
+    typer.Argument(metavar="RUN", help="Run ids, names, job ids, folders, or `last`, the default."),
 ]
 
 forwarded = mirrored.forwarded  # with --on
@@ -34,14 +35,25 @@ forwarded = mirrored.forwarded  # with --on
 def command(
     names: Names = None,
     *,
-    active: Annotated[bool, typer.Option("--active", help="Include all your queued and running runs.")] = False,
+    active: Annotated[
+        bool, typer.Option("--active", help="Include all your queued and running runs.")
+    ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write to this file; it is never half-written."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Write to this file; it is never half-written."
+        ),
     ] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Rewrite the file until the runs are over.")] = False,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Rewrite the file until the runs are over.")
+    ] = False,
     interval: Annotated[
-        str, typer.Option("--interval", metavar="TIME", help="With --follow: time between two writes; at least 10s.")
+        str,
+        typer.Option(
+            "--interval",
+            metavar="TIME",
+            help="With --follow: time between two writes; at least 10s.",
+        ),
     ] = "60s",
 ) -> int:
     """Write the numbers of runs as OpenMetrics text: steps, metrics, goodput and its parts, attempts, failures.
@@ -51,13 +63,17 @@ def command(
       paceline metrics --active --follow -o /var/lib/node_exporter/paceline.prom
     """
     if active and names:
-        raise UsageError("--active cannot be combined with names of runs.", hint="Use only one of them.")
+        raise UsageError(
+            "--active cannot be combined with names of runs.", hint="Use only one of them."
+        )
     if follow and output is None:
         raise UsageError("--follow needs a file to write to.", hint="Add -o FILE.")
     pause = max(MIN_INTERVAL, float(parse_wait(interval, "--interval")))
     while True:
         records = _read(None if active else [runs.named(name) for name in names or ["last"]])
-        text = write_openmetrics((read_details(each), read_last_values(each.folder.metrics)) for each in records)
+        text = write_openmetrics(
+            (read_details(each), read_last_values(each.folder.metrics)) for each in records
+        )
         if output is None:
             sys.stdout.write(text)
         else:
@@ -84,4 +100,6 @@ def _write(path: Path, text: str) -> None:
     try:
         write_output(path, text)
     except OSError as error:
-        raise EnvironmentProblem(f"Cannot write {path}: {error.strerror}.", hint="Give another file.") from None
+        raise EnvironmentProblem(
+            f"Cannot write {path}: {error.strerror}.", hint="Give another file."
+        ) from None

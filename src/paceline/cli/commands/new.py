@@ -25,10 +25,18 @@ HELP = "\n".join(
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project and of its folder.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the project and of its folder.")
+    ],
     *,
     template: Annotated[
-        str, typer.Option("-T", "--template", metavar="NAME", help=f"Template to start from: {', '.join(TEMPLATES)}.")
+        str,
+        typer.Option(
+            "-T",
+            "--template",
+            metavar="NAME",
+            help=f"Template to start from: {', '.join(TEMPLATES)}.",
+        ),
     ] = "blank",
 ) -> int:
     found = find_template(template)

@@ -32,27 +32,42 @@ def _option(*names: str, metavar: str | None = None, help: str, panel: str = PRO
 
 
 Ranks = Annotated[
-    str | None, _option("--ranks", metavar="LIST", help="Numbers of ranks (default: 1,2,4, up to the number of GPUs).")
+    str | None,
+    _option(
+        "--ranks",
+        metavar="LIST",
+        help="Numbers of ranks (default: 1,2,4, up to the number of GPUs).",
+    ),
 ]
 Styles = Annotated[
-    str, _option("--styles", metavar="LIST", help="Launch styles: fork, torchrun, spawn, lightning, accelerate.")
+    str,
+    _option(
+        "--styles",
+        metavar="LIST",
+        help="Launch styles: fork, torchrun, spawn, lightning, accelerate.",
+    ),
 ]
 Steps = Annotated[int, _option("--steps", metavar="N", help="Training steps of each run.")]
-Interrupt = Annotated[bool, _option("--interrupt/--no-interrupt", help="Also stop a run in the middle, and resume it.")]
+Interrupt = Annotated[
+    bool,
+    _option("--interrupt/--no-interrupt", help="Also stop a run in the middle, and resume it."),
+]
 Without = Annotated[
     list[str] | None,
     _option(
-        "--without", metavar="dropout|batchnorm",
+        "--without",
+        metavar="dropout|batchnorm",
         help="Turn dropout off, or let BatchNorm use statistics of all ranks, to prove the rest; repeatable.",
     ),
-]  # fmt: skip
+]
 Tolerance = Annotated[
     float | None,
     _option(
-        "--tolerance", metavar="X",
+        "--tolerance",
+        metavar="X",
         help="Largest difference (default: 1e-6 in float64, 1e-4 in fp32, 1e-2 in fp16, 5e-2 in bf16).",
     ),
-]  # fmt: skip
+]
 Metric = Annotated[
     str | None,
     _option(
@@ -65,29 +80,38 @@ Metric = Annotated[
 Metrics = Annotated[
     str | None,
     _option(
-        "--metrics", metavar="FILE", help="JSON Lines file to which the script writes its loss; may contain {folder}."
+        "--metrics",
+        metavar="FILE",
+        help="JSON Lines file to which the script writes its loss; may contain {folder}.",
     ),
 ]
 BatchArg = Annotated[
     str | None,
     _option(
-        "--batch-arg", metavar="OPTION",
+        "--batch-arg",
+        metavar="OPTION",
         help="The script's option for the batch size per rank; its value is divided by the number of ranks.",
     ),
-]  # fmt: skip
+]
 GlobalBatch = Annotated[
     int | None,
-    _option("--global-batch", metavar="N", help="Global batch size, for {batch_per_rank} among the arguments."),
+    _option(
+        "--global-batch",
+        metavar="N",
+        help="Global batch size, for {batch_per_rank} among the arguments.",
+    ),
 ]
 ScaleLr = Annotated[
     str | None,
     _option(
-        "--scale-lr", metavar="linear|sqrt",
+        "--scale-lr",
+        metavar="linear|sqrt",
         help="Also train with batches and learning rates that grow with the ranks, and show the curves.",
     ),
-]  # fmt: skip
+]
 Output = Annotated[
-    Path | None, _option("-o", "--output", metavar="DIR", help="New folder for the report.", panel=OUTPUT)
+    Path | None,
+    _option("-o", "--output", metavar="DIR", help="New folder for the report.", panel=OUTPUT),
 ]
 
 
@@ -145,7 +169,8 @@ def command(
     scaled = _scaled(cases, scale_lr, steps=steps)
     request = Request(cases, metric, metrics is not None, tolerance, _changes(without), scaled)
     script = Script(program, batch_arg, global_batch, metrics)
-    for case in (*request.cases, *request.scaled):  # find a batch that the ranks cannot share before anything runs
+    # find a batch that the ranks cannot share before anything runs
+    for case in (*request.cases, *request.scaled):
         script.arguments(case, Path())
     return _prove(request, script, load, output)
 
@@ -162,7 +187,9 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
         create_scratch(scratch)
     folder = choose_folder(output, scratch / job.project_name, program.name)
     with ProofProgress(request) as progress:
-        runner = LocalRunner(script, load=load, folder=folder, progress=progress.show, tell=progress.tell)
+        runner = LocalRunner(
+            script, load=load, folder=folder, progress=progress.show, tell=progress.tell
+        )
         try:
             proof = Prover(request, runner, tell=progress.tell, skip=progress.skip).prove()
             report = write_report(proof, folder, title=" ".join([program.name, *program.args]))
@@ -170,7 +197,9 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
             progress.tell(f"interrupted, so there is no result; the runs so far are in {folder}")
             raise
         except OSError as error:
-            raise full_disk(folder) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error from None
+            raise (
+                full_disk(folder) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error
+            ) from None
         finally:
             runner.remove_weights()
     print_proof(proof)
@@ -188,7 +217,9 @@ def _cases(gpus: int, ranks: str | None, styles: str, *, steps: int, interrupt: 
     from paceline.launch.plan.local import LOCAL_STYLES
     from paceline.tools.prove.cases import plan_cases
 
-    counts = _numbers(ranks) if ranks else [count for count in (1, 2, 4) if not gpus or count <= gpus]
+    counts = (
+        _numbers(ranks) if ranks else [count for count in (1, 2, 4) if not gpus or count <= gpus]
+    )
     names = [each.strip() for each in styles.split(",") if each.strip()]
     for name in names:  # before there is a folder
         if name not in LOCAL_STYLES:
@@ -201,14 +232,18 @@ def _scaled(cases: Any, rule: str | None, *, steps: int) -> Any:
 
     if rule not in (None, "linear", "sqrt"):
         raise UsageError(f'Invalid --scale-lr "{rule}": use linear or sqrt.')
-    return tuple(plan_scaled([case.ranks for case in cases], steps=steps, rule=rule)) if rule else ()
+    return (
+        tuple(plan_scaled([case.ranks for case in cases], steps=steps, rule=rule)) if rule else ()
+    )
 
 
 def _numbers(text: str) -> list[int]:
     try:
         return [int(each) for each in text.split(",")]
     except ValueError:
-        raise UsageError(f'Invalid --ranks "{text}".', hint="Use numbers and commas: --ranks 1,2,4.") from None
+        raise UsageError(
+            f'Invalid --ranks "{text}".', hint="Use numbers and commas: --ranks 1,2,4."
+        ) from None
 
 
 def _changes(without: Sequence[str] | None) -> tuple[str, ...]:
@@ -216,5 +251,7 @@ def _changes(without: Sequence[str] | None) -> tuple[str, ...]:
 
     for each in without or ():
         if each not in CHANGES:
-            raise UsageError(f'Invalid --without "{each}".', hint=f"Use one of {', '.join(CHANGES)}.")
+            raise UsageError(
+                f'Invalid --without "{each}".', hint=f"Use one of {', '.join(CHANGES)}."
+            )
     return tuple(without or ())

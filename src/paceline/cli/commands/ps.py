@@ -32,18 +32,28 @@ forwarded = mirrored.forwarded  # with --on
 
 def command(
     *,
-    count: Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="Show the N newest.")] = 20,
+    count: Annotated[
+        int, typer.Option("-n", "--count", metavar="N", min=1, help="Show the N newest.")
+    ] = 20,
     every: Annotated[bool, typer.Option("--all", help="Show all of them.")] = False,
-    live: Annotated[bool, typer.Option("--live", help="Show only queued and running ones.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show only queued and running ones.")
+    ] = False,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="STATE", help="Show only those in this state, e.g. failed; repeatable."),
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="Show only those in this state, e.g. failed; repeatable.",
+        ),
     ] = None,
     sweep: Annotated[
-        str | None, typer.Option("--sweep", metavar="NAME", help="Show the trials of a sweep as rows.")
+        str | None,
+        typer.Option("--sweep", metavar="NAME", help="Show the trials of a sweep as rows."),
     ] = None,
     project: Annotated[
-        str | None, typer.Option("--project", metavar="NAME", help="Show only runs of this project.")
+        str | None,
+        typer.Option("--project", metavar="NAME", help="Show only runs of this project."),
     ] = None,
     json: typer_options.AsJson = False,
 ) -> int:
@@ -75,7 +85,9 @@ def command(
     if older:
         shown = to_type(f"ps{' --live' * live} -n {len(rows) + older}")
         console.say_note(f"{older} older run{'s' * (older > 1)}: {shown}")
-    unknown = [row for row in rows if isinstance(row, Overview) and row.status == "unknown" and row.hint]
+    unknown = [
+        row for row in rows if isinstance(row, Overview) and row.status == "unknown" and row.hint
+    ]
     if unknown:
         console.say_note(f"the status of {len(unknown)} of these is unknown. {unknown[0].hint}")
     return 0
@@ -96,7 +108,10 @@ def _read_trials(name: str, scratch: Path) -> tuple[list[Row], Points]:
         console.say_note(
             f"{waiting} trial{'s' * (waiting > 1)} of {found.name} {'has' if waiting == 1 else 'have'} not started yet"
         )
-    points = {str(trial.folder.path): {key: trial.point.get(key) for key in found.keys} for trial in found.trials}
+    points = {
+        str(trial.folder.path): {key: trial.point.get(key) for key in found.keys}
+        for trial in found.trials
+    }
     return list(read_rows(started_trials(found.folder), found.folder.path)), points
 
 
@@ -108,7 +123,8 @@ def _check_states(wanted: Iterable[str], rows: Iterable[Row]) -> None:
             close = difflib.get_close_matches(state.lower(), known, n=1)
             hint = f"Did you mean {close[0]!r}? " if close else ""
             raise UsageError(
-                f"Unknown --state {state!r}.", hint=f"{hint}The states are: {', '.join(map(repr, known))}."
+                f"Unknown --state {state!r}.",
+                hint=f"{hint}The states are: {', '.join(map(repr, known))}.",
             )
 
 

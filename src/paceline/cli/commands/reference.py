@@ -25,15 +25,22 @@ MIN_PART = 3  # letters of a name that are enough to suggest it
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})  # NAME may be a flag
+# NAME may be a flag
+@app.command(cls=GroupedCommand, context_settings={"ignore_unknown_options": True})
 def command(
     name: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]", help="A key, a table, a flag, a command, or an attribute of `run`."),
+        typer.Argument(
+            metavar="[NAME]", help="A key, a table, a flag, a command, or an attribute of `run`."
+        ),
     ] = None,
     *,
-    man: Annotated[bool, typer.Option("--man", help="Print all commands and options as a manual page.")] = False,
-    write: Annotated[Path | None, typer.Option("--write", metavar="DIR", help="Write the pages.", hidden=True)] = None,
+    man: Annotated[
+        bool, typer.Option("--man", help="Print all commands and options as a manual page.")
+    ] = False,
+    write: Annotated[
+        Path | None, typer.Option("--write", metavar="DIR", help="Write the pages.", hidden=True)
+    ] = None,
 ) -> int:
     """Look up a key of paceline.toml or sweep.toml, a flag, a command, or an attribute or method of `run`.
 
@@ -57,7 +64,9 @@ def command(
         return 0
     wanted = " ".join(name)
     # A flag that several commands take comes before options of the same name that a single command has.
-    found = sorted(find(pages, wanted), key=lambda each: each[2] is not None and each[2].facts == ROW)
+    found = sorted(
+        find(pages, wanted), key=lambda each: each[2] is not None and each[2].facts == ROW
+    )
     if not found and (key := find_key(wanted)):
         table, _, own = key.partition(".")
         console.say_note(f"{wanted} is `{own}` in [{table}]")
@@ -69,7 +78,12 @@ def command(
 
 
 def make_pages() -> list[Page]:
-    return [configuration.make_page(), commands.make_page(), api.make_page(), run_folder.make_page()]
+    return [
+        configuration.make_page(),
+        commands.make_page(),
+        api.make_page(),
+        run_folder.make_page(),
+    ]
 
 
 def _contents(pages: Sequence[Page]) -> list[str]:
@@ -85,9 +99,18 @@ def _text(section: Section, entry: Entry | None) -> str:
     if entry is not None:
         facts = [f"  {name}: {_plain(text)}" for name, text in entry.facts if text]
         where = [f"  see also: paceline reference {section.names[0]}"] if section.names else []
-        return "\n".join([entry.names[0], *(f"  {line}" for line in _plain(entry.text).splitlines()), *facts, *where])
+        return "\n".join(
+            [
+                entry.names[0],
+                *(f"  {line}" for line in _plain(entry.text).splitlines()),
+                *facts,
+                *where,
+            ]
+        )
     lines = [section.title, *([_plain(section.intro)] if section.intro else [])]
-    lines += ["", *(f"  {line}" for line in section.example.splitlines())] if section.example else []
+    lines += (
+        ["", *(f"  {line}" for line in section.example.splitlines())] if section.example else []
+    )
     for each in section.entries:
         about = ", ".join(f"{name} {_plain(text)}" for name, text in each.facts if text)
         lines += ["", each.names[0] + (f"  ({about})" if about else "")]
@@ -97,14 +120,20 @@ def _text(section: Section, entry: Entry | None) -> str:
 
 def _plain(text: str) -> str:
     """Return Markdown as one reads it in a terminal: names of links alone, and blocks of code without fences."""
-    text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text.replace("```python\n", "").replace("\n```", ""))
+    text = re.sub(
+        r"\[([^\]]+)\]\([^)]+\)", r"\1", text.replace("```python\n", "").replace("\n```", "")
+    )
     return console.printable(text)
 
 
 def _unknown(pages: Sequence[Page], name: str) -> UsageError:
-    known = list({each: None for page in pages for section in page.sections for each in _names(section)})
+    known = list(
+        {each: None for page in pages for section in page.sections for each in _names(section)}
+    )
     if is_of_script(name):
-        return UsageError(f"The reference has no entry {name!r}.", hint=OF_SCRIPT.format(key=name.lstrip("-")))
+        return UsageError(
+            f"The reference has no entry {name!r}.", hint=OF_SCRIPT.format(key=name.lstrip("-"))
+        )
     close = _parts(name, known) or difflib.get_close_matches(name, known, n=3, cutoff=0.7)
     hint = f"Did you mean {' or '.join(close)}?" if close else "List everything: paceline reference"
     return UsageError(f"The reference has no entry {name!r}.", hint=hint)
@@ -113,7 +142,11 @@ def _unknown(pages: Sequence[Page], name: str) -> UsageError:
 def _parts(name: str, known: Sequence[str]) -> list[str]:
     """Return the names that a name is a part of, those that begin with it first: `hang` is for `hang_timeout`."""
     part = name.lstrip("-").lower().replace("-", "_")
-    found = [each for each in known if part in each.lower().replace("-", "_")] if len(part) >= MIN_PART else []
+    found = (
+        [each for each in known if part in each.lower().replace("-", "_")]
+        if len(part) >= MIN_PART
+        else []
+    )
     return sorted(found, key=lambda each: (not each.lower().startswith(part), len(each)))[:3]
 
 

@@ -22,14 +22,20 @@ forwarded = mirrored.forwarded  # with --on
 
 def command(
     name: Annotated[
-        str, typer.Argument(metavar="RUN|SWEEP", help="Run (as for `show`), or a sweep's name or folder.")
+        str,
+        typer.Argument(
+            metavar="RUN|SWEEP", help="Run (as for `show`), or a sweep's name or folder."
+        ),
     ] = "last",
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")
+    ] = Path("report.html"),
     light: Annotated[
-        bool, typer.Option("--light", help="Use static pictures instead of Plotly: small enough for an email.")
+        bool,
+        typer.Option(
+            "--light", help="Use static pictures instead of Plotly: small enough for an email."
+        ),
     ] = False,
 ) -> int:
     """Write a run or a sweep as one HTML file that opens without a network.
@@ -56,7 +62,9 @@ def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool =
             f"Cannot write {output}: there is no folder {str(output.parent)!r}.",
             hint="Create it first, or name another file.",
         )
-    answers, title = sweep_answers(folder) if isinstance(folder, SweepFolder) else run_answers(folder)
+    answers, title = (
+        sweep_answers(folder) if isinstance(folder, SweepFolder) else run_answers(folder)
+    )
     page = render(answers, title=title, light=light)
     write_output(output.absolute(), page)
     size = len(page.encode())

@@ -13,7 +13,14 @@ import typer
 
 from paceline.cli import typer_options
 from paceline.cli.output import console
-from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, STOPPED_EXIT, read_verdict
+from paceline.contract.verdict import (
+    DONE,
+    DONE_UNSAVED,
+    FAILED,
+    STOPPED,
+    STOPPED_EXIT,
+    read_verdict,
+)
 from paceline.errors import UsageError
 from paceline.spec.option_table import UNTIL_DONE
 from paceline.spec.typed_flags import Flag
@@ -25,7 +32,12 @@ if TYPE_CHECKING:
 
 # What was typed for these has an effect only in a session.
 SESSION_KEYS = ("runtime.max_steps", "runtime.seed", "runtime.precision", "checkpoint.every_steps")
-COLOURS = {DONE: console.GREEN, DONE_UNSAVED: console.RED, STOPPED: console.GREY, FAILED: console.RED}
+COLOURS = {
+    DONE: console.GREEN,
+    DONE_UNSAVED: console.RED,
+    STOPPED: console.GREY,
+    FAILED: console.RED,
+}
 
 
 @typer_options.takes_settings("run", script=True)
@@ -37,19 +49,22 @@ def command(
     resume: Annotated[
         str | None,
         typer.Option(
-            "--resume", metavar="RUN", help="Resume a run: its id, its name, its folder, or `last`.",
+            "--resume",
+            metavar="RUN",
+            help="Resume a run: its id, its name, its folder, or `last`.",
             rich_help_panel=UNTIL_DONE,
         ),
     ] = None,
     here: Annotated[
         bool,
         typer.Option(
-            "--here", help="With --resume: continue a Slurm run on this machine without asking.",
+            "--here",
+            help="With --resume: continue a Slurm run on this machine without asking.",
             rich_help_panel=UNTIL_DONE,
         ),
     ] = False,
     dry_run: typer_options.DryRun = False,
-) -> int:  # fmt: skip
+) -> int:
     """Run a script on this machine, with one process (rank) per GPU.
 
     Options of Paceline go before the script; everything after it is passed on unchanged. The script gets the variables
@@ -64,7 +79,9 @@ def command(
       paceline run --resume last                  resume the newest run
     """
     if here and resume is None:
-        raise UsageError("--here needs --resume.", hint="A new run trains here anyway: omit --here.")
+        raise UsageError(
+            "--here needs --resume.", hint="A new run trains here anyway: omit --here."
+        )
     run = _find_run(args, settings, is_module=module, resume=resume)
     if dry_run:
         from paceline.launch.checks.stop_contract import describe_stop
@@ -112,7 +129,9 @@ def _has_consent(folder: RunFolder) -> bool:
     if sys.stdin.isatty() and sys.stderr.isatty():
         console.say_note(f"{what}; to continue in the queue: {submit_again(folder)}")
         return typer.confirm(f"Train it here, on {socket.gethostname()}?", err=True)
-    raise UsageError(f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine.")
+    raise UsageError(
+        f"{what}.", hint=f"Use `{submit_again(folder)}`, or add --here to train on this machine."
+    )
 
 
 def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
@@ -123,7 +142,8 @@ def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
     from paceline.spec.quantities import show_seconds
 
     def after_start() -> None:
-        if sys.stderr.isatty():  # the first rank's line may take long: somebody who watches should know why
+        # the first rank's line may take long: somebody who watches should know why
+        if sys.stderr.isatty():
             console.say_note(f"starting {plan.rank_counts}")
         for note in run.keep_code():
             console.say_note(note)
@@ -144,7 +164,8 @@ def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
 
     verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
     events = read_events(folder.events)
-    starts = compute_goodput(events).job_starts[-1:]  # as `paceline show` counts, from the arrival of the agents
+    # as `paceline show` counts, from the arrival of the agents
+    starts = compute_goodput(events).job_starts[-1:]
     took = show_seconds(starts[0].ended - starts[0].began if starts else time.monotonic() - started)
     if verdict == DONE and had_nothing_left(events):
         took += ", with nothing left to do"
@@ -152,7 +173,8 @@ def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
         _say_ignored(flags)
     if verdict == DONE and folder.job_start(local_job_start_name()).unsaved.exists():
         code, verdict = 1, DONE_UNSAVED
-    word = "cancelled" if verdict == STOPPED and folder.cancelled.exists() else verdict  # as other commands call it
+    # as other commands call it
+    word = "cancelled" if verdict == STOPPED and folder.cancelled.exists() else verdict
     console.say(f"paceline: {word} after {took}: {folder.path}", colour=COLOURS[verdict])
     if verdict != DONE:
         _say_next(folder, job, failed=verdict == FAILED)

@@ -34,9 +34,14 @@ def overview(context: typer.Context) -> None:
 
 Folder = Annotated[
     Path | None,
-    typer.Option("--dir", help="Sandbox folder. Default: $PACELINE_SANDBOX, or ~/.local/state/paceline/sandbox."),
+    typer.Option(
+        "--dir",
+        help="Sandbox folder. Default: $PACELINE_SANDBOX, or ~/.local/state/paceline/sandbox.",
+    ),
 ]
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Node name or number, e.g. node2 or 2.")]
+NodeName = Annotated[
+    str, typer.Argument(metavar="NODE", help="Node name or number, e.g. node2 or 2.")
+]
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND", help="Command and its arguments.")]
 
 
@@ -49,10 +54,15 @@ def up(
     *,
     folder: Folder = None,
     nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 4,
-    cpus: Annotated[int, typer.Option(help="CPUs per node; may be more than this machine has.")] = 8,
-    memory: Annotated[int, typer.Option(help="Memory per node in MB; may be more than this machine has.")] = 4000,
+    cpus: Annotated[
+        int, typer.Option(help="CPUs per node; may be more than this machine has.")
+    ] = 8,
+    memory: Annotated[
+        int, typer.Option(help="Memory per node in MB; may be more than this machine has.")
+    ] = 4000,
     gpus: Annotated[
-        int, typer.Option(help="Fake GPUs per node. Slurm sets CUDA_VISIBLE_DEVICES as for real ones.")
+        int,
+        typer.Option(help="Fake GPUs per node. Slurm sets CUDA_VISIBLE_DEVICES as for real ones."),
     ] = 4,
     gpu_type: Annotated[str, typer.Option(help="GPU type, e.g. a100 for --gres=gpu:a100:2.")] = "",
     network: Annotated[
@@ -67,34 +77,52 @@ def up(
     ] = False,
     max_array_size: Annotated[int, typer.Option(help="MaxArraySize of the cluster.")] = 1001,
     slurm_option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Override a line of slurm.conf; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Override a line of slurm.conf; repeatable."),
     ] = None,
     install: Annotated[
-        bool, typer.Option("--install", help="Install missing packages (as root, on Debian and Ubuntu).")
+        bool,
+        typer.Option("--install", help="Install missing packages (as root, on Debian and Ubuntu)."),
     ] = False,
 ) -> None:
     """Start the cluster and wait until every node is idle."""
     network = network or (NAMESPACES if os.geteuid() == 0 else PLAIN)
     console = Console()
     options = dict(_parse_option(option) for option in slurm_option or [])
-    if install and (installed := packages.install(Settings(network=network, accounting=accounting))):
+    if install and (
+        installed := packages.install(Settings(network=network, accounting=accounting))
+    ):
         console.print(f"installed: {' '.join(installed)}", highlight=False)
     path = folder or default_folder()
     sandbox = Sandbox.up(
-        path, nodes=nodes, cpus=cpus, memory=memory, gpus=gpus, gpu_type=gpu_type, network=network,
-        accounting=accounting, max_array_size=max_array_size, options=options,
-    )  # fmt: skip
+        path,
+        nodes=nodes,
+        cpus=cpus,
+        memory=memory,
+        gpus=gpus,
+        gpu_type=gpu_type,
+        network=network,
+        accounting=accounting,
+        max_array_size=max_array_size,
+        options=options,
+    )
     flag = sandbox.paths.dir_flag
     size = f"{nodes} node{'s' if nodes > 1 else ''}"
-    console.print(f"Slurm with {size} is up ({network}) in {sandbox.folder}", highlight=False, soft_wrap=True)
-    console.print(f'  use it:   eval "$(paceline sandbox env{flag})"', highlight=False, soft_wrap=True)
+    console.print(
+        f"Slurm with {size} is up ({network}) in {sandbox.folder}", highlight=False, soft_wrap=True
+    )
+    console.print(
+        f'  use it:   eval "$(paceline sandbox env{flag})"', highlight=False, soft_wrap=True
+    )
     console.print(f"  stop it:  paceline sandbox down{flag}", highlight=False, soft_wrap=True)
 
 
 def _parse_option(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"Invalid --slurm-option {text!r}.", hint="Use KEY=VALUE, as in slurm.conf.")
+        raise UsageError(
+            f"Invalid --slurm-option {text!r}.", hint="Use KEY=VALUE, as in slurm.conf."
+        )
     return key.strip(), value.strip()
 
 
@@ -117,14 +145,24 @@ def status(folder: Folder = None) -> None:
     settings = sandbox.record.settings
     console = Console()
     console.print(f"{sandbox.folder}  ({settings.network})", highlight=False, soft_wrap=True)
-    daemons = [name for name in ("munged", "mariadbd", "slurmdbd", "slurmctld") if name in sandbox.record.processes]
+    daemons = [
+        name
+        for name in ("munged", "mariadbd", "slurmdbd", "slurmctld")
+        if name in sandbox.record.processes
+    ]
     for name in daemons:
         pid = sandbox.record.processes[name].pid
-        state = f"[green]running[/], process {pid}" if sandbox.is_running(name) else "[red]not running[/]"
+        state = (
+            f"[green]running[/], process {pid}"
+            if sandbox.is_running(name)
+            else "[red]not running[/]"
+        )
         console.print(f"  {name:<10} {state}", highlight=False)
     if not sandbox.controller_responds():
         restart = f"paceline sandbox restart-controller{escape(sandbox.paths.dir_flag)}"
-        console.print(f"[red]the controller does not respond[/]; restart it with: {restart}", soft_wrap=True)
+        console.print(
+            f"[red]the controller does not respond[/]; restart it with: {restart}", soft_wrap=True
+        )
         raise typer.Exit(1)
     table = Table(box=None, pad_edge=False)
     for title in ("node", "state", "cpus used", "gpus", "address", "reason"):
@@ -133,7 +171,9 @@ def status(folder: Folder = None) -> None:
         used, _, _, total = node.cpus.split("/")
         state = node.state if node.running else f"{node.state}, [red]powered off[/]"
         state = f"{state}, [red]disconnected[/]" if node.cut else state
-        table.add_row(node.name, state, f"{used} of {total}", str(settings.gpus), node.address, node.reason)
+        table.add_row(
+            node.name, state, f"{used} of {total}", str(settings.gpus), node.address, node.reason
+        )
     console.print(table)
     jobs = sandbox.run(["squeue", "-a", "-h", "-o", "%i %P %T %j %N %r"]).stdout.splitlines()
     console.print(f"{len(jobs)} job{'' if len(jobs) == 1 else 's'} in the queue", highlight=False)
@@ -152,7 +192,9 @@ def env(folder: Folder = None) -> None:
 
 
 @app.command(
-    cls=GroupedCommand, name="exec", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True}
+    cls=GroupedCommand,
+    name="exec",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )
 def exec_(node: NodeName, command: Command, folder: Folder = None) -> None:
     """Run a command on a node.
@@ -168,7 +210,10 @@ def kill_node(
     node: NodeName,
     *,
     mark_down: Annotated[
-        bool, typer.Option("--mark-down", help="Mark the node down now; otherwise Slurm notices after 40 s.")
+        bool,
+        typer.Option(
+            "--mark-down", help="Mark the node down now; otherwise Slurm notices after 40 s."
+        ),
     ] = False,
     folder: Folder = None,
 ) -> None:
@@ -196,7 +241,9 @@ def heal(node: NodeName, folder: Folder = None) -> None:
 
 @app.command(cls=GroupedCommand, name="restart-controller")
 def restart_controller(
-    *, kill: Annotated[bool, typer.Option("--kill", help="Crash it first (SIGKILL).")] = False, folder: Folder = None
+    *,
+    kill: Annotated[bool, typer.Option("--kill", help="Crash it first (SIGKILL).")] = False,
+    folder: Folder = None,
 ) -> None:
     """Restart the controller. Jobs keep running meanwhile."""
     open_sandbox(folder).restart_controller(kill=kill)

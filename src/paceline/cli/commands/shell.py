@@ -17,7 +17,12 @@ from paceline.contract.typed_command import cluster
 from paceline.errors import UsageError
 from paceline.launch.environment.variables import submission_environment
 from paceline.launch.job_submission import JobSubmission
-from paceline.launch.plan.interactive_shell import allocate_argv, join_argv, setup_from_plan, setup_from_run
+from paceline.launch.plan.interactive_shell import (
+    allocate_argv,
+    join_argv,
+    setup_from_plan,
+    setup_from_run,
+)
 from paceline.launch.runs.run_half_zip import stored_run_half
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import squeue_and_sacct
@@ -29,11 +34,16 @@ from paceline.watch.records import read_record
 @typer_options.takes_settings("shell", shown=(RESOURCES, PROJECT, "runtime.cpu"))
 def command(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="A run in progress (default: request a new allocation).")
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="A run in progress (default: request a new allocation)."
+        ),
     ] = None,
     *,
     settings: typer_options.Settings,
-    node: Annotated[str | None, typer.Option("--node", help="Which node of the run (default: the first).")] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", help="Which node of the run (default: the first).")
+    ] = None,
     dry_run: typer_options.DryRun = False,
 ) -> int:
     """Open a shell on a node, with the exact environment of a job: modules, venv, variables.
@@ -51,10 +61,18 @@ def command(
         argv, setup, environ = _inside(run, node, terminal=terminal)
     else:
         # An interactive job is not requeued, so any time limit fits.
-        job = settings.load(Program("shell"), flags=[*settings.flags, Flag("shell", "resume.requeue", False)])
+        job = settings.load(
+            Program("shell"), flags=[*settings.flags, Flag("shell", "resume.requeue", False)]
+        )
         submission = JobSubmission(job)
         plan = submission.plan(submission.run_path)
-        half = "" if dry_run else stored_run_half(submission.run_path.store, compiled=job.environment.kind == "current")
+        half = (
+            ""
+            if dry_run
+            else stored_run_half(
+                submission.run_path.store, compiled=job.environment.kind == "current"
+            )
+        )
         setup = setup_from_plan(plan, str(half))
         argv, environ = allocate_argv(plan, terminal=terminal), plan.submitter
     if dry_run:
@@ -66,16 +84,24 @@ def command(
         console.say_note(
             f"this shell is on {name}, in a copy of your code: changes there are not copied back to your laptop"
         )
-    terminal_variables = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
+    terminal_variables = {
+        name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ
+    }
     return slurm.attach(argv, environ={**environ, **terminal_variables, env.SHELL_SETUP: setup})
 
 
 def _reject_unused(run: str | None, node: str | None, settings: typer_options.Settings) -> None:
     """Raise an error for options of a new allocation with a run, and the other way round: they would do nothing."""
     if run is None and node is not None:
-        raise UsageError("--node needs a run.", hint="Pass the run, or use --nodelist for a new allocation.")
+        raise UsageError(
+            "--node needs a run.", hint="Pass the run, or use --nodelist for a new allocation."
+        )
     typed = [flag.name for flag in settings.flags]
-    typed += [name for name, value in (("--config", settings.config), ("--cluster-profile", settings.profile)) if value]
+    typed += [
+        name
+        for name, value in (("--config", settings.config), ("--cluster-profile", settings.profile))
+        if value
+    ]
     if run is not None and typed:
         raise UsageError(
             f"{typed[0]} applies to a new allocation, but {run} has one already.",
@@ -85,7 +111,8 @@ def _reject_unused(run: str | None, node: str | None, settings: typer_options.Se
 
 def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], str, dict[str, str]]:
     folder = runs.own(run)
-    record = read_record(folder, squeue_and_sacct.states)  # as it is now: it may have started a moment ago
+    # as it is now: it may have started a moment ago
+    record = read_record(folder, squeue_and_sacct.states)
     if record.job is None or record.status != "running":
         status = record.status if record.job else f"{record.status}, and not a Slurm job"
         raise UsageError(
@@ -96,4 +123,8 @@ def _inside(run: str, node: str | None, *, terminal: bool) -> tuple[list[str], s
     setup = setup_from_run(folder, launch_spec)
     # The shell gets what the job was submitted with, and nothing else of this shell.
     environ = submission_environment(os.environ, ()).variables
-    return join_argv(squeue_and_sacct.numeric_job_id(record.job), node=node, terminal=terminal), setup, environ
+    return (
+        join_argv(squeue_and_sacct.numeric_job_id(record.job), node=node, terminal=terminal),
+        setup,
+        environ,
+    )

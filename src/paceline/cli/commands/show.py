@@ -34,10 +34,15 @@ def command(
     run: runs.Run = "last",
     *,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Show how the code has changed since the run was started.")
+        bool,
+        typer.Option("--diff", help="Show how the code has changed since the run was started."),
     ] = False,
-    stat: Annotated[bool, typer.Option("--stat", help="Show only the names of changed files and line counts.")] = False,
-    plots: Annotated[bool, typer.Option("--plots", help="Show only the curves, and where the time went.")] = False,
+    stat: Annotated[
+        bool, typer.Option("--stat", help="Show only the names of changed files and line counts.")
+    ] = False,
+    plots: Annotated[
+        bool, typer.Option("--plots", help="Show only the curves, and where the time went.")
+    ] = False,
     as_json: typer_options.AsJson = False,
 ) -> int:
     """Show one run: its status, what you asked for, its curves and nodes, and where the time went.
@@ -90,10 +95,20 @@ def show_pictures(record: Record, details: RunDetails, out: Console) -> None:
     _print_lines(timeline_lines(details, width=width, unicode=unicode), out)
     # The time line of a single attempt is a bar of its goodput already.
     has_bar = len(details.attempts) > 1
-    _print_lines(goodput_lines(details.goodput, width=width, unicode=unicode, with_bar=has_bar), out, apart=has_bar)
-    _print_lines(curve_lines(curves.all(), first=details.overview.loss_name, width=width, unicode=unicode), out)
+    _print_lines(
+        goodput_lines(details.goodput, width=width, unicode=unicode, with_bar=has_bar),
+        out,
+        apart=has_bar,
+    )
+    _print_lines(
+        curve_lines(curves.all(), first=details.overview.loss_name, width=width, unicode=unicode),
+        out,
+    )
     if metrics.is_sampled:
-        _print_facts([("", "The metrics file is large: these curves are drawn from a sample of its lines.")], out)
+        _print_facts(
+            [("", "The metrics file is large: these curves are drawn from a sample of its lines.")],
+            out,
+        )
 
 
 def _picture_size(out: Console) -> tuple[int, bool]:
@@ -123,7 +138,9 @@ def _print_lines(lines: list[tuple[str, Text]], out: Console, *, apart: bool = T
         first = Text(f"{console.printable(name):<{INDENT - 1}} ", "dim")
         width = max(20, out.width - INDENT)
         pieces = [
-            piece for line in text.split("\n") for piece in (line.wrap(out, width) if len(line) > width else [line])
+            piece
+            for line in text.split("\n")
+            for piece in (line.wrap(out, width) if len(line) > width else [line])
         ]
         for piece in pieces or [Text()]:
             piece.rstrip()

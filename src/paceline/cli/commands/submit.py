@@ -28,25 +28,39 @@ if TYPE_CHECKING:
 Resume = Annotated[
     str | None,
     typer.Option(
-        "--resume", metavar="RUN", help="Resume a run that has ended: its id, its name, its job, or `last`.",
+        "--resume",
+        metavar="RUN",
+        help="Resume a run that has ended: its id, its name, its job, or `last`.",
         rich_help_panel=UNTIL_DONE,
     ),
-]  # fmt: skip
+]
 After = Annotated[
     list[str] | None,
-    typer.Option("--after", metavar="RUN", help="Start after this run is done; repeatable.", rich_help_panel=RESOURCES),
+    typer.Option(
+        "--after",
+        metavar="RUN",
+        help="Start after this run is done; repeatable.",
+        rich_help_panel=RESOURCES,
+    ),
 ]
 ScriptOnly = Annotated[
     Path | None,
     typer.Option(
-        "--script-only", metavar="FILE", help="Prepare the run and write its script to FILE; submit nothing.",
+        "--script-only",
+        metavar="FILE",
+        help="Prepare the run and write its script to FILE; submit nothing.",
         rich_help_panel=OUTPUT,
     ),
-]  # fmt: skip
-Wait = Annotated[
-    bool, typer.Option("--wait", help="Wait for the end; exit with the run's status.", rich_help_panel=OUTPUT)
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="Wait, and print rank 0's output.", rich_help_panel=OUTPUT)]
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait", help="Wait for the end; exit with the run's status.", rich_help_panel=OUTPUT
+    ),
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Wait, and print rank 0's output.", rich_help_panel=OUTPUT)
+]
 # The second half of --wait and --follow with --on: the folder of a run that was submitted just now.
 Awaited = Annotated[str | None, typer.Option("--await", hidden=True)]
 
@@ -94,12 +108,15 @@ def command(
         _check_script_only(script_only, resume=resume, wait=wait, follow=follow)
     if first_timeout is not None and not first:
         raise UsageError(
-            "--first-timeout needs --first.", hint="Add it, as in `--on alps,cedar --first`, or omit both."
+            "--first-timeout needs --first.",
+            hint="Add it, as in `--on alps,cedar --first`, or omit both.",
         )
     from paceline.launch.confirmation.submission import is_carried_out_here
 
     patience = submit_first.read_patience(first_timeout) if first else 0.0
-    submission = _submission(args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience)
+    submission = _submission(
+        args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience
+    )
     if dry_run:
         return _show(submission, is_new=resume is None)
     warn(submission.check())
@@ -119,16 +136,22 @@ def _check_script_only(file: Path, *, resume: str | None, wait: bool, follow: bo
         raise UsageError("--script-only cannot be combined with --resume.", hint=hint)
     if wait or follow:
         hint = "With --script-only, nothing is submitted. Omit one of the two."
-        raise UsageError(f"--script-only cannot be combined with --{'follow' if follow else 'wait'}.", hint=hint)
+        raise UsageError(
+            f"--script-only cannot be combined with --{'follow' if follow else 'wait'}.", hint=hint
+        )
     if file.name == "-":
-        raise UsageError("--script-only needs the name of a file.", hint="To see the script, use --dry-run.")
+        raise UsageError(
+            "--script-only needs the name of a file.", hint="To see the script, use --dry-run."
+        )
 
 
 def _show(submission: JobSubmission, *, is_new: bool) -> int:
     """Print what a dry run shows."""
     from paceline.launch.checks.stop_contract import describe_stop
 
-    by_hand = "For one that you can submit by hand, type: paceline submit --script-only job.sbatch ..."
+    by_hand = (
+        "For one that you can submit by hand, type: paceline submit --script-only job.sbatch ..."
+    )
     advice = [
         "This is a preview: nothing has been written, so sbatch cannot run it.",
         by_hand if is_new and not cluster() else "To submit it, leave out --dry-run.",
@@ -137,7 +160,9 @@ def _show(submission: JobSubmission, *, is_new: bool) -> int:
     plan = submission.plan(submission.run_path)
     print(plan.show(stop=describe_stop(submission.job), advice=advice), end="")
     if not submission.partitions and not submission.job.resources.cpus_per_gpu:
-        console.say_note("no Slurm here: the script requests 1 core per GPU instead of a fair share of a node's cores")
+        console.say_note(
+            "no Slurm here: the script requests 1 core per GPU instead of a fair share of a node's cores"
+        )
     return 0
 
 
@@ -151,9 +176,14 @@ def forwarded(asked: Forwarded) -> int:
 
 
 def _submission(
-    args: list[str] | None, settings: typer_options.Settings, *, is_module: bool, resume: str | None,
-    after: Sequence[str], grant_timeout: float,
-) -> JobSubmission:  # fmt: skip
+    args: list[str] | None,
+    settings: typer_options.Settings,
+    *,
+    is_module: bool,
+    resume: str | None,
+    after: Sequence[str],
+    grant_timeout: float,
+) -> JobSubmission:
     """Return the new run to submit, or the one to go on with."""
     from paceline.launch.job_submission import JobSubmission
     from paceline.launch.user_resubmission import Typed, find_resubmission
@@ -161,7 +191,9 @@ def _submission(
     cwd = Path.cwd()
     if resume is None:
         found = settings.find_program(args, is_module=is_module, cwd=cwd, command="submit")
-        return JobSubmission(settings.load(found, cwd=cwd), after=after, grant_timeout=grant_timeout)
+        return JobSubmission(
+            settings.load(found, cwd=cwd), after=after, grant_timeout=grant_timeout
+        )
     program = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
     typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
     submission = find_resubmission(resume, program, typed=typed, cwd=cwd, after=after)
@@ -210,10 +242,16 @@ def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
             record = wait_until_over(folder, WaitNotes().update)
     colour = console.GREEN if record.status == DONE else console.RED
     left = ", with nothing left to do" if had_nothing_left(read_events(folder.events)) else ""
-    console.say(f"paceline: {record.run_id} (job {record.job}): {record.status}{left}", colour=colour)
+    console.say(
+        f"paceline: {record.run_id} (job {record.job}): {record.status}{left}", colour=colour
+    )
     if record.status == DONE:
         return 0
-    if record.requeue_problem or killed_shell(folder, record.state) or record.status == DONE_UNSAVED:
+    if (
+        record.requeue_problem
+        or killed_shell(folder, record.state)
+        or record.status == DONE_UNSAVED
+    ):
         console.say_note(record.detail)
     if record.status not in (STOPPED, DONE_UNSAVED):
         runs.say_failure(folder)

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 forwarded = remote_output.forwarded  # with --on
 
 # Subcommands, and the module of each. Anything else starts a sweep.
-SUBCOMMANDS = {"show": "paceline.cli.commands.sweep_show", "cancel": "paceline.cli.commands.sweep_cancel"}
+SUBCOMMANDS = {
+    "show": "paceline.cli.commands.sweep_show",
+    "cancel": "paceline.cli.commands.sweep_cancel",
+}
 # Keys whose flags set `[sweep]`, and not the settings of trials.
 OWN_KEYS = {option.key for option in TABLE[SWEEP]}
 
@@ -46,7 +49,9 @@ def find_subcommand(args: Sequence[str]) -> int | None:
     if not SUBCOMMANDS.keys() & {*args} or args[0] in SUBCOMMANDS:
         return 0 if args and args[0] in SUBCOMMANDS else None
     made = get_command(single_command(command))
-    parser = made.make_parser(made.context_class(made, info_name="paceline sweep", help_option_names=HELP))
+    parser = made.make_parser(
+        made.context_class(made, info_name="paceline sweep", help_option_names=HELP)
+    )
     parser.allow_interspersed_args = False
     values, rest, _ = parser.parse_args(list(args))
     return len(args) - len(rest) - 1 if values.get("file") in SUBCOMMANDS else None
@@ -57,13 +62,17 @@ def command(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="sweep.toml, a list of command lines (.txt), a W&B sweep.yml, or the name of a sweep."
+            metavar="FILE",
+            help="sweep.toml, a list of command lines (.txt), a W&B sweep.yml, or the name of a sweep.",
         ),
     ],
     *,
     settings: typer_options.Settings,
     local: Annotated[
-        bool, typer.Option("--local", help="Run on this machine instead of Slurm.", rich_help_panel=SWEEP)
+        bool,
+        typer.Option(
+            "--local", help="Run on this machine instead of Slurm.", rich_help_panel=SWEEP
+        ),
     ] = False,
     resubmit: Annotated[
         str | None,
@@ -101,7 +110,9 @@ def command(
         raise UsageError(f'Invalid --resubmit "{resubmit}": use failed or missing.')
     if local:
         _reject_job_flags(settings)
-    sweep = (LocalSweep if local else SlurmSweep)(load(file, settings, here=local), ConsoleReporter())
+    sweep = (LocalSweep if local else SlurmSweep)(
+        load(file, settings, here=local), ConsoleReporter()
+    )
     if dry_run:
         print(sweep.describe(resubmit))
         return 0
@@ -113,7 +124,10 @@ def _reject_job_flags(settings: typer_options.Settings) -> None:
     known = OWN_KEYS | {option.key for _, option in options_of("run")}
     for flag in settings.flags:
         if flag.key not in known:
-            raise UsageError(f"{flag.name} applies to jobs on Slurm, not to a sweep with --local.", hint="Omit it.")
+            raise UsageError(
+                f"{flag.name} applies to jobs on Slurm, not to a sweep with --local.",
+                hint="Omit it.",
+            )
 
 
 def load(file: str, settings: typer_options.Settings, *, here: bool) -> SweepSettings:
@@ -131,9 +145,14 @@ def load(file: str, settings: typer_options.Settings, *, here: bool) -> SweepSet
     if known and not any(flag.key == "project.experiment" for flag in flags):
         flags.append(Flag("--experiment", "project.experiment", known.path.parent.name))
     found = read_settings(
-        path, typed=typed, flags=flags, params=settings.params, config=settings.config, profile=settings.profile,
+        path,
+        typed=typed,
+        flags=flags,
+        params=settings.params,
+        config=settings.config,
+        profile=settings.profile,
         cluster=typer_options.this_cluster(here=here),
-    )  # fmt: skip
+    )
     if not here:
         settings.note_profile(found.job)
     wandb_sweep = own.get("tracking.wandb_sweep")
@@ -148,7 +167,9 @@ def find_file(name: str) -> tuple[Path, SweepFolder | None]:
     if path.is_file():
         return path, None
     if path.suffix in (".toml", ".txt", ".yml", ".yaml", ".py"):
-        raise UsageError(f"There is no file {name!r} here.", hint="See the examples of `paceline sweep --help`.")
+        raise UsageError(
+            f"There is no file {name!r} here.", hint="See the examples of `paceline sweep --help`."
+        )
     from paceline.cli import runs
     from paceline.sweep.results import find_own_sweep
 
@@ -156,7 +177,8 @@ def find_file(name: str) -> tuple[Path, SweepFolder | None]:
     known = Path(sweep.read_search().file)
     if not known.is_file():
         raise UsageError(
-            f"The sweep {sweep.name!r} was started from {known}, which is gone.", hint="Name its file instead."
+            f"The sweep {sweep.name!r} was started from {known}, which is gone.",
+            hint="Name its file instead.",
         )
     return known, sweep
 

@@ -21,7 +21,11 @@ from paceline.sweep.folder import find_pids
 from paceline.sweep.results import MISSING, PENDING, RUNNING, find_own_sweep, read_sweep
 
 
-def command(name: Annotated[str, typer.Argument(metavar="NAME", help="The sweep's name or folder, or `last`.")]) -> int:
+def command(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The sweep's name or folder, or `last`.")
+    ],
+) -> int:
     """Cancel a sweep: stop its running trials, and start no more.
 
     It stays cancelled until you continue it: paceline sweep --resubmit missing NAME

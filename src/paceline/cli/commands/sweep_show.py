@@ -33,8 +33,13 @@ if TYPE_CHECKING:
 
 WIDTH = 60
 COLOURS = {
-    "done": "green", "pruned": "grey50", "failed": "red", "missing": "yellow", "running": "cyan", "pending": "grey30",
-}  # fmt: skip
+    "done": "green",
+    "pruned": "grey50",
+    "failed": "red",
+    "missing": "yellow",
+    "running": "cyan",
+    "pending": "grey30",
+}
 GLYPHS = {"running": "▒", "pending": "░"}  # without colours, they tell what is still to do
 MAX_FAILURES = 10  # different reasons to show
 WATCH_INTERVAL = 3.0  # seconds
@@ -42,21 +47,31 @@ WATCH_INTERVAL = 3.0  # seconds
 
 def command(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The sweep's name or its prefix, its folder, or `last`.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="The sweep's name or its prefix, its folder, or `last`."
+        ),
     ] = "last",
     *,
     sort: Annotated[
         str,
         typer.Option(
-            "--sort", metavar="KEY", help="Sort by value, number, state, seconds or a parameter; -KEY reverses."
+            "--sort",
+            metavar="KEY",
+            help="Sort by value, number, state, seconds or a parameter; -KEY reverses.",
         ),
     ] = "value",
     count: Annotated[int, typer.Option("-n", "--count", help="Show N rows; 0 shows all.")] = 20,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write all trials to FILE.")] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML page with plots to FILE.")
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write all trials to FILE.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Update until all trials have ended.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write an HTML page with plots to FILE."),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Update until all trials have ended.")
+    ] = False,
     as_json: typer_options.AsJson = False,
 ) -> int:
     """Show a sweep: its trials, best first, its progress and its failures.
@@ -76,7 +91,10 @@ def command(
         _write(sweep, csv, report)
         return 0
     if as_json:
-        print_json(sweep=make_sweep_overview(sweep).to_json(), trials=[trial.to_json() for trial in sweep.trials])
+        print_json(
+            sweep=make_sweep_overview(sweep).to_json(),
+            trials=[trial.to_json() for trial in sweep.trials],
+        )
         return 0
     sort_by(sweep, [], sort)  # reject a wrong key before showing anything
     out = console.console()
@@ -127,7 +145,12 @@ def _render(sweep: Sweep, sort: str, count: int, width: int) -> RenderableType:
         names = ", ".join(Text.from_markup(column.title).plain for column in dropped)
         parts.append(Text(f"hidden columns: {names} (write all: --csv FILE)", "dim"))
     if len(listed) < len(ordered):
-        parts.append(Text(f"… and {len(ordered) - len(listed):,} more (-n 0 shows all, --csv FILE writes them)", "dim"))
+        parts.append(
+            Text(
+                f"… and {len(ordered) - len(listed):,} more (-n 0 shows all, --csv FILE writes them)",
+                "dim",
+            )
+        )
     return Group(*parts, *_failures(sweep))
 
 
@@ -163,20 +186,27 @@ def _columns(sweep: Sweep, listed: list[Row]) -> list[Column]:
     parameters = [
         Column(console.cell(key), rank=1 + position, wraps_at=10)
         if key in varying
-        else Column(console.cell(key), rank=1 + position + len(sweep.keys), wraps_at=10, optional=True)
+        else Column(
+            console.cell(key), rank=1 + position + len(sweep.keys), wraps_at=10, optional=True
+        )
         for position, key in enumerate(sweep.keys)
     ]
     columns = [
-        Column("TRIAL"), Column("STATE", wraps_at=9),
+        Column("TRIAL"),
+        Column("STATE", wraps_at=9),
         Column(console.cell(sweep.metric), justify="left" if repeats else "right"),
-        *parameters, Column("TIME", rank=1 + 2 * len(sweep.keys), optional=True),
-    ]  # fmt: skip
+        *parameters,
+        Column("TIME", rank=1 + 2 * len(sweep.keys), optional=True),
+    ]
     for row in listed:
         cells = (
             str(row.number) if len(row.trials) == 1 else _numbers(row),
             f"[{COLOURS[row.state]}]{row.status}[/]",
             value_text(row),
-            *(console.cell(to_label(row.point[key])) if key in row.point else "" for key in sweep.keys),
+            *(
+                console.cell(to_label(row.point[key])) if key in row.point else ""
+                for key in sweep.keys
+            ),
             "" if row.seconds is None else show_seconds(row.seconds),
         )
         for column, text in zip(columns, cells, strict=True):
@@ -216,7 +246,9 @@ def _failures(sweep: Sweep) -> list[Any]:
         if not reasons:
             continue
         lines += [Text(""), Text("done, without a value" if state == DONE else state, "dim")]
-        for error, numbers in sorted(reasons.items(), key=lambda each: -len(each[1]))[:MAX_FAILURES]:
+        for error, numbers in sorted(reasons.items(), key=lambda each: -len(each[1]))[
+            :MAX_FAILURES
+        ]:
             more = f", … ({len(numbers):,})" if len(numbers) > 6 else ""
             listed = ", ".join(map(str, numbers[:6])) + more
             lines.append(Text.assemble((f"trial {listed}: ", colour), console.printable(error)))
@@ -225,5 +257,10 @@ def _failures(sweep: Sweep) -> list[Any]:
         if state == DONE:
             continue
         local = "--local " if _ran_here(sweep) else ""
-        lines.append(Text(f"run again: {to_type(f'sweep {local}--resubmit {state} {quote(sweep.name)}')}", "dim"))
+        lines.append(
+            Text(
+                f"run again: {to_type(f'sweep {local}--resubmit {state} {quote(sweep.name)}')}",
+                "dim",
+            )
+        )
     return lines

@@ -15,7 +15,14 @@ from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 from paceline.launch.runs import claims
-from paceline.launch.runs.wandb_sync import complete, find_python, is_empty, is_sent, offline_runs, send
+from paceline.launch.runs.wandb_sync import (
+    complete,
+    find_python,
+    is_empty,
+    is_sent,
+    offline_runs,
+    send,
+)
 from paceline.watch.records import find_runs
 
 
@@ -37,7 +44,9 @@ def command(
     TensorBoard needs no sync: tensorboard --logdir RUN-FOLDER/trackers/tensorboard
     """
     if all_runs and run is not None:
-        raise UsageError(f"--all cannot be combined with a run ({run}).", hint="Use only one of them.")
+        raise UsageError(
+            f"--all cannot be combined with a run ({run}).", hint="Use only one of them."
+        )
     if all_runs:
         return _sync_all(dry_run=dry_run)
     folder = runs.own(run or "last", also_fetched=True)
@@ -57,11 +66,15 @@ def _unsent(folder: RunFolder) -> list[Path]:
 def _sync_all(*, dry_run: bool) -> int:
     """Send every run of the project. One that cannot be sent does not keep the others from it."""
     scratch, project = runs.project_here()
-    listed = (each for each in reversed(find_runs(scratch)) if each.path.parent.parent.name == project)
+    listed = (
+        each for each in reversed(find_runs(scratch)) if each.path.parent.parent.name == project
+    )
     folders = [each for each in listed if is_own_folder(each.path)]
     waiting = [each for each in folders if _unsent(each)]
     if not waiting:
-        print(f"none of the {len(folders)} runs of {project} in {scratch} has anything to send to W&B")
+        print(
+            f"none of the {len(folders)} runs of {project} in {scratch} has anything to send to W&B"
+        )
         return 0
     if not dry_run:
         _check_connection()
@@ -102,4 +115,6 @@ def _check_connection() -> None:
         raise EnvironmentProblem(f"Cannot send to W&B: {problem}.", hint=wandb_server.KEY_HINT)
     problem = wandb_server.unreachable(os.environ)
     if problem:
-        raise EnvironmentProblem(f"Cannot send to W&B: {problem}.", hint="Run this on a machine with network access.")
+        raise EnvironmentProblem(
+            f"Cannot send to W&B: {problem}.", hint="Run this on a machine with network access."
+        )

@@ -17,7 +17,12 @@ forwarded = mirrored.forwarded  # with --on
 def command(
     *,
     filter: Annotated[
-        str, typer.Option("--filter", metavar="WORDS", help="Show only runs with these words in name, status or job.")
+        str,
+        typer.Option(
+            "--filter",
+            metavar="WORDS",
+            help="Show only runs with these words in name, status or job.",
+        ),
     ] = "",
 ) -> int:
     """Watch your runs full screen: loss, ranks, nodes, log, time left.
@@ -29,10 +34,13 @@ def command(
         import textual  # noqa: F401
     except ImportError:
         raise EnvironmentProblem(
-            "`paceline top` needs Textual, which is not installed here.", hint="Install it: pip install 'paceline[ui]'"
+            "`paceline top` needs Textual, which is not installed here.",
+            hint="Install it: pip install 'paceline[ui]'",
         ) from None
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("`paceline top` needs a terminal.", hint="`paceline ps` prints the runs once.")
+        raise UsageError(
+            "`paceline top` needs a terminal.", hint="`paceline ps` prints the runs once."
+        )
     from paceline.ui.terminal.top.app import TopApp
 
     TopApp(runs.scratch_here(), wanted=filter).run()

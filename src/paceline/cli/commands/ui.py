@@ -40,14 +40,20 @@ def command(
             show_default=False,
         ),
     ] = 0,
-    tunnel: Annotated[bool, typer.Option("--tunnel", help="Print the ssh command for your own machine.")] = False,
+    tunnel: Annotated[
+        bool, typer.Option("--tunnel", help="Print the ssh command for your own machine.")
+    ] = False,
     browser: Annotated[
-        bool | None, typer.Option("--browser/--no-browser", help="Open a browser; default: on a desktop.")
+        bool | None,
+        typer.Option("--browser/--no-browser", help="Open a browser; default: on a desktop."),
     ] = None,
     allow_actions: Annotated[
-        bool, typer.Option("--allow-actions", help="Let the page cancel, stop and requeue your runs.")
+        bool,
+        typer.Option("--allow-actions", help="Let the page cancel, stop and requeue your runs."),
     ] = False,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Only 127.0.0.1 is allowed.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Only 127.0.0.1 is allowed.")
+    ] = "127.0.0.1",
 ) -> int:
     """Serve a dashboard of your runs on this machine, and print its link.
 
@@ -67,7 +73,9 @@ def command(
 
     answers = Answers(runs.scratch_here(), allow_actions=allow_actions)
     # Thousands of runs take seconds: begin before the browser asks.
-    threading.Thread(target=_read_runs, args=(answers,), name="paceline-first-rows", daemon=True).start()
+    threading.Thread(
+        target=_read_runs, args=(answers,), name="paceline-first-rows", daemon=True
+    ).start()
     from paceline.ui.web.request_handler import make_app
     from paceline.ui.web.security import Access
     from paceline.ui.web.server import listen, opened_browser, serve
@@ -101,15 +109,22 @@ def _wants_browser(asked: bool | None) -> bool:
     """Whether to open a browser: as asked, or else if this is a desktop."""
     if asked is not None:
         return asked
-    has_screen = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    has_screen = sys.platform == "darwin" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
     return has_screen and "SSH_CONNECTION" not in os.environ and sys.stdout.isatty()
 
 
 def _say_link(link: str, port: int, *, tunnel: bool) -> None:
     print(f"Open this link in your browser:\n\n  {link}\n")
     if tunnel or os.environ.get("SSH_CONNECTION"):
-        print(f"If your browser is on another machine, run this there first:\n\n  {tunnel_command(port)}\n")
-    print("Anyone with the link can see your runs, so keep it private. Press Ctrl-C to stop.", flush=True)
+        print(
+            f"If your browser is on another machine, run this there first:\n\n  {tunnel_command(port)}\n"
+        )
+    print(
+        "Anyone with the link can see your runs, so keep it private. Press Ctrl-C to stop.",
+        flush=True,
+    )
 
 
 def tunnel_command(port: int) -> str:

@@ -27,7 +27,8 @@ POLL_INTERVAL = 0.5  # seconds between looks at the files of a run
 MOST_LOOKS = 50  # per second, at all runs together
 
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="RUN", help="Runs or sweeps: ids, names, job ids, folders, or `last`.")
+    list[str] | None,
+    typer.Argument(metavar="RUN", help="Runs or sweeps: ids, names, job ids, folders, or `last`."),
 ]
 
 forwarded = mirrored.forwarded  # with --on
@@ -39,7 +40,9 @@ def command(
     timeout: Annotated[
         str,
         typer.Option(
-            TIMEOUT, metavar="TIME", help="Give up after this long, e.g. 90m or 2h30m; a bare number counts seconds."
+            TIMEOUT,
+            metavar="TIME",
+            help="Give up after this long, e.g. 90m or 2h30m; a bare number counts seconds.",
         ),
     ] = "",
 ) -> int:
@@ -65,7 +68,10 @@ def command(
     for target in targets:
         target.explain(with_name=len(targets) > 1)
     if not is_over:
-        _say_left([target for target in targets if not target.is_over], show_seconds(parse_wait(timeout, TIMEOUT)))
+        _say_left(
+            [target for target in targets if not target.is_over],
+            show_seconds(parse_wait(timeout, TIMEOUT)),
+        )
         return TIMEOUT_EXIT
     codes = {target.exit_code for target in targets}
     return 1 if 1 in codes else STOPPED_EXIT if STOPPED_EXIT in codes else 0
@@ -74,15 +80,21 @@ def command(
 def _say_left(targets: list[Target], waited: str) -> None:
     """Say which runs are not over, and which look so, but may be on their way back into the queue."""
     left = ", ".join(target.name for target in targets if not target.seems_over)
-    unsure = ", ".join(f"{target.name} ({target.progress.status})" for target in targets if target.seems_over)
+    unsure = ", ".join(
+        f"{target.name} ({target.progress.status})" for target in targets if target.seems_over
+    )
     if left:
-        console.say_problem(f"Not finished after {waited}: {left}.", "Only the wait timed out; the runs continue.")
+        console.say_problem(
+            f"Not finished after {waited}: {left}.", "Only the wait timed out; the runs continue."
+        )
     if unsure:
         hint = (
             "Paceline checks twice, a few seconds apart, because a job that is being requeued briefly looks"
             " finished. Use a longer --timeout."
         )
-        console.say_problem(f"Could not confirm within {waited} that these runs have finished: {unsure}.", hint)
+        console.say_problem(
+            f"Could not confirm within {waited} that these runs have finished: {unsure}.", hint
+        )
 
 
 def _wait(targets: list[Target], deadline: float | None) -> bool:

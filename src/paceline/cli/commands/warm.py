@@ -18,7 +18,9 @@ ABOUT = (
     " shows them."
 )
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=ABOUT)
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, help=ABOUT
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -41,7 +43,11 @@ def status() -> int:
         if each["kind"] == "silent":
             print(f"process {each['pid']} is not responding; `paceline warm stop` ends it")
             continue
-        ends = f"ends in {show_seconds(each['left'])}" if not each["running"] else f"{each['running']} running"
+        ends = (
+            f"ends in {show_seconds(each['left'])}"
+            if not each["running"]
+            else f"{each['running']} running"
+        )
         print(
             f"process {each['pid']}: torch {each['torch']} of {each['python']}, {show_size(each['memory'])}, "
             f"{each['served']} warm start{'s'[: each['served'] != 1]}, {ends}"
@@ -52,12 +58,17 @@ def status() -> int:
 @app.command(cls=GroupedCommand)
 def stop(
     pids: Annotated[
-        list[int] | None, typer.Argument(metavar="[PROCESS]...", help="Process ids, as `paceline warm status` shows.")
+        list[int] | None,
+        typer.Argument(
+            metavar="[PROCESS]...", help="Process ids, as `paceline warm status` shows."
+        ),
     ] = None,
 ) -> int:
     """End these processes now, or all. Runs that they have started continue."""
     ended = stop_processes(pids or None)
     for missing in sorted({*(pids or ())} - {each["pid"] for each in ended}):
-        raise UsageError(f"Process {missing} is not a warm process.", hint="See `paceline warm status`.")
+        raise UsageError(
+            f"Process {missing} is not a warm process.", hint="See `paceline warm status`."
+        )
     print("\n".join(f"ended process {each['pid']}" for each in ended) or "no warm process")
     return 0

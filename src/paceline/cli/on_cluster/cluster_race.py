@@ -28,12 +28,21 @@ CANCEL_TIMEOUT = 60.0  # seconds in which clusters are told that another one has
 TRIES = 2  # of a cluster whose connection is closed, before the command ends without it
 Answer = dict[str, Any]
 STATE: dict[str, Any] = {
-    "decision": str | None, "waits": bool, "over": bool, "status": str, "detail": str,
+    "decision": str | None,
+    "waits": bool,
+    "over": bool,
+    "status": str,
+    "detail": str,
     "reason": str,  # why it waits; the detail says more, which may change all the while
-}  # fmt: skip
+}
 NO_JOB: Answer = {
-    "decision": REFUSED, "waits": False, "over": True, "status": "no job was submitted", "detail": "", "reason": "",
-}  # fmt: skip
+    "decision": REFUSED,
+    "waits": False,
+    "over": True,
+    "status": "no job was submitted",
+    "detail": "",
+    "reason": "",
+}
 
 
 def ask_outcome(name: str, submission: str, config: str | None) -> str | None:
@@ -41,7 +50,9 @@ def ask_outcome(name: str, submission: str, config: str | None) -> str | None:
 
     Raises PacelineError, OSError or ValueError if it does not answer.
     """
-    with converse(Forwarded([name], "submit_first", list(OUTCOME), {"config": config}), submission) as talk:
+    with converse(
+        Forwarded([name], "submit_first", list(OUTCOME), {"config": config}), submission
+    ) as talk:
         answer = parse_object(talk.read_line())
     return read_run(answer) if answer.get("run", 0) is not None else None
 
@@ -94,7 +105,8 @@ class Contender:
             pending, self._pending = self._pending, None
             found = pending.result()
             self.failures = 0 if found else self.failures + 1
-            is_cut = self._is_refused and self.failures == 1  # Ctrl-C may have closed the connection
+            # Ctrl-C may have closed the connection
+            is_cut = self._is_refused and self.failures == 1
             self._next = time.monotonic() + (PAUSE if found or is_cut else RETRY)
             self._say(found)
             if self._question == question and found is not None:
@@ -113,7 +125,9 @@ class Contender:
                 return NO_JOB
             if self._talk is None:
                 line = ["submit", f"--serve-first={self.run}"]
-                self._talk = converse(Forwarded([self.name], "submit_first", line, {"config": self._config}))
+                self._talk = converse(
+                    Forwarded([self.name], "submit_first", line, {"config": self._config})
+                )
                 self._talk.__enter__()
             self._talk.send(f"{question}\n".encode())
             return read_state(self._talk.read_line())
@@ -154,7 +168,9 @@ class ClusterRace:
     def __init__(self, record: ClusterRaceRecord) -> None:
         self.record = record
         self.contenders = {
-            name: Contender(name, record.runs.get(name), record.submissions.get(name, ""), record.config)
+            name: Contender(
+                name, record.runs.get(name), record.submissions.get(name, ""), record.config
+            )
             for name in {**record.submissions, **record.runs}
         }
 
@@ -179,7 +195,8 @@ class ClusterRace:
             if len(record.out) == len(self.contenders):
                 record.finish()
                 console.say_problem(
-                    "No cluster is training this run.", "See what happened with `paceline show RUN --on CLUSTER`."
+                    "No cluster is training this run.",
+                    "See what happened with `paceline show RUN --on CLUSTER`.",
                 )
                 return 1
             time.sleep(0.1)
@@ -189,7 +206,11 @@ class ClusterRace:
         _, unreachable = self._refuse([name for name in self.contenders if name != record.chosen])
         if all(name in record.runs for name in unreachable):
             record.finish()
-        for what, command in (("logs", f"logs -f {run}"), ("state", "ps"), ("cancel", f"cancel {run}")):
+        for what, command in (
+            ("logs", f"logs -f {run}"),
+            ("state", "ps"),
+            ("cancel", f"cancel {run}"),
+        ):
             print(f"  {what:<7} paceline {command} --on {quote(record.chosen)}")
         return 0
 
@@ -218,7 +239,11 @@ class ClusterRace:
     def _refuse(self, names: list[str]) -> tuple[list[str], list[str]]:
         """Cancel the jobs on these clusters; return those that train after all, and those that do not answer."""
         waiting, trains, unreachable = list(names), list[str](), list[str]()
-        winner = console.printable(self.record.chosen) if self.record.is_granted and self.record.chosen else ""
+        winner = (
+            console.printable(self.record.chosen)
+            if self.record.is_granted and self.record.chosen
+            else ""
+        )
         deadline = time.monotonic() + CANCEL_TIMEOUT
         for name in names:
             self.contenders[name].refuse()
@@ -234,13 +259,21 @@ class ClusterRace:
                 if found["decision"] == GRANTED:
                     trains.append(name)
                 elif name not in self.record.out and name in self.record.runs:
-                    print(console.printable(f"{name}: cancelled {self.record.runs[name]}"), flush=True)
+                    print(
+                        console.printable(f"{name}: cancelled {self.record.runs[name]}"), flush=True
+                    )
             time.sleep(0.1)
         unreachable += waiting
         for name in unreachable:
-            what = f"did not respond within {CANCEL_TIMEOUT:.0f} s" if name in waiting else "could not be reached"
+            what = (
+                f"did not respond within {CANCEL_TIMEOUT:.0f} s"
+                if name in waiting
+                else "could not be reached"
+            )
             if name not in self.record.runs:
-                later = f"paceline login {quote(name)}; then: paceline submit --finish {self.record.id}"
+                later = (
+                    f"paceline login {quote(name)}; then: paceline submit --finish {self.record.id}"
+                )
                 why = "a job may still be queued there; it never trains without permission"
                 console.say_about(name, f"{what}: {why}. To cancel it: {later}")
                 continue
@@ -261,7 +294,9 @@ class ClusterRace:
         more, unknown = self._refuse([name for name in self.contenders if name not in trains])
         for name in (*trains, *more):
             run = quote(self.record.runs[name])
-            console.say_about(name, f"is training {run}; to cancel it: paceline cancel {run} --on {quote(name)}")
+            console.say_about(
+                name, f"is training {run}; to cancel it: paceline cancel {run} --on {quote(name)}"
+            )
         if self.record.chosen in unknown:
             console.say_note(f"to finish this later: paceline submit --finish {self.record.id}")
         elif all(name in self.record.runs for name in unknown):

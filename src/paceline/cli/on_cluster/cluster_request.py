@@ -59,18 +59,29 @@ def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Re
     payload = payload_of(asked.key, asked.values)
     found = _secrets(job) if payload.secrets or payload.secret_names else NO_SECRETS
     parcel = _pack(asked, job, project, code=payload.code, secret_files={*found.sources.values()})
-    line = [_name_there(word, job, parcel) if isinstance(word, FileName) else word for word in asked.line]
+    line = [
+        _name_there(word, job, parcel) if isinstance(word, FileName) else word
+        for word in asked.line
+    ]
     secrets = found if payload.secrets else replace(found, values=dict.fromkeys(found.values, ""))
     sends_code = payload.code and bool(parcel.code.files)
     if sends_code or (payload.secrets and secrets.values):
         sent = secrets if payload.secrets else NO_SECRETS
-        is_announced = ask_first(cluster, parcel, sent, code=sends_code, yes=bool(asked.values.get("yes")))
+        is_announced = ask_first(
+            cluster, parcel, sent, code=sends_code, yes=bool(asked.values.get("yes"))
+        )
         parcel = replace(parcel, is_announced=is_announced)
     request = Request(
-        line, _relative(Path.cwd(), parcel.folder), parcel.code, _variables(cluster, parcel.folder),
-        secrets.values, secrets.sources, submits=_submits(asked), awaits=_awaits(asked),
+        line,
+        _relative(Path.cwd(), parcel.folder),
+        parcel.code,
+        _variables(cluster, parcel.folder),
+        secrets.values,
+        secrets.sources,
+        submits=_submits(asked),
+        awaits=_awaits(asked),
         own_folder=payload.code and _works_in_project(asked, job),
-    )  # fmt: skip
+    )
     return connection, request, parcel
 
 
@@ -102,13 +113,19 @@ def _load(asked: Forwarded, cluster: Cluster) -> Job:
     from paceline.spec.typed_flags import read_flags
 
     values, cwd = asked.values, Path.cwd()
-    table = [option for _, option in options_of(OPTIONS.get(asked.key, asked.key)) if option.key != "params"]
+    table = [
+        option
+        for _, option in options_of(OPTIONS.get(asked.key, asked.key))
+        if option.key != "params"
+    ]
     flags = read_flags([(option, values.get(option.parameter)) for option in table], os.environ)
     profile = values.get("cluster_profile") or (cluster.name if cluster.has_profile else "none")
     config = Path(values["config"]) if values.get("config") else None
     program = Program("")
     if asked.key == "submit" and values.get("args"):
-        program = find_program(values["args"], is_module=bool(values.get("module")), cwd=cwd, command="submit")
+        program = find_program(
+            values["args"], is_module=bool(values.get("module")), cwd=cwd, command="submit"
+        )
     own = {option.key for option in TABLE[SWEEP]}
     kept = [flag for flag in flags if flag.key not in own]
     job = Settings(tuple(kept), (), config, profile).load(program, cwd=cwd, here=True)
@@ -119,24 +136,36 @@ def _load(asked: Forwarded, cluster: Cluster) -> Job:
 
     typed = [replace(flag, key=flag.key.split(".")[1]) for flag in flags if flag.key in own]
     found = read_settings(
-        Path(file), typed=typed, flags=kept, config=config, profile=profile, cluster=this_cluster(here=True)
+        Path(file),
+        typed=typed,
+        flags=kept,
+        config=config,
+        profile=profile,
+        cluster=this_cluster(here=True),
     )
-    return replace(job, tables=found.job.tables, sources=found.job.sources)  # with the secrets that its file names
+    # with the secrets that its file names
+    return replace(job, tables=found.job.tables, sources=found.job.sources)
 
 
-def _pack(asked: Forwarded, job: Job, project: ProjectFile, *, code: bool, secret_files: Set[str]) -> Parcel:
+def _pack(
+    asked: Forwarded, job: Job, project: ProjectFile, *, code: bool, secret_files: Set[str]
+) -> Parcel:
     """Return the project's code, or its settings alone. `secret_files` are those whose variables go another way."""
     from paceline.spec.load import repository_root
     from paceline.ssh.code_push.project_code import pack_code, pack_settings
 
     is_project = project.file is not None or repository_root(Path.cwd()) is not None
-    names_code = asked.key in ("submit", "sweep") or asked.values.get("args") or asked.values.get("files")
+    names_code = (
+        asked.key in ("submit", "sweep") or asked.values.get("args") or asked.values.get("files")
+    )
     if not (code and (is_project or names_code)):
         return pack_settings(job.folder, [project.file] if project.file is not None else [])
     parcel = pack_code(job, os.environ, runs=_runs_here(), cluster=asked.names[0])
     if skipped := [each for each in parcel.skipped_secrets if each not in secret_files]:
         console.say_note(f"secrets left out of the code: {', '.join(skipped)}")
-    named = [each.partition("=")[2] if re.match(r"-[^=]*=", each) else each for each in job.program.args]
+    named = [
+        each.partition("=")[2] if re.match(r"-[^=]*=", each) else each for each in job.program.args
+    ]
     left = [each for each in named if _stays_here(each, job, parcel)]
     if left:
         send = f"paceline data push {quote(left[0])} --on {quote(asked.names[0])}"
@@ -160,13 +189,19 @@ def _name_there(word: FileName, job: Job, parcel: Parcel) -> str:
     A full path would name a file of the cluster's. Raises UsageError for a file that is not sent.
     """
     name = _without_extras(word)
-    place, target = _place(job.cwd / name, parcel), _place(Path(os.path.realpath(job.cwd / name)), parcel)
+    place, target = (
+        _place(job.cwd / name, parcel),
+        _place(Path(os.path.realpath(job.cwd / name)), parcel),
+    )
     if target not in parcel.code.files:
         raise UsageError(
             f"{name} would not be sent: git ignores it, or it is outside the project {job.folder}.",
             hint="Only the project's code goes to the cluster: what git tracks, and new files that it does not ignore.",
         )
-    folder, inside = _relative(job.cwd, parcel.folder), place if place in parcel.code.files else target
+    folder, inside = (
+        _relative(job.cwd, parcel.folder),
+        place if place in parcel.code.files else target,
+    )
     if os.path.normpath(os.path.join(folder, name)) == inside:
         return str(word)
     there = os.path.relpath(inside, folder)
@@ -175,7 +210,9 @@ def _name_there(word: FileName, job: Job, parcel: Parcel) -> str:
 
 def _place(path: Path, parcel: Parcel) -> str:
     """Return the name of a file in the project; it may be a link itself."""
-    return os.path.relpath(os.path.join(os.path.realpath(path.parent), path.name), parcel.folder).replace(os.sep, "/")
+    return os.path.relpath(
+        os.path.join(os.path.realpath(path.parent), path.name), parcel.folder
+    ).replace(os.sep, "/")
 
 
 def _stays_here(name: str, job: Job, parcel: Parcel) -> bool:
@@ -184,16 +221,20 @@ def _stays_here(name: str, job: Job, parcel: Parcel) -> bool:
     if not name or not os.path.lexists(path):
         return False
     inside = _place(path, parcel)
-    return inside != "." and inside not in parcel.code.files and not any(
-        each.startswith(f"{inside}/") for each in parcel.code.files
-    )  # fmt: skip
+    return (
+        inside != "."
+        and inside not in parcel.code.files
+        and not any(each.startswith(f"{inside}/") for each in parcel.code.files)
+    )
 
 
 def _secrets(job: Job) -> Any:
     from paceline.launch.secrets.declared import choose_secrets
     from paceline.launch.secrets.secrets import read_secrets
 
-    return choose_secrets(job, environ=os.environ, file_secrets=read_secrets(job, os.environ), in_a_job=False)
+    return choose_secrets(
+        job, environ=os.environ, file_secrets=read_secrets(job, os.environ), in_a_job=False
+    )
 
 
 def _variables(cluster: Cluster, folder: Path) -> dict[str, str]:

@@ -11,7 +11,8 @@ from paceline.cli import runs
 from paceline.errors import PacelineError, UsageError
 
 STREAM, ACT = "stream", "act"
-SWEEP = "sweep\n"  # before a name that is a sweep's, also if a run has the same one; no name has a line end
+# before a name that is a sweep's, also if a run has the same one; no name has a line end
+SWEEP = "sweep\n"
 
 
 def serve(args: Sequence[str]) -> int:

@@ -113,7 +113,9 @@ def mirror_folder(cluster: Cluster, project: ProjectFile) -> Path:
 
     tables = [project.values.get("profiles", {}).get(cluster.name, {}), project.values]
     settings = [table.get("project") for table in tables if isinstance(table, dict)]
-    scratch = next((each["scratch"] for each in settings if isinstance(each, dict) and each.get("scratch")), "")
+    scratch = next(
+        (each["scratch"] for each in settings if isinstance(each, dict) and each.get("scratch")), ""
+    )
     key = hashlib.sha256(json.dumps([cluster.host, str(scratch)]).encode()).hexdigest()[:12]
     name = cluster.name if re.fullmatch(r"\w[\w.-]{0,60}", cluster.name) else "cluster"
     return cache_folder() / "mirror" / name / key
@@ -125,12 +127,16 @@ def _scope(asked: Forwarded) -> Scope | None:
 
     values, key = asked.values, asked.key
     if key in ("top", "ui") or (key == "metrics" and values.get("active")):
-        return Scope(newest=NEWEST, follow=key != "metrics" or bool(values.get("follow")), log_bytes=LITTLE)
+        return Scope(
+            newest=NEWEST, follow=key != "metrics" or bool(values.get("follow")), log_bytes=LITTLE
+        )
     names = _names(asked)
     if key in ("wait", "metrics"):
         return Scope(names, follow=key == "wait" or bool(values.get("follow")), log_bytes=LITTLE)
     if key == "logs" and values.get("follow"):
-        return Scope(names, follow=True, log_bytes=ALL_OF_IT if values.get("tail") is None else SOME)
+        return Scope(
+            names, follow=True, log_bytes=ALL_OF_IT if values.get("tail") is None else SOME
+        )
     if key == "report" or (key == "show" and not (values.get("diff") or values.get("stat"))):
         return Scope(names, log_bytes=SOME if key == "report" else LITTLE)
     return None
@@ -166,7 +172,12 @@ class _Show:
             return self._run(self._view(found))
         say = (lambda text: None) if self._asked.key == WHOLE_SCREEN else console.say_note
         follower = Follower(
-            self._mirror, scope, self._connect, cluster=self._cluster.name, say=say, warn=console.say_note
+            self._mirror,
+            scope,
+            self._connect,
+            cluster=self._cluster.name,
+            say=say,
+            warn=console.say_note,
         )
         try:
             try:
@@ -190,9 +201,13 @@ class _Show:
         self._require_known(problem if is_slow else None)
         why = problem.message.rstrip(".") if is_slow else f"no connection to {self._cluster.name}"
         said = f"{why}; showing data received until {show_moment(self._last_news())}"
-        console.say_note(f"{said}. {problem.hint if is_slow else f'To connect: paceline login {self._cluster.name}'}")
+        console.say_note(
+            f"{said}. {problem.hint if is_slow else f'To connect: paceline login {self._cluster.name}'}"
+        )
         if self._asked.key == "ps":
-            console.say_note("only runs that you have watched from here are listed, with the data received last")
+            console.say_note(
+                "only runs that you have watched from here are listed, with the data received last"
+            )
         return self._run(self._view({}, lambda: said))
 
     def report_sweep(self, output: Path) -> int:
@@ -204,9 +219,17 @@ class _Show:
         name = f"{mirror_server.SWEEP}{self._asked.values.get('name') or 'last'}"
         scope = Scope([name], log_bytes=SOME)
         with sign_of_life(self._cluster.name):
-            found = update(self._mirror, scope, self._connect, cluster=self._cluster.name, warn=console.say_note)
+            found = update(
+                self._mirror,
+                scope,
+                self._connect,
+                cluster=self._cluster.name,
+                warn=console.say_note,
+            )
         with look_at(self._view(found)):
-            return run_command("report", [str(self._mirror.folder / found[name]), "-o", str(output)])
+            return run_command(
+                "report", [str(self._mirror.folder / found[name]), "-o", str(output)]
+            )
 
     def renew(self) -> None:
         """Bring runs up to date that the mirror has as live, without their logs."""
@@ -220,7 +243,12 @@ class _Show:
             rows, _ = read_newest(folder, None)
         live = [Path(row.path).relative_to(folder).as_posix() for row in rows if not row.is_over]
         if live:
-            update(self._mirror, Scope(known=live[:NEWEST], logs=False), self._connect, cluster=self._cluster.name)
+            update(
+                self._mirror,
+                Scope(known=live[:NEWEST], logs=False),
+                self._connect,
+                cluster=self._cluster.name,
+            )
 
     def _require_known(self, problem: PacelineError | None) -> None:
         """Raise an error if the mirror lacks what is named: the problem, or that there is no connection."""
@@ -251,7 +279,11 @@ class _Show:
             if self._asked.key != "ps":
                 name = next(iter(_names(self._asked)), "last")
                 path = find_run(name, self._mirror.folder).path
-                came = self._mirror.refreshed if self._asked.key in ("logs", "report") else self._mirror.seen
+                came = (
+                    self._mirror.refreshed
+                    if self._asked.key in ("logs", "report")
+                    else self._mirror.seen
+                )
                 return min(heard, came(path) or heard)
         return heard
 
@@ -262,9 +294,11 @@ class _Show:
             return run_command(self._asked.line[0], self._asked.line[1:])
 
     def _view(
-        self, found: Mapping[str, str], status: Callable[[], str] = str,
+        self,
+        found: Mapping[str, str],
+        status: Callable[[], str] = str,
         end: Callable[[], PacelineError | None] = lambda: None,
-    ) -> Viewpoint:  # fmt: skip
+    ) -> Viewpoint:
         from paceline.watch.viewpoint import Viewpoint
 
         return Viewpoint(self._cluster.name, self._mirror, self._act, found, status, end)
@@ -286,7 +320,9 @@ class _Show:
             answer = parse_object(said)
         except ValueError:
             answer = {
-                "error": errors.splitlines()[0].removeprefix("paceline: error: ") if errors else f"exit code {code}"
+                "error": errors.splitlines()[0].removeprefix("paceline: error: ")
+                if errors
+                else f"exit code {code}"
             }
         if "done" not in answer:
             raise UsageError(f"{self._cluster.name}: {answer.get('error')}")

@@ -23,10 +23,14 @@ def is_on(word: str) -> bool:
 
 def does_not_apply(name: str, hint: str = "") -> UsageError:
     instead = "Use `paceline submit --on CLUSTER`." if name == "run" else hint
-    return UsageError(f"--on does not apply to `paceline {name}`, which works on this machine.", hint=instead)
+    return UsageError(
+        f"--on does not apply to `paceline {name}`, which works on this machine.", hint=instead
+    )
 
 
-def explain_misplaced(args: Sequence[str], modules: Mapping[str, str], group: str = "") -> UsageError:
+def explain_misplaced(
+    args: Sequence[str], modules: Mapping[str, str], group: str = ""
+) -> UsageError:
     """Return the error for arguments that begin with `--on`, typed after `group` or before any command.
 
     `modules` are those of all commands.
@@ -44,7 +48,9 @@ def explain_misplaced(args: Sequence[str], modules: Mapping[str, str], group: st
     known = _subcommands(modules[words[0]])
     if group and len(words) == 1:
         is_example = cluster not in known  # otherwise as in `paceline env --on list`
-        words, cluster = (words + known[:1], cluster) if is_example else ([group, cluster], PLACEHOLDER)
+        words, cluster = (
+            (words + known[:1], cluster) if is_example else ([group, cluster], PLACEHOLDER)
+        )
     line = insert_on(words, modules[words[0]], cluster)
     return UsageError(
         f"--on goes after the {'subcommand' if group or (words[1:2] and words[1] in known) else 'command'}.",

@@ -24,23 +24,48 @@ HERE = "here"  # as --on: this machine, whatever paceline.toml says
 ALL = "all"
 YES = "yes"  # answers the question whether to send code
 # Commands that have the option, by their key: the module, and the subcommand if a module has several.
-FORWARDED = frozenset({
-    "submit", "sweep", "sweep_show", "sweep_cancel", "ps", "show", "logs", "wait", "metrics", "report", "cancel",
-    "export", "sync", "doctor", "shell", "env_build", "env_list", "env_remove", "data_stage", "data_push", "clean",
-    "fetch", "top", "ui", "init",
-})  # fmt: skip
-TAKE_FILES = ("sweep", "env_build")  # as arguments; the commands that take a script have its name there
+FORWARDED = frozenset(
+    {
+        "submit",
+        "sweep",
+        "sweep_show",
+        "sweep_cancel",
+        "ps",
+        "show",
+        "logs",
+        "wait",
+        "metrics",
+        "report",
+        "cancel",
+        "export",
+        "sync",
+        "doctor",
+        "shell",
+        "env_build",
+        "env_list",
+        "env_remove",
+        "data_stage",
+        "data_push",
+        "clean",
+        "fetch",
+        "top",
+        "ui",
+        "init",
+    }
+)
+# as arguments; the commands that take a script have its name there
+TAKE_FILES = ("sweep", "env_build")
 ONLY_TYPED = ("init",)  # a default cluster does not count
 # Commands that write files: the parameter, and the file that is written without it.
-OUTPUTS: dict[str, dict[str, str | None]] = {
-    "submit": {"script_only": None},
-}  # fmt: skip
+OUTPUTS: dict[str, dict[str, str | None]] = {"submit": {"script_only": None}}
 
 
 class Forwarded(Exception):
     """Raised in place of a command that is to run elsewhere. `names` are clusters, `line` what to run there."""
 
-    def __init__(self, names: Sequence[str], key: str, args: list[str], values: Mapping[str, Any]) -> None:
+    def __init__(
+        self, names: Sequence[str], key: str, args: list[str], values: Mapping[str, Any]
+    ) -> None:
         super().__init__()
         self.names, self.key, self.line, self.values = names, key, args, values
 
@@ -48,7 +73,11 @@ class Forwarded(Exception):
 def key_of(command: Any) -> str:
     """Return the name of a command in tables: `ps`, `sweep_show`, `env_list`."""
     module = str(getattr(command.callback, "__module__", "")).rpartition(".")[2]
-    return module if getattr(command.callback, "__name__", "") == "command" else f"{module}_{command.name}"
+    return (
+        module
+        if getattr(command.callback, "__name__", "") == "command"
+        else f"{module}_{command.name}"
+    )
 
 
 def options_for(key: str) -> list[Any]:
@@ -56,13 +85,21 @@ def options_for(key: str) -> list[Any]:
     import typer
 
     described = next(each for each in TABLE[PROJECT] if each.key == "project.on")
-    info = typer.Option(described.name, metavar=described.metavar, help=described.help, rich_help_panel=PROJECT)
-    sure = typer.Option("--yes", help="With --on: send code and secrets without asking.", rich_help_panel=PROJECT)
+    info = typer.Option(
+        described.name, metavar=described.metavar, help=described.help, rich_help_panel=PROJECT
+    )
+    sure = typer.Option(
+        "--yes", help="With --on: send code and secrets without asking.", rich_help_panel=PROJECT
+    )
 
     def carrier(on: str | None = None, yes: bool = False) -> None:
         """Typer makes options of parameters only."""
 
-    carrier.__annotations__ = {"on": Annotated[str | None, info], "yes": Annotated[bool, sure], "return": None}
+    carrier.__annotations__ = {
+        "on": Annotated[str | None, info],
+        "yes": Annotated[bool, sure],
+        "return": None,
+    }
     app = typer.Typer(add_completion=False)
     app.command()(carrier)
     made: dict[str, Any] = {str(each.name): each for each in typer.main.get_command(app).params}
@@ -72,7 +109,9 @@ def options_for(key: str) -> list[Any]:
     return [made[name] for name in names]
 
 
-def forward_if_asked(command: Any, ctx: Any, typed: list[str], script: list[str], values: Mapping[str, Any]) -> None:
+def forward_if_asked(
+    command: Any, ctx: Any, typed: list[str], script: list[str], values: Mapping[str, Any]
+) -> None:
     """Raise `Forwarded` if `--on` or a default names a cluster."""
     if key_of(command) in ONLY_TYPED and not values.get("on"):
         return
@@ -83,7 +122,8 @@ def forward_if_asked(command: Any, ctx: Any, typed: list[str], script: list[str]
             f"--local cannot be combined with --on: the trials would run on the login node of {name}.",
             hint=f"Omit --local to submit them to {name}, or omit --on to run them on this machine.",
         )
-    if names and (values.get("on") or not values.get("local")):  # --local, typed alone, means this machine
+    # --local, typed alone, means this machine
+    if names and (values.get("on") or not values.get("local")):
         path = ctx.command_path.split()[1:]
         if script and not values.get("module"):
             script = [mark_file(script[0]), *script[1:]]
@@ -95,7 +135,9 @@ def forward_if_asked(command: Any, ctx: Any, typed: list[str], script: list[str]
 def note_misplaced(ctx: Any, script: Sequence[str], values: Mapping[str, Any]) -> None:
     """Say that `--on` with the name of a cluster goes to the script if it is typed after it."""
     words = dict(zip(script[1:], [*script[2:], ""], strict=False))
-    found = [each.partition("=")[2] or words[each] for each in words if each.partition("=")[0] == "--on"]
+    found = [
+        each.partition("=")[2] or words[each] for each in words if each.partition("=")[0] == "--on"
+    ]
     if not found or os.environ.get(env.ON_CLUSTER):
         return
     from paceline.spec.clusters import ProjectFile
@@ -104,7 +146,11 @@ def note_misplaced(ctx: Any, script: Sequence[str], values: Mapping[str, Any]) -
     known = {HERE, ALL, *ProjectFile.find(Path.cwd(), Path(config) if config else None).clusters()}
     for name in found:
         if known.issuperset(name.split(",")):
-            command = "submit" if ctx.command_path.endswith(" run") else ctx.command_path.partition(" ")[2]
+            command = (
+                "submit"
+                if ctx.command_path.endswith(" run")
+                else ctx.command_path.partition(" ")[2]
+            )
             typed = f"paceline {command} --on {quote(name)} {quote(script[0])}"
             console.say_note(
                 f"--on {console.printable(name)} is passed to the script: options of Paceline go before the script, as"
@@ -120,7 +166,11 @@ def _chosen(on: str | None, config: str | None) -> list[str]:
 
     if viewpoint.current() is not None:  # what shows a mirror runs here
         return []
-    name = on or os.environ.get(env.ON) or ProjectFile.find(Path.cwd(), Path(config) if config else None).default
+    name = (
+        on
+        or os.environ.get(env.ON)
+        or ProjectFile.find(Path.cwd(), Path(config) if config else None).default
+    )
     names = [each for each in (name or "").split(",") if each and each != HERE]
     return [] if on is None and names and _is_slurm_machine() else names
 
@@ -131,28 +181,49 @@ def _is_slurm_machine() -> bool:
     return configured()
 
 
-def without_option(typed: Sequence[str], params: Sequence[Any], *, takes_files: bool = False) -> list[str]:
+def without_option(
+    typed: Sequence[str], params: Sequence[Any], *, takes_files: bool = False
+) -> list[str]:
     """Return what was typed without `--on`, and without the `--yes` that goes with it: the question is asked here.
 
     Variables that were named without a value get this machine's. Files are marked as such.
     """
     mark = mark_file if takes_files else str
-    takers = {flag: each for each in params if each.param_type_name == "option" for flag in each.opts}
-    variables = {flag for group in TABLE.values() for each in group if each.kind == VARIABLES for flag in each.flags}
+    takers = {
+        flag: each for each in params if each.param_type_name == "option" for flag in each.opts
+    }
+    variables = {
+        flag
+        for group in TABLE.values()
+        for each in group
+        if each.kind == VARIABLES
+        for flag in each.flags
+    }
     kept: list[str] = []
     words = iter(typed)
     for word in words:
         if word == "--":
             return [*kept, word, *map(mark, words)]
-        flag, equals, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
+        flag, equals, value = (
+            word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
+        )
         taker = takers.get(flag)
         if taker is None or taker.is_flag:
-            kept += [mark(word)] if taker is None else [word] if taker.name != YES or taker.expose_value else []
+            kept += (
+                [mark(word)]
+                if taker is None
+                else [word]
+                if taker.name != YES or taker.expose_value
+                else []
+            )
             continue
         parts = [word] if equals or value else [word, next(words, "")]
         if flag in variables:
             text = value if equals else parts[1]
-            parts = [flag, text if "=" in text or text not in os.environ else f"{text}={os.environ[text]}"]
+            parts = [
+                flag,
+                text if "=" in text or text not in os.environ else f"{text}={os.environ[text]}",
+            ]
         elif flag == "--config":
             parts = [flag, FileName(value if equals else parts[1])]
         kept += parts if flag != "--on" else []
@@ -180,7 +251,9 @@ def converse(asked: Forwarded, submission: str = "") -> Conversation:
     if len(asked.names) > 1 or asked.names[0] == ALL:
         raise _one_cluster(asked.names, asked.key)
     connection, request, parcel = make_request(asked, find_project(asked))
-    return converse_about(connection, replace(request, submission=submission), parcel, note=console.say_note)
+    return converse_about(
+        connection, replace(request, submission=submission), parcel, note=console.say_note
+    )
 
 
 def cluster_names(asked: Forwarded) -> Sequence[str]:
@@ -232,5 +305,6 @@ def _require_full_path(asked: Forwarded) -> None:
         if value and not str(value).startswith("/"):
             raise UsageError(
                 f"{value} would be written on {asked.names[0]}, not here.",
-                hint="Give it a full path on the cluster, e.g. /scratch/me/" + Path(str(value)).name,
+                hint="Give it a full path on the cluster, e.g. /scratch/me/"
+                + Path(str(value)).name,
             )

@@ -41,7 +41,11 @@ def _start(values: Values, *, code: bool) -> Payload:
 def _doctor(values: Values) -> Payload:
     from paceline.cli.commands.doctor import is_about_run
 
-    args, is_job, is_module = values.get("args"), bool(values.get("is_job")), bool(values.get("module"))
+    args, is_job, is_module = (
+        values.get("args"),
+        bool(values.get("is_job")),
+        bool(values.get("module")),
+    )
     if is_about_run(args, is_job=is_job, is_module=is_module):
         return NOTHING
     return Payload(code=is_job or bool(args), secret_names=True)

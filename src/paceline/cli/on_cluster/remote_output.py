@@ -25,8 +25,9 @@ CHUNK = 1 << 20
 MAX_DIGITS = 18  # of the size of a file
 # The options that name a file, by command and parameter, and the file that is written without one.
 OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    "export": {"output": ("--output", "-o")}, "sweep_show": {"csv": ("--csv",), "report": ("--report",)},
-}  # fmt: skip
+    "export": {"output": ("--output", "-o")},
+    "sweep_show": {"csv": ("--csv",), "report": ("--report",)},
+}
 WRITTEN_HERE = "report"  # its packages are on the laptop, and need not be on the login node
 DEFAULTS = {"output": "model.safetensors"}
 
@@ -40,7 +41,10 @@ def forwarded(asked: Forwarded) -> int:
         return on_cluster.forward(asked)
     for path in files.values():
         if not path.absolute().parent.is_dir():
-            raise UsageError(f"The folder {path.parent} doesn't exist.", hint="Create it, or choose another file.")
+            raise UsageError(
+                f"The folder {path.parent} doesn't exist.",
+                hint="Create it, or choose another file.",
+            )
     report = files.pop(WRITTEN_HERE, None)
     if report is None:
         return _carry_out(asked, files)
@@ -85,7 +89,9 @@ def _carry_out(asked: Forwarded, files: Mapping[str, Path]) -> int:
         line = [*_without(line, flags), flags[0], f"{folder}/{path.name}"]
     made = connection.call(f"umask 077; mkdir -p {word(folder)}\n")
     if made.code != 0:
-        raise EnvironmentProblem(f"Cannot write on {connection.cluster.name}: {made.errors.strip()}")
+        raise EnvironmentProblem(
+            f"Cannot write on {connection.cluster.name}: {made.errors.strip()}"
+        )
     try:
         code = on_cluster.forward(Forwarded(asked.names, asked.key, line, asked.values))
         if code == 0:
@@ -108,7 +114,8 @@ def _without(line: Sequence[str], flags: Sequence[str]) -> list[str]:
         if each in flags:
             next(words, None)
         elif not any(
-            each.startswith(f"{flag}=") or (not flag.startswith("--") and each.startswith(flag)) for flag in flags
+            each.startswith(f"{flag}=") or (not flag.startswith("--") and each.startswith(flag))
+            for flag in flags
         ):
             kept.append(each)
     return kept
@@ -121,11 +128,17 @@ def _bring(connection: Connection, remote: str, path: Path) -> str:
 
     file = word(remote)
     script = f"cat {word(f'{remote}.about')}; echo; wc -c <{file} && sha256sum <{file} && exec cat {file}\n"
-    with Conversation(connection, script) as talk, open_output(path) as sink, TransferProgress() as progress:
+    with (
+        Conversation(connection, script) as talk,
+        open_output(path) as sink,
+        TransferProgress() as progress,
+    ):
         about = talk.read_line().decode(errors="replace").strip()
         size, digest = talk.read_line().strip(), talk.read_line()[:64].decode(errors="replace")
         if not size.isdigit() or len(size) > MAX_DIGITS:
-            raise EnvironmentProblem(f"{remote} cannot be read: {talk.errors.strip() or 'no answer'}.")
+            raise EnvironmentProblem(
+                f"{remote} cannot be read: {talk.errors.strip() or 'no answer'}."
+            )
         progress.begin(int(size))
         found, arrived = hashlib.sha256(), 0
         with suppress(ConnectionError):

@@ -70,7 +70,10 @@ def ask_first(cluster: Cluster, parcel: Parcel, secrets: Secrets, *, code: bool,
         confirm("Exclude files with .gitignore, or with exclude in [project].")
     largest = max(size, before.size if before is not None else NO_CODE)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(asdict(Sent(str(parcel.folder), cluster.host, largest, sorted({*known, *new})))))
+    write_atomically(
+        path,
+        json.dumps(asdict(Sent(str(parcel.folder), cluster.host, largest, sorted({*known, *new})))),
+    )
     return bool(reasons)
 
 

@@ -37,26 +37,38 @@ ALIVE = 60.0  # seconds after its last sign until an agent that waits counts as 
 First = Annotated[
     bool,
     typer.Option(
-        "--first", help="With --on A,B: train on the cluster that starts first, cancel the others.",
+        "--first",
+        help="With --on A,B: train on the cluster that starts first, cancel the others.",
         rich_help_panel=RESOURCES,
     ),
-]  # fmt: skip
+]
 FirstTimeout = Annotated[
     str | None,
     typer.Option(
-        "--first-timeout", metavar="TIME", rich_help_panel=RESOURCES,
+        "--first-timeout",
+        metavar="TIME",
+        rich_help_panel=RESOURCES,
         help="With --first: how long a job that has started waits for this command (default: 10m).",
     ),
-]  # fmt: skip
+]
 Finish = Annotated[
     str | None,
-    typer.Option("--finish", metavar="ID", help="Finish a --first that was interrupted.", rich_help_panel=RESOURCES),
+    typer.Option(
+        "--finish",
+        metavar="ID",
+        help="Finish a --first that was interrupted.",
+        rich_help_panel=RESOURCES,
+    ),
 ]
 ServeFirst = Annotated[str | None, typer.Option("--serve-first", hidden=True)]
 NOT_WITH_FIRST = {
-    "resume": "--resume", "dry_run": "--dry-run", "script_only": "--script-only", "wait": "--wait",
-    "follow": "--follow", "after": "--after",
-}  # fmt: skip
+    "resume": "--resume",
+    "dry_run": "--dry-run",
+    "script_only": "--script-only",
+    "wait": "--wait",
+    "follow": "--follow",
+    "after": "--after",
+}
 
 
 # -- the side of a cluster ---------------------------------------------------------------------------------------
@@ -68,11 +80,15 @@ def read_patience(text: str | None) -> float:
     from paceline.spec.quantities import parse_seconds
 
     if not os.environ.get(ON_CLUSTER):
-        raise UsageError("--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`.")
+        raise UsageError(
+            "--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`."
+        )
     try:
         return float(parse_seconds(text or PATIENCE))
     except ValueError as problem:
-        raise UsageError(f"Invalid --first-timeout {text!r}: {problem}.", hint="Use a duration such as 10m.") from None
+        raise UsageError(
+            f"Invalid --first-timeout {text!r}: {problem}.", hint="Use a duration such as 10m."
+        ) from None
 
 
 def answer(submitted: Submitted) -> int:
@@ -102,7 +118,12 @@ def serve(run: str) -> int:
                 cancel_run(folder, running=record.status == "running")
         decision, record = read_grant(folder), read_record(folder)
         waits = decision is None and not record.is_over and _age(folder.awaits_grant) < ALIVE
-        about = {"decision": decision, "waits": waits, "over": record.is_over, "status": record.status}
+        about = {
+            "decision": decision,
+            "waits": waits,
+            "over": record.is_over,
+            "status": record.status,
+        }
         # The detail of a job in the queue has the time when it is expected to start, which changes all the while.
         state = record.state
         reason = state.reason if state is not None and state.phase == WAITING else record.detail
@@ -114,7 +135,8 @@ def _age(path: Path) -> float:
     """Return the seconds since an agent that waits has last said so, by the clock of the file system."""
     clock = path.with_name(f".clock-{os.urandom(6).hex()}")
     try:
-        with open(path, "rb") as file:  # opened, so that a network file system does not answer from its memory
+        # opened, so that a network file system does not answer from its memory
+        with open(path, "rb") as file:
             said = os.fstat(file.fileno()).st_mtime
         clock.touch()
         os.utime(clock)
@@ -136,19 +158,30 @@ def start(asked: Forwarded) -> int:
 
     names = list(dict.fromkeys(cluster_names(asked)))
     if len(names) < 2:
-        raise UsageError("--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`.")
+        raise UsageError(
+            "--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`."
+        )
     for key, flag in NOT_WITH_FIRST.items():
         if asked.values.get(key):
-            raise UsageError(f"{flag} cannot be combined with --first.", hint=f"Omit {flag}, or use a single cluster.")
+            raise UsageError(
+                f"{flag} cannot be combined with --first.",
+                hint=f"Omit {flag}, or use a single cluster.",
+            )
     _require_no_interrupted(asked.line, names)
     prepared = _prepare(asked, names)
     config = asked.values.get("config")
-    record = ClusterRaceRecord.begin(os.path.abspath(config) if isinstance(config, str) else None, asked.line, names)
+    record = ClusterRaceRecord.begin(
+        os.path.abspath(config) if isinstance(config, str) else None, asked.line, names
+    )
     with record.locked():
         record.save()
         console.say_note(f"if this command is interrupted: paceline submit --finish {record.id}")
         try:
-            problems = [problem for name in names if (problem := _submit(*prepared[name], record)) is not None]
+            problems = [
+                problem
+                for name in names
+                if (problem := _submit(*prepared[name], record)) is not None
+            ]
             if record.submissions:
                 return _run(record)
         except KeyboardInterrupt:
@@ -171,7 +204,9 @@ def _require_no_interrupted(line: Sequence[str], names: Sequence[str]) -> None:
     found = f"The same command was interrupted on {since}, and its jobs may still be on {where}"
     hint = f"To continue with them: paceline submit --finish {record.id}"
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
-        raise UsageError(f"{found}.", hint=f"{hint}. To submit this once more: add --name with another name.")
+        raise UsageError(
+            f"{found}.", hint=f"{hint}. To submit this once more: add --name with another name."
+        )
     console.say_note(f"{found[0].lower()}{found[1:]}. {hint}")
     print("Submit it once more? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -200,7 +235,10 @@ def _prepare(asked: Forwarded, names: list[str]) -> dict[str, tuple[Connection, 
     from paceline.ssh.installation import require_installed
 
     project = find_project(asked)
-    made = {name: make_request(Forwarded([name], asked.key, asked.line, asked.values), project) for name in names}
+    made = {
+        name: make_request(Forwarded([name], asked.key, asked.line, asked.values), project)
+        for name in names
+    }
     for connection, _, _ in made.values():
         require_installed(connection, console.say_note)
     return made
@@ -236,9 +274,16 @@ def _submit(
             raise UsageError(f"{name} did not accept the job.", hint="Its message is above.")
         answer = parse_object(last)
         record.note_run(name, read_run(answer))
-        print(console.printable(f"{name}: submitted {record.runs[name]} as job {answer['job']}"), flush=True)
+        print(
+            console.printable(f"{name}: submitted {record.runs[name]} as job {answer['job']}"),
+            flush=True,
+        )
     except (PacelineError, OSError, ValueError, KeyError, TypeError) as problem:
-        found = problem if isinstance(problem, PacelineError) else UsageError(f"{name} gave no usable answer.")
+        found = (
+            problem
+            if isinstance(problem, PacelineError)
+            else UsageError(f"{name} gave no usable answer.")
+        )
         console.say_error(found)
         return found
     return None

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 RED, GREEN, GREY, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[90m", "\033[1m", "\033[0m"
 NARROWEST = 20  # columns of a terminal for which sentences are wrapped
 PIPE_WIDTH = 10_000  # columns of a pipe or a file: nothing is wrapped or cut for other programs
-THEME = {"good": "green", "bad": "red", "warn": "yellow", "dim": "grey50", "name": "bold", "path": "cyan"}
+THEME = {
+    "good": "green",
+    "bad": "red",
+    "warn": "yellow",
+    "dim": "grey50",
+    "name": "bold",
+    "path": "cyan",
+}
 
 printable = safe_text.printable
 
@@ -48,7 +55,12 @@ def wipe() -> None:
     if _is_passing:
         _is_passing = False
         with suppress(OSError):
-            print("\n" if os.environ.get("TERM") == "dumb" else "\r\033[K", file=sys.stderr, end="", flush=True)
+            print(
+                "\n" if os.environ.get("TERM") == "dumb" else "\r\033[K",
+                file=sys.stderr,
+                end="",
+                flush=True,
+            )
 
 
 def say(text: str, *, colour: str = "") -> None:

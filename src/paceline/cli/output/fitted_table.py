@@ -48,8 +48,12 @@ class Column:
 def fit(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
     """Return the columns that fit, and those that drop out. Empty columns take no room."""
     shown = [column for column in columns if column.rank == KEPT or any(column.cells)]
-    while _total(column.comfortable for column in shown) > width and any(column.optional for column in shown):
-        shown.remove(max((column for column in shown if column.optional), key=lambda column: column.rank))
+    while _total(column.comfortable for column in shown) > width and any(
+        column.optional for column in shown
+    ):
+        shown.remove(
+            max((column for column in shown if column.optional), key=lambda column: column.rank)
+        )
     while _total(column.narrowest for column in shown) > width:
         last = max(shown, key=lambda column: column.rank)
         if last.rank == KEPT:
@@ -69,9 +73,12 @@ def make_table(shown: Sequence[Column], width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, GAP, 0, 0))
     for column, size in zip(shown, _sizes(shown, width), strict=True):
         table.add_column(
-            column.title, no_wrap=column.wraps_at is None or column.crops, justify=column.justify,
-            overflow="ellipsis" if column.crops else "fold", width=size,
-        )  # fmt: skip
+            column.title,
+            no_wrap=column.wraps_at is None or column.crops,
+            justify=column.justify,
+            overflow="ellipsis" if column.crops else "fold",
+            width=size,
+        )
     for cells in zip(*(column.cells for column in shown), strict=True):
         table.add_row(*cells)
     return table
@@ -83,7 +90,8 @@ def _sizes(shown: Sequence[Column], width: int) -> list[int]:
     left = max(0, width - _total(sizes))
     wanted = [(index, column.comfortable) for index, column in enumerate(shown) if column.crops]
     wanted += sorted(
-        ((index, column.widest) for index, column in enumerate(shown)), key=lambda each: shown[each[0]].crops
+        ((index, column.widest) for index, column in enumerate(shown)),
+        key=lambda each: shown[each[0]].crops,
     )
     for index, size in wanted:
         more = min(left, max(0, size - sizes[index]))
@@ -97,7 +105,10 @@ def print_columns(out: Console, shown: Sequence[Column], width: int) -> None:
 
     In a pipe, lines end where their text does.
     """
-    painters = [_Painter(out, column, size) for column, size in zip(shown, _sizes(shown, width), strict=True)]
+    painters = [
+        _Painter(out, column, size)
+        for column, size in zip(shown, _sizes(shown, width), strict=True)
+    ]
     painted = [painter.paint_all() for painter in painters]
     gap, blanks = " " * GAP, [" " * painter.size for painter in painters]
     lines: list[str] = []
@@ -106,7 +117,12 @@ def print_columns(out: Console, shown: Sequence[Column], width: int) -> None:
             lines.append(gap.join([line for (line,) in row]))
             continue
         for parts in zip_longest(*row):
-            lines.append(gap.join(blank if part is None else part for part, blank in zip(parts, blanks, strict=True)))
+            lines.append(
+                gap.join(
+                    blank if part is None else part
+                    for part, blank in zip(parts, blanks, strict=True)
+                )
+            )
     if not out.is_terminal:
         lines = [line.rstrip() for line in lines]
     out.file.write("\n".join(lines) + "\n")
@@ -127,15 +143,20 @@ class _Painter:
 
     def _paint(self, cell: str) -> list[str]:
         if _is_plain(cell) and len(cell) <= self.size:
-            return [cell.rjust(self.size) if self.column.justify == "right" else cell.ljust(self.size)]
+            return [
+                cell.rjust(self.size) if self.column.justify == "right" else cell.ljust(self.size)
+            ]
         return list(self._lines(cell))
 
     def _lines(self, cell: str) -> Iterator[str]:
         text, cut = _text(cell), self.column.wraps_at is None or self.column.crops
         wrapped = text.wrap(
-            self._out, self.size, justify=self.column.justify, no_wrap=cut,
+            self._out,
+            self.size,
+            justify=self.column.justify,
+            no_wrap=cut,
             overflow="ellipsis" if self.column.crops else "fold",
-        )  # fmt: skip
+        )
         for line in wrapped:
             line.truncate(self.size, overflow="ellipsis" if self.column.crops else "fold", pad=True)
             with self._out.capture() as printed:

@@ -33,7 +33,9 @@ def _with_paths_there(value: Any) -> Any:
         return {key: _with_paths_there(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_with_paths_there(each) for each in value]
-    return viewpoint.path_there(value) if isinstance(value, str) and value.startswith("/") else value
+    return (
+        viewpoint.path_there(value) if isinstance(value, str) and value.startswith("/") else value
+    )
 
 
 def _without_nan(value: Any) -> Any:

@@ -20,13 +20,30 @@ class TransferProgress:
 
     def __enter__(self) -> TransferProgress:
         if sys.stderr.isatty():
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
             from rich.progress import TransferSpeedColumn as Speed
             from rich.table import Column
 
-            name = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-            columns = (BarColumn(bar_width=20), DownloadColumn(), Speed(), TimeRemainingColumn(), name)
-            self._bar = Progress(*columns, console=console.console(stderr=True), expand=True, transient=True)
+            name = TextColumn(
+                "{task.description}",
+                table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+            )
+            columns = (
+                BarColumn(bar_width=20),
+                DownloadColumn(),
+                Speed(),
+                TimeRemainingColumn(),
+                name,
+            )
+            self._bar = Progress(
+                *columns, console=console.console(stderr=True), expand=True, transient=True
+            )
             self._bar.start()
         return self
 

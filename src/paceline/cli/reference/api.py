@@ -26,23 +26,33 @@ def make_page() -> Page:
 
 def _session() -> Section:
     made = docstrings.read_callable("runtime/session.py", "session")
-    defaults = dict(part.split("=", 1) for part in made.signature.strip("()").split(", ") if "=" in part)
+    defaults = dict(
+        part.split("=", 1) for part in made.signature.strip("()").split(", ") if "=" in part
+    )
     entries = [
         Entry((name, f"session.{name}"), text, (("default", f"`{defaults.get(name, '')}`"),))
         for name, text in docstrings.read_fields(made.docstring, "Args:").items()
     ]
     raised = docstrings.read_fields(made.docstring, "Raises:")
-    intro = docstrings.body(made.docstring) + "\n\nRaises:\n\n" + "\n".join(f"- `{n}`: {t}" for n, t in raised.items())
-    return Section("paceline.session", ("session", "paceline.session"), intro, entries=tuple(entries))
+    intro = (
+        docstrings.body(made.docstring)
+        + "\n\nRaises:\n\n"
+        + "\n".join(f"- `{n}`: {t}" for n, t in raised.items())
+    )
+    return Section(
+        "paceline.session", ("session", "paceline.session"), intro, entries=tuple(entries)
+    )
 
 
 def _attributes() -> Section:
     text = docstrings.class_docstring(*RUN)
     listed = docstrings.read_fields(text, "Attributes:")
     entries = [
-        _named(name.strip(), meaning) for names, meaning in listed.items() for name in names.split(",")
+        _named(name.strip(), meaning)
+        for names, meaning in listed.items()
+        for name in names.split(",")
         if name.strip() not in _taken_over()
-    ]  # fmt: skip
+    ]
     known = {entry.names[0] for entry in entries}
     for each in docstrings.read_members(*RUN):
         if each.is_property and f"run.{each.name}" not in known:
@@ -62,7 +72,9 @@ def _methods() -> Section:
     found = [each for each in docstrings.read_members(*RUN) if not each.is_property]
     for file, (kind, names) in PARTS.items():
         found += [each for each in docstrings.read_members(file, kind) if each.name in names]
-    entries = [_call(each, "run.", (f"run.{each.name}", f"Run.{each.name}", each.name)) for each in found]
+    entries = [
+        _call(each, "run.", (f"run.{each.name}", f"Run.{each.name}", each.name)) for each in found
+    ]
     return Section("Methods of Run", entries=tuple(entries))
 
 
@@ -72,7 +84,14 @@ def _others() -> Section:
         if name not in _APART:
             file = f"{module.removeprefix('paceline.').replace('.', '/')}.py"
             made = docstrings.read_callable(file, name)
-            entries.append(_call(made, "paceline.", (f"paceline.{name}", name), members=tuple(_members(file, name))))
+            entries.append(
+                _call(
+                    made,
+                    "paceline.",
+                    (f"paceline.{name}", name),
+                    members=tuple(_members(file, name)),
+                )
+            )
     return Section("Other names", entries=tuple(entries))
 
 
@@ -81,10 +100,17 @@ def _members(file: str, name: str) -> Iterator[Callable]:
         yield from docstrings.read_members(file, name)
 
 
-def _call(made: Callable, owner: str, names: tuple[str, ...], members: tuple[Callable, ...] = ()) -> Entry:
-    parts = [f"```python\n{owner}{made.name}{made.signature}\n```", docstrings.to_markdown(made.docstring)]
+def _call(
+    made: Callable, owner: str, names: tuple[str, ...], members: tuple[Callable, ...] = ()
+) -> Entry:
+    parts = [
+        f"```python\n{owner}{made.name}{made.signature}\n```",
+        docstrings.to_markdown(made.docstring),
+    ]
     if members:
-        lines = [f"- `{each.name}{each.signature}`: {' '.join(docstrings.body(each.docstring).split())}"
-                 for each in members]  # fmt: skip
+        lines = [
+            f"- `{each.name}{each.signature}`: {' '.join(docstrings.body(each.docstring).split())}"
+            for each in members
+        ]
         parts.append("\n".join(lines))
     return Entry(names, "\n\n".join(parts))

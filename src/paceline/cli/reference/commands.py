@@ -21,7 +21,9 @@ def make_page() -> Page:
         "entry of this page, and `paceline COMMAND --help` the options of a command."
     )
     sections = [_command(name, command) for name, command in walk()]
-    sections += [_group(group, [each for each in options if each.flags]) for group, options in TABLE.items()]
+    sections += [
+        _group(group, [each for each in options if each.flags]) for group, options in TABLE.items()
+    ]
     return Page("commands.md", "Commands and options", intro, sections)
 
 
@@ -38,11 +40,15 @@ def walk() -> Iterator[tuple[str, Any]]:
             made: Any = get_command(app)
             commands = getattr(made, "commands", None)
             yield from (
-                [(name, made)] if commands is None
+                [(name, made)]
+                if commands is None
                 else ((f"{name} {sub}", each) for sub, each in commands.items() if not each.hidden)
-            )  # fmt: skip
+            )
         for sub, other in getattr(module, "SUBCOMMANDS", {}).items():
-            yield f"{name} {sub}", get_command(single_command(importlib.import_module(other).command))
+            yield (
+                f"{name} {sub}",
+                get_command(single_command(importlib.import_module(other).command)),
+            )
 
 
 def _command(name: str, command: Any) -> Section:
@@ -54,8 +60,14 @@ def _command(name: str, command: Any) -> Section:
     entries = []
     for param in command.params:
         if param.param_type_name == "argument":
-            entries.append(Entry((str(param.metavar or param.name),), getattr(param, "help", "") or "", ROW))
-        elif not getattr(param, "hidden", False) and param.name != "help" and not shared & set(param.opts):
+            entries.append(
+                Entry((str(param.metavar or param.name),), getattr(param, "help", "") or "", ROW)
+            )
+        elif (
+            not getattr(param, "hidden", False)
+            and param.name != "help"
+            and not shared & set(param.opts)
+        ):
             flags = [*param.opts, *param.secondary_opts]
             value = "" if param.is_flag else f" {param.metavar or str(param.name).upper()}"
             names = (f"{', '.join(flags)}{value}", *flags, *(f"{name} {flag}" for flag in flags))
@@ -86,6 +98,10 @@ def _group(group: str, options: Sequence[Option]) -> Section:
         value = f" {option.metavar}" if option.metavar else ""
         names = (f"{', '.join(option.flags)}{value}", *option.all_flags)
         takers = ", ".join(name for name in COMMANDS if name in option.commands)
-        key = "" if option.key == "params" else f"`[{option.key.split('.')[0]}]` `{option.key.split('.')[1]}`"
+        key = (
+            ""
+            if option.key == "params"
+            else f"`[{option.key.split('.')[0]}]` `{option.key.split('.')[1]}`"
+        )
         entries.append(Entry(names, option.help, (("commands", takers), ("key", key))))
     return Section(group, (group,), entries=tuple(entries))

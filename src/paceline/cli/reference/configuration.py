@@ -15,15 +15,25 @@ from paceline.spec.option_table import SWEEP, TABLE, Option
 # What each kind of value looks like in TOML.
 _TYPES: tuple[tuple[Any, str], ...] = (
     (types.Warm, '`true`, `false` or a duration: `"30m"`'),
-    (types.Seconds, 'duration: `"90s"`, `"10m"`'), (types.Grace, 'duration: `"90s"`, `"10m"`'),
+    (types.Seconds, 'duration: `"90s"`, `"10m"`'),
+    (types.Grace, 'duration: `"90s"`, `"10m"`'),
     (types.TimeLimit, 'time: `"90m"`, `"1-12:00:00"`'),
-    (types.Mebibytes, 'size: `"32G"`'), (types.Strings, "list of strings"),
-    (types.StringOrList, "string, or list of strings"), (types.Variables, "table of strings"),
-    (types.FolderName, "string"), (types.Line, "string"), (types.UserPath, "string"),
-    (types.UserPaths, "list of strings"), (types.Count, "number from 1"),
-    (types.Nodes, "number from 1"), (types.PerNode, "number from 1"), (bool, "`true` or `false`"),
-    (int, "number"), (str, "string"), (dict[str, Any], "table"),
-)  # fmt: skip
+    (types.Mebibytes, 'size: `"32G"`'),
+    (types.Strings, "list of strings"),
+    (types.StringOrList, "string, or list of strings"),
+    (types.Variables, "table of strings"),
+    (types.FolderName, "string"),
+    (types.Line, "string"),
+    (types.UserPath, "string"),
+    (types.UserPaths, "list of strings"),
+    (types.Count, "number from 1"),
+    (types.Nodes, "number from 1"),
+    (types.PerNode, "number from 1"),
+    (bool, "`true` or `false`"),
+    (int, "number"),
+    (str, "string"),
+    (dict[str, Any], "table"),
+)
 
 _EXAMPLES = {
     "project": '[project]\nname = "vision"\nscratch = "/scratch/me"',
@@ -47,24 +57,38 @@ def make_page() -> Page:
         "creates one. In a terminal, `paceline reference KEY` prints an entry of this page."
     )
     sections = [*_project_sections(), _params(), _profiles(), _sweep(), _space()]
-    return Page("configuration.md", "Configuration: `paceline.toml` and `sweep.toml`", intro, sections)
+    return Page(
+        "configuration.md", "Configuration: `paceline.toml` and `sweep.toml`", intro, sections
+    )
 
 
 def _project_sections() -> Iterator[Section]:
     for table, kind in get_type_hints(types.Tables).items():
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             entries = tuple(_entries(table, kind))
-            yield Section(f"[{table}]", (table, f"[{table}]"), example=_EXAMPLES.get(table, ""), entries=entries)
+            yield Section(
+                f"[{table}]",
+                (table, f"[{table}]"),
+                example=_EXAMPLES.get(table, ""),
+                entries=entries,
+            )
 
 
 def _entries(table: str, kind: type[BaseModel]) -> Iterator[Entry]:
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if name not in kind.model_fields:
             continue
-        options = [option for group in TABLE.values() for option in group if option.key == f"{table}.{name}"]
+        options = [
+            option
+            for group in TABLE.values()
+            for option in group
+            if option.key == f"{table}.{name}"
+        ]
         general = [option for option in options if option.commands != frozenset({"env"})] or options
         flags = ", ".join(
-            f"`{option.all_flags[-1] if len(option.flags) > 2 else option.name}`" for option in general if option.flags
+            f"`{option.all_flags[-1] if len(option.flags) > 2 else option.name}`"
+            for option in general
+            if option.flags
         )
         facts = (
             ("type", type_text(hint)),
@@ -73,7 +97,9 @@ def _entries(table: str, kind: type[BaseModel]) -> Iterator[Entry]:
         )
         texts = [_meaning(option) for option in general]
         if len(texts) > 1:
-            texts = [f"`{option.name}`: {text}" for option, text in zip(general, texts, strict=True)]
+            texts = [
+                f"`{option.name}`: {text}" for option, text in zip(general, texts, strict=True)
+            ]
         yield Entry((name, f"{table}.{name}", f"[{table}] {name}"), " ".join(texts), facts)
 
 
@@ -89,7 +115,11 @@ def type_text(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(f'`"{value}"`' for value in get_args(hint))
     parts = [each for each in get_args(hint) if each is not type(None) and not _is_validator(each)]
-    return ", or ".join(type_text(each) for each in parts) if parts else getattr(hint, "__name__", str(hint))
+    return (
+        ", or ".join(type_text(each) for each in parts)
+        if parts
+        else getattr(hint, "__name__", str(hint))
+    )
 
 
 def _is_validator(each: Any) -> bool:
@@ -115,7 +145,9 @@ def _params() -> Section:
         "`--param lr=0.1` overrides one. Its value is in TOML's or Python's syntax (`true` or `True`, `.1`, `None`, "
         '`[1, 2]`, `"5"` for a string of digits); any other text is a string, even with a `#` in it.'
     )
-    return Section("[params]", ("params", "[params]", "--param"), intro, "[params]\nlr = 0.1\nmodel.width = 64")
+    return Section(
+        "[params]", ("params", "[params]", "--param"), intro, "[params]\nlr = 0.1\nmodel.width = 64"
+    )
 
 
 # How a cluster is reached over SSH.
@@ -133,7 +165,10 @@ def _profiles() -> Section:
         "that cluster [over SSH](../remote.md). `~/.config/paceline/clusters.toml` may have a table such as `[alps]`, "
         "with the same three keys, for all your projects."
     )
-    entries = [Entry((name, f"profiles.{name}"), text, (("type", "string"),)) for name, text in _ACCESS.items()]
+    entries = [
+        Entry((name, f"profiles.{name}"), text, (("type", "string"),))
+        for name, text in _ACCESS.items()
+    ]
     example = '[profiles.alps]\nhost = "login.alps"\n\n'
     example += '[profiles.alps.job]\npartition = "normal"\n\n[profiles.alps.environment]\nmodules = ["cuda/12.4"]'
     names = ("profiles", "[profiles]", "--cluster-profile")
@@ -155,8 +190,10 @@ def _sweep() -> Section:
 
 
 def _space() -> Section:
-    entries = [Entry((name, f"space.{name}"), text, (("example", f"`{example}`"),))
-               for name, (example, text) in sweep.RANGE_HELP.items()]  # fmt: skip
+    entries = [
+        Entry((name, f"space.{name}"), text, (("example", f"`{example}`"),))
+        for name, (example, text) in sweep.RANGE_HELP.items()
+    ]
     intro = (
         "In a sweep's file: what to try for each parameter. From a list, each trial takes one value; a plain value is"
         " the same in every trial. Other ranges are tables:"

@@ -34,7 +34,9 @@ def _parse(file: str) -> ast.Module:
 
 
 def find_class(file: str, name: str) -> ast.ClassDef:
-    return next(node for node in _parse(file).body if isinstance(node, ast.ClassDef) and node.name == name)
+    return next(
+        node for node in _parse(file).body if isinstance(node, ast.ClassDef) and node.name == name
+    )
 
 
 def class_docstring(file: str, name: str) -> str:
@@ -92,7 +94,9 @@ def to_markdown(docstring: str) -> str:
     for heading in _HEADINGS:
         fields = read_fields(docstring, heading)
         if fields:
-            parts.append("\n".join([heading, "", *(f"- `{name}`: {text}" for name, text in fields.items())]))
+            parts.append(
+                "\n".join([heading, "", *(f"- `{name}`: {text}" for name, text in fields.items())])
+            )
         elif lines := _section(docstring, heading):
             parts.append(f"{heading} {' '.join(line.strip() for line in lines)}")
     return "\n\n".join(parts)
@@ -118,7 +122,9 @@ def _is_function(node: ast.AST, name: str) -> bool:
 
 def _callable(node: ast.FunctionDef) -> Callable:
     is_property = any(ast.unparse(each) == "property" for each in node.decorator_list)
-    return Callable(node.name, "" if is_property else _signature(node), ast.get_docstring(node) or "")
+    return Callable(
+        node.name, "" if is_property else _signature(node), ast.get_docstring(node) or ""
+    )
 
 
 def _signature(node: ast.FunctionDef) -> str:
@@ -133,11 +139,18 @@ def _signature(node: ast.FunctionDef) -> str:
         listed.append(f"*{args.vararg.arg}")
     elif args.kwonlyargs:
         listed.append("*")
-    listed += [_parameter(each, default) for each, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+    listed += [
+        _parameter(each, default)
+        for each, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    ]
     if args.kwarg:
         listed.append(f"**{args.kwarg.arg}")
     return f"({', '.join(listed)})"
 
 
 def _parameter(parameter: ast.arg, default: ast.expr | None) -> str:
-    return parameter.arg if default is None else f"{parameter.arg}={ast.unparse(default).replace(chr(39), chr(34))}"
+    return (
+        parameter.arg
+        if default is None
+        else f"{parameter.arg}={ast.unparse(default).replace(chr(39), chr(34))}"
+    )

@@ -36,7 +36,9 @@ class Section:
         tabular = [entry for entry in self.entries if entry.facts]
         if tabular:
             parts.append(_table(tabular))
-        parts += [f"### `{entry.names[0]}`\n\n{entry.text}" for entry in self.entries if not entry.facts]
+        parts += [
+            f"### `{entry.names[0]}`\n\n{entry.text}" for entry in self.entries if not entry.facts
+        ]
         return "\n\n".join(part for part in parts if part)
 
 
@@ -49,7 +51,9 @@ class Page:
 
     def to_markdown(self) -> str:
         note = "<!-- Generated from the code: do not edit. `make docs` writes this page. -->"
-        contents = " · ".join(f"[{_plain(each.title)}](#{anchor(each.title)})" for each in self.sections)
+        contents = " · ".join(
+            f"[{_plain(each.title)}](#{anchor(each.title)})" for each in self.sections
+        )
         body = "\n\n".join(section.to_markdown() for section in self.sections)
         return f"# {self.title}\n\n{note}\n\n{self.intro}\n\n{contents}\n\n{body}\n"
 

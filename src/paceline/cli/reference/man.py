@@ -13,7 +13,10 @@ from paceline.contract import env
 
 _FILES = (
     ("paceline.toml", "Settings of a project: the nearest one, up to the root of the repository."),
-    ("~/.config/paceline/secrets.env", "Keys and passwords for all projects, readable by you alone."),
+    (
+        "~/.config/paceline/secrets.env",
+        "Keys and passwords for all projects, readable by you alone.",
+    ),
     ("/etc/paceline/site.toml", "Defaults and limits of your site."),
 )
 _VARIABLES = (
@@ -27,13 +30,23 @@ _VARIABLES = (
 def to_roff(page: Page) -> str:
     """Return the manual page, from the page about commands and options."""
     lines = [
-        f'.TH PACELINE 1 "" "paceline {escape(paceline.__version__)}" "User Commands"', ".nh", ".ad l",
-        ".SH NAME", "paceline \\- run PyTorch scripts on this machine or on Slurm",
-        ".SH SYNOPSIS", ".B paceline", ".I COMMAND", "[OPTIONS] [SCRIPT [ARGS]...]",
-        ".SH DESCRIPTION", *_text(f"{ABOUT.replace(chr(10), ' ')}\n\n{page.intro}"),
-    ]  # fmt: skip
+        f'.TH PACELINE 1 "" "paceline {escape(paceline.__version__)}" "User Commands"',
+        ".nh",
+        ".ad l",
+        ".SH NAME",
+        "paceline \\- run PyTorch scripts on this machine or on Slurm",
+        ".SH SYNOPSIS",
+        ".B paceline",
+        ".I COMMAND",
+        "[OPTIONS] [SCRIPT [ARGS]...]",
+        ".SH DESCRIPTION",
+        *_text(f"{ABOUT.replace(chr(10), ' ')}\n\n{page.intro}"),
+    ]
     commands = [section for section in page.sections if section.title.startswith("paceline ")]
-    lines += [".SH COMMANDS", *_list((name, text[0].upper() + text[1:] + ".") for name, (_, text) in COMMANDS.items())]
+    lines += [
+        ".SH COMMANDS",
+        *_list((name, text[0].upper() + text[1:] + ".") for name, (_, text) in COMMANDS.items()),
+    ]
     for section in commands:
         lines += _section(section)
     lines.append(".SH OPTIONS")
@@ -47,10 +60,19 @@ def to_roff(page: Page) -> str:
 
 def _section(section: Section) -> Iterator[str]:
     yield f".SS {escape(section.title)}"
-    intro = re.sub(r"It also takes the options in these groups that name it: .*", "See also OPTIONS.", section.intro)
+    intro = re.sub(
+        r"It also takes the options in these groups that name it: .*",
+        "See also OPTIONS.",
+        section.intro,
+    )
     yield from _text(intro)
     if section.example:
-        yield from (".PP", ".nf", *(escape(line) or "\\&" for line in section.example.splitlines()), ".fi")
+        yield from (
+            ".PP",
+            ".nf",
+            *(escape(line) or "\\&" for line in section.example.splitlines()),
+            ".fi",
+        )
     yield from _list((entry.names[0], entry.text) for entry in section.entries)
 
 
@@ -62,7 +84,10 @@ def _list(entries: Iterator[tuple[str, str]] | tuple[tuple[str, str], ...]) -> I
 def _text(text: str) -> Iterator[str]:
     for paragraph in text.split("\n\n"):
         if paragraph.strip():
-            yield from (".PP", *(escape(_plain(line).strip()) for line in paragraph.splitlines() if line.strip()))
+            yield from (
+                ".PP",
+                *(escape(_plain(line).strip()) for line in paragraph.splitlines() if line.strip()),
+            )
 
 
 def _plain(text: str) -> str:

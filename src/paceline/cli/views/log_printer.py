@@ -26,7 +26,13 @@ class LogPrinter:
     """Prints lines. A terminal gets their text and colours, unless `raw`; a pipe or a file gets all of it."""
 
     def __init__(
-        self, folder: RunFolder, stream: IO[str], *, prefixes: bool = False, raw: bool = False, timestamps: bool = False
+        self,
+        folder: RunFolder,
+        stream: IO[str],
+        *,
+        prefixes: bool = False,
+        raw: bool = False,
+        timestamps: bool = False,
     ) -> None:
         self._folder, self._stream = folder, stream
         self._prefixes, self._timestamps = prefixes, timestamps
@@ -55,7 +61,10 @@ class LogPrinter:
 
     def _print(self, line: LogLine) -> None:
         if self._attempt is not None and line.attempt > self._attempt:
-            self._stream.write(console.paint(self._describe_attempt(line.attempt), console.GREY, self._stream) + "\n")
+            self._stream.write(
+                console.paint(self._describe_attempt(line.attempt), console.GREY, self._stream)
+                + "\n"
+            )
         self._attempt = max(line.attempt, self._attempt or 0)
         text = keep_colours(line.text) if self._filters else line.text
         if self._filters and "\033" in text:
@@ -75,7 +84,9 @@ class LogPrinter:
     def _fit(self, line: LogLine) -> str:
         """Return a line without an end, cut to the width of the terminal."""
         prefix = f"[{line.rank}] " if self._prefixes and line.rank is not None else ""
-        return (prefix + console.printable(line.plain).replace("\t", " "))[: get_terminal_size().columns - 1]
+        return (prefix + console.printable(line.plain).replace("\t", " "))[
+            : get_terminal_size().columns - 1
+        ]
 
     def _describe_attempt(self, number: int) -> str:
         """Return the line above an attempt's output: when it began, and from where."""
@@ -119,7 +130,12 @@ def _show_time(seconds: float | None) -> str:
 
 
 def follow_until_over(
-    run_log: RunLog, printer: LogPrinter, *, rank: int | None, grep: str = "", lines: Iterable[LogLine] = ()
+    run_log: RunLog,
+    printer: LogPrinter,
+    *,
+    rank: int | None,
+    grep: str = "",
+    lines: Iterable[LogLine] = (),
 ) -> Record:
     """Print lines, and what comes after them, until the run is over. While it waits, say why. Return its record."""
     monitor, notes = RunMonitor(run_log.folder), WaitNotes()

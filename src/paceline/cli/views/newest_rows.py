@@ -23,7 +23,9 @@ def read_newest(scratch: Path, limit: int | None) -> tuple[list[Row], int]:
     ages = folders | {path: _age(sweep) for path, sweep in sweeps.items()}
     newest = sorted(ages, key=ages.__getitem__, reverse=True)
     listed = newest if limit is None else newest[:limit]
-    read = read_rows([path for path in listed if path in folders], scratch, processes=spare_processes())
+    read = read_rows(
+        [path for path in listed if path in folders], scratch, processes=spare_processes()
+    )
     rows: dict[str, Row] = {row.path: row for row in read}
     rows |= {path: read_sweep_overview(sweeps[path]) for path in listed if path in sweeps}
     return [rows[path] for path in listed], len(newest) - len(listed)

@@ -23,14 +23,25 @@ class ProofProgress:
         self._task: Any = None
 
     def __enter__(self) -> ProofProgress:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         out = console.console(stderr=True)
         if out.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
-                TimeElapsedColumn(), console=out, transient=True,
-            )  # fmt: skip
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("steps"),
+                TimeElapsedColumn(),
+                console=out,
+                transient=True,
+            )
             self._bar.start()
         return self
 
@@ -41,7 +52,11 @@ class ProofProgress:
     def show(self, case: Case, step: int) -> None:
         if case != self._case:
             self._case, self._number = case, self._number + 1
-            place = f"run {self._number} of {self._total}" if self._number <= self._total else f"run {self._number}"
+            place = (
+                f"run {self._number} of {self._total}"
+                if self._number <= self._total
+                else f"run {self._number}"
+            )
             if self._bar is None:
                 console.say_note(f"{place}: {case.name}")
                 return
@@ -77,11 +92,16 @@ def print_proof(proof: Proof) -> None:
     out.print(table)
     for name, reason in proof.skipped.items():
         out.print(f"[dim]{console.cell(name)}: skipped, {console.cell(reason)}[/]", soft_wrap=True)
-    out.print(f"[dim]Largest differences · {console.cell(' · '.join(proof.facts()))}[/]", soft_wrap=True)
+    out.print(
+        f"[dim]Largest differences · {console.cell(' · '.join(proof.facts()))}[/]", soft_wrap=True
+    )
     if proof.holds:
         out.print("[good]✓ The training is the same in all runs.[/]")
     for records in proof.scaled:
-        out.print(f"  {console.cell(records.case.name)}: last loss {last_loss(proof, records):.4g}", soft_wrap=True)
+        out.print(
+            f"  {console.cell(records.case.name)}: last loss {last_loss(proof, records):.4g}",
+            soft_wrap=True,
+        )
     for cause in proof.causes:
         out.print(f"[bad]✗ What broke it: {console.cell(cause.name)}.[/]", soft_wrap=True)
         out.print(f"  {console.cell(cause.evidence)}", soft_wrap=True)
@@ -90,10 +110,19 @@ def print_proof(proof: Proof) -> None:
 
 def _row(each: Comparison) -> tuple[str, ...]:
     ok = "[good]✓[/]" if each.agrees else "[bad]✗[/]"
-    loss = _number(each.loss) + ("" if each.agrees or not each.loss_step else f" (step {each.loss_step})")
+    loss = _number(each.loss) + (
+        "" if each.agrees or not each.loss_step else f" (step {each.loss_step})"
+    )
     weights = "-" if each.weights is None else _number(each.weights)
     note = f"{ok} {console.cell(each.note)}" if each.note else ok
-    return console.cell(each.name), console.cell(each.against), loss, weights, _number(each.limit), note
+    return (
+        console.cell(each.name),
+        console.cell(each.against),
+        loss,
+        weights,
+        _number(each.limit),
+        note,
+    )
 
 
 def _number(value: float) -> str:

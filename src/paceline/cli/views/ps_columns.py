@@ -18,9 +18,15 @@ from paceline.watch.records import OVER
 from paceline.watch.throughput import short_number
 
 COLOURS = {
-    "done": "good", "failed": "bad", "lost": "bad", "missing": "bad", "running": "name", "queued": "dim",
-    "cancelled": "dim", "stopped": "warn",
-}  # fmt: skip
+    "done": "good",
+    "failed": "bad",
+    "lost": "bad",
+    "missing": "bad",
+    "running": "name",
+    "queued": "dim",
+    "cancelled": "dim",
+    "stopped": "warn",
+}
 
 Points = Mapping[str, Mapping[str, Any]]  # the path of each trial -> its parameters
 NO_POINTS: Points = MappingProxyType({})
@@ -35,16 +41,31 @@ def make_columns(
     Short ids leave out the date; commands accept them too.
     """
     columns = [
-        Column("RUN"), Column("STATUS"), Column("JOB", rank=6, optional=True), Column("RANKS", rank=10, optional=True),
-        Column("ATTEMPT", rank=11, optional=True), Column("STEP", rank=2), Column("LEFT", rank=3),
-        Column("LOSS", rank=4), Column("RATE", rank=8, optional=True),
-        Column("GOODPUT", rank=9, optional=True), Column("AGE", rank=7, optional=True),
-        *(_parameter_columns(rows, points) or [Column("PROGRAM", rank=1, wraps_at=8, wraps_well_at=16, crops=True)]),
+        Column("RUN"),
+        Column("STATUS"),
+        Column("JOB", rank=6, optional=True),
+        Column("RANKS", rank=10, optional=True),
+        Column("ATTEMPT", rank=11, optional=True),
+        Column("STEP", rank=2),
+        Column("LEFT", rank=3),
+        Column("LOSS", rank=4),
+        Column("RATE", rank=8, optional=True),
+        Column("GOODPUT", rank=9, optional=True),
+        Column("AGE", rank=7, optional=True),
+        *(
+            _parameter_columns(rows, points)
+            or [Column("PROGRAM", rank=1, wraps_at=8, wraps_well_at=16, crops=True)]
+        ),
         Column("WHERE / WHY", rank=5, wraps_at=16, wraps_well_at=18),
-    ]  # fmt: skip
-    now = viewpoint.now()  # the same for all: an older run is older, whenever each was last heard of
+    ]
+    # the same for all: an older run is older, whenever each was last heard of
+    now = viewpoint.now()
     for row in rows:
-        cells = _sweep_cells(row, now) if isinstance(row, SweepOverview) else _run_cells(row, points, now)
+        cells = (
+            _sweep_cells(row, now)
+            if isinstance(row, SweepOverview)
+            else _run_cells(row, points, now)
+        )
         for column, text in zip(columns, cells, strict=True):
             column.cells.append(text)
     if short_ids:
@@ -64,7 +85,15 @@ def _parameter_columns(rows: Sequence[Overview | SweepOverview], points: Points)
     columns = []
     for key in dict.fromkeys(key for point in points.values() for key in point):
         varies = len({str(point.get(key)) for point in listed}) > 1
-        columns.append(Column(console.cell(key), rank=5 if varies else 12, wraps_at=8, crops=True, optional=not varies))
+        columns.append(
+            Column(
+                console.cell(key),
+                rank=5 if varies else 12,
+                wraps_at=8,
+                crops=True,
+                optional=not varies,
+            )
+        )
     return columns
 
 
@@ -81,7 +110,11 @@ def _run_cells(row: Overview, points: Points, now: float) -> tuple[str, ...]:
         "" if row.rate is None or row.is_over else f"{short_number(row.rate)} {row.rate_unit}",
         "" if row.goodput is None else f"{row.goodput:.0%}",
         _age(row.created, now),
-        *([_value(each) for each in points[row.path].values()] if points else [console.cell(row.name or row.program)]),
+        *(
+            [_value(each) for each in points[row.path].values()]
+            if points
+            else [console.cell(row.name or row.program)]
+        ),
         console.cell(row.detail),
     )
 
@@ -89,11 +122,26 @@ def _run_cells(row: Overview, points: Points, now: float) -> tuple[str, ...]:
 def _sweep_cells(row: SweepOverview, now: float) -> tuple[str, ...]:
     ended = sum(count for state, count in row.counts.items() if state not in ("running", "pending"))
     counts = ", ".join(f"{count} {state}" for state, count in row.counts.items())
-    best = "" if row.best is None else f"; best {row.metric} {row.best:.4g} ({row.name}-{row.best_trial})"
+    best = (
+        ""
+        if row.best is None
+        else f"; best {row.metric} {row.best:.4g} ({row.name}-{row.best_trial})"
+    )
     return (
-        console.cell(row.name), _status(row), "", "", "", f"{ended}/{row.trials}", "", "", "", "",
-        _age(row.created, now), f"{row.trials} trial{'s' * (row.trials != 1)}", console.cell(f"{counts}{best}"),
-    )  # fmt: skip
+        console.cell(row.name),
+        _status(row),
+        "",
+        "",
+        "",
+        f"{ended}/{row.trials}",
+        "",
+        "",
+        "",
+        "",
+        _age(row.created, now),
+        f"{row.trials} trial{'s' * (row.trials != 1)}",
+        console.cell(f"{counts}{best}"),
+    )
 
 
 def _value(value: object) -> str:
@@ -103,7 +151,9 @@ def _value(value: object) -> str:
 def _status(row: Overview | SweepOverview) -> str:
     """Return the status; without a connection to the cluster of a run that was not over, how long ago it had it."""
     colour = COLOURS.get(row.status, "bad" if row.status in OVER else "name")
-    ago = f" {brief_seconds(age)} ago" if not row.is_over and (age := viewpoint.age(row.path)) else ""
+    ago = (
+        f" {brief_seconds(age)} ago" if not row.is_over and (age := viewpoint.age(row.path)) else ""
+    )
     return f"[{colour}]{console.cell(row.status)}{ago}[/]"
 
 

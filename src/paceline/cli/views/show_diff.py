@@ -33,7 +33,10 @@ def _print_name(each: Difference) -> None:
     mark, colour = MARKS[each.kind]
     counts = f"  +{each.added} -{each.removed}" if each.lines else ""
     note = f"  ({each.note})" if each.note else ""
-    print(console.paint(f"{mark} {console.printable(each.name)}", colour, sys.stdout) + f"{counts}{note}")
+    print(
+        console.paint(f"{mark} {console.printable(each.name)}", colour, sys.stdout)
+        + f"{counts}{note}"
+    )
 
 
 def _print_lines(each: Difference) -> None:

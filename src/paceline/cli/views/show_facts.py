@@ -35,7 +35,10 @@ def state_facts(record: Record, overview: Overview) -> list[Fact]:
     return _known(
         ("run", record.folder.key),
         ("name", str(record.details.get("name", ""))),
-        ("status", f"{record.status}{_ago(record)}{f' ({overview.detail})' if overview.detail else ''}"),
+        (
+            "status",
+            f"{record.status}{_ago(record)}{f' ({overview.detail})' if overview.detail else ''}",
+        ),
         ("hint", record.hint),
         ("why", _why(record, events)),
         ("step", _progress(overview)),
@@ -68,13 +71,20 @@ def asked_facts(record: Record) -> list[Fact]:
 
 def command_facts(record: Record, commands: dict[str, str]) -> list[Fact]:
     """Return what to type next."""
-    resume = resume_command(record.folder, job=record.job) if record.is_over and record.status != DONE else ""
+    resume = (
+        resume_command(record.folder, job=record.job)
+        if record.is_over and record.status != DONE
+        else ""
+    )
     if resume:
         resume += f"  ({describe_start(record.folder)})"
     return _known(
-        ("continue", resume), ("repeat", commands.get("repeat", "")), ("logs", commands.get("logs", "")),
-        ("fetch", commands.get("fetch", "")), ("cancel", commands.get("cancel", "")),
-    )  # fmt: skip
+        ("continue", resume),
+        ("repeat", commands.get("repeat", "")),
+        ("logs", commands.get("logs", "")),
+        ("fetch", commands.get("fetch", "")),
+        ("cancel", commands.get("cancel", "")),
+    )
 
 
 def _ago(record: Record) -> str:
@@ -92,7 +102,9 @@ def _progress(overview: Overview) -> str:
         return ""
     parts = [str(overview.step)]
     if overview.total_steps:
-        parts[0] += f" of {overview.total_steps} ({min(1.0, overview.step / overview.total_steps):.0%})"
+        parts[0] += (
+            f" of {overview.total_steps} ({min(1.0, overview.step / overview.total_steps):.0%})"
+        )
     if overview.seconds_left is not None:
         parts.append(f"{show_seconds(overview.seconds_left)} left")
     if overview.loss is not None:
@@ -110,7 +122,9 @@ def _script(details: dict[str, Any]) -> str:
     if not _earlier(details):
         return ""
     module = ("-m",) if details.get("is_module") is True else ()
-    return command_line([*module, str(details.get("program", "")), *map(str, details.get("args", []))])
+    return command_line(
+        [*module, str(details.get("program", "")), *map(str, details.get("args", []))]
+    )
 
 
 def _earlier(details: dict[str, Any]) -> list[dict[str, Any]]:
@@ -119,7 +133,9 @@ def _earlier(details: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _config(record: Record) -> str:
     """Return what the script has passed to run.config."""
-    return " ".join(f"{name}={json.dumps(value)}" for name, value in flatten(read_config(record.folder)).items())
+    return " ".join(
+        f"{name}={json.dumps(value)}" for name, value in flatten(read_config(record.folder)).items()
+    )
 
 
 def _jobs(record: Record) -> str:
@@ -136,8 +152,14 @@ def _ranks(record: Record, events: Events) -> str:
     for event in events:
         if event["event"] == "independent" and event.get("attempt") == record.attempts:
             processes = int(event.get("processes", 0))
-            return f"{processes} independent processes ({style})" if processes > 1 else f"1 process ({style})"
-    return f"{_count(details.get('nodes'), 'node')} x {_count(details.get('nproc'), 'rank')} ({style})"
+            return (
+                f"{processes} independent processes ({style})"
+                if processes > 1
+                else f"1 process ({style})"
+            )
+    return (
+        f"{_count(details.get('nodes'), 'node')} x {_count(details.get('nproc'), 'rank')} ({style})"
+    )
 
 
 def _count(number: object, noun: str) -> str:

@@ -28,6 +28,10 @@ def warn_of_conflict(settings: SweepSettings, file: Path, typed: str | None) -> 
     found = settings.search.wandb_sweep
     if typed is None or typed == found:
         return
-    source = settings.job.source("tracking.wandb_sweep") if found == settings.job.tracking.wandb_sweep else ""
+    source = (
+        settings.job.source("tracking.wandb_sweep")
+        if found == settings.job.tracking.wandb_sweep
+        else ""
+    )
     where = source or f"[sweep] wandb_sweep in {file}"
     console.say_note(f"--wandb-sweep is {typed}, but {where} is {found}: using {found}")

@@ -25,7 +25,10 @@ class ProgressLines:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         return
 
@@ -49,20 +52,30 @@ class ProgressBars(ProgressLines):
         super().__init__(targets)
         # The name and the bar stay; the rest is cut off where the terminal is narrow.
         self._bars = Progress(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn(
+                "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")
+            ),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            TextColumn(
+                "{task.fields[text]}",
+                table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+            ),
             console=console.console(stderr=True),
             expand=True,
         )
-        self._tasks: list[TaskID] = [self._bars.add_task(console.cell(each.name), text="") for each in targets]
+        self._tasks: list[TaskID] = [
+            self._bars.add_task(console.cell(each.name), text="") for each in targets
+        ]
 
     def __enter__(self) -> ProgressBars:
         self._bars.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._bars.stop()
 
@@ -73,7 +86,9 @@ class ProgressBars(ProgressLines):
             if target.is_over and total is None:
                 total = progress.done or 1  # a bar that stands still
             done = progress.done if progress.done or not target.is_over else total
-            self._bars.update(task, completed=done or 0, total=total, text=console.cell(_describe(progress)))
+            self._bars.update(
+                task, completed=done or 0, total=total, text=console.cell(_describe(progress))
+            )
 
 
 def _describe(progress: Progress) -> str:

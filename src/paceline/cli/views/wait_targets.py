@@ -103,7 +103,8 @@ class SweepTarget:
         self.is_over = False
         self._folder = folder
         self._sweep: Sweep = read_sweep(folder)
-        self._seen_over = 0  # times in a row: a trial that is being requeued looks missing for a moment
+        # times in a row: a trial that is being requeued looks missing for a moment
+        self._seen_over = 0
         self._next = 0.0
         self.progress = self._read()
 
@@ -133,7 +134,11 @@ class SweepTarget:
         return Progress(status, total - open_trials, total, unit="trials")
 
     def explain(self, *, with_name: bool) -> None:
-        failed = [trial for trial in self._sweep.trials if trial.state not in (DONE, PRUNED, RUNNING, PENDING)]
+        failed = [
+            trial
+            for trial in self._sweep.trials
+            if trial.state not in (DONE, PRUNED, RUNNING, PENDING)
+        ]
         if self.is_over and failed:
             first = failed[0]
             console.say(

@@ -1,1 +1,3 @@
-"""The format of checkpoints on disk: names, the safetensors layout, and the marker that makes one complete."""
+"""The format of checkpoints on disk: names, the safetensors layout, and the marker that makes one
+complete.
+"""

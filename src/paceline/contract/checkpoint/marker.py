@@ -19,8 +19,9 @@ FORMAT = 1
 KINDS = ("module", "optimizer", "state", "rank")
 CHUNK = 8 << 20
 
-# crc32 finds every flipped byte and every lost block, releases the interpreter while it runs (2 GB/s measured,
-# against 0.6 for blake2b), and any tool can check it. It protects against accidents, not against attackers.
+# crc32 finds every flipped byte and every lost block, releases the interpreter while it runs (2
+# GB/s measured, against 0.6 for blake2b), and any tool can check it. It protects against accidents,
+# not against attackers.
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Marker:
     save: str  # attempt and number of the save
     time: float
     meta: Any = None
-    objects: dict[str, str] = field(default_factory=dict)  # name -> "module", "optimizer", "state" or "rank"
+    # name -> "module", "optimizer", "state" or "rank"
+    objects: dict[str, str] = field(default_factory=dict)
     files: dict[str, FileChecksum] = field(default_factory=dict)
     tensor: int = 1  # how many neighbouring ranks worked on the same samples
     format: int = FORMAT
@@ -52,7 +54,9 @@ class Marker:
 
 
 def _table_checksum(table: dict[str, Any]) -> int:
-    """Return the marker's own checksum: a flipped byte could change the step or the list of files."""
+    """Return the marker's own checksum: a flipped byte could change the step or the list of
+    files.
+    """
     return zlib.crc32(json.dumps(table, sort_keys=True).encode())
 
 
@@ -62,16 +66,23 @@ def read_marker(folder: Path) -> Marker:
     try:
         table = read_object(path)
     except FileNotFoundError:
-        raise CheckpointError(f"{folder.name} has no {path.name}: it was never completed.") from None
+        raise CheckpointError(
+            f"{folder.name} has no {path.name}: it was never completed."
+        ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path.name} of {folder.name} can't be read: {error}.") from None
     if table.get("format") != FORMAT:
         raise CheckpointError(
-            f"{folder.name} has a different format from the one that this version of Paceline reads ({FORMAT}).",
+            f"{folder.name} has a different format from the one that this version of Paceline "
+            f"reads ({FORMAT}).",
             hint="Resume with the version that wrote it.",
         )
-    if _table_checksum({key: value for key, value in table.items() if key != "crc32"}) != table.get("crc32"):
-        raise CheckpointError(f"{path.name} of {folder.name} is damaged: its checksum doesn't match.")
+    if _table_checksum({key: value for key, value in table.items() if key != "crc32"}) != table.get(
+        "crc32"
+    ):
+        raise CheckpointError(
+            f"{path.name} of {folder.name} is damaged: its checksum doesn't match."
+        )
     del table["crc32"]
     try:
         files = {name: make(FileChecksum, entry) for name, entry in table.pop("files").items()}
@@ -81,7 +92,9 @@ def read_marker(folder: Path) -> Marker:
         _check_ranges(marker, step=checkpoint_step(folder.name))
         return marker
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path.name} of {folder.name} has unexpected content: {error}.") from None
+        raise CheckpointError(
+            f"{path.name} of {folder.name} has unexpected content: {error}."
+        ) from None
 
 
 def _check_ranges(marker: Marker, *, step: int | None) -> None:
@@ -89,7 +102,10 @@ def _check_ranges(marker: Marker, *, step: int | None) -> None:
     if marker.step < 0 or (step is not None and marker.step != step):
         raise ValueError(f"step is {marker.step}")
     # Every rank has written at least one file.
-    if not 1 <= marker.tensor <= marker.world_size <= max(1, len(marker.files)) or marker.world_size % marker.tensor:
+    if (
+        not 1 <= marker.tensor <= marker.world_size <= max(1, len(marker.files))
+        or marker.world_size % marker.tensor
+    ):
         raise ValueError(f"world_size is {marker.world_size}, and tensor {marker.tensor}")
     if marker.epoch < 0 or any(each.size < 0 for each in marker.files.values()):
         raise ValueError("a number is negative")
@@ -122,7 +138,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def find_checkpoints(path: Path) -> list[Path]:
-    """Return the checkpoints of a run folder or checkpoints folder, newest first, or `path` if it is one."""
+    """Return the checkpoints of a run folder or checkpoints folder, newest first, or `path` if it
+    is one.
+    """
     if is_complete(path):
         return [path]
     return list_checkpoints(path / "checkpoints") or list_checkpoints(path)
@@ -159,7 +177,8 @@ def find_damage(folder: Path, files: Iterable[tuple[str, FileChecksum]]) -> str 
             return f"{name} has checksum {found.crc32:08x} instead of {expected.crc32:08x}"
         return None
 
-    from concurrent.futures import ThreadPoolExecutor  # not at the top: commands that only list checkpoints start fast
+    # not at the top: commands that only list checkpoints start fast
+    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(max_workers=4) as pool:
         return next((problem for problem in pool.map(check, files) if problem), None)

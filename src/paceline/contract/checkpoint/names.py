@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 CHECKPOINT_MARKER = "complete.json"  # a checkpoint folder without it is not a checkpoint
-OBJECTS_FILE = "objects.json"  # the state of all replicated objects, with references instead of tensors
-SHARDED_FOLDER = "sharded"  # tensors sharded over a device mesh: a file per rank, and an index of their parts
+# the state of all replicated objects, with references instead of tensors
+OBJECTS_FILE = "objects.json"
+# tensors sharded over a device mesh: a file per rank, and an index of their parts
+SHARDED_FOLDER = "sharded"
 SHARD_INDEX = "index.json"
 SHARE_SUFFIX = ".safetensors"
 WEIGHTS_SUFFIXES = (SHARE_SUFFIX, ".pt", ".pth", ".bin")  # of files that a run can start from
@@ -20,7 +22,9 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoint_step(name: str) -> int | None:
-    """Return the step in a checkpoint folder's name, or None for a partial or removed one and any other name."""
+    """Return the step in a checkpoint folder's name, or None for a partial or removed one and any
+    other name.
+    """
     match = re.fullmatch(r"step-(\d{8,})", name)
     return int(match[1]) if match else None
 
@@ -35,7 +39,9 @@ def share_file(rank: int, world_size: int) -> str:
 
 
 def is_weights_file(name: str) -> bool:
-    """Return whether a file, by its name, holds a model's weights: in safetensors, or as torch.save writes them."""
+    """Return whether a file, by its name, holds a model's weights: in safetensors, or as
+    torch.save writes them.
+    """
     return name.endswith(WEIGHTS_SUFFIXES)
 
 

@@ -1,7 +1,7 @@
 """The safetensors layout: a length, a JSON header, then the bytes of every tensor without gaps.
 
-No torch here. A tensor that is split between ranks appears in each file as a flat piece under its own key; the
-header's metadata holds the tensor's name and shape and the piece's first element.
+No torch here. A tensor that is split between ranks appears in each file as a flat piece under its
+own key; the header's metadata holds the tensor's name and shape and the piece's first element.
 """
 
 from __future__ import annotations
@@ -26,14 +26,29 @@ MAX_SIZE = 1 << 62  # of anything in a header
 
 # torch's name of a dtype -> the layout's name
 DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
-    "complex128": "C128", "complex64": "C64",
-    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
-    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex128": "C128",
+    "complex64": "C64",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 
-ITEM_SIZES = {name: int(re.findall(r"\d+", name)[0]) // 8 if name != "BOOL" else 1 for name in DTYPES.values()}
+ITEM_SIZES = {
+    name: int(re.findall(r"\d+", name)[0]) // 8 if name != "BOOL" else 1 for name in DTYPES.values()
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +89,9 @@ def make_header(pieces: list[Piece]) -> bytes:
 
 
 def read_header(file: IO[bytes], *, name: str, size: int | None = None) -> tuple[list[Piece], int]:
-    """Return the pieces of a file and the offset of its data. `name` is the file's name in errors, `size` its size."""
+    """Return the pieces of a file and the offset of its data. `name` is the file's name in errors,
+    `size` its size.
+    """
     start_bytes = file.read(LENGTH.size)
     if len(start_bytes) < LENGTH.size:
         raise CheckpointError(f"{name} is too short to hold tensors.")
@@ -85,7 +102,9 @@ def read_header(file: IO[bytes], *, name: str, size: int | None = None) -> tuple
         table = parse_object(file.read(length))
         cut = parse_object(table.pop("__metadata__", {}).get("cut", "{}"))
         pieces = [_piece(key, entry, cut.get(key)) for key, entry in table.items()]
-        end = LENGTH.size + length + max((piece.offset + piece.nbytes for piece in pieces), default=0)
+        end = (
+            LENGTH.size + length + max((piece.offset + piece.nbytes for piece in pieces), default=0)
+        )
         if size is not None and end > size:
             raise ValueError(f"its tensors end at byte {end}, but the file at {size}")
     except (ValueError, AttributeError, TypeError, KeyError) as error:
@@ -94,7 +113,9 @@ def read_header(file: IO[bytes], *, name: str, size: int | None = None) -> tuple
 
 
 def _piece(key: str, entry: dict[str, Any], part: dict[str, Any] | None) -> Piece:
-    """Return a piece of the header. Raises ValueError, KeyError or TypeError if the header makes no sense."""
+    """Return a piece of the header. Raises ValueError, KeyError or TypeError if the header makes
+    no sense.
+    """
     begin, end = entry["data_offsets"]
     shape = tuple(part["shape"] if part else entry["shape"])
     start = part["start"] if part else 0
@@ -108,9 +129,15 @@ def _piece(key: str, entry: dict[str, Any], part: dict[str, Any] | None) -> Piec
     if count * ITEM_SIZES[dtype] != end - begin or start + count > math.prod(shape):
         raise ValueError(f"{key!r} has {end - begin} bytes, which don't fit its shape")
     return Piece(
-        name=name, dtype=dtype, shape=shape, start=start, stop=start + count, offset=begin, nbytes=end - begin,
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        start=start,
+        stop=start + count,
+        offset=begin,
+        nbytes=end - begin,
         is_whole=part is None,
-    )  # fmt: skip
+    )
 
 
 def write_file(path: Path, header: bytes, chunks: Iterable[bytes]) -> None:

@@ -1,4 +1,6 @@
-"""The score of a checkpoint: the value that its weights reached in the metric of `session(best=...)`."""
+"""The score of a checkpoint: the value that its weights reached in the metric of
+`session(best=...)`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def is_better(value: float, other: float, mode: str) -> bool:
 
 
 def read_score(marker: Marker, metric: str | None = None) -> Score | None:
-    """Return a checkpoint's score by this metric or by any; None if it has none, or if its value is NaN."""
+    """Return a checkpoint's score by this metric or by any; None if it has none, or if its value
+    is NaN.
+    """
     entry = marker.meta.get(META_KEY) if isinstance(marker.meta, dict) else None
     try:
         score = make(Score, entry) if isinstance(entry, dict) else None
@@ -45,7 +49,9 @@ def read_score(marker: Marker, metric: str | None = None) -> Score | None:
 
 
 def choose_best(markers: Iterable[Marker], metric: str, mode: str) -> tuple[int, Score] | None:
-    """Return the step with the best score, and the score; of equal ones the newest, which has trained longer."""
+    """Return the step with the best score, and the score; of equal ones the newest, which has
+    trained longer.
+    """
     best: tuple[int, Score] | None = None
     for marker in sorted(markers, key=lambda each: each.step, reverse=True):
         score = read_score(marker, metric)
@@ -55,7 +61,9 @@ def choose_best(markers: Iterable[Marker], metric: str, mode: str) -> tuple[int,
 
 
 def find_best(folders: Iterable[Path]) -> tuple[int, Score] | None:
-    """Return the best step of these checkpoints, newest first, by the newest score's metric; None without scores."""
+    """Return the best step of these checkpoints, newest first, by the newest score's metric; None
+    without scores.
+    """
     markers = []
     for folder in folders:
         with contextlib.suppress(CheckpointError):

@@ -1,6 +1,8 @@
-"""Who owns a file or a folder. You may read what others have put into a shared place, but nothing acts on it.
+"""Who owns a file or a folder. You may read what others have put into a shared place, but nothing
+acts on it.
 
-Some file servers give every file to one user, whoever makes it (`all_squash`). Nothing there is another user's.
+Some file servers give every file to one user, whoever makes it (`all_squash`). Nothing there is
+another user's.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 
-RECORDS = ("run.json", "launch.json", "sweep.json")  # in a run's or sweep's folder: they say what to execute
+# in a run's or sweep's folder: they say what to execute
+RECORDS = ("run.json", "launch.json", "sweep.json")
 ROOT = 0
-_known: dict[tuple[int, int, int | None], bool] = {}  # device, user, owner -> what `_gives_all_to` found out
+# device, user, owner -> what `_gives_all_to` found out
+_known: dict[tuple[int, int, int | None], bool] = {}
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Return whether a run's or sweep's folder is this user's, with its records. One that does not exist yet is.
+    """Return whether a run's or sweep's folder is this user's, with its records. One that does not
+    exist yet is.
 
     A link counts as what it is: anybody can make one that leads to a folder of yours.
     """
@@ -25,12 +30,15 @@ def is_own_folder(folder: Path) -> bool:
 
 
 def require_own_folder(folder: Path, what: str) -> None:
-    """Raise UsageError if a run or a sweep belongs to another user: it could execute or end anything in your name."""
+    """Raise UsageError if a run or a sweep belongs to another user: it could execute or end
+    anything in your name.
+    """
     part = _foreign_part(folder)
     if part is not None:
         raise UsageError(
             f"{what} {folder.name} is not yours: {part} belongs to {owner_name(part)}.",
-            hint="You can look at it (`show`, `logs`, `export`), or start a run of your own from its weights with"
+            hint="You can look at it (`show`, `logs`, `export`), or start a run of your own from "
+            "its weights with"
             " --start-from.",
         )
 
@@ -61,7 +69,9 @@ def owner_name(path: Path) -> str:
 
 
 def _gives_all_to(owner: int | None, folder: Path) -> bool:
-    """Return whether a file system gives this user's new files to this other owner. Tries it out in the folder."""
+    """Return whether a file system gives this user's new files to this other owner. Tries it out
+    in the folder.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -80,7 +90,9 @@ def _gives_all_to(owner: int | None, folder: Path) -> bool:
 def _new_owner(folder: int) -> int:
     """Return who owns a file that this user makes in a folder, given by its descriptor."""
     name = f".paceline-{os.urandom(8).hex()}"
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    descriptor = os.open(
+        name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder
+    )
     try:
         return os.fstat(descriptor).st_uid
     finally:

@@ -1,8 +1,9 @@
-"""Records that others may have written: JSON that is read within limits, and checked before it is used.
+"""Records that others may have written: JSON that is read within limits, and checked before it is
+used.
 
-Whoever lists the runs of a shared scratch folder reads files of other users, of other versions and of crashed programs.
-Such a file may be a pipe, endless, deeply nested or malformed; reading it only raises the errors that a missing
-file would (`OSError`, `ValueError`).
+Whoever lists the runs of a shared scratch folder reads files of other users, of other versions and
+of crashed programs. Such a file may be a pipe, endless, deeply nested or malformed; reading it only
+raises the errors that a missing file would (`OSError`, `ValueError`).
 """
 
 from __future__ import annotations
@@ -56,9 +57,11 @@ def read_tail(path: Path | str, size: int) -> bytes:
 
 
 def _read(descriptor: int, size: int, known: int) -> bytes:
-    """Read up to `size` bytes of a file that had `known` ones. Thousands of small files are read in a row.
+    """Read up to `size` bytes of a file that had `known` ones. Thousands of small files are read in
+    a row.
 
-    So there is no file object, no memory for more than there is, and no second call if the first one gets all.
+    So there is no file object, no memory for more than there is, and no second call if the first
+    one gets all.
     """
     asked = min(size, known + 1, CHUNK)
     part = os.read(descriptor, asked)
@@ -76,7 +79,9 @@ def parse(text: str | bytes) -> Any:
     """Parse JSON. Raises ValueError for all that cannot be parsed, whatever the reason."""
     decoder = _DECODER if _may_have_long_number(text) else _QUICK_DECODER
     try:
-        return decoder.decode(text if isinstance(text, str) else text.decode("utf-8", "surrogatepass"))
+        return decoder.decode(
+            text if isinstance(text, str) else text.decode("utf-8", "surrogatepass")
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -113,12 +118,15 @@ def read_objects(path: Path | str, limit: int = MAX_LINES) -> Iterator[dict[str,
 
 
 def keep_valid(table: dict[str, Any], expected: Fields) -> dict[str, Any]:
-    """Return an object without the values that have another type than they should, or are not finite."""
+    """Return an object without the values that have another type than they should, or are not
+    finite.
+    """
     wrong = [
         key
         for key, value in table.items()
         if (types := expected.get(key)) is not None
-        # Quick, because lists of runs have many: a value of exactly this type, which is none of numbers.
+        # Quick, because lists of runs have many: a value of exactly this type, which is none of
+        # numbers.
         and not (type(value) is types and types is not int)
         and not _is_valid(key, value, types)
     ]
@@ -136,7 +144,9 @@ def _is_valid(key: str, value: Any, types: type | tuple[type, ...]) -> bool:
 
 
 def make(cls: type[T], table: Mapping[str, Any]) -> T:
-    """Make an instance of a dataclass from an object: unknown keys are ignored, and wrong types are a ValueError."""
+    """Make an instance of a dataclass from an object: unknown keys are ignored, and wrong types
+    are a ValueError.
+    """
     values = {}
     for field in fields(cls):  # type: ignore[arg-type]
         if field.name in table:
@@ -150,13 +160,17 @@ def make(cls: type[T], table: Mapping[str, Any]) -> T:
 
 
 def _fits(value: Any, annotation: str) -> bool:
-    """Return whether a parsed value has the type of an annotation; only those that our records use are known."""
+    """Return whether a parsed value has the type of an annotation; only those that our records use
+    are known.
+    """
     if annotation.endswith(" | None"):
         return value is None or _fits(value, annotation.removesuffix(" | None"))
     if annotation in ("str", "bool", "dict[str, Any]"):
         return isinstance(value, {"str": str, "bool": bool}.get(annotation, dict))
     if annotation in ("int", "float"):
-        return isinstance(value, int if annotation == "int" else NUMBER) and not isinstance(value, bool)
+        return isinstance(value, int if annotation == "int" else NUMBER) and not isinstance(
+            value, bool
+        )
     if annotation == "list[str]":
         return isinstance(value, list) and all(isinstance(each, str) for each in value)
     if annotation == "dict[str, str]":

@@ -1,9 +1,10 @@
-"""Permission to start, for a run that was submitted to several clusters: only one of them may train.
+"""Permission to start, for a run that was submitted to several clusters: only one of them may
+train.
 
-The file `grant` in the run folder holds the one decision about this run, and the name of the cluster that trains if
-it is another one. Whoever makes the file first has decided: the laptop that grants or refuses, or the run's own agent
-if nobody has answered in time. It never changes afterwards, so a requeued run keeps its permission, and one that was
-refused never trains.
+The file `grant` in the run folder holds the one decision about this run, and the name of the
+cluster that trains if it is another one. Whoever makes the file first has decided: the laptop that
+grants or refuses, or the run's own agent if nobody has answered in time. It never changes
+afterwards, so a requeued run keeps its permission, and one that was refused never trains.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _LOCK = ".grant-lock"
 def read_grant(run: RunFolder) -> str | None:
     """Return the decision; None if there is none yet.
 
-    Lists the folder: a network file system may remember for a minute that a single file was not there.
+    Lists the folder: a network file system may remember for a minute that a single file was not
+    there.
     """
     try:
         if run.grant.name not in os.listdir(run.path):
@@ -33,7 +35,8 @@ def read_grant(run: RunFolder) -> str | None:
 
 
 def decide_grant(run: RunFolder, decision: str, winner: str = "") -> str:
-    """Make a decision, unless there is one; return the one that counts. Raises OSError if there can be none.
+    """Make a decision, unless there is one; return the one that counts. Raises OSError if there can
+    be none.
 
     `winner` is the cluster that trains instead.
     """
@@ -65,7 +68,11 @@ def explain_refusal(run: RunFolder) -> str:
     """Return why a run never trains, for people; empty if nothing forbids it."""
     decision, winner = _read(run)
     if decision == REFUSED:
-        return f"{winner} started first" if winner else "`submit --first` was interrupted before a cluster started"
+        return (
+            f"{winner} started first"
+            if winner
+            else "`submit --first` was interrupted before a cluster started"
+        )
     if decision == EXPIRED:
         return "no permission to start came from your laptop"
     return ""
@@ -84,14 +91,18 @@ def needs_grant(run: RunFolder) -> bool:
 def _read(run: RunFolder) -> tuple[str | None, str]:
     """Return the decision and the cluster that trains instead."""
     try:
-        decision, _, winner = read_bounded(run.grant, 4 * MAX_NAME + 100).decode().strip().partition(" ")
+        decision, _, winner = (
+            read_bounded(run.grant, 4 * MAX_NAME + 100).decode().strip().partition(" ")
+        )
     except (OSError, ValueError):
         return None, ""
     return (decision, winner) if decision in (GRANTED, REFUSED, EXPIRED) else (None, "")
 
 
 def _decide_without_links(run: RunFolder, text: str) -> None:
-    """Decide by a symbolic link, which holds the decision: if its maker is killed, anybody can finish for it."""
+    """Decide by a symbolic link, which holds the decision: if its maker is killed, anybody can
+    finish for it.
+    """
     lock = run.path / _LOCK
     with suppress(FileExistsError):
         os.symlink(text, lock)

@@ -1,8 +1,8 @@
 """When the output of a log came: `rank-0.times` beside `rank-0.log`.
 
-Each line is a mark, `OFFSET TIME`: what follows in the log from this byte on came at this time or later, until the next
-mark. All lines have the same length, so that binary search finds a time or an offset. A mark is written before the
-output that it belongs to. Both numbers only grow.
+Each line is a mark, `OFFSET TIME`: what follows in the log from this byte on came at this time or
+later, until the next mark. All lines have the same length, so that binary search finds a time or an
+offset. A mark is written before the output that it belongs to. Both numbers only grow.
 """
 
 from __future__ import annotations

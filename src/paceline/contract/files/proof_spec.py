@@ -9,12 +9,16 @@ from pathlib import Path
 from paceline.contract.files.foreign_records import make, parse_object
 
 DROPOUT, BATCHNORM = "dropout", "batchnorm"
-CHANGES = (DROPOUT, BATCHNORM)  # turn dropout off; compute the statistics of BatchNorm over all ranks
+# turn dropout off; compute the statistics of BatchNorm over all ranks
+CHANGES = (DROPOUT, BATCHNORM)
 OTHER_DRAWS = "other random numbers"  # a change, too: of what the forward pass draws
-DRAWS = "draws"  # what a model uses, besides dropout and BatchNorm: random numbers in the forward pass
+# what a model uses, besides dropout and BatchNorm: random numbers in the forward pass
+DRAWS = "draws"
 
-RECORDER = "paceline.runtime.proof.start"  # an agent loads it by name in a rank: only the runtime imports torch
-START, STEP, END = "start", "step", "end"  # the kinds of records, in the order in which a rank writes them
+# an agent loads it by name in a rank: only the runtime imports torch
+RECORDER = "paceline.runtime.proof.start"
+# the kinds of records, in the order in which a rank writes them
+START, STEP, END = "start", "step", "end"
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class ProofSpec:
     steps: int  # a script that does not use the runtime ends after so many
     changes: list[str] = field(default_factory=list)
     weights: str = ""  # where rank 0 writes the final weights
-    references: dict[str, str] = field(default_factory=dict)  # files of final weights to compare with, by name
+    # files of final weights to compare with, by name
+    references: dict[str, str] = field(default_factory=dict)
     stop_at: int = 0  # after this step, rank 0 asks for a stop
     batch_factor: int = 1  # multiplies the batch size of `run.loader`
     lr_factor: float = 1.0  # multiplies learning rates, after a warm-up

@@ -1,6 +1,8 @@
-"""Which samples a rank gets: the records that `paceline inspect data` reads, in a file for each loader.
+"""Which samples a rank gets: the records that `paceline inspect data` reads, in a file for each
+loader.
 
-The first line describes the loader. Every batch follows as it comes, so the records of a run that fails are readable.
+The first line describes the loader. Every batch follows as it comes, so the records of a run that
+fails are readable.
 """
 
 from __future__ import annotations
@@ -21,16 +23,19 @@ class LoaderFacts:
     rank: int
     world_size: int
     kind: str  # what the script uses, for people: "run.loader", "DataLoader"
-    keys: str  # INDEX of a map-style dataset; POSITION in a stream; CONTENT if a stream splits itself
+    # INDEX of a map-style dataset; POSITION in a stream; CONTENT if a stream splits itself
+    keys: str
     samples: int | None = None  # None if unknown
-    batch_size: int | None = None  # as the script gave it: of all ranks for run.loader, of one rank for a DataLoader
+    # as the script gave it: of all ranks for run.loader, of one rank for a DataLoader
+    batch_size: int | None = None
     accumulate: int = 1
     num_workers: int = 0
     shuffled: bool | None = None  # None if a sampler or the stream decides
     drop_last: bool = True
     dataset: str = ""
     sampler: str = ""
-    beginning: list[str] = field(default_factory=list)  # digests of the first items that this rank reads of a stream
+    # digests of the first items that this rank reads of a stream
+    beginning: list[str] = field(default_factory=list)
     number: int = 0  # of the loader: a script may have several
 
 
@@ -48,7 +53,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class EpochStart:
-    """Says that an epoch begins. If it has begun before, the script has only had a look at it, which doesn't count."""
+    """Says that an epoch begins. If it has begun before, the script has only had a look at it,
+    which doesn't count.
+    """
 
     epoch: int
 
@@ -67,7 +74,9 @@ class Trained:
 
 @dataclass(frozen=True)
 class Items:
-    """Digests of the first items of this rank's dataset; None for one that is another one each time it is read."""
+    """Digests of the first items of this rank's dataset; None for one that is another one each
+    time it is read.
+    """
 
     digests: list[str | None]
 

@@ -1,6 +1,7 @@
 """A project that was sent here from another machine: which files it has, and which commit they are.
 
-The folder of a sent project has no repository. Next to it lies a file that says what git said on the other machine.
+The folder of a sent project has no repository. Next to it lies a file that says what git said on
+the other machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 from paceline.contract.env import LAPTOP_FOLDER, ON_CLUSTER, SENT_FOLDER
 
 FILE = ".paceline-code.json"
-KEPT = ".paceline-kept"  # next to a project in which a job runs: it is not removed, moved or used again
+# next to a project in which a job runs: it is not removed, moved or used again
+KEPT = ".paceline-kept"
 _LINK = "link"
 
 
@@ -43,22 +45,34 @@ class SentCode:
     @classmethod
     def from_json(cls, text: str) -> SentCode:
         values = json.loads(text)
-        return cls(**{**values, "files": {name: tuple(each) for name, each in values["files"].items()}})
+        return cls(
+            **{**values, "files": {name: tuple(each) for name, each in values["files"].items()}}
+        )
 
 
 def is_sent(folder: Path) -> bool:
-    """Return whether a folder is a project that was sent here. Only commands that came the same way ask."""
+    """Return whether a folder is a project that was sent here. Only commands that came the same
+    way ask.
+    """
     return bool(os.environ.get(ON_CLUSTER)) and (folder.parent / FILE).is_file()
 
 
 def laptop_path(path: Path) -> Path:
-    """Return a path of a project that was sent here as it is where the command was typed; any other path unchanged."""
+    """Return a path of a project that was sent here as it is where the command was typed; any
+    other path unchanged.
+    """
     sent, typed = os.environ.get(SENT_FOLDER), os.environ.get(LAPTOP_FOLDER)
-    return Path(typed) / path.relative_to(sent) if sent and typed and path.is_relative_to(sent) else path
+    return (
+        Path(typed) / path.relative_to(sent)
+        if sent and typed and path.is_relative_to(sent)
+        else path
+    )
 
 
 def keep_sent(folder: Path) -> None:
-    """Keep a project that was sent here for a job that runs in it. The job may change its files: nobody shares them."""
+    """Keep a project that was sent here for a job that runs in it. The job may change its files:
+    nobody shares them.
+    """
     sent = read_sent_code(folder)
     if sent is None or (folder.parent / KEPT).exists():
         return
@@ -70,7 +84,9 @@ def keep_sent(folder: Path) -> None:
 
 
 def _separate(path: Path) -> None:
-    """Make a file that other projects share, and that is read-only for this reason, one of its own."""
+    """Make a file that other projects share, and that is read-only for this reason, one of its
+    own.
+    """
     status = path.lstat()
     mode = stat.S_IMODE(status.st_mode) | stat.S_IWUSR
     if status.st_nlink == 1:

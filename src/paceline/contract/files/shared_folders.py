@@ -1,8 +1,9 @@
 """Files and folders in places that all users of a machine share, such as /tmp and /dev/shm.
 
-Anybody may have put anything under any name there: a link to another file, a pipe that blocks whoever opens it, a
-folder that they can read. Everything of ours lies in a folder of our own (mode 0700), and every file is opened without
-following a link or waiting, and used only if it is a regular file of ours.
+Anybody may have put anything under any name there: a link to another file, a pipe that blocks
+whoever opens it, a folder that they can read. Everything of ours lies in a folder of our own (mode
+0700), and every file is opened without following a link or waiting, and used only if it is a
+regular file of ours.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def make_own_folder(base: Path | str) -> Path:
         os.mkdir(Path(base) / own_folder_name(), PRIVATE_MODE)
     except FileExistsError:
         made = Path(tempfile.mkdtemp(prefix=f"{own_folder_name()}-", dir=base))
-        return find_own_folder(base) or made  # two processes may have made one each: both use the first
+        # two processes may have made one each: both use the first
+        return find_own_folder(base) or made
     return Path(base) / own_folder_name()
 
 
@@ -71,7 +73,8 @@ def _candidates(base: Path) -> Iterator[Path]:
 def open_own_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
     """Open a regular file of ours, without following a link or waiting for anybody.
 
-    `flags` may create it: it is then ours alone (mode 0600). Raises OSError if the file is anything else.
+    `flags` may create it: it is then ours alone (mode 0600). Raises OSError if the file is anything
+    else.
     """
     descriptor = open_without_waiting(path, flags)
     if os.fstat(descriptor).st_uid != os.geteuid():
@@ -80,7 +83,9 @@ def open_own_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def open_without_waiting(path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
+def open_without_waiting(
+    path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False
+) -> int:
     """Open a regular file of any user's, without waiting. Raises OSError for everything else.
 
     `follow` allows a link to such a file.
@@ -88,13 +93,16 @@ def open_without_waiting(path: Path | str, flags: int = os.O_RDONLY, *, follow: 
     return open_regular(path, flags, follow=follow)[0]
 
 
-def open_regular(path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False) -> tuple[int, os.stat_result]:
+def open_regular(
+    path: Path | str, flags: int = os.O_RDONLY, *, follow: bool = False
+) -> tuple[int, os.stat_result]:
     """Do the same, and return what the system knows of the file too."""
     flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe without a reader, or a socket
+        # a link; a pipe without a reader, or a socket
+        if error.errno in (errno.ELOOP, errno.ENXIO):
             raise _not_a_file(path) from None
         raise
     known = os.fstat(descriptor)

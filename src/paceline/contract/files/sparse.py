@@ -11,7 +11,9 @@ _ZEROS = bytes(BLOCK)
 
 
 def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a file that are not holes, as (start, end). Where holes are unknown, that is all of it."""
+    """Yield the parts of a file that are not holes, as (start, end). Where holes are unknown, that
+    is all of it.
+    """
     if not hasattr(os, "SEEK_DATA"):
         yield start, end
         return
@@ -29,7 +31,9 @@ def data_ranges(descriptor: int, start: int, end: int) -> Iterator[tuple[int, in
 
 
 def data_blocks(descriptor: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield a file's blocks with their offsets, except those that are all zeros: equal files give equal blocks."""
+    """Yield a file's blocks with their offsets, except those that are all zeros: equal files give
+    equal blocks.
+    """
     position = 0
     while position < size:
         content = _read(descriptor, min(BLOCK, size - position), position)
@@ -68,6 +72,8 @@ def copy_data(reader: int, writer: int, size: int) -> None:
 
 def _read(descriptor: int, size: int, offset: int) -> bytes:
     content = os.pread(descriptor, size, offset)
-    while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
+    while len(content) < size and (
+        more := os.pread(descriptor, size - len(content), offset + len(content))
+    ):
         content += more
     return content

@@ -1,7 +1,7 @@
 """Which node the measurements show to be slow. Pure: measurements go in, judgements come out.
 
-A node is compared with the others, never with a data sheet: only the comparison says that a node is the odd one out.
-What a link type should give is a hint, with a wide margin.
+A node is compared with the others, never with a data sheet: only the comparison says that a node is
+the odd one out. What a link type should give is a hint, with a wide margin.
 """
 
 from __future__ import annotations
@@ -20,12 +20,24 @@ SLOW_LINK = 0.25  # of what a link type should give
 TCP = 0.7  # of a link's speed that one all-reduce over TCP gets
 GLOO_LIMIT = 2.5  # GB/s that gloo gets over any link
 # Bus bandwidth of an all-reduce within a node, in GB/s, by a word of the GPU's name.
-WITHIN = {"B200": 700, "H200": 370, "H100": 370, "A100": 220, "V100": 120, "A40": 20, "L40": 20, "L4": 10, "T4": 6}
+WITHIN = {
+    "B200": 700,
+    "H200": 370,
+    "H100": 370,
+    "A100": 220,
+    "V100": 120,
+    "A40": 20,
+    "L40": 20,
+    "L4": 10,
+    "T4": 6,
+}
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A node, or a link, that is slower than it should be. If it is unfit, a run should go on without the node."""
+    """A node, or a link, that is slower than it should be. If it is unfit, a run should go on
+    without the node.
+    """
 
     host: str
     text: str
@@ -41,7 +53,9 @@ def judge(measured: Sequence[Measurement]) -> list[Judgement]:
 
 
 def _failed_devices(measured: Sequence[Measurement]) -> list[Judgement]:
-    """Return nodes with a device that computes nothing, or nonsense, while those of other nodes work."""
+    """Return nodes with a device that computes nothing, or nonsense, while those of other nodes
+    work.
+    """
     working = {each.host for each in measured if each.tflops > 0}
     found: dict[str, Judgement] = {}
     for each in measured:
@@ -49,22 +63,32 @@ def _failed_devices(measured: Sequence[Measurement]) -> list[Judgement]:
         if not each.tflops > 0 and has_failed and working - {each.host}:
             what = "core" if each.device == "cpu" else each.device
             facts = (f"rank {each.rank} on {each.host}: {each.error or f'{each.tflops} TFLOP/s'}",)
-            found.setdefault(each.host, Judgement(each.host, f"its {what} fails", unfit=True, evidence=facts))
+            found.setdefault(
+                each.host, Judgement(each.host, f"its {what} fails", unfit=True, evidence=facts)
+            )
     return list(found.values())
 
 
 def _slow_devices(measured: Sequence[Measurement]) -> list[Judgement]:
     found: dict[str, Judgement] = {}
     for each in measured:
-        alike = [other.tflops for other in measured if other.device == each.device and other.tflops > 0]
-        if not each.tflops > 0 or len({other.host for other in measured if other.device == each.device}) < 2:
+        alike = [
+            other.tflops for other in measured if other.device == each.device and other.tflops > 0
+        ]
+        if (
+            not each.tflops > 0
+            or len({other.host for other in measured if other.device == each.device}) < 2
+        ):
             continue
         typical = sorted(alike)[len(alike) // 2]  # the upper median: of two, the faster one
         share = each.tflops / typical
         if share < (SLOW_CPU if each.device == "cpu" else SLOW_GPU):
             what = "core" if each.device == "cpu" else each.device
             text = f"its {what} computes at {share:.0%} of the speed of the others"
-            facts = (f"rank {each.rank} on {each.host}: {_speed(each.tflops)}", f"typically {_speed(typical)}")
+            facts = (
+                f"rank {each.rank} on {each.host}: {_speed(each.tflops)}",
+                f"typically {_speed(typical)}",
+            )
             found.setdefault(each.host, Judgement(each.host, text, unfit=True, evidence=facts))
     return list(found.values())
 
@@ -72,13 +96,18 @@ def _slow_devices(measured: Sequence[Measurement]) -> list[Judgement]:
 def _slow_nodes(measured: Sequence[Measurement]) -> list[Judgement]:
     """Return nodes whose exchanges are all slow, while those between other nodes are not."""
     hosts = {each.node: each.host for each in measured}
-    pairs = {(each.node, int(peer)): speed for each in measured for peer, speed in each.pairs.items()}
+    pairs = {
+        (each.node, int(peer)): speed for each in measured for peer, speed in each.pairs.items()
+    }
     found = []
     for node, host in sorted(hosts.items()):
         own = [speed for pair, speed in pairs.items() if node in pair]
         others = [speed for pair, speed in pairs.items() if node not in pair]
         if own and others and max(own) < SLOW_PAIR * median(others):
-            text = f"its network reaches {max(own) / median(others):.0%} of the bandwidth of the others"
+            text = (
+                f"its network reaches {max(own) / median(others):.0%} of the bandwidth of the "
+                "others"
+            )
             facts = (
                 f"{host}: at most {max(own):.2f} GB/s with {len(own)} neighbours",
                 f"other nodes: {median(others):.2f} GB/s",
@@ -93,12 +122,21 @@ def _slow_links(measured: Sequence[Measurement]) -> list[Judgement]:
     for each in measured:
         within, between = expected_within(each), expected_between(each)
         if within and 0 < each.within < SLOW_LINK * within:
-            facts = (f"{each.within:.1f} GB/s within {each.host}", f"{each.device} should give about {within:.0f}")
-            text = "all-reduce among its GPUs is slow: check NVLink and peer access (nvidia-smi topo -m)"
+            facts = (
+                f"{each.within:.1f} GB/s within {each.host}",
+                f"{each.device} should give about {within:.0f}",
+            )
+            text = (
+                "all-reduce among its GPUs is slow: check NVLink and peer access (nvidia-smi "
+                "topo -m)"
+            )
             found.setdefault(each.host, Judgement(each.host, text, unfit=False, evidence=facts))
         if between and 0 < each.between < SLOW_LINK * between:
             link = each.fabric or each.interface
-            facts = (f"{each.between:.2f} GB/s between nodes", f"{link} should give about {between:.1f}")
+            facts = (
+                f"{each.between:.2f} GB/s between nodes",
+                f"{link} should give about {between:.1f}",
+            )
             text = f"all-reduce between the nodes over {link} is slow"
             found.setdefault("", Judgement(each.host, text, unfit=False, evidence=facts))
     return list(found.values())

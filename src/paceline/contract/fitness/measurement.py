@@ -1,15 +1,20 @@
-"""What one rank measures in a few seconds: the speed of its device and of the links to other ranks."""
+"""What one rank measures in a few seconds: the speed of its device and of the links to other
+ranks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-LINE = "paceline-fitness "  # begins the line that a rank prints instead, if the variable `env.FITNESS` is not set
+# begins the line that a rank prints instead, if the variable `env.FITNESS` is not set
+LINE = "paceline-fitness "
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One rank's numbers; 0 where it has none. Speeds of links are in GB/s, of all-reduces as bus bandwidth."""
+    """One rank's numbers; 0 where it has none. Speeds of links are in GB/s, of all-reduces as bus
+    bandwidth.
+    """
 
     rank: int
     host: str
@@ -18,7 +23,8 @@ class Measurement:
     tflops: float = 0.0  # of a matrix product; on a CPU per second of its own CPU time
     within: float = 0.0  # all-reduce among the ranks of the node
     between: float = 0.0  # all-reduce among the first ranks of all nodes
-    pairs: dict[str, float] = field(default_factory=dict)  # exchange with the first rank of another node, by its number
+    # exchange with the first rank of another node, by its number
+    pairs: dict[str, float] = field(default_factory=dict)
     interface: str = ""  # over which nodes are connected
     interface_speed: float = 0.0  # GB/s, as its driver reports it
     fabric: str = ""  # such as "400 Gb/sec (4X NDR)"

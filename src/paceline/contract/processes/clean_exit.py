@@ -1,4 +1,6 @@
-"""What keeps a rank from hanging or aborting when it exits: torch's threads need the GIL until they stop."""
+"""What keeps a rank from hanging or aborting when it exits: torch's threads need the GIL until
+they stop.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Threads of torch that release Python objects after each collective or backward pass, and need the GIL for it.
+# Threads of torch that release Python objects after each collective or backward pass, and need the
+# GIL for it.
 TORCH_THREADS = ("pt_gloo_runloop", "pt_autograd")
 EXIT_TIMEOUT = 2.0  # seconds for these threads to come to rest at exit
 _SAMPLE_INTERVAL = 0.01  # seconds; longer than a thread waits between two tries to take the GIL
@@ -20,7 +23,9 @@ _SAMPLES_AT_REST = 5  # a collective that nobody waited for may pause until anot
 
 
 def protect_ranks() -> None:
-    """Protect this process, which may not have imported torch yet, and those that it starts with `mp.spawn`."""
+    """Protect this process, which may not have imported torch yet, and those that it starts with
+    `mp.spawn`.
+    """
     wait_for_torch_at_exit()
     _when_imported("torch.distributed", keep_process_groups)
     _when_imported("torch.multiprocessing.spawn", _protect_spawned)
@@ -28,10 +33,12 @@ def protect_ranks() -> None:
 
 @functools.cache
 def keep_process_groups(distributed: Any) -> None:
-    """Keep each process group until the C++ objects that use it are gone. Takes the module `torch.distributed`.
+    """Keep each process group until the C++ objects that use it are gone. Takes the module
+    `torch.distributed`.
 
-    Torch releases the GIL when the last Python reference frees a group, but not when DDP's reducer does. Freeing a
-    group joins its threads, and they need the GIL: the process would hang (docs/upstream/gloo-exit-deadlock.md).
+    Torch releases the GIL when the last Python reference frees a group, but not when DDP's reducer
+    does. Freeing a group joins its threads, and they need the GIL: the process would hang
+    (docs/upstream/gloo-exit-deadlock.md).
     """
     # A logger owns a reducer, and a reducer owns a group.
     for user, used in (("Logger", "Reducer"), ("Reducer", "ProcessGroup")):
@@ -47,7 +54,8 @@ def _keep_arguments(user: Any, used: type) -> None:
         construct(self, *args, **kwargs)
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, used):
-                # pybind11 clears weak references after the C++ object is gone, so the argument outlives it.
+                # pybind11 clears weak references after the C++ object is gone, so the argument
+                # outlives it.
                 weakref.finalize(self, id, argument).atexit = False
 
     user.__init__ = construct_and_keep
@@ -55,7 +63,9 @@ def _keep_arguments(user: Any, used: type) -> None:
 
 @functools.cache
 def _protect_spawned(spawn: Any) -> None:
-    """Have `start_processes`, and so `mp.spawn`, protect the processes. Takes the module that defines it."""
+    """Have `start_processes`, and so `mp.spawn`, protect the processes. Takes the module that
+    defines it.
+    """
     start = getattr(spawn, "start_processes", None)
     if start is None:
         return
@@ -71,9 +81,11 @@ def _protect_spawned(spawn: Any) -> None:
 
 
 class _ProtectedFunction:
-    """A function that protects the process in which it is unpickled. A forked process is protected already.
+    """A function that protects the process in which it is unpickled. A forked process is protected
+    already.
 
-    A new process has imported torch by then, so its threads come to rest before some handlers of the script run.
+    A new process has imported torch by then, so its threads come to rest before some handlers of
+    the script run.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -93,7 +105,9 @@ def _protect_and_return(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_importable() -> bool:
-    """Return whether a new process finds this package: the script may have a file or a package of the same name."""
+    """Return whether a new process finds this package: the script may have a file or a package of
+    the same name.
+    """
     name = __name__.partition(".")[0]
     spec, ours = _find_spec(name), sys.modules[name].__spec__
     return spec is not None and ours is not None and spec.origin == ours.origin
@@ -129,7 +143,9 @@ class _AfterImport:
 
 
 def _find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-    """Ask all finders. `importlib.util.find_spec` would wait for the package, perhaps imported by another thread."""
+    """Ask all finders. `importlib.util.find_spec` would wait for the package, perhaps imported by
+    another thread.
+    """
     for finder in [*sys.meta_path]:
         find = getattr(finder, "find_spec", None)
         spec = None if find is None else find(name, path, target)
@@ -177,8 +193,8 @@ def keep_forever(*objects: object) -> None:
 def wait_for_torch_at_exit() -> None:
     """Have torch's threads come to rest before the interpreter shuts down.
 
-    A thread that asks for the GIL during the shutdown aborts the process: a rank that is done would count as failed.
-    Call this before `import torch`, so that it runs after all other handlers.
+    A thread that asks for the GIL during the shutdown aborts the process: a rank that is done would
+    count as failed. Call this before `import torch`, so that it runs after all other handlers.
     """
     atexit.register(_wait_for_torch_threads)
 
@@ -209,7 +225,9 @@ def _torch_threads() -> dict[str, str]:
         try:
             if (task / "comm").read_text().startswith(TORCH_THREADS):
                 lines = (task / "status").read_text().splitlines()
-                kept = [line for line in lines if line.startswith("State:") or "ctxt_switches" in line]
+                kept = [
+                    line for line in lines if line.startswith("State:") or "ctxt_switches" in line
+                ]
                 threads[task.name] = "\n".join(kept)
         except OSError:
             continue  # it has ended

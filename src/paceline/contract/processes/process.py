@@ -10,7 +10,8 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
-exit_code: Any = None  # what a rank's program has ended with; None while it runs, and in other processes
+# what a rank's program has ended with; None while it runs, and in other processes
+exit_code: Any = None
 
 failure_context = ""  # a sentence that an uncaught exception of the program is reported with
 
@@ -62,7 +63,9 @@ def prctl(option: int, value: int | bytes) -> None:
 
 
 def die_with_parent(parent: int | None, signum: int = signal.SIGKILL) -> None:
-    """Get `signum` when the parent ends, even by kill -9. Exit at once if `parent` is no longer the parent."""
+    """Get `signum` when the parent ends, even by kill -9. Exit at once if `parent` is no longer
+    the parent.
+    """
     prctl(_PR_SET_PDEATHSIG, int(signum))
     if sys.platform == "linux" and parent is not None and os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,6 @@
-"""The command that runs a module of ours in a new Python process. Imports little: start-up time counts."""
+"""The command that runs a module of ours in a new Python process. Imports little: start-up time
+counts.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ import os
 
 import paceline
 
-# Not `-m`: it would put the current folder, and any module in it, ahead of the standard library. `-c` does the same
-# with an empty entry, unless PYTHONSAFEPATH is set: then the first entry is needed.
+# Not `-m`: it would put the current folder, and any module in it, ahead of the standard library.
+# `-c` does the same with an empty entry, unless PYTHONSAFEPATH is set: then the first entry is
+# needed.
 DROP_CWD_FROM_PATH = "import sys; sys.path[:1] = filter(None, sys.path[:1])"
 _RUN_MAIN = (
     DROP_CWD_FROM_PATH

@@ -12,10 +12,14 @@ from typing import Any
 from paceline.contract.heartbeat_file import WRITES_STACKS, writes_stacks_offset
 
 
-def write_stacks_on_signal(path: str | os.PathLike[str], *, heartbeat_file: str, local_rank: int) -> None:
-    """From now on, append the Python stacks of all threads to a file on SIGUSR2, until the script takes the signal.
+def write_stacks_on_signal(
+    path: str | os.PathLike[str], *, heartbeat_file: str, local_rank: int
+) -> None:
+    """From now on, append the Python stacks of all threads to a file on SIGUSR2, until the script
+    takes the signal.
 
-    A script may save and exit on SIGUSR2, so the heartbeat file says whose the signal is. Nobody else can know.
+    A script may save and exit on SIGUSR2, so the heartbeat file says whose the signal is. Nobody
+    else can know.
     """
     if not hasattr(signal, "SIGUSR2"):
         return
@@ -29,7 +33,8 @@ def write_stacks_on_signal(path: str | os.PathLike[str], *, heartbeat_file: str,
 
     @functools.wraps(original)
     def watched_signal(signalnum: Any, handler: Any) -> Any:
-        if signalnum == signal.SIGUSR2 and os.getpid() == rank:  # not in a process that the script has forked
+        # not in a process that the script has forked
+        if signalnum == signal.SIGUSR2 and os.getpid() == rank:
             _mark(heartbeat_file, local_rank, 0)
         return original(signalnum, handler)
 
@@ -37,5 +42,6 @@ def write_stacks_on_signal(path: str | os.PathLike[str], *, heartbeat_file: str,
 
 
 def _mark(heartbeat_file: str, local_rank: int, value: int) -> None:
-    with suppress(OSError), open(heartbeat_file, "r+b", buffering=0) as file:  # without it, the agent is gone
+    # without it, the agent is gone
+    with suppress(OSError), open(heartbeat_file, "r+b", buffering=0) as file:
         os.pwrite(file.fileno(), WRITES_STACKS.pack(value), writes_stacks_offset(local_rank))

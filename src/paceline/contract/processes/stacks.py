@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
-LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<|/paceline/(runtime|agent)/|paceline\.zip/")
+LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib(64)?/python3|^<|/paceline/(runtime|agent)/|paceline\.zip/"
+)
 # Where a rank waits for others: in a rendezvous or a collective, or for a device that does.
 _WAITS = re.compile(
     r"torch/distributed/.*:(init_process_group|_store_based_barrier|rendezvous|_create_c10d_store|barrier"
@@ -57,16 +59,22 @@ class Stack:
 
 
 def read_stack(text: str) -> Stack | None:
-    """Return the main thread of the last dump in a file; None if there is none. Each dump lists it last."""
+    """Return the main thread of the last dump in a file; None if there is none. Each dump lists it
+    last.
+    """
     starts = [match.start() for match in _THREAD.finditer(text)]
     if not starts:
         return None
-    frames = [Frame(path, int(line), function.strip()) for path, line, function in _FRAME.findall(text[starts[-1] :])]
+    frames = [
+        Frame(path, int(line), function.strip())
+        for path, line, function in _FRAME.findall(text[starts[-1] :])
+    ]
     return Stack(tuple(frames)) if frames else None
 
 
 def read_crash(text: str) -> str:
-    """Return where a process crashed, by what Python's fault handler has printed; empty if it has not.
+    """Return where a process crashed, by what Python's fault handler has printed; empty if it has
+    not.
 
     It is the innermost frame of the user's own code in the thread that crashed.
     """
@@ -75,5 +83,7 @@ def read_crash(text: str) -> str:
     if not found or not current:
         return ""
     thread = _THREAD.split(thread.partition("\n\n")[0])[0]
-    frames = tuple(Frame(path, int(line), function.strip()) for path, line, function in _FRAME.findall(thread))
+    frames = tuple(
+        Frame(path, int(line), function.strip()) for path, line, function in _FRAME.findall(thread)
+    )
     return Stack(frames).where if frames else ""

@@ -1,1 +1,3 @@
-"""How Paceline asks scripts without the runtime to stop, and how they report that they have saved."""
+"""How Paceline asks scripts without the runtime to stop, and how they report that they have
+saved.
+"""

@@ -1,4 +1,6 @@
-"""The text of a program and of the project's modules that it imports. They are only read, never run."""
+"""The text of a program and of the project's modules that it imports. They are only read, never
+run.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,12 @@ from paceline.contract.stop.framework_presets import PRESETS, Preset
 MAX_FILES = 200  # that are read of one project
 
 
-def read_program(program: str, *, is_module: bool, import_path: Sequence[str]) -> tuple[Path | None, str]:
-    """Return the file and the text of a program; (None, "") if it cannot be found without importing it."""
+def read_program(
+    program: str, *, is_module: bool, import_path: Sequence[str]
+) -> tuple[Path | None, str]:
+    """Return the file and the text of a program; (None, "") if it cannot be found without
+    importing it.
+    """
     paths = [Path(program)]
     if is_module:
         module = Path(*program.split("."))
@@ -31,7 +37,9 @@ def read_program(program: str, *, is_module: bool, import_path: Sequence[str]) -
 
 
 def imported_names(source: str) -> list[str]:
-    """Return the dotted names that a module imports, also inside functions; relative ones begin with dots."""
+    """Return the dotted names that a module imports, also inside functions; relative ones begin
+    with dots.
+    """
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError):
@@ -40,26 +48,38 @@ def imported_names(source: str) -> list[str]:
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
-            names += [base, *(f"{base}{'.' if node.module else ''}{alias.name}" for alias in node.names)]
+            names += [
+                base,
+                *(f"{base}{'.' if node.module else ''}{alias.name}" for alias in node.names),
+            ]
     return names
 
 
 def imports_runtime(source: str) -> bool:
     """Whether a program imports Paceline; otherwise it probably has no step boundaries."""
-    return "paceline" in source and any(name.split(".")[0] == "paceline" for name in imported_names(source))
+    return "paceline" in source and any(
+        name.split(".")[0] == "paceline" for name in imported_names(source)
+    )
 
 
 def opens_session(source: str) -> bool:
-    """Whether a program seems to train with the runtime; one that only calls `paceline.report` does not."""
+    """Whether a program seems to train with the runtime; one that only calls `paceline.report`
+    does not.
+    """
     return imports_runtime(source) and re.search(r"\b(session|start)\b", source) is not None
 
 
 def read_sources(program: str, *, is_module: bool, import_path: Sequence[str]) -> list[str]:
-    """Return the text of a program, then those of the modules beside it that it imports, directly or not."""
+    """Return the text of a program, then those of the modules beside it that it imports, directly
+    or not.
+    """
     path, text = read_program(program, is_module=is_module, import_path=import_path)
     if path is None:
         return []
-    folders = [*(Path(folder) for folder in import_path), *([] if is_module else [path.resolve().parent])]
+    folders = [
+        *(Path(folder) for folder in import_path),
+        *([] if is_module else [path.resolve().parent]),
+    ]
     found, pending = {path: text}, [path]
     while pending and len(found) < MAX_FILES:
         importer = pending.pop()
@@ -72,11 +92,23 @@ def read_sources(program: str, *, is_module: bool, import_path: Sequence[str]) -
 
 
 def find_preset(sources: Sequence[str]) -> Preset | None:
-    """Return the preset of the framework that a program seems to use; a program with the runtime needs none."""
+    """Return the preset of the framework that a program seems to use; a program with the runtime
+    needs none.
+    """
     if not sources or opens_session(sources[0]):
         return None
-    packages = {source: {name.split(".")[0] for name in imported_names(source)} for source in sources}
-    return next((preset for preset in PRESETS for source in sources if preset.fits(source, packages[source])), None)
+    packages = {
+        source: {name.split(".")[0] for name in imported_names(source)} for source in sources
+    }
+    return next(
+        (
+            preset
+            for preset in PRESETS
+            for source in sources
+            if preset.fits(source, packages[source])
+        ),
+        None,
+    )
 
 
 def _read_module(name: str, importer: Path, folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
@@ -84,7 +116,9 @@ def _read_module(name: str, importer: Path, folders: Sequence[Path]) -> Iterator
     level = len(name) - len(relative)
     for folder in importer.parents[level - 1 : level] if level else folders:
         base = folder.joinpath(*relative.split("."))
-        for path in (base.with_suffix(".py"), base / "__init__.py") if relative else (base / "__init__.py",):
+        for path in (
+            (base.with_suffix(".py"), base / "__init__.py") if relative else (base / "__init__.py",)
+        ):
             try:
                 yield path.resolve(), path.read_text(encoding="utf-8", errors="replace")
             except (OSError, ValueError):

@@ -6,8 +6,8 @@
       chosen/G.json   the point that the sampler chose for group G, if it chooses when trials start
       optuna.journal  Optuna's study, for TPE and for pruning
       jobs.jsonl      one line per call of sbatch
-      submissions/N/  what the trials of one `paceline sweep` share: code, run half, script, lists of tasks
-      trials/NUMBER/  a run folder with trial.json, reports.jsonl and result.json
+      submissions/N/  what the trials of one `paceline sweep` share: code, run half, script, lists
+      of tasks trials/NUMBER/  a run folder with trial.json, reports.jsonl and result.json
 
 Standard library only, like everything that runs inside jobs.
 """
@@ -36,7 +36,9 @@ NO_POINT = "none"  # the state of a trial for which the search had no point left
 
 
 class NoPoint(Exception):
-    """Raised when there is nothing to run: the search has no points left, or the trial's point was pruned."""
+    """Raised when there is nothing to run: the search has no points left, or the trial's point was
+    pruned.
+    """
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class SweepFolder:
             return make(Search, read_object(self.spec))
         except (OSError, ValueError) as problem:
             raise EnvironmentProblem(
-                f"Cannot read {self.spec}: {problem}.", hint="Start a sweep of another name with --name."
+                f"Cannot read {self.spec}: {problem}.",
+                hint="Start a sweep of another name with --name.",
             ) from None
 
     def read_points(self) -> list[Point]:
@@ -86,7 +89,9 @@ class SweepFolder:
         return sorted(found, key=lambda point: point.number)
 
     def read_jobs(self) -> list[dict[str, Any]]:
-        """Return the calls of sbatch, oldest first: {"time", "job", "submission", "tasks": {INDEX: [NUMBER]}}."""
+        """Return the calls of sbatch, oldest first: {"time", "job", "submission", "tasks": {INDEX:
+        [NUMBER]}}.
+        """
         return [line for line in read_lines(self.jobs) if _is_job(line)]
 
     def record_job(self, job: str, *, submission: str, tasks: dict[int, list[int]]) -> None:
@@ -107,9 +112,12 @@ class TrialFolder(RunFolder):
     def sweep(self) -> SweepFolder:
         return SweepFolder(self.path.parent.parent)
 
-    trial = Entry("trial.json")  # its number, point, seed, group, and number in Optuna's study. Written when it starts
-    reports = Entry("reports.jsonl")  # what the script reported, a line each: {"step", "value", "time"}
-    result = Entry("result.json")  # how it ended for good: state, value, step, times, error, point, seed
+    # its number, point, seed, group, and number in Optuna's study. Written when it starts
+    trial = Entry("trial.json")
+    # what the script reported, a line each: {"step", "value", "time"}
+    reports = Entry("reports.jsonl")
+    # how it ended for good: state, value, step, times, error, point, seed
+    result = Entry("result.json")
     pruned = Entry("pruned")  # exists once the pruner has decided to end the trial
 
 
@@ -125,7 +133,9 @@ class Point:
     args: list[str] | None = None  # and all of its arguments
 
     def to_line(self) -> str:
-        table = {key: value for key, value in asdict(self).items() if value is not None or key == "point"}
+        table = {
+            key: value for key, value in asdict(self).items() if value is not None or key == "point"
+        }
         return json.dumps(table, ensure_ascii=False) + "\n"
 
 
@@ -141,7 +151,8 @@ class Search:
     prune: str = "none"  # none | halving | median
     prune_after: int = 1  # reports of every trial before it may be pruned
     seed: int = 0  # of the sampler
-    space: dict[str, dict[str, Any]] = field(default_factory=dict)  # key -> one range, and optionally `when`
+    # key -> one range, and optionally `when`
+    space: dict[str, dict[str, Any]] = field(default_factory=dict)
     args: list[str] = field(default_factory=list)  # arguments of the script, with {key} for values
     arguments: str = "options"  # options: keys that `args` lacks follow as --key value; or none
     parallel: int | None = None
@@ -165,7 +176,8 @@ class Search:
 def _is_job(line: dict[str, Any]) -> bool:
     tasks = line.get("tasks")
     return isinstance(tasks, dict) and all(
-        isinstance(trials, list) and all(isinstance(number, int) for number in trials) for trials in tasks.values()
+        isinstance(trials, list) and all(isinstance(number, int) for number in trials)
+        for trials in tasks.values()
     )
 
 
@@ -175,7 +187,8 @@ def is_active(when: dict[str, list[Any]], point: dict[str, Any]) -> bool:
 
 
 def last_value(trial: TrialFolder, metric: str | None) -> tuple[float | None, int | None]:
-    """Return a trial's value and its step: the last report, or else the metric's last line in metrics.jsonl.
+    """Return a trial's value and its step: the last report, or else the metric's last line in
+    metrics.jsonl.
 
     If that is not a finite number, the trial has no value: earlier ones don't count.
     """

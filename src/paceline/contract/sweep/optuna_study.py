@@ -1,6 +1,8 @@
-"""A sweep's Optuna study: TPE chooses points, and trials share their reports. Optuna is imported on first use.
+"""A sweep's Optuna study: TPE chooses points, and trials share their reports. Optuna is imported on
+first use.
 
-All processes of a sweep share one append-only journal file under a lock that is safe on NFS. There is no server.
+All processes of a sweep share one append-only journal file under a lock that is safe on NFS. There
+is no server.
 """
 
 from __future__ import annotations
@@ -46,21 +48,26 @@ def open_study(sweep: SweepFolder, search: Search, *, sampler: Any = None) -> An
     path = str(sweep.journal)
     storage = JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
     return optuna.create_study(
-        study_name=search.name, storage=storage, direction=search.direction, load_if_exists=True,
+        study_name=search.name,
+        storage=storage,
+        direction=search.direction,
+        load_if_exists=True,
         sampler=sampler or optuna.samplers.RandomSampler(),
-    )  # fmt: skip
+    )
 
 
-# -- points ----------------------------------------------------------------------------------------------
+# -- points
+# ----------------------------------------------------------------------------------------------
 
 
 def point_of_group(
     sweep: SweepFolder, search: Search, group: int, *, point: dict[str, Any] | None, shared: bool
 ) -> tuple[dict[str, Any], int]:
-    """Return a group's point and its trial number in the study. The first trial of the group requests it.
+    """Return a group's point and its trial number in the study. The first trial of the group
+    requests it.
 
-    If `point` is known, the study has it for its reports alone. `shared`: several trials (seeds) have this point, and
-    may start at the same time.
+    If `point` is known, the study has it for its reports alone. `shared`: several trials (seeds)
+    have this point, and may start at the same time.
     """
     path = sweep.chosen_point(group) if point is None else sweep.study_number(group)
     path.parent.mkdir(exist_ok=True)
@@ -71,7 +78,9 @@ def point_of_group(
         if point is not None:
             number = _start_trial(sweep, search, group)
         else:
-            point, number = _choose_point(sweep, search, group, point=known["point"] if known else None)
+            point, number = _choose_point(
+                sweep, search, group, point=known["point"] if known else None
+            )
         write_atomically(path, json.dumps({"point": point, "optuna": number}) + "\n")
         return point, number
 
@@ -111,12 +120,18 @@ def _choose_point(
 ) -> tuple[dict[str, Any], int]:
     """Start a new trial of the study, with the sampler's choice or with a given point."""
     optuna = import_optuna()
-    # Every trial has a sampler in a process of its own: with a common seed they would all choose the same points.
+    # Every trial has a sampler in a process of its own: with a common seed they would all choose
+    # the same points.
     seed = zlib.crc32(f"{search.seed}/{group}".encode())
-    # Running trials count as bad ones, so that concurrent trials try different points (constant_liar).
-    # Keys are sampled jointly; those that only some points have form separate groups.
+    # Running trials count as bad ones, so that concurrent trials try different points
+    # (constant_liar). Keys are sampled jointly; those that only some points have form separate
+    # groups.
     sampler = optuna.samplers.TPESampler(
-        n_startup_trials=STARTUP_TRIALS, constant_liar=True, multivariate=True, group=True, seed=seed
+        n_startup_trials=STARTUP_TRIALS,
+        constant_liar=True,
+        multivariate=True,
+        group=True,
+        seed=seed,
     )
     if point is not None:
         fixed = {key: _to_choice(value) for key, value in point.items()}
@@ -128,7 +143,9 @@ def _choose_point(
 
 
 def suggest(trial: Any, space: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return a value for every key that applies. Keys follow the keys that their conditions name."""
+    """Return a value for every key that applies. Keys follow the keys that their conditions
+    name.
+    """
     point: dict[str, Any] = {}
     for key, each in space.items():
         if not is_active(each.get("when", {}), point):
@@ -147,10 +164,15 @@ def suggest(trial: Any, space: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _to_choice(value: Any) -> Any:
     """Return a value as a choice for Optuna: lists and booleans as text, because True equals 1."""
-    return value if isinstance(value, (int, float, str)) and not isinstance(value, bool) else json.dumps(value)
+    return (
+        value
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool)
+        else json.dumps(value)
+    )
 
 
-# -- trials ----------------------------------------------------------------------------------------------
+# -- trials
+# ----------------------------------------------------------------------------------------------
 
 
 def _start_trial(sweep: SweepFolder, search: Search, group: int) -> int:
@@ -168,7 +190,9 @@ def is_finished(sweep: SweepFolder, search: Search, known: int) -> bool:
     return known >= len(trials) or bool(trials[known].state.is_finished())
 
 
-def finish_trial(sweep: SweepFolder, search: Search, known: int, *, state: str, value: float | None) -> None:
+def finish_trial(
+    sweep: SweepFolder, search: Search, known: int, *, state: str, value: float | None
+) -> None:
     """Record how a trial ended, unless the study already knows."""
     optuna = import_optuna()
     study = open_study(sweep, search)

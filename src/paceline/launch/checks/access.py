@@ -1,4 +1,6 @@
-"""Paths that this user may not read: the error for them, and the nearest folder above that exists."""
+"""Paths that this user may not read: the error for them, and the nearest folder above that
+exists.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def find_closed(path: Path) -> Path | None:
 
 
 def describe_closed(closed: Path, wanted: Path | str, source: str) -> str:
-    """Return the sentence about a path that cannot be used because a part of it is closed to this user."""
+    """Return the sentence about a path that cannot be used because a part of it is closed to this
+    user.
+    """
     where = f" on {cluster()}" if cluster() else ""
     part = "it" if str(closed) == str(wanted) else str(closed)
     return f"{wanted} cannot be used{where}: you do not have permission to read {part} ({source})."

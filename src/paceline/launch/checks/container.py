@@ -18,19 +18,28 @@ def check_image(job: Job) -> Finding:
         if job.environment.engine == "pyxis":
             return Finding("image", GOOD, f"{image} (fetched by pyxis)")
         return Finding(
-            "image", WARNING, f"Every node fetches {image} when the job starts: can they reach it?",
+            "image",
+            WARNING,
+            f"Every node fetches {image} when the job starts: can they reach it?",
             "Fetch it once: paceline env build",
-        )  # fmt: skip
+        )
     if (closed := find_closed(Path(image))) is not None:
         text = describe_closed(closed, image, job.source("environment.image"))
         return Finding("image", PROBLEM, text, hint_for("image", "environment"))
     if not Path(image).exists():
-        return Finding("image", PROBLEM, f"There is no image {image}.", f"Check {job.source('environment.image')}.")
+        return Finding(
+            "image",
+            PROBLEM,
+            f"There is no image {image}.",
+            f"Check {job.source('environment.image')}.",
+        )
     return Finding("image", GOOD, image)
 
 
 def can_probe(job: Job) -> bool:
-    """Return whether the image can be entered here: it is a file, and its engine is not part of srun."""
+    """Return whether the image can be entered here: it is a file, and its engine is not part of
+    srun.
+    """
     return job.environment.engine != "pyxis" and not is_fetched(job)
 
 
@@ -40,11 +49,25 @@ def explain_container(job: Job, python: str, result: ProbeResult) -> Finding:
     reason = "it took too long" if result.code is None else result.last_line
     if result.code == NO_ENGINE:
         return Finding(
-            "container", WARNING, "There is neither apptainer nor singularity here, so the image is not checked.",
+            "container",
+            WARNING,
+            "There is neither apptainer nor singularity here, so the image is not checked.",
             "If a module provides it, add that to modules in [environment].",
-        )  # fmt: skip
-    if re.search(rf'"{re.escape(python)}".*not found|stat {re.escape(python)}: no such file', reason):
-        return Finding("python", PROBLEM, f"{image} has no {python}.", "Name its Python: python in [environment]")
+        )
+    if re.search(
+        rf'"{re.escape(python)}".*not found|stat {re.escape(python)}: no such file', reason
+    ):
+        return Finding(
+            "python",
+            PROBLEM,
+            f"{image} has no {python}.",
+            "Name its Python: python in [environment]",
+        )
     if "image format not recognized" in reason:
-        return Finding("image", PROBLEM, f"{image} is not an image.", f"Check {job.source('environment.image')}.")
+        return Finding(
+            "image",
+            PROBLEM,
+            f"{image} is not an image.",
+            f"Check {job.source('environment.image')}.",
+        )
     return Finding("container", WARNING, f"{python} in {image} gave no answer: {reason}")

@@ -22,7 +22,11 @@ def check_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> list[
         check_sources(request)
     except PacelineError as error:
         return [Finding("data", PROBLEM, error.message, error.hint)]
-    return [Finding("data", GOOD, f"{len(request.items)} paths to stage, {len(request.collect)} to collect")]
+    return [
+        Finding(
+            "data", GOOD, f"{len(request.items)} paths to stage, {len(request.collect)} to collect"
+        )
+    ]
 
 
 def require_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> None:

@@ -30,9 +30,13 @@ def check_job(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> lis
         return built
     found = [
         *built,
-        *check_program(job, plan), *check_python_path(job, plan), *check_folder(plan, partitions),
-        *check_requeue(job, plan), *check_data(job, plan.run_path, os.environ), *check_limits(job, plan, partitions),
-    ]  # fmt: skip
+        *check_program(job, plan),
+        *check_python_path(job, plan),
+        *check_folder(plan, partitions),
+        *check_requeue(job, plan),
+        *check_data(job, plan.run_path, os.environ),
+        *check_limits(job, plan, partitions),
+    ]
     if any(each.level == PROBLEM for each in found):
         return found
     return [*found, check_with_slurm(job, plan, partitions)]
@@ -54,13 +58,20 @@ def check_folder(plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Findi
     found = []
     kind = file_system(existing)
     host = socket.gethostname().split(".")[0]
-    if kind in _LOCAL and partitions and not os.path.exists(scratch / USED_BY_JOBS) and not _is_sandbox(os.environ):
+    if (
+        kind in _LOCAL
+        and partitions
+        and not os.path.exists(scratch / USED_BY_JOBS)
+        and not _is_sandbox(os.environ)
+    ):
         found.append(
             Finding(
-                "run folder", WARNING, f"{scratch} is on a local disk of {host} ({kind}), which the nodes may not see.",
+                "run folder",
+                WARNING,
+                f"{scratch} is on a local disk of {host} ({kind}), which the nodes may not see.",
                 "Choose a shared folder with [project] scratch or PACELINE_SCRATCH.",
             )
-        )  # fmt: skip
+        )
     else:
         found.append(Finding("run folder", GOOD, f"{scratch} ({kind or 'file system unknown'})"))
     free = shutil.disk_usage(existing).free
@@ -77,7 +88,9 @@ def _is_sandbox(environ: Mapping[str, str]) -> bool:
         settings = Path(environ["SLURM_CONF"]).read_text(encoding="utf-8").splitlines()
     except (KeyError, OSError, ValueError):
         return False
-    return "ClusterName=sandbox" in settings and any(line.startswith("SlurmctldHost=localhost") for line in settings)
+    return "ClusterName=sandbox" in settings and any(
+        line.startswith("SlurmctldHost=localhost") for line in settings
+    )
 
 
 def check_requeue(job: Job, plan: SlurmPlan) -> list[Finding]:
@@ -85,21 +98,37 @@ def check_requeue(job: Job, plan: SlurmPlan) -> list[Finding]:
     if not job.resume.requeue or not os.path.exists(plan.run_path.scratch / NO_SCONTROL):
         return []
     text = (
-        "The nodes have no scontrol, so jobs cannot requeue themselves: at the time limit, a new job continues the run."
+        "The nodes have no scontrol, so jobs cannot requeue themselves: at the time limit, a "
+        "new job continues the run."
     )
-    return [Finding("requeue", WARNING, text, "The new job has a different id and starts at the end of the queue.")]
+    return [
+        Finding(
+            "requeue",
+            WARNING,
+            text,
+            "The new job has a different id and starts at the end of the queue.",
+        )
+    ]
 
 
 def check_python_path(job: Job, plan: SlurmPlan, mounts: Path = MOUNTS) -> list[Finding]:
-    """Warn about a Python on a local disk of this host when the scratch folder is shared: nodes may not find it.
+    """Warn about a Python on a local disk of this host when the scratch folder is shared: nodes may
+    not find it.
 
-    The system's own Python is on every node. If the scratch folder is local too, `check_folder` warns about that.
+    The system's own Python is on every node. If the scratch folder is local too, `check_folder`
+    warns about that.
     """
     python = Path(plan.launch_spec.python)
     system = ("/usr/", "/bin/", "/opt/")
-    if job.environment.kind == "container" or not python.is_absolute() or str(python).startswith(system):
+    if (
+        job.environment.kind == "container"
+        or not python.is_absolute()
+        or str(python).startswith(system)
+    ):
         return []
-    kinds = [file_system(nearest_existing(path), mounts) for path in (python, plan.run_path.scratch)]
+    kinds = [
+        file_system(nearest_existing(path), mounts) for path in (python, plan.run_path.scratch)
+    ]
     if kinds[0] not in _LOCAL or kinds[1] in _LOCAL:
         return []
     host = socket.gethostname().split(".")[0]

@@ -23,7 +23,16 @@ from paceline.spec.site import SITE_FILE, find_site
 
 FABRIC = " (InfiniBand)"  # after the name of a device
 # Variables in which clusters name their large, fast, shared folders.
-SCRATCH_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "SCRATCH_DIR", "GSCRATCH", "CSCRATCH", "WRKDIR", "SCRATCHDIR")
+SCRATCH_VARIABLES = (
+    "SCRATCH",
+    "PSCRATCH",
+    "WORK",
+    "SCRATCH_DIR",
+    "GSCRATCH",
+    "CSCRATCH",
+    "WRKDIR",
+    "SCRATCHDIR",
+)
 
 
 def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
@@ -38,16 +47,20 @@ def inspect_machine(environ: Mapping[str, str], scratch: Path) -> list[Finding]:
     ]
     if "SLURM_JOB_ID" in environ:
         nodes = environ.get("SLURM_JOB_NODELIST", "?")
-        found.append(Finding("allocation", GOOD, f"inside job {environ['SLURM_JOB_ID']} on {nodes}"))
+        found.append(
+            Finding("allocation", GOOD, f"inside job {environ['SLURM_JOB_ID']} on {nodes}")
+        )
     return found
 
 
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
         return Finding(
-            "torch", WARNING, "This Python has no torch.",
+            "torch",
+            WARNING,
+            "This Python has no torch.",
             "Fine on a login node if jobs use another environment. Otherwise: pip install torch",
-        )  # fmt: skip
+        )
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -61,7 +74,9 @@ def _scratch(scratch: Path) -> Finding:
     if not os.access(existing, os.W_OK):
         return Finding("scratch", PROBLEM, f"Cannot write to {existing}.", "Set PACELINE_SCRATCH.")
     free = shutil.disk_usage(existing).free / 2**30
-    return Finding("scratch", GOOD, f"{scratch} ({file_system(existing) or '?'}, {free:.1f} GB free)")
+    return Finding(
+        "scratch", GOOD, f"{scratch} ({file_system(existing) or '?'}, {free:.1f} GB free)"
+    )
 
 
 def inspect_site(environ: Mapping[str, str]) -> list[Finding]:
@@ -73,13 +88,21 @@ def inspect_site(environ: Mapping[str, str]) -> list[Finding]:
     found = [Finding("site", GOOD, f"{text} ({SITE_FILE})")]
     with suppress(ValueError):
         if interval and chosen and float(chosen) < interval:
-            why = f"{POLL_INTERVAL} is {chosen}, but this site asks Slurm every {interval} s at most."
-            found.append(Finding("site", WARNING, why, f"The limit is poll_interval in [limits] of {SITE_FILE}."))
+            why = (
+                f"{POLL_INTERVAL} is {chosen}, but this site asks Slurm every {interval} s at most."
+            )
+            found.append(
+                Finding(
+                    "site", WARNING, why, f"The limit is poll_interval in [limits] of {SITE_FILE}."
+                )
+            )
     return found
 
 
 def describe_interfaces(found: Sequence[str], default: str) -> str:
-    """Name the fabric and the interface of the default route, and count the others: a node may have many."""
+    """Name the fabric and the interface of the default route, and count the others: a node may
+    have many.
+    """
     if not found:
         return "loopback only"
     fabric = [each for each in found if each.endswith(FABRIC)][:1]
@@ -117,7 +140,9 @@ def interfaces(system: Path = Path("/sys")) -> list[str]:
 
 def _carries_traffic(path: Path) -> bool:
     """Whether an interface is a device, or a bond or VLAN of some."""
-    return (path / "device").exists() or (any(path.glob("lower_*")) and not (path / "bridge").exists())
+    return (path / "device").exists() or (
+        any(path.glob("lower_*")) and not (path / "bridge").exists()
+    )
 
 
 def inspect_slurm() -> list[Finding]:
@@ -134,15 +159,27 @@ def inspect_slurm() -> list[Finding]:
     version = slurm.version()
     text = f"{version[0]}.{version[1]:02d}" if version else "version unknown"
     if version and version < (22, 5):
-        return [Finding("slurm", WARNING, f"Slurm {text} is older than 22.05, the oldest tested version.")]
+        return [
+            Finding(
+                "slurm", WARNING, f"Slurm {text} is older than 22.05, the oldest tested version."
+            )
+        ]
     try:
         partitions = query_partitions()
-    except NotConfigured as error:  # its packages are here, as on a laptop that only has the commands
+    # its packages are here, as on a laptop that only has the commands
+    except NotConfigured as error:
         return [Finding("slurm", WARNING, error.message, error.hint)]
     except ClusterError as error:
-        return [Finding("slurm", PROBLEM, f"Slurm ({text}) does not respond: {error.message}", error.hint)]
+        return [
+            Finding(
+                "slurm", PROBLEM, f"Slurm ({text}) does not respond: {error.message}", error.hint
+            )
+        ]
     found = [Finding("slurm", GOOD, f"{text}, {len(partitions)} partitions")]
-    return found + [Finding(f"  {each.name}", GOOD if each.is_up else WARNING, describe(each)) for each in partitions]
+    return found + [
+        Finding(f"  {each.name}", GOOD if each.is_up else WARNING, describe(each))
+        for each in partitions
+    ]
 
 
 def describe(partition: Partition) -> str:
@@ -153,7 +190,12 @@ def describe(partition: Partition) -> str:
     limit = show_seconds(partition.max_time) if partition.max_time else "no limit"
     cpus = max((kind.cpus for kind in partition.kinds), default=0)
     usable = sum(kind.count for kind in partition.kinds if kind.usable)
-    parts = [f"{usable} of {partition.nodes} nodes usable", f"{cpus} cores", gpus or "no GPUs", limit]
+    parts = [
+        f"{usable} of {partition.nodes} nodes usable",
+        f"{cpus} cores",
+        gpus or "no GPUs",
+        limit,
+    ]
     return ", ".join([*parts, *(["the default"] if partition.is_default else [])])
 
 

@@ -1,6 +1,8 @@
-"""Check the program before queueing: does the job's Python run, does the script compile, are its imports there?
+"""Check the program before queueing: does the job's Python run, does the script compile, are its
+imports there?
 
-The check probes the job's own Python, after the modules, the environment and the `setup` lines of its batch script.
+The check probes the job's own Python, after the modules, the environment and the `setup` lines of
+its batch script.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from paceline.launch.environment.probe import MODULE_COMMAND, ProbeResult, modul
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.spec import Job
 
-# Runs on the job's own interpreter. Imports that a script guards (in a try, a function, an if) are not checked.
+# Runs on the job's own interpreter. Imports that a script guards (in a try, a function, an if) are
+# not checked.
 _PROBE = """
 import ast, importlib.util, json, os, sys, tokenize
 name, is_module, cwd = sys.argv[1], sys.argv[2] == "module", sys.argv[3]
@@ -42,7 +45,8 @@ if path and path.endswith(".py"):
             tree = ast.parse(file.read(), path)
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         line = getattr(error, "lineno", 0)
-        answer["syntax"] = [line, getattr(error, "msg", str(error)), (getattr(error, "text", "") or "").strip()]
+        text = getattr(error, "text", "") or ""
+        answer["syntax"] = [line, getattr(error, "msg", str(error)), text.strip()]
     else:
         imports = []
         for node in tree.body:
@@ -52,9 +56,11 @@ if path and path.endswith(".py"):
                 imports.append(node.module.split(".")[0])
         known = {"paceline", *sys.modules}
         imports += ["torch"] if "paceline" in imports else []
-        answer["missing"] = sorted({each for each in imports if each not in known and spec(each) is None})
-        named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "path"]
-        answer["own_path"] = any(getattr(node.value, "id", "") == "sys" for node in named)
+        unknown = {each for each in imports if each not in known}
+        answer["missing"] = sorted(each for each in unknown if spec(each) is None)
+        named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        paths = [node for node in named if node.attr == "path"]
+        answer["own_path"] = any(getattr(node.value, "id", "") == "sys" for node in paths)
 print(json.dumps(answer))
 """
 
@@ -76,7 +82,12 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
     if answer.get("missing_module"):
         return [
             *found,
-            Finding("module", PROBLEM, f"{python} does not find the module {job.program.name!r}.", _install()),
+            Finding(
+                "module",
+                PROBLEM,
+                f"{python} does not find the module {job.program.name!r}.",
+                _install(),
+            ),
         ]
     if "syntax" in answer:
         return [*found, _syntax(job, *answer["syntax"])]
@@ -86,10 +97,19 @@ def check_program(job: Job, plan: SlurmPlan) -> list[Finding]:
         if answer["own_path"]:  # only the script knows what it adds
             return [
                 *found,
-                Finding("imports", WARNING, text, "The script changes sys.path; check that it finds them there."),
+                Finding(
+                    "imports",
+                    WARNING,
+                    text,
+                    "The script changes sys.path; check that it finds them there.",
+                ),
             ]
         modules = [job.program.module_with(each, job.cwd) for each in missing]
-        hint = _install() if None in modules else f"Use -m {modules[0]}, so that it finds what is in {job.cwd}."
+        hint = (
+            _install()
+            if None in modules
+            else f"Use -m {modules[0]}, so that it finds what is in {job.cwd}."
+        )
         return [*found, Finding("imports", PROBLEM, text, hint)]
     return [*found, Finding("imports", GOOD, "all found")]
 
@@ -101,7 +121,9 @@ _FIX = {
 
 
 def _install() -> str:
-    table = f"profiles.{name}.environment" if (name := os.environ.get(ON_CLUSTER)) else "environment"
+    table = (
+        f"profiles.{name}.environment" if (name := os.environ.get(ON_CLUSTER)) else "environment"
+    )
     build = f"build an environment with `{to_type('env build')}`"
     return f"Install it there, {build}, or set kind and path in [{table}]."
 
@@ -143,7 +165,10 @@ def _explain(job: Job, plan: SlurmPlan, result: ProbeResult) -> Finding:
         return Finding("python", PROBLEM, text, _FIX.get(job.environment.kind, "Correct the path."))
     reason = "it took too long" if result.code is None else result.last_line
     if job.environment.setup:
-        text = f"{python} gave no answer after the lines of {job.source('environment.setup')}: {reason}"
+        text = (
+            f"{python} gave no answer after the lines of {job.source('environment.setup')}: "
+            f"{reason}"
+        )
         return Finding("setup", WARNING, text, "The script's imports are not checked.")
     return Finding("python", WARNING, f"{python} gave no answer: {reason}")
 
@@ -154,11 +179,15 @@ def _key(job: Job) -> str:
 
 
 def _closed(job: Job, python: str) -> Finding | None:
-    """Return the finding about an environment that this user may not read, if that is the reason."""
+    """Return the finding about an environment that this user may not read, if that is the
+    reason.
+    """
     key, wanted = _key(job), Path(python)
     if not wanted.is_absolute():
         return None
-    candidates = [wanted.with_name("activate"), wanted] if job.environment.kind == "venv" else [wanted]
+    candidates = (
+        [wanted.with_name("activate"), wanted] if job.environment.kind == "venv" else [wanted]
+    )
     closed = next((found for each in candidates if (found := find_closed(each)) is not None), None)
     if closed is None:
         return None
@@ -173,12 +202,17 @@ def _with_source(job: Job, key: str, text: str) -> str:
 
 def _syntax(job: Job, line: int, message: str, text: str) -> Finding:
     return Finding(
-        "script", PROBLEM, f"{job.program.name} does not compile: line {line}: {message}.", f"line {line}: {text}"
+        "script",
+        PROBLEM,
+        f"{job.program.name} does not compile: line {line}: {message}.",
+        f"line {line}: {text}",
     )
 
 
 def _compile_here(job: Job) -> list[Finding]:
-    """Compile the script with our own Python, where the container's cannot be probed: they hardly differ."""
+    """Compile the script with our own Python, where the container's cannot be probed: they hardly
+    differ.
+    """
     if job.program.is_module:
         return []
     path = job.cwd / job.program.name

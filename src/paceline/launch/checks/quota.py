@@ -17,7 +17,10 @@ TIMEOUT = 10.0  # seconds for a file server to respond
 MOUNTS = Path("/proc/mounts")
 GPFS_BIN = "/usr/lpp/mmfs/bin"  # its commands are rarely on PATH
 
-_HINT = "Remove what you no longer need (paceline clean), or choose another scratch folder: [project] scratch"
+_HINT = (
+    "Remove what you no longer need (paceline clean), or choose another scratch folder: "
+    "[project] scratch"
+)
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,18 @@ def mount_of(path: Path, mounts: Path = MOUNTS) -> Mount:
     real = str(path.resolve())
     for line in lines:
         device, point, kind = (word.replace("\\040", " ") for word in line.split()[:3])
-        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best.point):
+        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(
+            best.point
+        ):
             best = Mount(device, point, kind)
     return best
 
 
 @dataclass(frozen=True)
 class Usage:
-    """One quota: whose it is, what it counts (bytes or files), and how much is used. A limit of 0 is none."""
+    """One quota: whose it is, what it counts (bytes or files), and how much is used. A limit of 0
+    is none.
+    """
 
     whose: str
     unit: str
@@ -61,7 +68,9 @@ class Usage:
 
     @property
     def level(self) -> str:
-        if (self.hard and self.used >= self.hard) or (self.soft and self.used > self.soft and self.expired):
+        if (self.hard and self.used >= self.hard) or (
+            self.soft and self.used > self.soft and self.expired
+        ):
             return PROBLEM
         passed = self.soft and self.used > self.soft
         return WARNING if passed or (self.limit and self.used > NEARLY_FULL * self.limit) else GOOD
@@ -76,7 +85,9 @@ class Usage:
 
 
 def check_quota(path: Path, mount: Mount | None = None) -> list[Finding]:
-    """Return quotas that are nearly used up (warnings) or used up (problems: nothing more can be written)."""
+    """Return quotas that are nearly used up (warnings) or used up (problems: nothing more can be
+    written).
+    """
     mount = mount_of(path) if mount is None else mount
     query = _QUERIES.get(mount.kind, _query_system)
     limited = [usage for usage in query(path, mount) if usage.limit]
@@ -84,12 +95,19 @@ def check_quota(path: Path, mount: Mount | None = None) -> list[Finding]:
         return []
     pressing = [usage for usage in limited if usage.level != GOOD]
     if not pressing:
-        return [Finding("quota", GOOD, str(max(limited, key=lambda usage: usage.used / usage.limit)))]
-    return [Finding("quota", usage.level, f"{usage} are used on {mount.point}.", _HINT) for usage in pressing]
+        return [
+            Finding("quota", GOOD, str(max(limited, key=lambda usage: usage.used / usage.limit)))
+        ]
+    return [
+        Finding("quota", usage.level, f"{usage} are used on {mount.point}.", _HINT)
+        for usage in pressing
+    ]
 
 
 def _output(*argv: str) -> str:
-    """Return what a command prints, or nothing if there is no such command. Some exit with 1 on a full quota."""
+    """Return what a command prints, or nothing if there is no such command. Some exit with 1 on a
+    full quota.
+    """
     environ = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', '')}:{GPFS_BIN}"}
     try:
         done = subprocess.run(
@@ -113,19 +131,27 @@ _ROW = re.compile(rf"(?<!\S){_COUNTS}\s+{_COUNTS}(?!\S)")
 
 
 def _rows(text: str, whose: str) -> list[Usage]:
-    """Parse `lfs quota` and `quota -p`: a name, which may be on a line of its own, then eight fields."""
+    """Parse `lfs quota` and `quota -p`: a name, which may be on a line of its own, then eight
+    fields.
+    """
     found = []
     for row in _ROW.findall(text):
         used, soft, hard, grace, files, files_soft, files_hard, files_grace = row
         found += [
-            Usage(whose, "bytes", int(used) << 10, int(soft) << 10, int(hard) << 10, _is_over(grace)),
-            Usage(whose, "files", int(files), int(files_soft), int(files_hard), _is_over(files_grace)),
+            Usage(
+                whose, "bytes", int(used) << 10, int(soft) << 10, int(hard) << 10, _is_over(grace)
+            ),
+            Usage(
+                whose, "files", int(files), int(files_soft), int(files_hard), _is_over(files_grace)
+            ),
         ]
     return found
 
 
 def _is_over(grace: str) -> bool:
-    """Return whether the grace period is over: given as a word, or as the second at which it ends."""
+    """Return whether the grace period is over: given as a word, or as the second at which it
+    ends.
+    """
     return grace in ("none", "expired") or (grace.isdigit() and 0 < int(grace) < time.time())
 
 
@@ -152,19 +178,35 @@ def _query_gpfs(path: Path, mount: Mount) -> list[Usage]:
             names = fields
             continue
         row = dict(zip(names, fields, strict=False))
-        if row.get("filesystemName") != Path(mount.device).name or row.get("filesetname", "") not in parts:
+        if (
+            row.get("filesystemName") != Path(mount.device).name
+            or row.get("filesetname", "") not in parts
+        ):
             continue  # another file system, or a fileset that the path is not in
         whose = {"USR": "user", "GRP": "group"}.get(row.get("quotaType", ""), "fileset")
         for unit, prefix, shift in (("bytes", "block", 10), ("files", "files", 0)):
-            used, soft, hard = (row.get(f"{prefix}{name}", "") for name in ("Usage", "Quota", "Limit"))
+            used, soft, hard = (
+                row.get(f"{prefix}{name}", "") for name in ("Usage", "Quota", "Limit")
+            )
             if used.isdigit() and soft.isdigit() and hard.isdigit():
                 over = row.get(f"{prefix}Grace") == "expired"
-                found.append(Usage(whose, unit, int(used) << shift, int(soft) << shift, int(hard) << shift, over))
+                found.append(
+                    Usage(
+                        whose,
+                        unit,
+                        int(used) << shift,
+                        int(soft) << shift,
+                        int(hard) << shift,
+                        over,
+                    )
+                )
     return found
 
 
 def _query_system(path: Path, mount: Mount) -> list[Usage]:
-    """Query ext, XFS and NFS: `-p` prints the grace as a number, so that no row lacks a field; `-w` keeps one line."""
+    """Query ext, XFS and NFS: `-p` prints the grace as a number, so that no row lacks a field;
+    `-w` keeps one line.
+    """
     return [
         usage
         for whose, flag in (("user", "-u"), ("group", "-g"))
@@ -172,4 +214,7 @@ def _query_system(path: Path, mount: Mount) -> list[Usage]:
     ]
 
 
-_QUERIES: dict[str, Callable[[Path, Mount], Sequence[Usage]]] = {"lustre": _query_lustre, "gpfs": _query_gpfs}
+_QUERIES: dict[str, Callable[[Path, Mount], Sequence[Usage]]] = {
+    "lustre": _query_lustre,
+    "gpfs": _query_gpfs,
+}

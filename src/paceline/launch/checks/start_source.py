@@ -24,15 +24,16 @@ PICKLE = b"\x80\x02"  # how files of torch.save begin that are not zip files
 def resolve_start(job: Job, environ: Mapping[str, str], *, after: Sequence[str] = ()) -> Job:
     """Return the job with the absolute path of what it starts from.
 
-    A run is named as everywhere, by its id, its name or `last`. `after` are runs that the job waits for, which may
-    not have a checkpoint yet. Raises UsageError if there is nothing to start from.
+    A run is named as everywhere, by its id, its name or `last`. `after` are runs that the job waits
+    for, which may not have a checkpoint yet. Raises UsageError if there is nothing to start from.
     """
     text = job.runtime.start_from
     if text is None:
         if job.runtime.start_continue:
             raise UsageError(
                 f"{job.source('runtime.start_continue')} needs --start-from.",
-                hint="Add --start-from with the run to continue. To continue the same run, use --resume RUN.",
+                hint="Add --start-from with the run to continue. To continue the same run, use "
+                "--resume RUN.",
             )
         return job
     scratch = folders.resolve_scratch(job, environ)
@@ -60,7 +61,7 @@ def _find(job: Job, text: str, scratch: Path) -> Path:
             raise
         raise UsageError(
             f"Cannot start from {text}: there is no such file or folder.", hint=problem.hint
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _problem(path: Path, *, continues: bool) -> str | None:
@@ -104,7 +105,9 @@ def _file_problem(path: Path) -> str | None:
                 if file.read(2) != PICKLE:
                     return "it was not written by torch.save"
     except (CheckpointError, OSError) as problem:
-        return str(getattr(problem, "message", None) or getattr(problem, "strerror", problem)).rstrip(".")
+        return str(
+            getattr(problem, "message", None) or getattr(problem, "strerror", problem)
+        ).rstrip(".")
     return None
 
 
@@ -112,6 +115,7 @@ def _hint(path: Path) -> str:
     if path.is_file():
         return f"Use a {', '.join(WEIGHTS_SUFFIXES)} file, a Hugging Face model folder, or a run."
     return (
-        "Use a run that has saved one, its folder, or one checkpoint (step-...). To wait for a run to finish, add"
+        "Use a run that has saved one, its folder, or one checkpoint (step-...). To wait for a "
+        "run to finish, add"
         " --after RUN."
     )

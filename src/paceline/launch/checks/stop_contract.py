@@ -8,7 +8,9 @@ from paceline.spec import Job
 
 
 def describe_stop(job: Job) -> str:
-    """Return the stop contract in one line; empty for a script that uses the runtime or cannot be read."""
+    """Return the stop contract in one line; empty for a script that uses the runtime or cannot be
+    read.
+    """
     program, settings = job.program, job.resume
     name = program.name if program.is_module else str(job.cwd / program.name)
     texts = read_sources(name, is_module=program.is_module, import_path=[str(job.cwd)])

@@ -1,4 +1,5 @@
-"""What a submission from another machine has led to, in a file of its own. Its answer may be lost with the connection.
+"""What a submission from another machine has led to, in a file of its own. Its answer may be lost
+with the connection.
 
 The same submission, sent again, finds its job by this file instead of submitting a second one.
 """
@@ -19,11 +20,13 @@ from paceline.launch.confirmation.sweep_outcome import SweepOutcome, find_sweep
 from paceline.slurm.commands import read_job_id
 from paceline.slurm.sbatch import find_job
 
-PATIENCE = 90.0  # seconds to wait for an earlier command that has not heard yet that its connection is lost
+# seconds to wait for an earlier command that has not heard yet that its connection is lost
+PATIENCE = 90.0
 _descriptor: list[int] = []  # of the file of the submission that this process carries out
 _begun: list[Path] = []  # the same file, whether it is still open or not
 _code: list[str] = []  # the digest of what was sent with it
-_abandoned: dict[Path, list[int]] = {}  # trials by sweep: an earlier command was killed before it had submitted any
+# trials by sweep: an earlier command was killed before it had submitted any
+_abandoned: dict[Path, list[int]] = {}
 
 
 class RunOutcome(NamedTuple):
@@ -36,8 +39,8 @@ class RunOutcome(NamedTuple):
 def begin_submission(path: Path, *, code: str = "") -> RunOutcome | SweepOutcome | None:
     """Return what this submission has led to if it was carried out already.
 
-    Otherwise, what this process submits is recorded there, with the digest of its code, and nobody else carries out
-    the same submission meanwhile.
+    Otherwise, what this process submits is recorded there, with the digest of its code, and nobody
+    else carries out the same submission meanwhile.
     Raises ClusterError if it was withdrawn, and if Slurm does not say whether there is a job.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -55,12 +58,15 @@ def begin_submission(path: Path, *, code: str = "") -> RunOutcome | SweepOutcome
         return None
     os.close(descriptor)
     if found is None:
-        raise ClusterError("This submission was withdrawn before it began.", hint="Submit the script again.")
+        raise ClusterError(
+            "This submission was withdrawn before it began.", hint="Submit the script again."
+        )
     return found
 
 
 def settle_submission(path: Path) -> RunOutcome | SweepOutcome | None:
-    """Return what a submission has led to. If it is nothing, it is withdrawn: it never leads to a job.
+    """Return what a submission has led to. If it is nothing, it is withdrawn: it never leads to a
+    job.
 
     Raises ClusterError if Slurm does not say whether there is a job: nothing is withdrawn then.
     """
@@ -88,7 +94,9 @@ def read_code(content: bytes) -> str:
 
 
 def is_carried_out_here() -> bool:
-    """Whether this process carries out a submission from another machine, which waits for its answer."""
+    """Whether this process carries out a submission from another machine, which waits for its
+    answer.
+    """
     return bool(_begun)
 
 
@@ -98,7 +106,8 @@ def note_attempt(folder: RunFolder, *, known: Sequence[str]) -> None:
 
 
 def note_job(folder: RunFolder, job: str) -> str:
-    """Record the job of a run. It is in the queue already, so that a full disk is no error: return a note for it.
+    """Record the job of a run. It is in the queue already, so that a full disk is no error: return
+    a note for it.
 
     What `note_attempt` has recorded is enough to find the job later, as long as Slurm knows it.
     """
@@ -106,7 +115,9 @@ def note_job(folder: RunFolder, job: str) -> str:
         _write({"folder": str(folder.path), "job": job})
     except OSError as problem:
         reason = problem.strerror or str(problem)
-        note = f"job {job} is submitted, but Paceline cannot note this in {_begun[0].parent}: {reason}"
+        note = (
+            f"job {job} is submitted, but Paceline cannot note this in {_begun[0].parent}: {reason}"
+        )
     else:
         note = ""
     if _descriptor:  # not after Ctrl-C: the job is not known then
@@ -125,7 +136,9 @@ def note_trials(submission: Path, trials: Sequence[int]) -> None:
 
 
 def abandoned_trials(sweep: Path) -> list[int]:
-    """Return the trials that this very submission was to submit when it was killed. They have no job."""
+    """Return the trials that this very submission was to submit when it was killed. They have no
+    job.
+    """
     return _abandoned.get(sweep, [])
 
 
@@ -184,7 +197,9 @@ def _write(values: dict[str, Any]) -> None:
 
 
 def _append(descriptor: int, values: dict[str, Any]) -> None:
-    """Add a line: the lock is the file's. If the command is killed, or the disk is full, the lines before it count."""
+    """Add a line: the lock is the file's. If the command is killed, or the disk is full, the lines
+    before it count.
+    """
     os.lseek(descriptor, 0, os.SEEK_END)
     content = f"\n{json.dumps(values)}\n".encode()
     while content:

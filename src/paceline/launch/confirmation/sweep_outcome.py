@@ -1,4 +1,6 @@
-"""What a submission of a sweep's trials has led to. If its command was killed, a job may be there and not recorded."""
+"""What a submission of a sweep's trials has led to. If its command was killed, a job may be there
+and not recorded.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from paceline.slurm.sbatch import find_job
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """The jobs of a submission, how many trials they run, and how many of its trials have no job."""
+    """The jobs of a submission, how many trials they run, and how many of its trials have no
+    job.
+    """
 
     sweep: SweepFolder
     jobs: Sequence[str]
@@ -25,7 +29,8 @@ class SweepOutcome:
 
 
 def find_sweep(folder: Path, trials: Sequence[int]) -> SweepOutcome | None:
-    """Return the jobs of a submission's folder, which was to run `trials`; None if there is none, and none will come.
+    """Return the jobs of a submission's folder, which was to run `trials`; None if there is none,
+    and none will come.
 
     Raises NoAnswer if Slurm does not say whether there is a job.
     """
@@ -41,11 +46,15 @@ def find_sweep(folder: Path, trials: Sequence[int]) -> SweepOutcome | None:
         return None
     write_atomically(folder / SUBMITTED, "")
     count = sum(len(numbers) for line in lines for numbers in line["tasks"].values())
-    return SweepOutcome(sweep, [str(line["job"]) for line in lines], count, max(0, len(trials) - count))
+    return SweepOutcome(
+        sweep, [str(line["job"]) for line in lines], count, max(0, len(trials) - count)
+    )
 
 
 def _record_last_job(sweep: SweepFolder, folder: Path) -> None:
-    """Look for the job of the last call of sbatch. If it is not there, it ends at once should it come later."""
+    """Look for the job of the last call of sbatch. If it is not there, it ends at once should it
+    come later.
+    """
     jobs = [str(line["job"]) for line in sweep.read_jobs() if line.get("submission") == folder.name]
     listing = folder / f"tasks-{len(jobs) + 1}"
     cancelled = folder / f"cancelled-{listing.name}"

@@ -64,7 +64,9 @@ class BuildPlan:
         return self.files[self.folder.script.name]
 
 
-def plan_build(job: Job, inputs: EnvironmentInputs, environ: Mapping[str, str], resources: BuildResources) -> BuildPlan:
+def plan_build(
+    job: Job, inputs: EnvironmentInputs, environ: Mapping[str, str], resources: BuildResources
+) -> BuildPlan:
     """Return the plan of a new build, without creating anything."""
     store = store_path(job, environ)
     target = StoredEnvironment(store / inputs.key)
@@ -88,7 +90,9 @@ def plan_build(job: Job, inputs: EnvironmentInputs, environ: Mapping[str, str], 
     return BuildPlan(target, folder, files, _environment(job, environ, named), submission.variables)
 
 
-def _contents(job: Job, inputs: EnvironmentInputs, folder: BuildFolder) -> tuple[dict[str, str], list[str]]:
+def _contents(
+    job: Job, inputs: EnvironmentInputs, folder: BuildFolder
+) -> tuple[dict[str, str], list[str]]:
     """Return the files that the steps read, and the steps."""
     requirements = inputs.requirements
     files = {folder.requirements.name: _text(requirements.lines)}
@@ -98,9 +102,12 @@ def _contents(job: Job, inputs: EnvironmentInputs, folder: BuildFolder) -> tuple
         assert inputs.base is not None
         if requirements.lines:
             files[folder.definition.name] = definition(
-                base=inputs.base, origin=inputs.origin, folder=folder, lines=requirements.lines,
+                base=inputs.base,
+                origin=inputs.origin,
+                folder=folder,
+                lines=requirements.lines,
                 constraints=requirements.constraints,
-            )  # fmt: skip
+            )
         engine = job.environment.engine
         return files, image_steps(
             engine=engine if engine in ("apptainer", "singularity") else "apptainer",
@@ -133,10 +140,16 @@ def _marker(inputs: EnvironmentInputs) -> str:
     """Return the marker, for people and for `paceline env list`."""
     python = inputs.python
     value = {
-        "kind": inputs.kind, "key": inputs.key, "built": time.time(), "from": inputs.requirements.files,
-        "python": python.version if python else None, "base": inputs.base, "modules": inputs.modules,
-        "horovod": inputs.horovod, "requirements": [redact("", line) for line in inputs.requirements.lines],
-    }  # fmt: skip
+        "kind": inputs.kind,
+        "key": inputs.key,
+        "built": time.time(),
+        "from": inputs.requirements.files,
+        "python": python.version if python else None,
+        "base": inputs.base,
+        "modules": inputs.modules,
+        "horovod": inputs.horovod,
+        "requirements": [redact("", line) for line in inputs.requirements.lines],
+    }
     return json.dumps(value, indent=1) + "\n"
 
 
@@ -147,10 +160,16 @@ def _named_in(lines: list[str]) -> set[str]:
 
 def _environment(job: Job, environ: Mapping[str, str], named: set[str]) -> str:
     """Return the variables of a build. Addresses of indexes and proxies may hold passwords: they go nowhere else."""
-    variables = {name: text for name, text in environ.items() if _FORWARDED.fullmatch(name) or name in named}
+    variables = {
+        name: text for name, text in environ.items() if _FORWARDED.fullmatch(name) or name in named
+    }
     variables |= {name: environ[name] for name in PROXIES if environ.get(name)}
     variables |= {**module_variables(job.environment, environ), **job.environment.variables}
-    return "".join(f"export {name}={quote(text)}\n" for name, text in variables.items() if name not in SCRIPT_NAMES)
+    return "".join(
+        f"export {name}={quote(text)}\n"
+        for name, text in variables.items()
+        if name not in SCRIPT_NAMES
+    )
 
 
 # -- building ------------------------------------------------------------------------------------------
@@ -187,7 +206,8 @@ def submit_build(plan: BuildPlan) -> str:
             ) from None
         write_atomically(plan.folder.job, f"{job}\n")
     except BaseException:
-        if not (plan.folder.path / SUBMITTING).exists():  # otherwise there may be a job, which needs it
+        # otherwise there may be a job, which needs it
+        if not (plan.folder.path / SUBMITTING).exists():
             shutil.rmtree(plan.folder.path, ignore_errors=True)
         raise
     return job
@@ -198,9 +218,12 @@ def start_local_build(plan: BuildPlan) -> subprocess.Popen[bytes]:
     write_build(plan)
     with open(plan.folder.log, "wb") as log:
         return subprocess.Popen(
-            ["bash", str(plan.folder.script)], env=plan.submitter, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            ["bash", str(plan.folder.script)],
+            env=plan.submitter,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def find_live_build(target: StoredEnvironment) -> tuple[BuildFolder, str] | None:
@@ -214,14 +237,19 @@ def _jobs(folders: Iterable[Path]) -> dict[Path, str]:
     """Return the jobs of the builds that are submitted."""
     found = {}
     for path in sorted(folders):
-        with suppress(OSError):  # a local build, one that is just being submitted, or one that was just removed
+        # a local build, one that is just being submitted, or one that was just removed
+        with suppress(OSError):
             found[path] = (path / "job").read_text(encoding="utf-8").strip()
     return {path: job for path, job in found.items() if job}
 
 
 def _find_live(jobs: Iterable[str]) -> set[str]:
     """Return which of these jobs wait or run, with one question."""
-    return {job for job, state in squeue_and_sacct.states(jobs).items() if state.phase in (LIVE, WAITING)}
+    return {
+        job
+        for job, state in squeue_and_sacct.states(jobs).items()
+        if state.phase in (LIVE, WAITING)
+    }
 
 
 def may_be_building(builder: str) -> bool:
@@ -274,7 +302,12 @@ def require_buildable(job: Job) -> None:
             hint='You need not build anything; for an image of your own, use engine = "apptainer".',
         )
     image = job.environment.image
-    if job.environment.kind == "container" and job.environment.base is None and image and not is_remote(image):
+    if (
+        job.environment.kind == "container"
+        and job.environment.base is None
+        and image
+        and not is_remote(image)
+    ):
         raise UsageError(
             f"{job.source('environment.image')} is {image}, a file or folder that is used as it is.",
             hint="To build an image from it, set base instead of image.",

@@ -61,7 +61,8 @@ class BuildProgress:
         try:
             found = self._choose_query()([self.job]).get(self.job)
         except ClusterError:
-            return False  # the scheduler does not respond for a moment: the build may still be running
+            # the scheduler does not respond for a moment: the build may still be running
+            return False
         self.state = found.label if found is not None else "gone"
         return found is None or found.phase not in (LIVE, WAITING)
 
@@ -97,7 +98,9 @@ class BuildProgress:
             time.sleep(POLL_INTERVAL)
 
     def _count_packages(self, line: str) -> None:
-        match = re.match(r"\s*(?:Collecting ([\w.-]+)|Processing (?:\S*/)?([^-/\s]+)-\d\S*\.whl)", line)
+        match = re.match(
+            r"\s*(?:Collecting ([\w.-]+)|Processing (?:\S*/)?([^-/\s]+)-\d\S*\.whl)", line
+        )
         if match:
             self.collected.add(re.sub(r"[-_.]+", "-", match[1] or match[2]).lower())
 
@@ -105,10 +108,14 @@ class BuildProgress:
         """Return how many packages pip has collected and installed so far."""
         if self.process is None and self.state != "running":
             return f"job {self.job} is {self.state}"
-        names = {path.name.partition("-")[0] for path in self.target.path.glob("lib/python*/site-packages/*.dist-info")}
+        names = {
+            path.name.partition("-")[0]
+            for path in self.target.path.glob("lib/python*/site-packages/*.dist-info")
+        }
         if not names:
             return "building"
-        installed = len(names - ({"pip", "setuptools"} - self.collected))  # every venv starts with these two
+        # every venv starts with these two
+        installed = len(names - ({"pip", "setuptools"} - self.collected))
         return f"packages: {len(self.collected)} collected, {installed} installed"
 
     def _succeeded(self) -> bool:
@@ -126,7 +133,8 @@ class BuildProgress:
             text = self.folder.log.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return []
-        return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()  # container engines write in colours
+        # container engines write in colours
+        return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
 
     def check_result(self, *, is_shown: bool = False) -> None:
         """Raise if the build failed. `is_shown`: its log is above the error already."""
@@ -136,10 +144,16 @@ class BuildProgress:
         if self.target.is_complete:
             shutil.rmtree(self.folder.path, ignore_errors=True)
             return
-        builder = f"Job {self.job}{'' if self.state == 'failed' else f' ({self.state})'}" if self.job else "The build"
+        builder = (
+            f"Job {self.job}{'' if self.state == 'failed' else f' ({self.state})'}"
+            if self.job
+            else "The build"
+        )
         where = f" on {name}" if (name := cluster()) else ""
         raise EnvironmentProblem(
-            "\n  ".join([f"{builder} failed: nothing was built.", *([] if is_shown else self.errors())]),
+            "\n  ".join(
+                [f"{builder} failed: nothing was built.", *([] if is_shown else self.errors())]
+            ),
             hint=f"{self._advise()}The full log is in {self.folder.log}{where}.",
         )
 

@@ -25,7 +25,15 @@ DEFAULT_TIME = 2 * 3600
 DEFAULT_CPUS = 4
 
 # Options that a build shares with the runs, so that it is built on nodes like theirs.
-_SHARED_OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")
+_SHARED_OPTIONS = (
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "reservation",
+    "nodelist",
+    "exclude",
+)
 
 
 @dataclass(frozen=True)
@@ -35,10 +43,12 @@ class BuildFolder:
     path: Path
 
     script = Entry("build.sbatch")
-    environment = Entry("environment.sh")  # the build's variables, 0600; removed when the build ends
+    # the build's variables, 0600; removed when the build ends
+    environment = Entry("environment.sh")
     requirements = Entry("requirements.txt")
     constraints = Entry("constraints.txt")
-    first = Entry("first.txt")  # what is installed first: torch, which other packages are compiled against
+    # what is installed first: torch, which other packages are compiled against
+    first = Entry("first.txt")
 
     definition = Entry("image.def")
     marker = Entry("marker.json")  # the marker, until it is moved to the environment
@@ -208,7 +218,10 @@ def _environment(build: BuildScript) -> list[str]:
     ]
     if build.setup:
         lines += ["# `setup` in paceline.toml:", *build.setup]
-    return [*lines, f"cd {quote(str(build.cwd))} || paceline_fail {quote(f'Cannot enter {build.cwd}.')}"]
+    return [
+        *lines,
+        f"cd {quote(str(build.cwd))} || paceline_fail {quote(f'Cannot enter {build.cwd}.')}",
+    ]
 
 
 def _end() -> list[str]:

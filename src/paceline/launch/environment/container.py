@@ -67,7 +67,9 @@ def is_fetched(job: Job) -> bool:
 def _shared_folders(job: Job, run_path: RunPath) -> list[str]:
     """Return the folders that the container needs at the same paths: runs, code, the project, data to be staged."""
     data = [path for path in job.data.stage if path.startswith("/")]
-    wanted = dict.fromkeys([str(run_path.scratch / run_path.project), str(job.folder), str(job.cwd), *data])
+    wanted = dict.fromkeys(
+        [str(run_path.scratch / run_path.project), str(job.folder), str(job.cwd), *data]
+    )
     return [path for path in wanted if not any(path.startswith(f"{other}/") for other in wanted)]
 
 
@@ -86,7 +88,11 @@ def _pyxis_options(job: Job, shared: list[str]) -> list[str]:
             hint='Use another style, or engine = "apptainer".',
         )
     mounts = ",".join([*(f"{path}:{path}" for path in shared), *_binds(job)])
-    options = [f"--container-image={image_path(job)}", f"--container-mounts={mounts}", *job.environment.engine_options]
+    options = [
+        f"--container-image={image_path(job)}",
+        f"--container-mounts={mounts}",
+        *job.environment.engine_options,
+    ]
     return [quote(option) for option in options]
 
 
@@ -99,7 +105,10 @@ def _definition(job: Job, run_path: RunPath, shared: list[str], *, gpus: int) ->
     """Return the function as lines of bash."""
     found = " || ".join(f"type -P {engine}" for engine in engines(job.environment.engine))
     data_folder = job.data.folder
-    fixed = [*job.environment.engine_options, *(arg for bind in _binds(job) for arg in ("--bind", bind))]
+    fixed = [
+        *job.environment.engine_options,
+        *(arg for bind in _binds(job) for arg in ("--bind", bind)),
+    ]
     return [
         "# How a node enters the container: it uses the engine and the GPUs that it has, and mounts those of the job's",
         "# folders that exist on it.",
@@ -127,7 +136,10 @@ def _definition(job: Job, run_path: RunPath, shared: list[str], *, gpus: int) ->
     ]
 
 
-_GPUS = ["    [ -e /dev/nvidiactl ] && paceline_options+=(--nv)", "    [ -e /dev/kfd ] && paceline_options+=(--rocm)"]
+_GPUS = [
+    "    [ -e /dev/nvidiactl ] && paceline_options+=(--nv)",
+    "    [ -e /dev/kfd ] && paceline_options+=(--rocm)",
+]
 
 
 def _data_folder_lines(folder: str) -> list[str]:

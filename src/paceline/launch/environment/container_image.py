@@ -13,7 +13,16 @@ from paceline.launch.environment.build_script import IMAGE, BuildFolder
 from paceline.launch.environment.container import engines
 
 _INSIDE = "/opt/paceline"  # holds the input of the installation while it runs
-_SOURCES = ("docker", "library", "oras", "shub", "docker-daemon", "docker-archive", "oci", "oci-archive")
+_SOURCES = (
+    "docker",
+    "library",
+    "oras",
+    "shub",
+    "docker-daemon",
+    "docker-archive",
+    "oci",
+    "oci-archive",
+)
 
 
 def is_remote(image: str) -> bool:
@@ -21,7 +30,12 @@ def is_remote(image: str) -> bool:
 
 
 def definition(
-    *, base: str, origin: str, folder: BuildFolder, lines: Sequence[str], constraints: Sequence[str] = ()
+    *,
+    base: str,
+    origin: str,
+    folder: BuildFolder,
+    lines: Sequence[str],
+    constraints: Sequence[str] = (),
 ) -> str:
     """Return the definition file. `origin` names the files that the requirements come from."""
     _check_lines([*lines, *constraints])
@@ -55,7 +69,8 @@ def _header(base: str) -> list[str]:
         return ["Bootstrap: localimage", f"From: {_one_line(base)}"]
     if kind not in _SOURCES:
         raise SpecError(
-            f"base is {base!r}, but {kind}:// is not a source of images.", hint=f"Use {_SOURCES[0]}://name:tag."
+            f"base is {base!r}, but {kind}:// is not a source of images.",
+            hint=f"Use {_SOURCES[0]}://name:tag.",
         )
     return [f"Bootstrap: {kind}", f"From: {_one_line(name)}"]
 

@@ -18,7 +18,8 @@ from paceline.launch.environment.container import FUNCTION
 from paceline.launch.environment.modules import ModuleSection, load_line
 from paceline.launch.plan.slurm import SlurmPlan
 
-TIMEOUT = 120.0  # seconds: module systems on a busy file system take their time, and so does a first import
+# seconds: module systems on a busy file system take their time, and so does a first import
+TIMEOUT = 120.0
 
 MODULE_COMMAND, MODULE, ACTIVATION, COMMAND = "module command", "load ", "activation", "command"
 
@@ -36,7 +37,11 @@ class ProbeResult:
     @property
     def module(self) -> str | None:
         """The module that could not be loaded."""
-        return self.step.removeprefix(MODULE) if self.failure and self.step.startswith(MODULE) else None
+        return (
+            self.step.removeprefix(MODULE)
+            if self.failure and self.step.startswith(MODULE)
+            else None
+        )
 
     @property
     def last_line(self) -> str:
@@ -46,7 +51,9 @@ class ProbeResult:
 
 def module_lines(modules: ModuleSection) -> list[str]:
     """Return the lines that load modules, each with a note of what it does."""
-    loads = [f"{env.PROBE_STEP}={quote(MODULE + name)}\n{load_line(name)}" for name in modules.names]
+    loads = [
+        f"{env.PROBE_STEP}={quote(MODULE + name)}\n{load_line(name)}" for name in modules.names
+    ]
     return [f"{env.PROBE_STEP}={quote(MODULE_COMMAND)}", *modules.command, *modules.before, *loads]
 
 
@@ -66,33 +73,47 @@ def environment_lines(plan: SlurmPlan) -> list[str]:
     ]
 
 
-def probe(lines: Sequence[str], command: str, *args: str, environ: Mapping[str, str]) -> ProbeResult:
+def probe(
+    lines: Sequence[str], command: str, *args: str, environ: Mapping[str, str]
+) -> ProbeResult:
     """Have bash run the lines, then a command, in an empty folder and just this environment; nothing stays behind.
 
     The command may use "$@", which are `args`.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as folder:
         out, err, report = Path(folder, "out"), Path(folder, "err"), Path(folder, "report")
-        cwd = Path(folder, "cwd")  # the job starts in its run folder, where none of the project's files are
+        # the job starts in its run folder, where none of the project's files are
+        cwd = Path(folder, "cwd")
         cwd.mkdir()
         head = [
             f"unset {env.PROBE_LINES}; export -n {env.PROBE_REPORT}; export {env.CHECK}=1",
             f'paceline_fail() {{ printf "%s\\n" "${env.PROBE_STEP}" "$*" >"${env.PROBE_REPORT}"; exit 1; }}',
         ]
-        variables = {**environ, env.PROBE_LINES: "\n".join([*head, *lines, command]), env.PROBE_REPORT: str(report)}
+        variables = {
+            **environ,
+            env.PROBE_LINES: "\n".join([*head, *lines, command]),
+            env.PROBE_REPORT: str(report),
+        }
         # Files, not pipes: a line of `setup` may leave something in the background that holds them open.
         with open(out, "wb") as out_file, open(err, "wb") as err_file:
             process = subprocess.Popen(
-                ["bash", "-c", f'eval "${env.PROBE_LINES}"', "bash", *args], env=variables, cwd=cwd,
-                stdin=subprocess.DEVNULL, stdout=out_file, stderr=err_file, start_new_session=True,
-            )  # fmt: skip
+                ["bash", "-c", f'eval "${env.PROBE_LINES}"', "bash", *args],
+                env=variables,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=out_file,
+                stderr=err_file,
+                start_new_session=True,
+            )
             try:
                 code: int | None = process.wait(TIMEOUT)
             except subprocess.TimeoutExpired:
                 code = None
             finally:
                 _end_group(process)
-        printed, errors = (path.read_text(encoding="utf-8", errors="replace") for path in (out, err))
+        printed, errors = (
+            path.read_text(encoding="utf-8", errors="replace") for path in (out, err)
+        )
         if not report.exists():
             return ProbeResult(code, printed, errors)
         step, _, failure = report.read_text(encoding="utf-8", errors="replace").partition("\n")
@@ -110,7 +131,9 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def probe_python(plan: SlurmPlan, args: Sequence[str]) -> ProbeResult:
     """Run the job's own Python with these arguments: in its container, if it has one that bash can enter."""
     start = FUNCTION if plan.environment.container else "exec"
-    return probe(environment_lines(plan), f'{start} "$paceline_python" "$@"', *args, environ=plan.submitter)
+    return probe(
+        environment_lines(plan), f'{start} "$paceline_python" "$@"', *args, environ=plan.submitter
+    )
 
 
 def module_hint(plan: SlurmPlan, name: str) -> str:
@@ -128,7 +151,9 @@ def module_hint(plan: SlurmPlan, name: str) -> str:
     close = difflib.get_close_matches(name, known if "/" in name else stems, n=1)
     if close:
         return f"Did you mean {close[0]!r}? `module avail` lists all modules."
-    return "`module avail` lists all modules; module_paths in [environment] adds folders of modules."
+    return (
+        "`module avail` lists all modules; module_paths in [environment] adds folders of modules."
+    )
 
 
 def available_names(text: str) -> list[str]:

@@ -26,7 +26,13 @@ EXPORTS = {
     "setup.py": "pip-compile setup.py --output-file requirements.lock",
     "setup.cfg": "pip-compile setup.cfg --output-file requirements.lock",
 }
-DEFAULT_FILES = ("requirements.lock", "Pipfile.lock", "requirements.txt", "pyproject.toml", "Pipfile")
+DEFAULT_FILES = (
+    "requirements.lock",
+    "Pipfile.lock",
+    "requirements.txt",
+    "pyproject.toml",
+    "Pipfile",
+)
 _DEFAULT_INDEX = re.compile(r"https://pypi\.(python\.)?org/simple/?")
 
 
@@ -44,11 +50,14 @@ def from_pyproject(text: str, *, where: str, extras: tuple[str, ...] = ()) -> li
     for extra in extras:
         if extra not in known:
             raise SpecError(
-                f"{where} has no extra {extra!r}.", hint=f"Choose one of: {', '.join(sorted(known)) or 'none'}."
+                f"{where} has no extra {extra!r}.",
+                hint=f"Choose one of: {', '.join(sorted(known)) or 'none'}.",
             )
         lines += known[extra]
     if not all(isinstance(line, str) for line in lines):
-        raise SpecError(f"{where} has a dependency that is not a string.", hint='Write it as in "torch>=2.6".')
+        raise SpecError(
+            f"{where} has a dependency that is not a string.", hint='Write it as in "torch>=2.6".'
+        )
     return _expand_own_extras(lines, project, where)
 
 
@@ -69,7 +78,9 @@ def _expand_own_extras(lines: list[str], project: Mapping[str, Any], where: str)
         for extra in extras:
             if extra not in known:
                 raise SpecError(f"{where} has no extra {extra!r}.", hint="Correct its name.")
-        pending = [each for extra in extras if extra not in expanded for each in known[extra]] + pending
+        pending = [
+            each for extra in extras if extra not in expanded for each in known[extra]
+        ] + pending
         expanded.update(extras)
     return list(dict.fromkeys(found))
 
@@ -78,7 +89,9 @@ def from_pipfile(text: str, *, where: str) -> list[str]:
     """Return `[packages]` of a Pipfile, and its sources."""
     values = _toml(text, where)
     lines = _sources(values.get("source", []))
-    return lines + [_pipfile_line(name, entry, where) for name, entry in values.get("packages", {}).items()]
+    return lines + [
+        _pipfile_line(name, entry, where) for name, entry in values.get("packages", {}).items()
+    ]
 
 
 def from_pipfile_lock(text: str, *, where: str) -> tuple[list[str], list[str]]:
@@ -87,12 +100,16 @@ def from_pipfile_lock(text: str, *, where: str) -> tuple[list[str], list[str]]:
         values = json.loads(text)
         packages: dict[str, dict[str, Any]] = values["default"]
     except (ValueError, KeyError, TypeError):
-        raise SpecError(f"{where} is not a Pipenv lock file.", hint="Create it again with `pipenv lock`.") from None
+        raise SpecError(
+            f"{where} is not a Pipenv lock file.", hint="Create it again with `pipenv lock`."
+        ) from None
     # pip checks either all hashes or none.
     unhashed = [name for name, entry in packages.items() if not entry.get("hashes")]
     notes = []
     if unhashed and len(unhashed) < len(packages):
-        notes.append(f"{where} has no hash for {', '.join(unhashed[:3])}, so pip cannot check the other hashes either")
+        notes.append(
+            f"{where} has no hash for {', '.join(unhashed[:3])}, so pip cannot check the other hashes either"
+        )
     lines = _sources(values.get("_meta", {}).get("sources", []))
     for name, entry in packages.items():
         line = _pipfile_line(name, entry, where)
@@ -107,13 +124,17 @@ def _pipfile_line(name: str, entry: object, where: str) -> str:
     if isinstance(entry, str):
         entry = {"version": entry}
     if not isinstance(entry, dict):
-        raise SpecError(f"Invalid {name} = {entry!r} in {where}.", hint='Use a version such as "*" or "==1.0".')
+        raise SpecError(
+            f"Invalid {name} = {entry!r} in {where}.", hint='Use a version such as "*" or "==1.0".'
+        )
     extras = f"[{','.join(entry['extras'])}]" if entry.get("extras") else ""
     marker = f" ; {entry['markers']}" if entry.get("markers") else ""
     if "git" in entry:
         reference = f"@{entry['ref']}" if entry.get("ref") else ""
         inside = f"#subdirectory={entry['subdirectory']}" if entry.get("subdirectory") else ""
-        return f"{name}{extras} @ git+{entry['git'].removeprefix('git+')}{reference}{inside}{marker}"
+        return (
+            f"{name}{extras} @ git+{entry['git'].removeprefix('git+')}{reference}{inside}{marker}"
+        )
     if "path" in entry:
         return f"{'-e ' if entry.get('editable') else ''}{entry['path']}{extras}{marker}"
     if "file" in entry:

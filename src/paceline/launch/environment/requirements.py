@@ -24,10 +24,22 @@ from paceline.spec import Job
 from paceline.spec.home_path import expand_home
 
 CONSTRAINTS = "constraints.txt"
-_FILE_OPTION = re.compile(r"(-r|--requirement|-c|--constraint|-f|--find-links)(?:\s+|=|(?<=^-[rcf]))(.+)")
+_FILE_OPTION = re.compile(
+    r"(-r|--requirement|-c|--constraint|-f|--find-links)(?:\s+|=|(?<=^-[rcf]))(.+)"
+)
 _EDITABLE = re.compile(r"(-e|--editable)(\s+|=)")
 _METADATA = {"pyproject.toml", "setup.py", "setup.cfg"}
-_NOT_SOURCE = {".git", "__pycache__", ".venv", "venv", "build", "dist", ".tox", ".mypy_cache", ".ruff_cache"}
+_NOT_SOURCE = {
+    ".git",
+    "__pycache__",
+    ".venv",
+    "venv",
+    "build",
+    "dist",
+    ".tox",
+    ".mypy_cache",
+    ".ruff_cache",
+}
 
 
 @dataclass
@@ -43,7 +55,10 @@ class Requirements:
 
 def read_requirements(job: Job) -> Requirements:
     """Read what `[environment] requirements` and `constraints` name, or what the project's folder has."""
-    named = list(job.environment.requirements) or [name for name in DEFAULT_FILES if (job.folder / name).is_file()][:1]
+    named = (
+        list(job.environment.requirements)
+        or [name for name in DEFAULT_FILES if (job.folder / name).is_file()][:1]
+    )
     if not named:
         raise _nothing_to_build_from(job)
     found = Requirements(files=named)
@@ -68,7 +83,10 @@ def read_requirements(job: Job) -> Requirements:
 def _nothing_to_build_from(job: Job) -> SpecError:
     for name, export in EXPORTS.items():
         if (job.folder / name).exists():
-            return SpecError(f"pip cannot install {laptop_path(job.folder / name)}.", hint=f"Export it first: {export}")
+            return SpecError(
+                f"pip cannot install {laptop_path(job.folder / name)}.",
+                hint=f"Export it first: {export}",
+            )
     return SpecError(
         f"{laptop_path(job.folder)} has nothing to build from: none of {', '.join(DEFAULT_FILES)}{_not_sent()}.",
         hint=f"Write a requirements.txt there, or name a file with `{to_type('env build FILE')}`.",
@@ -83,7 +101,9 @@ def _not_sent() -> str:
 def _parts(name: str) -> tuple[str, tuple[str, ...]]:
     """Split `pyproject.toml[torch,gpu]` into the file and its extras."""
     match = re.fullmatch(r"(.*?)\[([\w., -]*)\]", name)
-    return (match[1], tuple(extra.strip() for extra in match[2].split(","))) if match else (name, ())
+    return (
+        (match[1], tuple(extra.strip() for extra in match[2].split(","))) if match else (name, ())
+    )
 
 
 def _existing(job: Job, name: str, key: str) -> Path:
@@ -103,7 +123,9 @@ def _read_one(job: Job, name: str, found: Requirements) -> None:
     if base in EXPORTS:
         raise SpecError(f"pip cannot install {where}.", hint=f"Export it first: {EXPORTS[base]}")
     if extras and path.suffix != ".toml":
-        raise SpecError(f"{where} has no extras: only pyproject.toml has.", hint=f"Remove [{','.join(extras)}].")
+        raise SpecError(
+            f"{where} has no extras: only pyproject.toml has.", hint=f"Remove [{','.join(extras)}]."
+        )
     if base == "Pipfile":
         found.lines += from_pipfile(_text(path), where=where)
     elif base == "Pipfile.lock":
@@ -120,13 +142,19 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
-        raise SpecError(f"Cannot read {laptop_path(path)}: {problem}.", hint="Fix the file, or name another.") from None
+        raise SpecError(
+            f"Cannot read {laptop_path(path)}: {problem}.", hint="Fix the file, or name another."
+        ) from None
 
 
-def _read_lines(path: Path, found: Requirements, *, constraint: bool = False, above: tuple[Path, ...] = ()) -> None:
+def _read_lines(
+    path: Path, found: Requirements, *, constraint: bool = False, above: tuple[Path, ...] = ()
+) -> None:
     """Read a requirements or constraints file, and the files that it refers to."""
     if path in above:
-        raise SpecError(f"{path} includes itself through {above[-1]}.", hint="Remove one of the two lines.")
+        raise SpecError(
+            f"{path} includes itself through {above[-1]}.", hint="Remove one of the two lines."
+        )
     for number, line in _logical_lines(_text(path)):
         match = _FILE_OPTION.fullmatch(line)
         if match is None:
@@ -168,7 +196,11 @@ def _local_packages(lines: Iterable[str], folder: Path) -> Iterator[tuple[str, s
     for line in lines:
         editable = _EDITABLE.match(line)
         name = line[editable.end() :] if editable else line
-        name = re.sub(r"^[\w.\[\],-]+\s*@\s*(?=file:)", "", name).removeprefix("file://").removeprefix("file:")
+        name = (
+            re.sub(r"^[\w.\[\],-]+\s*@\s*(?=file:)", "", name)
+            .removeprefix("file://")
+            .removeprefix("file:")
+        )
         name = re.sub(r"(\[[\w,. -]*\])?(\s*;.*)?(\s+--.*)?$", "", name).strip()
         path = folder / name
         if "://" in name or name.startswith("-") or not (os.sep in name or name in (".", "..")):
@@ -188,12 +220,18 @@ def _digest(path: Path, *, only_metadata: bool) -> str:
         digest.update(path.read_bytes())
         return digest.hexdigest()
     for root, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if name not in _NOT_SOURCE and not name.endswith(".egg-info"))
+        folders[:] = sorted(
+            name for name in folders if name not in _NOT_SOURCE and not name.endswith(".egg-info")
+        )
         if only_metadata:
             folders[:] = []
         for name in sorted(names):
             file = Path(root, name)
-            if name.endswith(".pyc") or not file.is_file() or (only_metadata and name not in _METADATA):
+            if (
+                name.endswith(".pyc")
+                or not file.is_file()
+                or (only_metadata and name not in _METADATA)
+            ):
                 continue
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             digest.update(f"{file.relative_to(path)}\0{content}\n".encode(errors="surrogateescape"))

@@ -70,7 +70,9 @@ class EnvironmentInputs:
     def key(self) -> str:
         """A hash of the inputs, without the project's path and the names of files."""
         inputs = asdict(self)
-        inputs["requirements"] = {name: inputs["requirements"][name] for name in ("lines", "constraints", "local")}
+        inputs["requirements"] = {
+            name: inputs["requirements"][name] for name in ("lines", "constraints", "local")
+        }
         if self.python is not None:
             inputs["python"].pop("command")
         text = json.dumps([_FORMAT, inputs], sort_keys=True)
@@ -122,7 +124,9 @@ def store_path(job: Job, environ: Mapping[str, str]) -> Path:
 def list_environments(store: Path) -> list[StoredEnvironment]:
     """Return all environments of a store, oldest first, including those being built."""
     try:
-        names = [entry.name for entry in os.scandir(store) if entry.is_dir() and "." not in entry.name]
+        names = [
+            entry.name for entry in os.scandir(store) if entry.is_dir() and "." not in entry.name
+        ]
     except OSError:
         return []
     found = [StoredEnvironment(store / name) for name in names if name != "cache"]
@@ -141,7 +145,9 @@ def environment_inputs(job: Job, environ: Mapping[str, str]) -> EnvironmentInput
                 f"{job.source('environment.horovod')} is set, but Horovod is built into venvs, not into containers.",
                 hint="Choose a base image that has Horovod.",
             )
-        return EnvironmentInputs("container", requirements, base=base, base_state=_state_of(job, base))
+        return EnvironmentInputs(
+            "container", requirements, base=base, base_state=_state_of(job, base)
+        )
     return EnvironmentInputs(
         "venv",
         read_requirements(job),
@@ -174,13 +180,17 @@ def find_python(job: Job, environ: Mapping[str, str]) -> Python:
     name = environment.base_python or ("python3" if environment.modules else None)
     if name is None:
         version = "{}.{}".format(*sys.version_info[:2])
-        return Python(sys.executable, version, sys.base_prefix, platform.machine(), sys.implementation.name)
+        return Python(
+            sys.executable, version, sys.base_prefix, platform.machine(), sys.implementation.name
+        )
     command = str(job.folder / expand_home(name)) if os.sep in name else name
     variables = {**module_variables(environment, environ), **environment.variables}
     lines = [f"export {key}={quote(value)}" for key, value in variables.items()]
     lines += [*module_lines(module_section(environment)), *environment.setup]
     result = probe(
-        lines, f"exec {quote(command)} -c {quote(_DESCRIBE)}", environ=submission_environment(environ, ()).variables
+        lines,
+        f"exec {quote(command)} -c {quote(_DESCRIBE)}",
+        environ=submission_environment(environ, ()).variables,
     )
     try:
         details = json.loads(result.out.strip().splitlines()[-1])
@@ -197,25 +207,40 @@ def resolve_environment(job: Job, environ: Mapping[str, str]) -> Job:
     environment = job.environment
     if environment.kind == "venv" and environment.path is None and environment.requirements:
         key = "path"
-    elif environment.kind == "container" and environment.image is None and environment.base is not None:
+    elif (
+        environment.kind == "container"
+        and environment.image is None
+        and environment.base is not None
+    ):
         key = "image"
     else:
         return job
     stored = StoredEnvironment(store_path(job, environ) / environment_inputs(job, environ).key)
     value = str(stored.path if key == "path" else stored.image)
-    tables = job.tables.model_copy(update={"environment": environment.model_copy(update={key: value})})
+    tables = job.tables.model_copy(
+        update={"environment": environment.model_copy(update={key: value})}
+    )
     source = _SOURCE if key == "path" else "environment.base"
-    return replace(job, tables=tables, sources={**job.sources, f"environment.{key}": job.source(source)})
+    return replace(
+        job, tables=tables, sources={**job.sources, f"environment.{key}": job.source(source)}
+    )
 
 
 def check_built(job: Job) -> list[Finding]:
     """Check that the job's environment is built, if it has to be."""
     environment = job.environment
     if environment.kind == "current":
-        for key, kind in (("requirements", "venv"), ("path", "venv"), ("image", "container"), ("base", "container")):
+        for key, kind in (
+            ("requirements", "venv"),
+            ("path", "venv"),
+            ("image", "container"),
+            ("base", "container"),
+        ):
             if getattr(environment, key):
                 text = f"{job.source(f'environment.{key}')} is set, but the run uses this Python."
-                return [Finding("environment", WARNING, text, f'Set kind = "{kind}" in [environment].')]
+                return [
+                    Finding("environment", WARNING, text, f'Set kind = "{kind}" in [environment].')
+                ]
     path = environment.path if environment.kind == "venv" else environment.image
     if path is None or "://" in path:
         return []

@@ -19,9 +19,20 @@ SLURM_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORM
 
 # What a node needs to find the current Python, for kind = "current".
 _CURRENT_PYTHON = (
-    "PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE",
-    "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH",
-)  # fmt: skip
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LIBRARY_PATH",
+    "CPATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONUSERBASE",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "ROCM_PATH",
+)
 
 # Begins the line of environment.sh that names the secrets below it. stop_and_requeue.sh looks for it.
 SECRETS_MARK = "# Secrets until the run is over:"
@@ -35,28 +46,64 @@ PROXIES = tuple(
 
 # The submitter's settings of wandb; its key and its server's address go with the secrets.
 _WANDB = (
-    "WANDB_MODE", "WANDB_ENTITY", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_TAGS", "WANDB_NOTES", "WANDB_SILENT",
-)  # fmt: skip
+    "WANDB_MODE",
+    "WANDB_ENTITY",
+    "WANDB_PROJECT",
+    "WANDB_RUN_GROUP",
+    "WANDB_TAGS",
+    "WANDB_NOTES",
+    "WANDB_SILENT",
+)
 
 # sbatch reads these before the lines of a script: the option that each one sets.
 SBATCH_DEFAULTS = {
-    "SBATCH_ACCOUNT": "account", "SBATCH_ARRAY_INX": "array", "SBATCH_CLUSTERS": "clusters",
-    "SBATCH_CONSTRAINT": "constraint", "SBATCH_CPUS_PER_GPU": "cpus-per-gpu", "SBATCH_ERROR": "error",
-    "SBATCH_EXCLUSIVE": "exclusive", "SBATCH_EXPORT": "export", "SBATCH_GET_USER_ENV": "get-user-env",
-    "SBATCH_GPUS": "gpus", "SBATCH_GPUS_PER_NODE": "gpus-per-node", "SBATCH_GPUS_PER_TASK": "gpus-per-task",
-    "SBATCH_GRES": "gres", "SBATCH_INPUT": "input", "SBATCH_JOB_NAME": "job-name",
-    "SBATCH_MEM_PER_CPU": "mem-per-cpu", "SBATCH_MEM_PER_GPU": "mem-per-gpu", "SBATCH_MEM_PER_NODE": "mem",
-    "SBATCH_NO_REQUEUE": "no-requeue", "SBATCH_OPEN_MODE": "open-mode", "SBATCH_OUTPUT": "output",
-    "SBATCH_PARTITION": "partition", "SBATCH_QOS": "qos", "SBATCH_REQUEUE": "requeue",
-    "SBATCH_RESERVATION": "reservation", "SBATCH_SIGNAL": "signal", "SBATCH_TIMELIMIT": "time",
-    "SBATCH_WAIT": "wait", "SBATCH_WCKEY": "wckey",
-}  # fmt: skip
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_ARRAY_INX": "array",
+    "SBATCH_CLUSTERS": "clusters",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_CPUS_PER_GPU": "cpus-per-gpu",
+    "SBATCH_ERROR": "error",
+    "SBATCH_EXCLUSIVE": "exclusive",
+    "SBATCH_EXPORT": "export",
+    "SBATCH_GET_USER_ENV": "get-user-env",
+    "SBATCH_GPUS": "gpus",
+    "SBATCH_GPUS_PER_NODE": "gpus-per-node",
+    "SBATCH_GPUS_PER_TASK": "gpus-per-task",
+    "SBATCH_GRES": "gres",
+    "SBATCH_INPUT": "input",
+    "SBATCH_JOB_NAME": "job-name",
+    "SBATCH_MEM_PER_CPU": "mem-per-cpu",
+    "SBATCH_MEM_PER_GPU": "mem-per-gpu",
+    "SBATCH_MEM_PER_NODE": "mem",
+    "SBATCH_NO_REQUEUE": "no-requeue",
+    "SBATCH_OPEN_MODE": "open-mode",
+    "SBATCH_OUTPUT": "output",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_REQUEUE": "requeue",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_SIGNAL": "signal",
+    "SBATCH_TIMELIMIT": "time",
+    "SBATCH_WAIT": "wait",
+    "SBATCH_WCKEY": "wckey",
+}
 
 # Options that a default in the environment must never set: counts of tasks and GPUs, and how a run is requeued.
 _NEVER_BY_DEFAULT = {
-    "array", "wait", "error", "input", "get-user-env", "gpus", "gpus-per-node", "gpus-per-task", "gres",
-    "cpus-per-gpu", "mem-per-gpu", "requeue", "no-requeue",
-}  # fmt: skip
+    "array",
+    "wait",
+    "error",
+    "input",
+    "get-user-env",
+    "gpus",
+    "gpus-per-node",
+    "gpus-per-task",
+    "gres",
+    "cpus-per-gpu",
+    "mem-per-gpu",
+    "requeue",
+    "no-requeue",
+}
 # Options that exclude each other: where ours sets one, a default must not set the other.
 _SAME = {"mem-per-cpu": "mem", "mem-per-gpu": "mem"}
 
@@ -69,7 +116,9 @@ class SubmissionEnvironment:
     defaults: dict[str, str]  # SBATCH_PARTITION -> "partition"
 
 
-def submission_environment(environ: Mapping[str, str], directives: Iterable[Directive]) -> SubmissionEnvironment:
+def submission_environment(
+    environ: Mapping[str, str], directives: Iterable[Directive]
+) -> SubmissionEnvironment:
     """Return what sbatch, and through it the job, sees of the submitter's environment.
 
     Nothing that an outer job, MPI or an agent has left in it; no default that the job overrides; no secret, since
@@ -98,13 +147,23 @@ def environment_file(job: Job, environ: Mapping[str, str], secrets: Secrets) -> 
     variables.update({name: environ[name] for name in _WANDB if environ.get(name)})
     variables.update(secrets.values)
     # The ranks get every plain variable from the launch spec; here they must not overwrite the script's own.
-    variables.update({k: v for k, v in job.environment.variables.items() if not belongs_to_script(k)})
-    hidden = [name for name, value in variables.items() if name in secrets.values or redact(name, value) == REDACTED]
+    variables.update(
+        {k: v for k, v in job.environment.variables.items() if not belongs_to_script(k)}
+    )
+    hidden = [
+        name
+        for name, value in variables.items()
+        if name in secrets.values or redact(name, value) == REDACTED
+    ]
     lines = {name: _assignment(name, value) for name, value in variables.items()}
     plain = [line for name, line in lines.items() if name not in hidden]
     # The secrets come last: stop_and_requeue.sh removes them, and all that follows the mark, when the run is over.
-    marked = [f"{SECRETS_MARK} {' '.join(hidden)}", *(lines[name] for name in hidden)] if hidden else []
-    return "\n".join(["# The variables of this run, sourced by job.sbatch.", *plain, *marked]) + "\n"
+    marked = (
+        [f"{SECRETS_MARK} {' '.join(hidden)}", *(lines[name] for name in hidden)] if hidden else []
+    )
+    return (
+        "\n".join(["# The variables of this run, sourced by job.sbatch.", *plain, *marked]) + "\n"
+    )
 
 
 def secret_names(text: str) -> list[str]:

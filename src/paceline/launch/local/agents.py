@@ -20,38 +20,52 @@ from paceline.errors import LaunchError
 from paceline.launch.plan.local import AgentCommand, LocalPlan
 from paceline.launch.runs.claims import local_job_start_name, record_processes
 
-KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)  # how an agent ends that nobody asked to
+# how an agent ends that nobody asked to
+KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)
 EXIT_TIMEOUT = 20.0  # seconds for the other agents to exit after the head agent
 
 
 def run_agents(
-    plan: LocalPlan, *, prestarted: Prestarted | None = None, after_start: Callable[[], None] = lambda: None
+    plan: LocalPlan,
+    *,
+    prestarted: Prestarted | None = None,
+    after_start: Callable[[], None] = lambda: None,
 ) -> int:
     """Start all agents of a plan, wait for them and return the head agent's exit code.
 
     If an agent is killed, starts them again; the new head agent knows how often that may happen.
-    `prestarted` is a zygote that waits for its agent; only a single agent can use it. `after_start` is called while
-    the ranks start: it does what they need not wait for.
+    `prestarted` is a zygote that waits for its agent; only a single agent can use it. `after_start`
+    is called while the ranks start: it does what they need not wait for.
     """
     job_start = plan.run_path.folder.job_start(local_job_start_name())
     while True:
         code = _run_once(plan, prestarted, after_start)
         prestarted, after_start = None, lambda: None
-        if code not in (*KILLED, RESTART_EXIT) or job_start.verdict.exists() or not job_start.agent.exists():
+        if (
+            code not in (*KILLED, RESTART_EXIT)
+            or job_start.verdict.exists()
+            or not job_start.agent.exists()
+        ):
             return code if code >= 0 else 128 - code
         for path in (job_start.head, *job_start.join_errors()):
             path.unlink(missing_ok=True)
 
 
-def _run_once(plan: LocalPlan, prestarted: Prestarted | None, after_start: Callable[[], None]) -> int:
+def _run_once(
+    plan: LocalPlan, prestarted: Prestarted | None, after_start: Callable[[], None]
+) -> int:
     shared = shared_variables(len(plan.agents))
     processes: list[subprocess.Popen[bytes]] = []
     with _forward_signals(processes):
         try:
             for starter in plan.agents:
                 passed = prestarted if len(plan.agents) == 1 else None
-                processes.append(start_agent(starter, shared, secrets=plan.secrets, prestarted=passed))
-            record_processes(plan.run_path.folder, [os.getpid(), *(process.pid for process in processes)])
+                processes.append(
+                    start_agent(starter, shared, secrets=plan.secrets, prestarted=passed)
+                )
+            record_processes(
+                plan.run_path.folder, [os.getpid(), *(process.pid for process in processes)]
+            )
             if prestarted is not None:
                 # Now only the agent holds it, so the zygote ends with the agent.
                 os.close(prestarted.descriptor)
@@ -101,7 +115,9 @@ def start_agent(
     inherited = {name: value for name, value in os.environ.items() if name not in _RUN_VARIABLES}
     environment = {**inherited, **secrets, **shared, **starter.variables}
     if "PYTHONPATH" in starter.variables and inherited.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = os.pathsep.join([starter.variables["PYTHONPATH"], inherited["PYTHONPATH"]])
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [starter.variables["PYTHONPATH"], inherited["PYTHONPATH"]]
+        )
     if prestarted is not None:
         environment[env.ZYGOTE] = str(prestarted.descriptor)
         if prestarted.agent is not None:
@@ -110,7 +126,8 @@ def start_agent(
         return subprocess.Popen(
             starter.argv,
             env=environment,
-            stdin=None if starter.is_head and output is None and is_open(0) else subprocess.DEVNULL,  # rank 0 reads it
+            # rank 0 reads it
+            stdin=None if starter.is_head and output is None and is_open(0) else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             pass_fds=() if prestarted is None else (prestarted.descriptor,),
@@ -118,21 +135,29 @@ def start_agent(
         )
     except OSError as error:
         raise LaunchError(
-            f"Cannot start {starter.argv[0]}: {error.strerror}.", hint="Check the interpreter's path."
+            f"Cannot start {starter.argv[0]}: {error.strerror}.",
+            hint="Check the interpreter's path.",
         ) from None
 
 
 _RUN_VARIABLES = (
-    env.RUN, env.ATTEMPT, env.JOB_START, env.RENDEZVOUS, env.TOKEN, env.AGENT, env.HEARTBEAT,
-    env.ZYGOTE, env.DATA,
-)  # fmt: skip
+    env.RUN,
+    env.ATTEMPT,
+    env.JOB_START,
+    env.RENDEZVOUS,
+    env.TOKEN,
+    env.AGENT,
+    env.HEARTBEAT,
+    env.ZYGOTE,
+    env.DATA,
+)
 
 
 def _agent_setup() -> Callable[[], None] | None:
     """Return a function that prepares a new agent process.
 
-    It gets its own process group, so that Ctrl-C reaches it only through us, and a SIGTERM if this process dies. A
-    Ctrl-C that we forward waits until the agent handles it.
+    It gets its own process group, so that Ctrl-C reaches it only through us, and a SIGTERM if this
+    process dies. A Ctrl-C that we forward waits until the agent handles it.
     """
     if os.name != "posix":
         return None
@@ -148,7 +173,8 @@ def _agent_setup() -> Callable[[], None] | None:
 
 @contextmanager
 def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Forward Ctrl-C to every agent, and a stop request to the head agent, which informs the others.
+    """Forward Ctrl-C to every agent, and a stop request to the head agent, which informs the
+    others.
 
     At the first Ctrl-C the ranks save and stop. The second one ends them at once.
     """
@@ -173,7 +199,9 @@ Handler = Callable[[int, FrameType | None], None]
 
 @contextmanager
 def handle_signals(interrupt: Handler, stop: Handler) -> Iterator[None]:
-    """Handle Ctrl-C and stop requests: SIGTERM, and SIGHUP unless it is ignored (as under nohup)."""
+    """Handle Ctrl-C and stop requests: SIGTERM, and SIGHUP unless it is ignored (as under
+    nohup).
+    """
     handlers = {signal.SIGINT: interrupt, signal.SIGTERM: stop}
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         handlers[signal.SIGHUP] = stop

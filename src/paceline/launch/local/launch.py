@@ -37,14 +37,20 @@ class NewRun:
 
     def _plan(self, run_path: RunPath) -> LocalPlan:
         return plan_local(
-            self.job, run_path=run_path, machine=self.machine, python=self.python, environ=os.environ,
+            self.job,
+            run_path=run_path,
+            machine=self.machine,
+            python=self.python,
+            environ=os.environ,
             file_secrets=self.secrets,
-        )  # fmt: skip
+        )
 
     def prepare(self, command: Sequence[str], *, code_later: bool = False) -> tuple[str, ...]:
-        """Create the run folder; return notes for the user. `command` is recorded as what the user typed.
+        """Create the run folder; return notes for the user. `command` is recorded as what the user
+        typed.
 
-        With `code_later`, call `keep_code` when the agents have started: they do not need the copy of the code.
+        With `code_later`, call `keep_code` when the agents have started: they do not need the copy
+        of the code.
         """
         if self.plan.launch_spec.data:
             from paceline.launch.checks.data import require_data
@@ -53,15 +59,23 @@ class NewRun:
         with folders.create_run_folder(self.plan.run_path) as run_path:
             self.plan = plan = self._plan(run_path)
             prepared = prepare(
-                self.job, run_path=run_path, rank_counts=plan.rank_counts, launch_spec=plan.launch_spec,
-                command=list(command), backend="local", snapshot_required=self.snapshot_required, code_later=code_later,
-            )  # fmt: skip
+                self.job,
+                run_path=run_path,
+                rank_counts=plan.rank_counts,
+                launch_spec=plan.launch_spec,
+                command=list(command),
+                backend="local",
+                snapshot_required=self.snapshot_required,
+                code_later=code_later,
+            )
             claim_run(run_path.folder)
         self._keep_code = prepared.keep_code
         return (*plan.notes, *prepared.notes)
 
     def keep_code(self) -> list[str]:
-        """Copy the code into the run folder, after `prepare` with `code_later`; return notes for the user."""
+        """Copy the code into the run folder, after `prepare` with `code_later`; return notes for
+        the user.
+        """
         try:
             return self._keep_code()
         except OSError as error:  # the run itself goes on
@@ -71,14 +85,21 @@ class NewRun:
 class ResumedRun:
     """An existing run to resume here, with what was typed this time."""
 
-    def __init__(self, job: Job, folder: RunFolder, launch_spec: LaunchSpec, *, new_program: bool = False) -> None:
+    def __init__(
+        self, job: Job, folder: RunFolder, launch_spec: LaunchSpec, *, new_program: bool = False
+    ) -> None:
         if job.is_typed("runtime.start_from"):
             job = _resolve_start(job)
         self.job, self.folder, self.new_program = job, folder, new_program
         self.plan = plan_local(
-            job, run_path=folders.run_path_of(folder), machine=detect_machine(os.environ), python=interpreter(job),
-            old=launch_spec, environ=os.environ, file_secrets=read_secrets(job, os.environ),
-        )  # fmt: skip
+            job,
+            run_path=folders.run_path_of(folder),
+            machine=detect_machine(os.environ),
+            python=interpreter(job),
+            old=launch_spec,
+            environ=os.environ,
+            file_secrets=read_secrets(job, os.environ),
+        )
 
     def prepare(self, command: Sequence[str], *, code_later: bool = False) -> tuple[str, ...]:
         """Write the new launch spec and record; return notes for the user."""
@@ -86,20 +107,30 @@ class ResumedRun:
         claim_run(folder)
         folder.cancelled.unlink(missing_ok=True)
         try:
-            write_atomically(folder.launch_spec, launch_spec_text(self.plan.launch_spec), mode=0o600)
+            write_atomically(
+                folder.launch_spec, launch_spec_text(self.plan.launch_spec), mode=0o600
+            )
             self._write_record(command)
         except OSError as error:
             raise folders.path_error("write the run folder", folder.path, error) from None
         missing = ", ".join(self._missing_secrets())
-        note = f"secrets are not stored, so pass these --env variables again if you need them: {missing}"
+        note = (
+            "secrets are not stored, so pass these --env variables again if you need them: "
+            f"{missing}"
+        )
         return (*self.plan.notes, *((note,) if missing else ()))
 
     def keep_code(self) -> list[str]:
-        """Copy the code if the run has no copy because its first command was killed; return notes for the user."""
+        """Copy the code if the run has no copy because its first command was killed; return notes
+        for the user.
+        """
         try:
             return repair_code(self.job, self.plan.run_path, new_program=self.new_program)
         except (OSError, ValueError) as error:  # the run itself goes on
-            return [f"the code of this run could not be copied: {getattr(error, 'strerror', None) or error}"]
+            return [
+                "the code of this run could not be copied: "
+                f"{getattr(error, 'strerror', None) or error}"
+            ]
 
     def _write_record(self, command: Sequence[str]) -> None:
         try:
@@ -107,14 +138,23 @@ class ResumedRun:
         except (OSError, ValueError):  # the run goes on without it
             return
         text = resumed_record(
-            before, self.job, self.plan.launch_spec, command=command, time=time.time(), new_program=self.new_program
-        )  # fmt: skip
+            before,
+            self.job,
+            self.plan.launch_spec,
+            command=command,
+            time=time.time(),
+            new_program=self.new_program,
+        )
         write_atomically(self.folder.run_json, text)
 
     def _missing_secrets(self) -> list[str]:
-        """Return the secrets that `--env` gave the run when it was started, and that it lacks now."""
+        """Return the secrets that `--env` gave the run when it was started, and that it lacks
+        now.
+        """
         try:
-            variables = read_object(self.folder.run_json)["spec"]["environment"]["variables"].items()
+            variables = read_object(self.folder.run_json)["spec"]["environment"][
+                "variables"
+            ].items()
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return []
         hidden = [name for name, text in variables if text == REDACTED]
@@ -130,8 +170,12 @@ def _resolve_start(job: Job) -> Job:
     return resolve_start(job, os.environ)
 
 
-def find_resumed_run(name: str, program: Program | None, *, load: Callable[[Program], Job], cwd: Path) -> ResumedRun:
-    """Find a run by its name, and load its job; without a `program` it is the one that the run had."""
+def find_resumed_run(
+    name: str, program: Program | None, *, load: Callable[[Program], Job], cwd: Path
+) -> ResumedRun:
+    """Find a run by its name, and load its job; without a `program` it is the one that the run
+    had.
+    """
     job = load(program or Program(""))
     folder = folders.find_own_run(name, folders.resolve_scratch(job, os.environ))
     spec = read_launch_spec(folder)
@@ -142,7 +186,13 @@ def find_resumed_run(name: str, program: Program | None, *, load: Callable[[Prog
         return ResumedRun(job, folder, spec)
     script = program.name if program.is_module else str(cwd / program.name)
     spec = replace(
-        spec, program=script, args=list(program.args), is_module=program.is_module,
-        import_path=[str(cwd)] if program.is_module else [], cwd=str(cwd), source=str(job.folder), work={},
-    )  # fmt: skip
+        spec,
+        program=script,
+        args=list(program.args),
+        is_module=program.is_module,
+        import_path=[str(cwd)] if program.is_module else [],
+        cwd=str(cwd),
+        source=str(job.folder),
+        work={},
+    )
     return ResumedRun(job, folder, spec, new_program=True)

@@ -38,10 +38,13 @@ def current_folder() -> Path:
 
 
 def interpreter(job: Job) -> str:
-    """Return the Python that runs the ranks on this machine: the configured one, the venv's, or this one."""
+    """Return the Python that runs the ranks on this machine: the configured one, the venv's, or
+    this one.
+    """
     if job.environment.kind in ("conda", "container") and job.is_typed("environment.kind"):
         raise SpecError(
-            f"{job.source('environment.kind')} sets kind = {job.environment.kind}, which applies to `paceline submit`.",
+            f"{job.source('environment.kind')} sets kind = {job.environment.kind}, which applies "
+            "to `paceline submit`.",
             hint="Use --venv or --python on this machine.",
         )
     if job.environment.kind == "venv" and job.environment.path is None:
@@ -58,7 +61,10 @@ def interpreter(job: Job) -> str:
     if found is None:
         key = "environment.python" if job.environment.python else "environment.path"
         kind: type[PacelineError] = UsageError if job.is_typed(key) else EnvironmentProblem
-        raise kind(f"{job.source(key)} requires {requested}, which is not an executable here.", hint="Fix the path.")
+        raise kind(
+            f"{job.source(key)} requires {requested}, which is not an executable here.",
+            hint="Fix the path.",
+        )
     return os.path.abspath(found)
 
 
@@ -70,7 +76,9 @@ def usable_cores() -> int:
 
 
 def usable_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return the number of GPUs that a rank could use, by device files: that is what a container sees."""
+    """Return the number of GPUs that a rank could use, by device files: that is what a container
+    sees.
+    """
     present = len(list(devices.glob("nvidia[0-9]*"))) or _amd_gpus(devices)
     visible = visible_devices(environ)
     return present if visible is None else min(present, len(visible))

@@ -51,14 +51,18 @@ class ParallelRuns:
     ) -> None:
         """Run all of them in order.
 
-        `begin(number, slot)` returns the plan of a run, or None to skip it; `end(number, verdict)` is called after it.
-        `stop(count)` is called once so many runs have been asked to stop, and `poll()` again and again.
+        `begin(number, slot)` returns the plan of a run, or None to skip it; `end(number, verdict)`
+        is called after it.
+        `stop(count)` is called once so many runs have been asked to stop, and `poll()` again and
+        again.
         """
         waiting, reported = list(numbers), False
         with self._handle_signals():
             try:
                 while waiting or self._active:
-                    free = sorted(set(range(self.slots)) - {run.slot for run in self._active.values()})
+                    free = sorted(
+                        set(range(self.slots)) - {run.slot for run in self._active.values()}
+                    )
                     while waiting and free and not self.stopping:
                         number = waiting.pop(0)
                         plan = begin(number, free[0])
@@ -90,10 +94,14 @@ class ParallelRuns:
         folder = plan.run_path.folder
         shared = agents.shared_variables(len(plan.agents))
         processes: list[subprocess.Popen[bytes]] = []
-        log = os.open(folder.slurm_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log = os.open(
+            folder.slurm_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
         try:
             for starter in plan.agents:
-                processes.append(agents.start_agent(starter, shared, secrets=plan.secrets, output=log))
+                processes.append(
+                    agents.start_agent(starter, shared, secrets=plan.secrets, output=log)
+                )
         except BaseException:
             agents.kill(processes)
             raise

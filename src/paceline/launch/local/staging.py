@@ -1,4 +1,6 @@
-"""Staging on this machine: scan and pack data before any job needs it, and find what runs have left behind."""
+"""Staging on this machine: scan and pack data before any job needs it, and find what runs have
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class DataScan:
         lines = []
         for item in self.items:
             files, small = len(item.manifest.files), len(item.manifest.small())
-            lines.append(f"{item.name}: {files} files ({small} small), {format_size(item.manifest.size)}")
+            lines.append(
+                f"{item.name}: {files} files ({small} small), {format_size(item.manifest.size)}"
+            )
         return lines
 
     def notes(self) -> list[str]:

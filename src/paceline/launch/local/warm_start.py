@@ -1,4 +1,6 @@
-"""The zygote that a run on this machine starts with, and the warm processes that stay for the next run."""
+"""The zygote that a run on this machine starts with, and the warm processes that stay for the next
+run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def find_zygote(plan: LocalPlan, *, warm: int) -> tuple[prestart.Prestarted | No
     notes = describe_cold(spec, warm=warm)
     warm = 0 if notes else warm
     started = prestart.prestarted
-    if started is not None and (started.options.warm != warm or (warm and not _fits(started, spec))):
+    if started is not None and (
+        started.options.warm != warm or (warm and not _fits(started, spec))
+    ):
         started.discard()
         started = None
     if started is None and warm:
@@ -83,7 +87,9 @@ def read_status() -> list[dict[str, Any]]:
 
 
 def stop(pids: Collection[int] | None = None) -> list[dict[str, Any]]:
-    """End these warm processes of this user, or all, and return their last status. Running runs go on."""
+    """End these warm processes of this user, or all, and return their last status. Running runs go
+    on.
+    """
     from paceline.agent.workers.warm.client import ask_all
 
     return ask_all("stop", pids)

@@ -14,8 +14,9 @@ from paceline.launch.environment.activation import python_path
 from paceline.launch.environment.container import FUNCTION
 from paceline.launch.plan.slurm import SlurmPlan
 
-# A shell that has run the lines: one for a person, or one that reads its commands from a pipe. It skips the user's
-# start-up files, which no job reads: they might undo what the lines did (`conda activate`).
+# A shell that has run the lines: one for a person, or one that reads its commands from a pipe. It
+# skips the user's start-up files, which no job reads: they might undo what the lines did (`conda
+# activate`).
 _EVALUATE = f'eval "${env.SHELL_SETUP}"; unset {env.SHELL_SETUP}'
 _PROMPT = r"PS1='(paceline) \h:\w\$ '"
 INTERACTIVE = f"exec bash --rcfile <(printf '%s\\n' {quote(_EVALUATE)} {quote(_PROMPT)}) -i"
@@ -23,11 +24,23 @@ PIPED = f"{_EVALUATE}; exec bash"
 _ANY_SHELL = "sh -c 'if command -v bash >/dev/null; then exec bash; else exec sh; fi'"
 
 # Options of a batch job that mean nothing to an interactive one, or would harm it.
-_BATCH_ONLY = {"output", "open-mode", "requeue", "no-requeue", "signal", "chdir", "export", "mail-user", "mail-type"}
+_BATCH_ONLY = {
+    "output",
+    "open-mode",
+    "requeue",
+    "no-requeue",
+    "signal",
+    "chdir",
+    "export",
+    "mail-user",
+    "mail-type",
+}
 
 
 def setup_from_run(run: RunFolder, launch_spec: LaunchSpec) -> str:
-    """Return what a shell in a run's environment evaluates first: the environment section of the run's own script."""
+    """Return what a shell in a run's environment evaluates first: the environment section of the
+    run's own script.
+    """
     # A trial's is in the folder of its submission, where the link to its run half leads.
     submission = RunFolder(run.run_half.resolve().parent)
     path = run.shell_setup if run.shell_setup.exists() else submission.shell_setup
@@ -35,16 +48,21 @@ def setup_from_run(run: RunFolder, launch_spec: LaunchSpec) -> str:
         section = path.read_text(encoding="utf-8")
     except OSError as problem:
         raise UsageError(
-            f"Cannot read {path}: {problem.strerror}.", hint="Omit the run to open a shell in a new allocation."
+            f"Cannot read {path}: {problem.strerror}.",
+            hint="Omit the run to open a shell in a new allocation.",
         ) from None
     folder = quote(str(path.parent))
     return _setup([f"paceline_run={folder}; paceline_submission={folder}", section], launch_spec)
 
 
 def setup_from_plan(plan: SlurmPlan, run_half: str) -> str:
-    """Return the same for a job without a run folder: the lines of its script, and the variables themselves."""
+    """Return the same for a job without a run folder: the lines of its script, and the variables
+    themselves.
+    """
     section = plan.environment.after_variables()
-    return _setup([plan.environment_file, *section, python_path(f'{quote(run_half)}"')], plan.launch_spec)
+    return _setup(
+        [plan.environment_file, *section, python_path(f'{quote(run_half)}"')], plan.launch_spec
+    )
 
 
 def _setup(environment: Sequence[str], launch_spec: LaunchSpec) -> str:
@@ -54,13 +72,16 @@ def _setup(environment: Sequence[str], launch_spec: LaunchSpec) -> str:
         [
             'paceline_fail() { echo "paceline: error: $*" >&2; }',
             *environment,
-            "set +eu +o pipefail",  # lines of the user may have set them; one failed command would end the shell
+            # lines of the user may have set them; one failed command would end the shell
+            "set +eu +o pipefail",
             f"cd {quote(launch_spec.cwd)} 2>/dev/null",
             "unset paceline_run paceline_submission; unset -f paceline_fail",
-            # An agent's variables win over what modules and the venv have made of them, so they do here.
+            # An agent's variables win over what modules and the venv have made of them, so they do
+            # here.
             *(f"export {name}={quote(text)}" for name, text in launch_spec.variables.items()),
             # The job calls its Python by its path; a person types `python`.
-            f'if [ -x {quote(launch_spec.python)} ] && [ "$(command -v python)" != {folder}/python ]; then',
+            f'if [ -x {quote(launch_spec.python)} ] && [ "$(command -v python)" != '
+            f"{folder}/python ]; then",
             f"    PATH={folder}:$PATH",
             "fi",
             # If the job's Python is in a container, so is the shell.
@@ -75,13 +96,30 @@ def _setup(environment: Sequence[str], launch_spec: LaunchSpec) -> str:
 def join_argv(job: str, *, node: str | None = None, terminal: bool = True) -> list[str]:
     """Return the command that enters a running job, beside what it does."""
     where = [f"--nodelist={node}"] if node else []
-    return ["srun", f"--jobid={job}", "--overlap", "--export=ALL", "--nodes=1", "--ntasks=1", *where, *_shell(terminal)]
+    return [
+        "srun",
+        f"--jobid={job}",
+        "--overlap",
+        "--export=ALL",
+        "--nodes=1",
+        "--ntasks=1",
+        *where,
+        *_shell(terminal),
+    ]
 
 
 def allocate_argv(plan: SlurmPlan, *, terminal: bool = True) -> list[str]:
-    """Return the command that opens a new allocation of the job's size and enters its first node."""
+    """Return the command that opens a new allocation of the job's size and enters its first
+    node.
+    """
     options = [str(each) for each in plan.directives if each.option not in _BATCH_ONLY]
-    step = ["srun", "--export=ALL", "--nodes=1", "--ntasks=1", f"--cpus-per-task={plan.task_counts.cpus_per_task}"]
+    step = [
+        "srun",
+        "--export=ALL",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={plan.task_counts.cpus_per_task}",
+    ]
     return ["salloc", *options, *step, *_shell(terminal)]
 
 

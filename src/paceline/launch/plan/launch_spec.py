@@ -79,14 +79,19 @@ def data_settings(job: Job) -> dict[str, Any]:
         return {}
     limit = job.site.limits.stage_size
     return {
-        "stage": list(data.stage), "collect": list(data.collect), "keep": data.keep or 0, "verify": data.verify,
-        "folder": data.folder or "", **({"limit": limit * 2**20} if limit else {}),
-    }  # fmt: skip
+        "stage": list(data.stage),
+        "collect": list(data.collect),
+        "keep": data.keep or 0,
+        "verify": data.verify,
+        "folder": data.folder or "",
+        **({"limit": limit * 2**20} if limit else {}),
+    }
 
 
 def tracking_settings(job: Job) -> dict[str, Any]:
     """Return `[tracking]` as ranks read it: the keys that are set."""
-    # By way of all tables, which pydantic has prepared already: for this one alone it would look for plugins.
+    # By way of all tables, which pydantic has prepared already: for this one alone it would look
+    # for plugins.
     settings = job.tables.model_dump(mode="json", exclude_defaults=True, include={"tracking"})
     tracking: dict[str, Any] = settings.get("tracking", {})
     return tracking
@@ -98,9 +103,11 @@ def notify_settings(job: Job) -> dict[str, Any]:
     if not notify.command and not notify.webhook:
         return {}
     return {
-        "command": notify.command or "", "webhook": notify.webhook or "", "on": list(notify.on),
+        "command": notify.command or "",
+        "webhook": notify.webhook or "",
+        "on": list(notify.on),
         "stalled_after": notify.stalled_after,
-    }  # fmt: skip
+    }
 
 
 def make_launch_spec(
@@ -114,7 +121,9 @@ def make_launch_spec(
     variables: dict[str, str] | None = None,
     max_restarts: int = 0,
 ) -> LaunchSpec:
-    """Return the launch spec. `path_in_job` maps a path of the project to where the ranks find it."""
+    """Return the launch spec. `path_in_job` maps a path of the project to where the ranks find
+    it.
+    """
     script = job.cwd / job.program.name
     is_module = job.program.is_module
     return LaunchSpec(
@@ -162,7 +171,9 @@ def make_launch_spec(
 def carry_over(old: LaunchSpec, new: LaunchSpec, job: Job) -> LaunchSpec:
     """Return the launch spec of a resumed run: the old one, with what was typed this time."""
     typed = {key for key, source in job.sources.items() if source.startswith("--")}
-    changes: dict[str, Any] = {name: getattr(new, name) for name, keys in _SET_BY.items() if typed.intersection(keys)}
+    changes: dict[str, Any] = {
+        name: getattr(new, name) for name, keys in _SET_BY.items() if typed.intersection(keys)
+    }
     runtime = dict(old.runtime)
     for name, key in RUNTIME_KEYS.items():
         if key in typed:
@@ -173,14 +184,24 @@ def carry_over(old: LaunchSpec, new: LaunchSpec, job: Job) -> LaunchSpec:
     for name in type(job.tracking).model_fields:
         if f"tracking.{name}" in typed:
             tracking[name] = getattr(job.tracking, name)
-    params = _merge(old.params, new.params) if any(key.startswith("params.") for key in typed) else old.params
-    variables = {**old.variables, **new.variables} if "environment.variables" in typed else old.variables
-    return replace(old, **changes, runtime=runtime, tracking=tracking, params=params, variables=variables)
+    params = (
+        _merge(old.params, new.params)
+        if any(key.startswith("params.") for key in typed)
+        else old.params
+    )
+    variables = (
+        {**old.variables, **new.variables} if "environment.variables" in typed else old.variables
+    )
+    return replace(
+        old, **changes, runtime=runtime, tracking=tracking, params=params, variables=variables
+    )
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
+        merged[key] = (
+            _merge(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
+        )
     return merged

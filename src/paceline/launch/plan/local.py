@@ -30,7 +30,8 @@ from paceline.spec.types_and_defaults import Tables
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
 # Not `-m`: that would put the current folder, and whatever is in it, ahead of the standard library.
 START_AGENT = (
-    "import sys; sys.path[:1] = filter(None, sys.path[:1]); from paceline.agent.main import main; sys.exit(main())"
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); from paceline.agent.main "
+    "import main; sys.exit(main())"
 )
 FORKING_SYSTEMS = ("Linux",)  # macOS can fork, but its own libraries crash afterwards
 
@@ -47,11 +48,30 @@ class AgentCommand:
         return self.variables[env.AGENT].startswith("0/")
 
 
-# Fields of the launch spec that a dry run shows in other words, or that say only how Paceline works.
-DESCRIBED = frozenset({
-    "run_id", "program", "args", "is_module", "import_path", "cwd", "python", "style", "nodes", "nproc", "gpus",
-    "threads", "project", "experiment", "scratch", "source", "work", "kill_after",
-})  # fmt: skip
+# Fields of the launch spec that a dry run shows in other words, or that say only how Paceline
+# works.
+DESCRIBED = frozenset(
+    {
+        "run_id",
+        "program",
+        "args",
+        "is_module",
+        "import_path",
+        "cwd",
+        "python",
+        "style",
+        "nodes",
+        "nproc",
+        "gpus",
+        "threads",
+        "project",
+        "experiment",
+        "scratch",
+        "source",
+        "work",
+        "kill_after",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -63,11 +83,14 @@ class LocalPlan:
     launch_spec: LaunchSpec
     agents: tuple[AgentCommand, ...]
     notes: tuple[str, ...] = ()  # what was chosen instead of what was requested, and why
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # for the agents' environment
+    # for the agents' environment
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     secrets_summary: str = ""  # their names, and where each comes from
 
     def show(self, *, code: str, stop: str = "") -> str:
-        """Return what a dry run prints. `code` says which code the ranks run, `stop` how they are asked to stop."""
+        """Return what a dry run prints. `code` says which code the ranks run, `stop` how they are
+        asked to stop.
+        """
         lines = [
             f"run folder  {self.run_path.folder.path}",
             f"code        {code}",
@@ -84,14 +107,26 @@ class LocalPlan:
         return "\n".join(lines)
 
     def _settings(self) -> list[str]:
-        """Return the settings of the ranks that are not the defaults, except for what the other lines say."""
+        """Return the settings of the ranks that are not the defaults, except for what the other
+        lines say.
+        """
         spec = self.launch_spec
         shown = asdict(spec)
         shown["variables"] = {name: redact(name, value) for name, value in spec.variables.items()}
         shown["params"] = redact_values(spec.params)
-        default = asdict(LaunchSpec(run_id="", program="", args=[], system_metrics=Tables().runtime.system_metrics))
-        changed = {key: value for key, value in shown.items() if key not in DESCRIBED and value != default[key]}
-        return [f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()]
+        default = asdict(
+            LaunchSpec(
+                run_id="", program="", args=[], system_metrics=Tables().runtime.system_metrics
+            )
+        )
+        changed = {
+            key: value
+            for key, value in shown.items()
+            if key not in DESCRIBED and value != default[key]
+        }
+        return [
+            f"  {key} = {json.dumps(value, ensure_ascii=False)}" for key, value in changed.items()
+        ]
 
 
 def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
@@ -104,9 +139,13 @@ def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
                 f"The {style} style needs a Slurm allocation.",
                 hint=f"Use `paceline submit`, or one of these styles: {', '.join(LOCAL_STYLES)}.",
             )
-        return "fork", [f"the {style} style ({job.source('launch.style')}) needs Slurm, so this run uses fork"]
+        return "fork", [
+            f"the {style} style ({job.source('launch.style')}) needs Slurm, so this run uses fork"
+        ]
     if style in ("fork", "lightning", "accelerate") and machine.system not in FORKING_SYSTEMS:
-        return "spawn", [f"the {style} style needs Linux, so this run uses spawn on {machine.system}"]
+        return "spawn", [
+            f"the {style} style needs Linux, so this run uses spawn on {machine.system}"
+        ]
     return style, []
 
 
@@ -127,7 +166,8 @@ def plan_local(
 ) -> LocalPlan:
     """Return the plan. `old` is the launch spec of a resumed run.
 
-    `file_secrets` are the secrets that files hold; those that are only named are looked up in `environ`.
+    `file_secrets` are the secrets that files hold; those that are only named are looked up in
+    `environ`.
     """
     rank_counts = local_rank_counts(job, machine)
     style, notes = choose_style(job, machine)
@@ -136,19 +176,32 @@ def plan_local(
     notes += note_missing(job, secrets)
     variables = plain_variables(job)
     if job.runtime.cpu and machine.gpus:
-        variables.setdefault(VISIBLE_DEVICES, "")  # for scripts that choose their device without the runtime
+        # for scripts that choose their device without the runtime
+        variables.setdefault(VISIBLE_DEVICES, "")
     launch_spec = make_launch_spec(
-        job, run_path=run_path, rank_counts=rank_counts, python=python, style=style, variables=variables,
+        job,
+        run_path=run_path,
+        rank_counts=rank_counts,
+        python=python,
+        style=style,
+        variables=variables,
         max_restarts=local_restarts(job),
-    )  # fmt: skip
+    )
     if old is not None:
         launch_spec = replace(carry_over(old, launch_spec, job), python=python)
-        rank_counts = RankCounts(launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads)
+        rank_counts = RankCounts(
+            launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads
+        )
     agents = _agent_commands(run_path, launch_spec, machine=machine, python=python)
     return LocalPlan(
-        run_path, rank_counts, launch_spec, agents, tuple(notes),
-        secrets={**secrets.values, **hidden_variables(job)}, secrets_summary=secrets.describe(),
-    )  # fmt: skip
+        run_path,
+        rank_counts,
+        launch_spec,
+        agents,
+        tuple(notes),
+        secrets={**secrets.values, **hidden_variables(job)},
+        secrets_summary=secrets.describe(),
+    )
 
 
 def _agent_commands(
@@ -164,9 +217,12 @@ def _agent_commands(
     commands = []
     for number in range(launch_spec.nodes):
         variables = {**common, env.AGENT: f"{number}/{launch_spec.nodes}"}
-        if launch_spec.nodes > 1 and launch_spec.gpus:  # each node has GPUs of its own, as real nodes do
+        # each node has GPUs of its own, as real nodes do
+        if launch_spec.nodes > 1 and launch_spec.gpus:
             first = number * launch_spec.gpus
-            variables[VISIBLE_DEVICES] = ",".join(machine.device_names()[first : first + launch_spec.gpus])
+            variables[VISIBLE_DEVICES] = ",".join(
+                machine.device_names()[first : first + launch_spec.gpus]
+            )
         commands.append(AgentCommand(argv, variables))
     return tuple(commands)
 

@@ -17,7 +17,8 @@ class Machine:
     cores: int
     gpus: int
     system: str = "Linux"  # platform.system()
-    devices: tuple[str, ...] = ()  # the GPUs as CUDA_VISIBLE_DEVICES names them; empty means 0, 1, ...
+    # the GPUs as CUDA_VISIBLE_DEVICES names them; empty means 0, 1, ...
+    devices: tuple[str, ...] = ()
 
     def device_names(self) -> tuple[str, ...]:
         return self.devices or tuple(str(number) for number in range(self.gpus))
@@ -48,7 +49,9 @@ def threads_per_rank(cores: int, ranks: int) -> int:
 
 
 def local_rank_counts(job: Job, machine: Machine) -> RankCounts:
-    """Return the numbers of a run on this machine: several nodes here share its cores and its GPUs."""
+    """Return the numbers of a run on this machine: several nodes here share its cores and its
+    GPUs.
+    """
     nodes = job.resources.nodes if job.is_typed("job.nodes") else 1
     visible = 0 if job.runtime.cpu else machine.gpus
     nproc = job.launch.nproc
@@ -57,7 +60,8 @@ def local_rank_counts(job: Job, machine: Machine) -> RankCounts:
     if visible and nproc * nodes > visible:
         source = job.source("launch.nproc") if job.launch.nproc else job.source("job.nodes")
         raise SpecError(
-            f"{source} asks for {nproc * nodes} ranks, but this machine has {visible} GPU{'s' if visible > 1 else ''}.",
+            f"{source} asks for {nproc * nodes} ranks, but this machine has {visible} "
+            f"GPU{'s' if visible > 1 else ''}.",
             hint=f"Ask for at most {visible} in total, or add --cpu.",
         )
     gpus = nproc if visible else 0

@@ -64,6 +64,8 @@ def _is_number(name: str) -> bool:
 
 
 def _are_names(parts: list[str]) -> bool:
-    """Whether these are a project, an experiment and a run. A project's folder may begin with a dot."""
+    """Whether these are a project, an experiment and a run. A project's folder may begin with a
+    dot.
+    """
     project = parts[0].removeprefix(".") if parts[0] != STORE else ""
     return all(_NAME.fullmatch(part) for part in (project, *parts[1:]))

@@ -1,6 +1,8 @@
-"""`run.json`: the resolved spec, the identity of the code and the command line, for people and for `paceline ps`.
+"""`run.json`: the resolved spec, the identity of the code and the command line, for people and for
+`paceline ps`.
 
-For a resumed run, it holds the newest command and what the run executes now; `earlier` lists its previous starts.
+For a resumed run, it holds the newest command and what the run executes now; `earlier` lists its
+previous starts.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ def run_record(
     code: Mapping[str, Any],
     before: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the text of run.json. `facts` has host, user, python and version; `code` identifies the code.
+    """Return the text of run.json. `facts` has host, user, python and version; `code` identifies
+    the code.
 
     `before` is the record so far of a run that goes on.
     """
     spec = job.tables.model_dump(mode="json", exclude_none=True)
-    spec["environment"]["variables"] = {name: redact(name, value) for name, value in job.environment.variables.items()}
+    spec["environment"]["variables"] = {
+        name: redact(name, value) for name, value in job.environment.variables.items()
+    }
     if job.environment.setup:
         spec["environment"]["setup"] = [redact_text(line) for line in job.environment.setup]
     if job.resources.extra:
@@ -73,17 +78,28 @@ def resumed_record(
     time: float,
     new_program: bool,
 ) -> str:
-    """Return the text of run.json of a run that goes on here, with the settings that it has and what was typed."""
+    """Return the text of run.json of a run that goes on here, with the settings that it has and
+    what was typed.
+    """
     value = {
-        **before, "started": time, "command": redact_args(command), "nodes": launch_spec.nodes,
-        "nproc": launch_spec.nproc, "world_size": launch_spec.nodes * launch_spec.nproc, "style": launch_spec.style,
+        **before,
+        "started": time,
+        "command": redact_args(command),
+        "nodes": launch_spec.nodes,
+        "nproc": launch_spec.nproc,
+        "world_size": launch_spec.nodes * launch_spec.nproc,
+        "style": launch_spec.style,
         "earlier": _earlier(before),
-    }  # fmt: skip
+    }
     if job.is_typed("job.name"):
         value["name"] = job.resources.name or ""
     if new_program:
         program = job.program
-        value |= {"program": program.name, "is_module": program.is_module, "args": redact_args(program.args)}
+        value |= {
+            "program": program.name,
+            "is_module": program.is_module,
+            "args": redact_args(program.args),
+        }
         value["cwd"] = str(job.cwd)
     return json.dumps(value, indent=1) + "\n"
 

@@ -1,4 +1,6 @@
-"""A Job on Slurm: the launch spec, the batch script, and the arguments of sbatch. Pure: a dry run prints this."""
+"""A Job on Slurm: the launch spec, the batch script, and the arguments of sbatch. Pure: a dry run
+prints this.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from paceline.errors import UsageError
 from paceline.launch.environment.activation import EnvironmentSection, activation_lines, interpreter
 from paceline.launch.environment.container import container_entry
 from paceline.launch.environment.modules import module_section
-from paceline.launch.environment.variables import environment_file, forwarded_names, submission_environment
+from paceline.launch.environment.variables import (
+    environment_file,
+    forwarded_names,
+    submission_environment,
+)
 from paceline.launch.plan.launch_spec import make_launch_spec
 from paceline.launch.plan.rank_counts import RankCounts
 from paceline.launch.plan.run_path import RunPath
@@ -66,20 +72,30 @@ class SlurmPlan:
     def show(self, *, stop: str = "", advice: Sequence[str] | None = None) -> str:
         """Return what a dry run prints: the script as it would be submitted, then the command.
 
-        `stop` says how the ranks are asked to stop; `advice` replaces what the header says that the reader can do with
-        the script: without a run folder, Slurm cannot run it.
+        `stop` says how the ranks are asked to stop; `advice` replaces what the header says that the
+        reader can do with the script: without a run folder, Slurm cannot run it.
         """
         script = self.sections if advice is None else replace(self.sections, advice=advice)
         spec = self.launch_spec
         program = [*(["-m"] if spec.is_module else []), spec.program, *spec.args]
-        notes = [*(f"note: {note}" for note in self.notes), f"each rank runs: python {command_line(program)}"]
+        notes = [
+            *(f"note: {note}" for note in self.notes),
+            f"each rank runs: python {command_line(program)}",
+        ]
         if stop:
             notes.append(f"signal that asks each rank to stop: {stop}")
         if self.secrets:
             notes.append(f"secrets, whose values are only in environment.sh: {self.secrets}")
-        notes.append("stop_and_requeue.sh, which the script sources, is in the run folder, and the same for every run")
+        notes.append(
+            "stop_and_requeue.sh, which the script sources, is in the run folder, and the same "
+            "for every run"
+        )
         return "".join(
-            [f"{script}\n", *(f"# {note}\n" for note in notes), f"# submitted by: {command_line(self.sbatch)}\n"]
+            [
+                f"{script}\n",
+                *(f"# {note}\n" for note in notes),
+                f"# submitted by: {command_line(self.sbatch)}\n",
+            ]
         )
 
 
@@ -95,9 +111,11 @@ def plan_slurm(
     path_in_job: Callable[[Path], Path] = lambda path: path,
     trials: Trials | None = None,
 ) -> SlurmPlan:
-    """Return the plan. `after` are ids of jobs that must have succeeded; `python` is the interpreter that runs this.
+    """Return the plan. `after` are ids of jobs that must have succeeded; `python` is the
+    interpreter that runs this.
 
-    `file_secrets` are those that files hold. With `trials`, the launch spec is what all trials of a sweep share.
+    `file_secrets` are those that files hold. With `trials`, the launch spec is what all trials of a
+    sweep share.
     """
     require_plain_path(str(run_path.folder.path), "run folder")
     counts = count_tasks(job, fair_cpus=fair_cpus)
@@ -108,13 +126,19 @@ def plan_slurm(
     submission = submission_environment(environ, options)
     secrets = choose_secrets(job, environ=environ, file_secrets=file_secrets)
     launch_spec = _launch_spec(
-        job, run_path=run_path, counts=counts, python=interpreter(job, environ, python), path_in_job=path_in_job
+        job,
+        run_path=run_path,
+        counts=counts,
+        python=interpreter(job, environ, python),
+        path_in_job=path_in_job,
     )
     entry = container_entry(job, run_path, gpus=counts.gpus)
     environment = _environment(job, environ, entry.definition)
     uses_mpirun = job.launch.style == "mpirun"
     script_plan = ScriptPlan(
-        title=_title(job, counts, run_path.run_id if trials is None else f"trials of {trials.sweep.name}"),
+        title=_title(
+            job, counts, run_path.run_id if trials is None else f"trials of {trials.sweep.name}"
+        ),
         folder=run_path.folder,
         python=launch_spec.python,
         task_counts=counts,
@@ -138,13 +162,18 @@ def plan_slurm(
         environment_file=environment_file(job, environ, secrets),
         arguments=tuple(_dependency(job, after)),
         submitter=submission.variables,
-        notes=tuple(f"{name} sets {option} to {environ[name]!r}" for name, option in submission.defaults.items()),
+        notes=tuple(
+            f"{name} sets {option} to {environ[name]!r}"
+            for name, option in submission.defaults.items()
+        ),
         secrets=secrets.describe(),
         after=tuple(after),
     )
 
 
-def _environment(job: Job, environ: Mapping[str, str], container: Sequence[str]) -> EnvironmentSection:
+def _environment(
+    job: Job, environ: Mapping[str, str], container: Sequence[str]
+) -> EnvironmentSection:
     return EnvironmentSection(
         modules=module_section(job.environment),
         activation=activation_lines(job, environ),
@@ -154,7 +183,12 @@ def _environment(job: Job, environ: Mapping[str, str], container: Sequence[str])
 
 
 def _launch_spec(
-    job: Job, *, run_path: RunPath, counts: TaskCounts, python: str, path_in_job: Callable[[Path], Path]
+    job: Job,
+    *,
+    run_path: RunPath,
+    counts: TaskCounts,
+    python: str,
+    path_in_job: Callable[[Path], Path],
 ) -> LaunchSpec:
     return make_launch_spec(
         job,
@@ -162,16 +196,20 @@ def _launch_spec(
         rank_counts=RankCounts(counts.nodes, counts.nproc, counts.gpus, counts.cpus_per_rank),
         python=python,
         path_in_job=path_in_job,
-        variables=plain_variables(job),  # secrets are in environment.sh alone: the launch spec is an ordinary file
+        # secrets are in environment.sh alone: the launch spec is an ordinary file
+        variables=plain_variables(job),
         max_restarts=(job.resume.max_attempts or DEFAULT_ATTEMPTS) - 1,
     )
 
 
 def _dependency(job: Job, after: Sequence[str]) -> list[str]:
-    """On the command line, not in the script: a script that is submitted again by hand should wait for nobody."""
+    """On the command line, not in the script: a script that is submitted again by hand should wait
+    for nobody.
+    """
     if job.resources.dependency is not None and after:
         raise UsageError(
-            f"{job.source('job.dependency')} and --after both set what the job waits for.", hint="Use only one of them."
+            f"{job.source('job.dependency')} and --after both set what the job waits for.",
+            hint="Use only one of them.",
         )
     if after:  # and do not wait for ever if one of them fails
         return [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]

@@ -47,7 +47,12 @@ class Answers:
 
 def ask_allocation(environ: Mapping[str, str]) -> Answers:
     """Return what each node of this allocation says about itself."""
-    return _run(_step(environ, per_node=1), [sys.executable, "-c", CODE], environ=_with_path(environ), mark=MARK)
+    return _run(
+        _step(environ, per_node=1),
+        [sys.executable, "-c", CODE],
+        environ=_with_path(environ),
+        mark=MARK,
+    )
 
 
 def measure_allocation(environ: Mapping[str, str]) -> Answers:
@@ -60,12 +65,21 @@ def measure_allocation(environ: Mapping[str, str]) -> Answers:
 
 def measure_run(folder: RunFolder, launch_spec: LaunchSpec, *, job: str) -> Answers:
     """Measure the devices and links of a live run, beside its ranks."""
-    environ = {**job_environment(folder, launch_spec), **({} if launch_spec.gpus else {env.FITNESS_CPU: "1"})}
+    environ = {
+        **job_environment(folder, launch_spec),
+        **({} if launch_spec.gpus else {env.FITNESS_CPU: "1"}),
+    }
     per_node = launch_spec.nproc if launch_spec.gpus else 1
     step = [
-        "srun", f"--jobid={squeue_and_sacct.numeric_job_id(job)}", "--overlap", "--export=ALL", "--quiet", "--mem=0",
-        f"--nodes={launch_spec.nodes}", f"--ntasks-per-node={per_node}",
-    ]  # fmt: skip
+        "srun",
+        f"--jobid={squeue_and_sacct.numeric_job_id(job)}",
+        "--overlap",
+        "--export=ALL",
+        "--quiet",
+        "--mem=0",
+        f"--nodes={launch_spec.nodes}",
+        f"--ntasks-per-node={per_node}",
+    ]
     text = f"exec {command_line(['python', '-c', MEASURE])}\n"
     return _run(step, ["bash", "-c", PIPED], environ=environ, mark=LINE, text=text)
 
@@ -73,9 +87,15 @@ def measure_run(folder: RunFolder, launch_spec: LaunchSpec, *, job: str) -> Answ
 def _step(environ: Mapping[str, str], *, per_node: int) -> list[str]:
     nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
     return [
-        "srun", f"--jobid={environ['SLURM_JOB_ID']}", "--overlap", "--export=ALL", "--quiet", "--mem=0",
-        f"--nodes={nodes}", f"--ntasks-per-node={per_node}",
-    ]  # fmt: skip
+        "srun",
+        f"--jobid={environ['SLURM_JOB_ID']}",
+        "--overlap",
+        "--export=ALL",
+        "--quiet",
+        "--mem=0",
+        f"--nodes={nodes}",
+        f"--ntasks-per-node={per_node}",
+    ]
 
 
 def _gpu_count(environ: Mapping[str, str]) -> int:
@@ -86,18 +106,35 @@ def _gpu_count(environ: Mapping[str, str]) -> int:
 def _with_path(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the tasks of this one, and with the Paceline that asks."""
     kept = {
-        name: text for name, text in environ.items() if not name.startswith(("SLURM_NTASKS", "SLURM_CPUS_PER_TASK"))
+        name: text
+        for name, text in environ.items()
+        if not name.startswith(("SLURM_NTASKS", "SLURM_CPUS_PER_TASK"))
     }
     root = str(Path(paceline.__file__).parent.parent)
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [environ.get("PYTHONPATH", ""), root]))}
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(filter(None, [environ.get("PYTHONPATH", ""), root])),
+    }
 
 
-def _run(step: Sequence[str], argv: Sequence[str], *, environ: Mapping[str, str], mark: str, text: str = "") -> Answers:
+def _run(
+    step: Sequence[str],
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    mark: str,
+    text: str = "",
+) -> Answers:
     try:
         done = subprocess.run(
-            [*step, *argv], env=dict(environ), input=text, text=True, capture_output=True, timeout=TIMEOUT,
+            [*step, *argv],
+            env=dict(environ),
+            input=text,
+            text=True,
+            capture_output=True,
+            timeout=TIMEOUT,
             errors="replace",
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return Answers([], f"no answer within {TIMEOUT:.0f} s")
     except OSError as error:

@@ -1,4 +1,6 @@
-"""Run a probe on every node of a live run: in a step of its job, next to the ranks, or on this machine."""
+"""Run a probe on every node of a live run: in a step of its job, next to the ranks, or on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +45,38 @@ def probe_here(folder: RunFolder, *, stacks: bool = False) -> list[NodeAnswer]:
 
 
 def probe_job(
-    folder: RunFolder, launch_spec: LaunchSpec, *, job: str, nodes: Sequence[str], stacks: bool = False
+    folder: RunFolder,
+    launch_spec: LaunchSpec,
+    *,
+    job: str,
+    nodes: Sequence[str],
+    stacks: bool = False,
 ) -> list[NodeAnswer]:
-    """Ask each node of a job by a step of its own: one that is cut off must not hold up the others."""
+    """Ask each node of a job by a step of its own: one that is cut off must not hold up the
+    others.
+    """
     environ = job_environment(folder, launch_spec)
     number = squeue_and_sacct.numeric_job_id(job)
-    text = f"exec {command_line(['python', '-c', CODE, str(folder.path), *([STACKS] if stacks else [])])}\n"
+    words = ["python", "-c", CODE, str(folder.path), *([STACKS] if stacks else [])]
+    text = f"exec {command_line(words)}\n"
 
     def ask(node: str) -> NodeAnswer:
         argv = [
-            "srun", f"--jobid={number}", "--overlap", "--export=ALL", "--nodes=1", "--ntasks=1", "--quiet",
-            f"--nodelist={node}", "--cpus-per-task=1", "--mem=0", "--gpus-per-node=0", "bash", "-c", PIPED,
-        ]  # fmt: skip
+            "srun",
+            f"--jobid={number}",
+            "--overlap",
+            "--export=ALL",
+            "--nodes=1",
+            "--ntasks=1",
+            "--quiet",
+            f"--nodelist={node}",
+            "--cpus-per-task=1",
+            "--mem=0",
+            "--gpus-per-node=0",
+            "bash",
+            "-c",
+            PIPED,
+        ]
         return _ask(node, argv, environ=environ, text=text)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -63,13 +85,22 @@ def probe_job(
 
 def job_environment(folder: RunFolder, launch_spec: LaunchSpec) -> dict[str, str]:
     """Return the variables of a shell that enters a job and sets up its environment."""
-    return {**submission_environment(os.environ, ()).variables, env.SHELL_SETUP: setup_from_run(folder, launch_spec)}
+    return {
+        **submission_environment(os.environ, ()).variables,
+        env.SHELL_SETUP: setup_from_run(folder, launch_spec),
+    }
 
 
 def _ask(host: str, argv: Sequence[str], *, environ: Mapping[str, str], text: str) -> NodeAnswer:
     try:
         done = subprocess.run(
-            list(argv), env=dict(environ), input=text, text=True, capture_output=True, timeout=TIMEOUT, errors="replace"
+            list(argv),
+            env=dict(environ),
+            input=text,
+            text=True,
+            capture_output=True,
+            timeout=TIMEOUT,
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         return NodeAnswer(host, problem=f"no answer within {TIMEOUT:.0f} s")

@@ -1,4 +1,6 @@
-"""What the nodes of a live run have seen of their ranks just now: who moves, and whose stacks there are."""
+"""What the nodes of a live run have seen of their ranks just now: who moves, and whose stacks
+there are.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,23 @@ class Motion:
 def read_motion(answers: Sequence[NodeAnswer]) -> Motion:
     def ranks(key: str) -> frozenset[int]:
         lists: list[Any] = [each.answer.get(key) for each in answers]
-        return frozenset(rank for each in lists if isinstance(each, list) for rank in each if isinstance(rank, int))
+        return frozenset(
+            rank
+            for each in lists
+            if isinstance(each, list)
+            for rank in each
+            if isinstance(rank, int)
+        )
 
-    rows = [row for each in answers if isinstance(each.answer.get("ranks"), list) for row in each.answer["ranks"]]
-    present = frozenset(row[0] for row in rows if isinstance(row, list) and row and isinstance(row[0], int))
-    return Motion(present, *(ranks(key) for key in ("dumped", "changed", "busy", "awake", "foreign")))
+    rows = [
+        row
+        for each in answers
+        if isinstance(each.answer.get("ranks"), list)
+        for row in each.answer["ranks"]
+    ]
+    present = frozenset(
+        row[0] for row in rows if isinstance(row, list) and row and isinstance(row[0], int)
+    )
+    return Motion(
+        present, *(ranks(key) for key in ("dumped", "changed", "busy", "awake", "foreign"))
+    )

@@ -1,8 +1,9 @@
 """Claims on a run folder: one job start at a time has it, on whatever host.
 
-`claims/1`, `claims/2`, ... are links that name job starts; the last one has the run folder now. Making a link is
-atomic: if several find that the last one is over, exactly one of them succeeds it. Links stay, so that nobody mistakes
-a new claim for an old one. `stop_and_requeue.sh` does the same for jobs.
+`claims/1`, `claims/2`, ... are links that name job starts; the last one has the run folder now.
+Making a link is atomic: if several find that the last one is over, exactly one of them succeeds it.
+Links stay, so that nobody mistakes a new claim for an old one. `stop_and_requeue.sh` does the same
+for jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def _token(pid: int) -> str:
 
 
 def local_job_start_name() -> str:
-    """Return the name of this process's start of a run. Pids are reused, and other hosts have the same ones."""
+    """Return the name of this process's start of a run. Pids are reused, and other hosts have the
+    same ones.
+    """
     return f"pid-{os.getpid()}-{_token(os.getpid())}"
 
 
@@ -73,7 +76,9 @@ class Holder:
         return live_pids(self._process())
 
     def whereabouts(self) -> str:
-        """Return where the processes of a local job start are: here, on another host (perhaps), or nowhere."""
+        """Return where the processes of a local job start are: here, on another host (perhaps), or
+        nowhere.
+        """
         known = self._process()
         if not known or self.job_start.verdict.exists():
             return OVER
@@ -104,7 +109,9 @@ def find_holder(run: RunFolder) -> Holder | None:
 
 
 def claim_run(run: RunFolder) -> None:
-    """Claim a run folder for this process; raise an error if the run is queued or running somewhere."""
+    """Claim a run folder for this process; raise an error if the run is queued or running
+    somewhere.
+    """
     name = local_job_start_name()
     record_processes(run, [os.getpid()])
     run.claims.mkdir(parents=True, exist_ok=True)
@@ -117,30 +124,46 @@ def claim_run(run: RunFolder) -> None:
         except FileExistsError:  # somebody was faster: look again
             if find_holder(run) is None:
                 raise UsageError(
-                    f"{run.claims} has an entry that is not a claim.", hint="Remove it, if nothing runs there."
+                    f"{run.claims} has an entry that is not a claim.",
+                    hint="Remove it, if nothing runs there.",
                 ) from None
 
 
 def record_processes(run: RunFolder, pids: Sequence[int]) -> None:
-    """Write down the processes of this job start, for whoever wants to know whether they still run."""
+    """Write down the processes of this job start, for whoever wants to know whether they still
+    run.
+    """
     job_start = run.job_start(local_job_start_name())
     job_start.path.mkdir(parents=True, exist_ok=True)
     write_atomically(job_start.process, describe_processes(pids) + "\n")
 
 
 def describe_processes(pids: Sequence[int]) -> str:
-    """Return processes of this host so that `live_pids` can tell on any host which of them still run."""
+    """Return processes of this host so that `live_pids` can tell on any host which of them still
+    run.
+    """
     processes = [[pid, _started(pid)] for pid in pids]
     return json.dumps(
-        {"host": socket.gethostname(), "boot": _boot(), "namespace": pid_namespace(), "processes": processes}
+        {
+            "host": socket.gethostname(),
+            "boot": _boot(),
+            "namespace": pid_namespace(),
+            "processes": processes,
+        }
     )
 
 
 def live_pids(known: dict[str, Any]) -> list[int]:
-    """Return which of these processes run on this host. A pid that another process has now does not count."""
+    """Return which of these processes run on this host. A pid that another process has now does
+    not count.
+    """
     if not _is_this_host(known):
         return []
-    return [int(pid) for pid, started in known.get("processes", ()) if started and _started(pid) == started]
+    return [
+        int(pid)
+        for pid, started in known.get("processes", ())
+        if started and _started(pid) == started
+    ]
 
 
 def require_not_running(run: RunFolder) -> None:
@@ -149,13 +172,17 @@ def require_not_running(run: RunFolder) -> None:
 
 
 def require_permission(run: RunFolder) -> None:
-    """Raise an error for a run that was submitted to several clusters and is not the one that trains."""
+    """Raise an error for a run that was submitted to several clusters and is not the one that
+    trains.
+    """
     if not needs_grant(run):
         return
     why, winner = explain_refusal(run) or "it never got permission to start", read_winner(run)
     raise UsageError(
         f"Run {run.path.name} was submitted with --first and will never train: {why}.",
-        hint=f"See `paceline ps --on {quote(winner)}`, or start a new run." if winner else "Start a new run.",
+        hint=f"See `paceline ps --on {quote(winner)}`, or start a new run."
+        if winner
+        else "Start a new run.",
     )
 
 
@@ -172,8 +199,10 @@ def _require_over(run: RunFolder, holder: Holder | None) -> None:
         )
     if where == ELSEWHERE:
         raise UsageError(
-            f"Run {run.path.name} was started on {holder.host}, and has not ended there as far as this host can see.",
-            hint="Wait for it, or stop it there. Only if you are sure that it no longer runs, remove"
+            f"Run {run.path.name} was started on {holder.host}, and has not ended there as far as "
+            "this host can see.",
+            hint="Wait for it, or stop it there. Only if you are sure that it no longer runs, "
+            "remove"
             f" {holder.job_start.process} and try again.",
         )
 
@@ -181,20 +210,26 @@ def _require_over(run: RunFolder, holder: Holder | None) -> None:
 def _require_no_job(run: RunFolder, holder: Holder | None) -> None:
     if not run.job.exists() and (holder is None or holder.job is None):
         return
-    from paceline.slurm import commands as slurm  # a new run has no job, and its command should start fast
+    # a new run has no job, and its command should start fast
+    from paceline.slurm import commands as slurm
     from paceline.slurm.job_states import squeue_and_sacct
     from paceline.slurm.job_states.meanings import LIVE, WAITING
 
-    jobs = [job for job in (slurm.read_job_id(run), holder.job if holder else None) if job is not None]
+    jobs = [
+        job for job in (slurm.read_job_id(run), holder.job if holder else None) if job is not None
+    ]
     try:
         states = squeue_and_sacct.states(jobs)
     except ClusterError as problem:
         if holder is not None and read_verdict(holder.job_start.verdict) in (DONE, FAILED):
             return
         raise ClusterError(
-            f"Cannot find out whether job {jobs[0]} still has run {run.path.name}: {problem.message}",
-            hint="Try again where that Slurm is reachable: on a login node, or, if the job is in a sandbox, after"
-            ' `eval "$(paceline sandbox env)"` in this terminal. Without that Slurm, start a new run from its newest'
+            f"Cannot find out whether job {jobs[0]} still has run {run.path.name}: "
+            f"{problem.message}",
+            hint="Try again where that Slurm is reachable: on a login node, or, if the job is in "
+            "a sandbox, after"
+            ' `eval "$(paceline sandbox env)"` in this terminal. Without that Slurm, start a new '
+            "run from its newest"
             f" checkpoint: `--start-from {run.path.name} --continue`.",
         ) from None
     for state in states.values():
@@ -206,14 +241,20 @@ def _require_no_job(run: RunFolder, holder: Holder | None) -> None:
 
 
 def _is_this_host(known: dict[str, Any]) -> bool:
-    """Return whether a recorded process would be visible to this one: containers hide theirs from each other."""
+    """Return whether a recorded process would be visible to this one: containers hide theirs from
+    each other.
+    """
     if known.get("namespace") != pid_namespace():
         return False
-    return bool(known.get("boot") == _boot() if _boot() else known.get("host") == socket.gethostname())
+    return bool(
+        known.get("boot") == _boot() if _boot() else known.get("host") == socket.gethostname()
+    )
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, which tells it from others with the same pid; empty if it does not run."""
+    """Return when a process started, which tells it from others with the same pid; empty if it
+    does not run.
+    """
     if Path("/proc/self/stat").exists():
         return process_start(pid)
     import psutil

@@ -40,11 +40,14 @@ def identify_code(folder: Path, names: Collection[str] = ()) -> CodeIdentity:
         processes = [
             subprocess.Popen(
                 ["git", "-C", str(folder), *query],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
                 errors="surrogateescape",
             )
             for query in queries
-        ]  # fmt: skip
+        ]
     except OSError:
         return CodeIdentity()
     commit, branch, _, listed = (process.communicate()[0].strip() for process in processes)

@@ -1,4 +1,6 @@
-"""Snapshots of the project's code, named by their content and shared by all runs with equal code."""
+"""Snapshots of the project's code, named by their content and shared by all runs with equal
+code.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,26 @@ MAX_FILES = 20_000
 
 # Not copied from a project without git.
 CLUTTER = (
-    ".git", ".hg", ".svn", "__pycache__", "*.pyc", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache",
-    ".pytest_cache", ".hypothesis", ".tox", ".nox", ".ipynb_checkpoints", "*.egg-info", "runs", "wandb", ".DS_Store",
-)  # fmt: skip
+    ".git",
+    ".hg",
+    ".svn",
+    "__pycache__",
+    "*.pyc",
+    ".venv",
+    "venv",
+    "node_modules",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".hypothesis",
+    ".tox",
+    ".nox",
+    ".ipynb_checkpoints",
+    "*.egg-info",
+    "runs",
+    "wandb",
+    ".DS_Store",
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,8 @@ class CodeList:
     def changed_since(self) -> list[str]:
         """Return the files that have changed since they were listed, or are gone.
 
-        A file that takes the output of this command (`paceline run ... > log.txt`) is not code, and is left out.
+        A file that takes the output of this command (`paceline run ... > log.txt`) is not code, and
+        is left out.
         """
         changed = [name for name in self.sizes if not _is_older(self.folder / name, self.listed)]
         return [name for name in changed if not takes_output(self.folder / name)]
@@ -63,7 +83,9 @@ class CodeList:
         """Copy the files into `store`, unless an equal copy is already there."""
         path, digest = store_code(self.folder, self.sizes, store)
         outside = tuple(name for name in self.sizes if _leaves(self.folder, name))
-        return Snapshot(path, digest, tuple(self.sizes), sum(self.sizes.values()), self.skipped_secrets, outside)
+        return Snapshot(
+            path, digest, tuple(self.sizes), sum(self.sizes.values()), self.skipped_secrets, outside
+        )
 
 
 def _is_older(path: Path, moment: float) -> bool:
@@ -85,17 +107,25 @@ def takes_output(path: Path) -> bool:
 
 
 def list_code(
-    folder: Path, *, limit: int, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = (), travels: bool = False
+    folder: Path,
+    *,
+    limit: int,
+    exclude: Sequence[str] = (),
+    exclude_paths: Iterable[Path] = (),
+    travels: bool = False,
 ) -> CodeList:
     """List the code in `folder`; raise an error if it is larger than `limit` bytes.
 
-    `exclude_paths` are folders without code, such as run folders inside the project. If the code `travels` to another
-    machine, it is also an error if git cannot say which files of a repository it ignores.
+    `exclude_paths` are folders without code, such as run folders inside the project. If the code
+    `travels` to another machine, it is also an error if git cannot say which files of a repository
+    it ignores.
     """
     now = time.time()
     folder = folder.resolve()
     _require_project(folder)
-    sizes, skipped_secrets = find_code(folder, exclude=exclude, exclude_paths=exclude_paths, travels=travels)
+    sizes, skipped_secrets = find_code(
+        folder, exclude=exclude, exclude_paths=exclude_paths, travels=travels
+    )
     if sum(sizes.values()) > limit:
         amount = f"{show_size(sum(sizes.values()))}, at most {show_size(limit)} allowed"
         raise _too_large(folder, amount, sizes)
@@ -105,17 +135,26 @@ def list_code(
 def _require_project(folder: Path) -> None:
     if folder.parent == folder or folder == Path(os.path.expanduser("~")).resolve():
         raise EnvironmentProblem(
-            f"{folder} is {'the root folder' if folder.parent == folder else 'your home folder'}, not a project.",
+            f"{folder} is {'the root folder' if folder.parent == folder else 'your home folder'}, "
+            "not a project.",
             hint="Put your script into a folder of its own, and run the command there.",
         )
 
 
 def find_code(
-    folder: Path, *, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = (), travels: bool = False
+    folder: Path,
+    *,
+    exclude: Sequence[str] = (),
+    exclude_paths: Iterable[Path] = (),
+    travels: bool = False,
 ) -> tuple[dict[str, int], list[str]]:
     """Return the files to copy, sorted, with their sizes; and the secrets that are not copied."""
     folder = folder.resolve()
-    excluded = [relative for path in exclude_paths if (relative := _inside(folder, path.resolve())) is not None]
+    excluded = [
+        relative
+        for path in exclude_paths
+        if (relative := _inside(folder, path.resolve())) is not None
+    ]
     names: list[str] = []
     skipped_secrets: list[str] = []
     for name in _list(folder, travels=travels):
@@ -123,7 +162,9 @@ def find_code(
             continue
         if is_secret(name):
             skipped_secrets.append(name)
-        elif not _excluded(name, tuple(exclude)) and not any(f"{name}/".startswith(path) for path in excluded):
+        elif not _excluded(name, tuple(exclude)) and not any(
+            f"{name}/".startswith(path) for path in excluded
+        ):
             names.append(name)
         if len(names) > MAX_FILES:
             raise _too_many(folder, names)
@@ -132,7 +173,9 @@ def find_code(
 
 
 def _inside(folder: Path, path: Path) -> str | None:
-    """Return how the names of all files in `path` begin, seen from `folder`; None if it is elsewhere."""
+    """Return how the names of all files in `path` begin, seen from `folder`; None if it is
+    elsewhere.
+    """
     relative = os.path.relpath(path, folder)
     if relative == os.curdir:
         return ""
@@ -145,12 +188,15 @@ def _excluded(name: str, patterns: tuple[str, ...]) -> bool:
         return False
     parts = name.split("/")
     return matches(name, patterns) or any(
-        matches("/".join(parts[: end + 1]), patterns) or matches(part, patterns) for end, part in enumerate(parts)
+        matches("/".join(parts[: end + 1]), patterns) or matches(part, patterns)
+        for end, part in enumerate(parts)
     )
 
 
 def _without_fetched(folder: Path, names: list[str]) -> list[str]:
-    """Return the names without those in folders of runs that `paceline fetch` has brought here, or is bringing."""
+    """Return the names without those in folders of runs that `paceline fetch` has brought here, or
+    is bringing.
+    """
     record, arrivals = f"/{RunFolder(folder).fetched.name}", f"/{RunFolder(folder).arrivals.name}/"
     inside = {name.removesuffix(record) for name in names if name.endswith(record)}
     inside |= {name.partition(arrivals)[0] for name in names if arrivals in name}
@@ -169,8 +215,10 @@ def _too_large(folder: Path, amount: str, sizes: Mapping[str, int]) -> CodeTooLa
     largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
     listed = ", ".join(f"{name} ({show_size(sizes[name])})" for name in largest)
     problem = CodeTooLarge(
-        f"The code in {folder} is too large: {amount}." + (f" The largest: {listed}." if listed else ""),
-        hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass --no-snapshot.",
+        f"The code in {folder} is too large: {amount}."
+        + (f" The largest: {listed}." if listed else ""),
+        hint="Add data to .gitignore or to exclude in [project], raise snapshot_limit, or pass "
+        "--no-snapshot.",
     )
     problem.largest = largest
     return problem
@@ -181,18 +229,22 @@ def _too_many(folder: Path, names: Iterable[str]) -> CodeTooLarge:
     count = Counter(name.partition("/")[0] for name in names if "/" in name)
     most = [name for name, _ in count.most_common(1)]
     problem = CodeTooLarge(
-        f"The code in {folder} has more than {MAX_FILES:,} files." + (f" Most are in {most[0]}." if most else ""),
+        f"The code in {folder} has more than {MAX_FILES:,} files."
+        + (f" Most are in {most[0]}." if most else ""),
         hint="Add data to .gitignore or to exclude in [project], or pass --no-snapshot.",
     )
     problem.largest, problem.is_count = most, True
     return problem
 
 
-# -- which files -----------------------------------------------------------------------------------------
+# -- which files
+# -----------------------------------------------------------------------------------------
 
 
 def _list(folder: Path, *, travels: bool) -> Iterator[str]:
-    """Yield tracked, changed and new files as git lists them; without git, everything but clutter."""
+    """Yield tracked, changed and new files as git lists them; without git, everything but
+    clutter.
+    """
     sent = read_sent_code(folder)
     if sent is not None:  # listed where it came from
         return iter(sent.files)
@@ -210,7 +262,8 @@ class _GitProblem(Exception):
 
 def _unlisted(folder: Path, problem: Exception) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"git cannot list the files of {folder}, so Paceline cannot tell which ones it ignores: {problem}",
+        f"git cannot list the files of {folder}, so Paceline cannot tell which ones it ignores: "
+        f"{problem}",
         hint="Nothing was sent. Try `git status` there, and fix what it reports.",
     )
 
@@ -222,7 +275,9 @@ def _list_by_git(folder: Path, *, travels: bool) -> list[str]:
 
 def _git(*args: str) -> bytes:
     try:
-        done = subprocess.run(["git", *args], capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            ["git", *args], capture_output=True, stdin=subprocess.DEVNULL, check=False
+        )
     except OSError as problem:
         raise _GitProblem(f"git: {problem.strerror}.") from None
     if done.returncode != 0:
@@ -246,7 +301,9 @@ def _expand(folder: Path, listed: bytes, *, travels: bool) -> list[str]:
 
 
 def _list_without_repository(folder: Path, *, travels: bool) -> Iterator[str]:
-    """Yield what git would list in a new repository here, so that `.gitignore` counts; without git, all but clutter."""
+    """Yield what git would list in a new repository here, so that `.gitignore` counts; without
+    git, all but clutter.
+    """
     try:
         with tempfile.TemporaryDirectory(prefix="paceline-git-") as place:
             _git("init", "--quiet", "--bare", "--template=", place)
@@ -255,12 +312,18 @@ def _list_without_repository(folder: Path, *, travels: bool) -> Iterator[str]:
             listed = _git(*there, "ls-files", "-z", "--others", "--exclude-standard", *clutter)
     except (_GitProblem, OSError) as problem:
         found = list(_walk(folder))
-        if travels and shutil.which("git") and any(os.path.basename(name) == ".gitignore" for name in found):
+        if (
+            travels
+            and shutil.which("git")
+            and any(os.path.basename(name) == ".gitignore" for name in found)
+        ):
             raise _unlisted(folder, problem) from None
         yield from found
         return
     names = _expand(folder, listed, travels=travels)
-    environments = tuple(name.removesuffix("pyvenv.cfg") for name in names if name.endswith("/pyvenv.cfg"))
+    environments = tuple(
+        name.removesuffix("pyvenv.cfg") for name in names if name.endswith("/pyvenv.cfg")
+    )
     yield from (name for name in names if not name.startswith(environments))
 
 
@@ -269,7 +332,8 @@ def _walk(folder: Path) -> Iterator[str]:
         folders[:] = [
             name
             for name in folders
-            if not matches(name, CLUTTER) and not os.path.exists(os.path.join(root, name, "pyvenv.cfg"))
+            if not matches(name, CLUTTER)
+            and not os.path.exists(os.path.join(root, name, "pyvenv.cfg"))
         ]
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
         for name in (*files, *links):
@@ -278,7 +342,8 @@ def _walk(folder: Path) -> Iterator[str]:
 
 
 def _measure(folder: Path, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of files and links that exist: tracked files may be deleted, and pipes are not code.
+    """Return the sizes of files and links that exist: tracked files may be deleted, and pipes are
+    not code.
 
     Holes in files do not count, and are not copied.
     """

@@ -1,6 +1,8 @@
-"""The store of code snapshots: a folder per content, verified before it is used again and repaired if damaged.
+"""The store of code snapshots: a folder per content, verified before it is used again and repaired
+if damaged.
 
-Copies are read-only, and nobody may do more with a copy than with its source: modes are kept or narrowed.
+Copies are read-only, and nobody may do more with a copy than with its source: modes are kept or
+narrowed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class CodeFile:
 
 
 def store_code(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, str]:
-    """Copy files of a folder into the store, unless they are there. Return the copy and its digest."""
+    """Copy files of a folder into the store, unless they are there. Return the copy and its
+    digest.
+    """
     names = list(names)
     files = read_files(folder, names)
     digest = _combine(files)
@@ -45,7 +49,9 @@ def store_code(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, s
 
 
 def read_files(folder: Path, names: Iterable[str]) -> dict[str, CodeFile]:
-    """Return kinds and digests; files that have been deleted since they were listed are left out."""
+    """Return kinds and digests; files that have been deleted since they were listed are left
+    out.
+    """
     found = {}
     for name in names:
         try:
@@ -63,7 +69,9 @@ def read_file(path: Path) -> CodeFile:
     descriptor = open_without_waiting(path)
     try:
         status = os.fstat(descriptor)
-        return CodeFile(PROGRAM if status.st_mode & 0o100 else FILE, _digest(descriptor, status.st_size))
+        return CodeFile(
+            PROGRAM if status.st_mode & 0o100 else FILE, _digest(descriptor, status.st_size)
+        )
     finally:
         os.close(descriptor)
 
@@ -79,12 +87,16 @@ def _digest(descriptor: int, size: int) -> str:
 def _combine(files: dict[str, CodeFile]) -> str:
     total = hashlib.sha256()
     for name in sorted(files):
-        total.update(f"{name}\0{files[name].kind}\0{files[name].digest}\0".encode(errors="surrogateescape"))
+        total.update(
+            f"{name}\0{files[name].kind}\0{files[name].digest}\0".encode(errors="surrogateescape")
+        )
     return total.hexdigest()[:20]
 
 
 def _path_of(store: Path, digest: str) -> Path:
-    """Return the path of a copy. Whoever owns a copy can change it, so nobody uses another user's."""
+    """Return the path of a copy. Whoever owns a copy can change it, so nobody uses another
+    user's.
+    """
     path = store / digest
     try:
         is_ours = path.lstat().st_uid == os.geteuid()
@@ -93,11 +105,14 @@ def _path_of(store: Path, digest: str) -> Path:
     return path if is_ours else store / f"{digest}-{os.geteuid()}"
 
 
-# -- copying -----------------------------------------------------------------------------------------------
+# -- copying
+# -----------------------------------------------------------------------------------------------
 
 
 def _copy(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, str]:
-    """Copy to a temporary folder, then rename it, so that concurrent runs with equal code do not collide."""
+    """Copy to a temporary folder, then rename it, so that concurrent runs with equal code do not
+    collide.
+    """
     store.mkdir(parents=True, exist_ok=True)
     partial = store / f".partial-{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -146,7 +161,9 @@ def _copy_file(folder: Path, copy: Path, name: str) -> None:
 
 def _copy_content(reader: int, path: Path) -> None:
     status = os.fstat(reader)
-    writer = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    writer = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     try:
         copy_data(reader, writer, status.st_size)
         os.fchmod(writer, _narrow(status, os.fstat(writer)) & 0o555)
@@ -155,13 +172,17 @@ def _copy_content(reader: int, path: Path) -> None:
 
 
 def _narrow(source: os.stat_result, copy: os.stat_result) -> int:
-    """Return the mode of a copy: that of its source. If its group is another one, that group has no special rights."""
+    """Return the mode of a copy: that of its source. If its group is another one, that group has
+    no special rights.
+    """
     mode = stat.S_IMODE(source.st_mode) & 0o777
     return mode if source.st_gid == copy.st_gid else mode & 0o707 | (mode & 0o007) << 3
 
 
 def _narrow_folders(copy: Path, folder: Path, names: Iterable[str]) -> None:
-    """Close folders of a copy to those who cannot enter the source's, all folders above it included."""
+    """Close folders of a copy to those who cannot enter the source's, all folders above it
+    included.
+    """
     parents = {parent for name in names for parent in Path(name).parents}
     for parent in sorted(parents | {Path()}, key=lambda each: len(each.parts)):
         path = copy / parent
@@ -175,7 +196,9 @@ def _narrow_folders(copy: Path, folder: Path, names: Iterable[str]) -> None:
 
 
 def _reach(folder: Path) -> int:
-    """Return the mode bits of those who can reach a folder: the owner, and others if they can enter what it is in."""
+    """Return the mode bits of those who can reach a folder: the owner, and others if they can
+    enter what it is in.
+    """
     mode = 0o777
     for parent in folder.resolve().parents:
         entered = parent.stat().st_mode
@@ -183,7 +206,8 @@ def _reach(folder: Path) -> int:
     return mode
 
 
-# -- verification ------------------------------------------------------------------------------------------
+# -- verification
+# ------------------------------------------------------------------------------------------
 
 
 def _repair(copy: Path, folder: Path, files: dict[str, CodeFile]) -> None:
@@ -200,13 +224,16 @@ def _repair(copy: Path, folder: Path, files: dict[str, CodeFile]) -> None:
             _copy_file(folder, copy, name)
             if read_file(copy / name) != expected:
                 raise EnvironmentProblem(
-                    f"{folder / name} changed while it was being copied.", hint="Wait until nothing writes to it."
+                    f"{folder / name} changed while it was being copied.",
+                    hint="Wait until nothing writes to it.",
                 )
     _narrow_folders(copy, folder, files)
 
 
 def _is_intact(copy: Path, name: str, expected: CodeFile, folder: Path) -> bool:
-    """Return whether a file of a copy is what it was, reached through folders alone, and no wider than its source."""
+    """Return whether a file of a copy is what it was, reached through folders alone, and no wider
+    than its source.
+    """
     path = copy / name
     if any((copy / parent).is_symlink() for parent in Path(name).parents[:-1]):
         return False
@@ -214,7 +241,9 @@ def _is_intact(copy: Path, name: str, expected: CodeFile, folder: Path) -> bool:
         if read_file(path) != expected:
             return False
         status = path.lstat()
-        return expected.kind == LINK or not stat.S_IMODE(status.st_mode) & ~_narrow((folder / name).stat(), status)
+        return expected.kind == LINK or not stat.S_IMODE(status.st_mode) & ~_narrow(
+            (folder / name).stat(), status
+        )
     except OSError:
         return False
 

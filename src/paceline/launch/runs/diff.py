@@ -25,7 +25,9 @@ LARGE = 2**20  # bytes; the lines of larger files are not compared
 
 @dataclass(frozen=True)
 class Difference:
-    """One file that differs. `lines` is a unified diff without line endings; empty if it cannot be shown."""
+    """One file that differs. `lines` is a unified diff without line endings; empty if it cannot be
+    shown.
+    """
 
     name: str
     kind: str  # added, removed or changed since the run was started
@@ -53,17 +55,23 @@ class RunDifference:
         """Return it as one unified diff."""
         lines: list[str] = []
         for each in self.files:
-            lines += each.lines or [f"diff {each.name}: {each.kind}{f' ({each.note})' if each.note else ''}"]
+            lines += each.lines or [
+                f"diff {each.name}: {each.kind}{f' ({each.note})' if each.note else ''}"
+            ]
         return "\n".join(lines)
 
 
 def compare_run(folder: RunFolder) -> RunDifference:
-    """Compare the code of a run with its project as it is now. Raises EnvironmentProblem if either is not there.
+    """Compare the code of a run with its project as it is now. Raises EnvironmentProblem if either
+    is not there.
 
-    Of your own runs only: the record of another user's could name any folder of yours as its project.
+    Of your own runs only: the record of another user's could name any folder of yours as its
+    project.
     """
     if not is_own_folder(folder.path):
-        raise EnvironmentProblem(f"{folder.path.name} is another user's run.", hint="Compare your own runs.")
+        raise EnvironmentProblem(
+            f"{folder.path.name} is another user's run.", hint="Compare your own runs."
+        )
     try:
         record = read_object(folder.run_json)
     except (OSError, ValueError):
@@ -89,14 +97,20 @@ def compare_run(folder: RunFolder) -> RunDifference:
         folder.code.resolve(),
         project,
         exclude=_texts(settings.get("exclude")),
-        exclude_paths=[*run_folders_inside(project, run_path_of(folder)), *(project / name for name in named)],
+        exclude_paths=[
+            *run_folders_inside(project, run_path_of(folder)),
+            *(project / name for name in named),
+        ],
     )
     notes = [
         f"this run uses the folder {name} of the project itself, including the code in it"
         for name in _texts(code.get("in_place"))
     ]
     if record.get("backend") == "slurm" and settings.get("workdir") != "snapshot":
-        text = "this run imports its code from the copy, but reads other files from the project as it is now"
+        text = (
+            "this run imports its code from the copy, but reads other files from the project "
+            "as it is now"
+        )
         notes.insert(0, text)
     return RunDifference(project, found, notes)
 
@@ -116,7 +130,9 @@ def _texts(value: object) -> tuple[str, ...]:
 def compare_code(
     then: Path, now: Path, *, exclude: Sequence[str] = (), exclude_paths: Iterable[Path] = ()
 ) -> list[Difference]:
-    """Return the differences between a snapshot and the project, by the rules that the snapshot was made by."""
+    """Return the differences between a snapshot and the project, by the rules that the snapshot
+    was made by.
+    """
     before = set(_files(then))
     after = set(find_code(now, exclude=exclude, exclude_paths=exclude_paths)[0])
     found = []
@@ -150,12 +166,16 @@ def _compare(name: str, *paths: Path) -> Difference | None:
     sizes = [path.lstat().st_size for path in paths]
     if max(sizes) > LARGE:
         return Difference(name, CHANGED, f"large: {' -> '.join(map(show_size, sizes))}")
-    contents = [os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes() for path in paths]
+    contents = [
+        os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes() for path in paths
+    ]
     texts = [_text(content) for content in contents]
     if texts[0] is None or texts[1] is None:
         return Difference(name, CHANGED, f"binary: {sizes[0]:,} -> {sizes[1]:,} bytes")
     lines = tuple(
-        difflib.unified_diff(texts[0].splitlines(), texts[1].splitlines(), f"run/{name}", f"now/{name}", lineterm="")
+        difflib.unified_diff(
+            texts[0].splitlines(), texts[1].splitlines(), f"run/{name}", f"now/{name}", lineterm=""
+        )
     )
     return Difference(name, CHANGED, note or ("" if lines else "line endings"), lines)
 

@@ -1,4 +1,6 @@
-"""`environment.sh` of a run: which secrets it has, and how they are removed when the run is over."""
+"""`environment.sh` of a run: which secrets it has, and how they are removed when the run is
+over.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from paceline.launch.environment.variables import secret_names, without_secrets
 
 
 def read_secret_names(path: Path) -> list[str]:
-    """Return the names of the secrets whose values a file of ours has; none if there is no such file."""
+    """Return the names of the secrets whose values a file of ours has; none if there is no such
+    file.
+    """
     try:
         return secret_names(_read(path))
     except OSError:
@@ -33,5 +37,7 @@ def forget_secrets(path: Path) -> bool:
 
 def _read(path: Path) -> str:
     # Any bytes: values are those of environment variables.
-    with open(open_own_file(path, os.O_RDONLY), encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+    with open(
+        open_own_file(path, os.O_RDONLY), encoding="utf-8", errors="surrogateescape", newline="\n"
+    ) as file:
         return file.read()

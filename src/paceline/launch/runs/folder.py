@@ -27,20 +27,24 @@ from paceline.spec.home_path import expand_home
 
 DEFAULT_SCRATCH = "runs"
 PROJECT_MARKS = (".git", "paceline.toml", "pyproject.toml")
-# In a scratch folder of a project: git must not add logs and checkpoints, nor pytest collect copies of the tests.
+# In a scratch folder of a project: git must not add logs and checkpoints, nor pytest collect copies
+# of the tests.
 _WRITTEN_BY = "# Written by Paceline:"
 SHIELDS = {
     ".gitignore": f"{_WRITTEN_BY} git ignores the runs in this folder.\n*\n",
-    "conftest.py": f"{_WRITTEN_BY} pytest skips the runs in this folder, which have copies of your tests.\n"
+    "conftest.py": f"{_WRITTEN_BY} pytest skips the runs in this folder, which have copies of "
+    "your tests.\n"
     'collect_ignore_glob = ["*"]\n',
 }
 JOB_ID = re.compile(r"\d+(_\d+)?")  # of a job, or of a task of an array
 
 
 def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
-    """Return the scratch folder: `$PACELINE_SCRATCH`, `[project] scratch`, or `runs` in the project folder.
+    """Return the scratch folder: `$PACELINE_SCRATCH`, `[project] scratch`, or `runs` in the project
+    folder.
 
-    For a project that was sent to a cluster, that is `paceline` in `$SCRATCH` or in the home folder.
+    For a project that was sent to a cluster, that is `paceline` in `$SCRATCH` or in the home
+    folder.
     """
     if environ.get(env.SCRATCH) and not job.is_typed("project.scratch"):
         return Path(os.path.abspath(expand_home(environ[env.SCRATCH])))
@@ -52,7 +56,9 @@ def resolve_scratch(job: Job, environ: Mapping[str, str]) -> Path:
     if job.project.scratch is None:
         return base
     text = re.sub(
-        r"\$(?:\{(\w+)\}|(\w+))", lambda match: _variable(match[1] or match[2], job, environ), job.project.scratch
+        r"\$(?:\{(\w+)\}|(\w+))",
+        lambda match: _variable(match[1] or match[2], job, environ),
+        job.project.scratch,
     )
     return Path(os.path.abspath(base / expand_home(text)))
 
@@ -77,12 +83,15 @@ def run_path_of(folder: RunFolder) -> RunPath:
     path = folder.path.absolute()
     if path.parent.name == TRIALS and path.name.isdigit():
         sweep = run_path_of(RunFolder(path.parent.parent))
-        return RunPath(sweep.scratch, sweep.project, f"{sweep.experiment}/{sweep.run_id}/{TRIALS}", path.name)
+        return RunPath(
+            sweep.scratch, sweep.project, f"{sweep.experiment}/{sweep.run_id}/{TRIALS}", path.name
+        )
     return RunPath(path.parent.parent.parent, path.parent.parent.name, path.parent.name, path.name)
 
 
 def list_folders(scratch: Path, record: str) -> Iterator[str]:
-    """Yield the folders of runs (`run.json`) or sweeps (`sweep.json`), by name and from the last one.
+    """Yield the folders of runs (`run.json`) or sweeps (`sweep.json`), by name and from the last
+    one.
 
     Nothing but names is read of those that the caller does not come to.
     """
@@ -90,7 +99,9 @@ def list_folders(scratch: Path, record: str) -> Iterator[str]:
 
 
 def list_runs_and_sweeps(scratch: Path) -> tuple[list[str], list[str]]:
-    """Return the folders of runs and those of sweeps, each from the last one, and look at each folder once."""
+    """Return the folders of runs and those of sweeps, each from the last one, and look at each
+    folder once.
+    """
     runs, sweeps = [], []
     for path in _all_folders(scratch):
         if os.path.lexists(f"{path}/run.json"):
@@ -103,7 +114,10 @@ def list_runs_and_sweeps(scratch: Path) -> tuple[list[str], list[str]]:
 def _all_folders(scratch: Path) -> list[str]:
     # Snapshots lie beside the runs, and may contain a file called run.json.
     experiments = [
-        path for project in _subfolders(str(scratch)) for path in _subfolders(project) if not path.endswith(f"/{STORE}")
+        path
+        for project in _subfolders(str(scratch))
+        for path in _subfolders(project)
+        if not path.endswith(f"/{STORE}")
     ]
     folders = [path for experiment in experiments for path in _subfolders(experiment)]
     folders.sort(key=lambda path: path.rpartition("/")[2], reverse=True)
@@ -123,19 +137,26 @@ class RunNotFound(UsageError):
 
 
 def find_run(name: str, scratch: Path) -> RunFolder:
-    """Find a run by its folder, its id, its name, its job id, one end of its id or the start of its name.
+    """Find a run by its folder, its id, its name, its job id, one end of its id or the start of its
+    name.
 
-    `last` is the newest run, SWEEP-3 a trial of a sweep. Only the folder and the whole id find another user's run,
-    which is to be read and nothing else (`find_own_run`). Raises UsageError if there is none, or more than one.
+    `last` is the newest run, SWEEP-3 a trial of a sweep. Only the folder and the whole id find
+    another user's run, which is to be read and nothing else (`find_own_run`). Raises UsageError if
+    there is none, or more than one.
     """
     if not name.strip():
-        raise UsageError("The run's name is empty.", hint="Give a run's id, its name, its folder, or `last`.")
+        raise UsageError(
+            "The run's name is empty.", hint="Give a run's id, its name, its folder, or `last`."
+        )
     if RunFolder(Path(name)).run_json.is_file():
         return RunFolder(Path(name).resolve())
     known = [Path(path) for path in list_folders(scratch, "run.json")][::-1]
     exact = [path for path in known if path.name == name]
-    matches = list(islice(filter(is_own_folder, reversed(known)), 1)) if name == "last" else _own(exact)
-    # Whole names come before parts of them: `cancel a` must not cancel the run whose id happens to end with an a.
+    matches = (
+        list(islice(filter(is_own_folder, reversed(known)), 1)) if name == "last" else _own(exact)
+    )
+    # Whole names come before parts of them: `cancel a` must not cancel the run whose id happens to
+    # end with an a.
     names = {} if matches else {path: _other_names(RunFolder(path), name) for path in known}
     matches = matches or _own(path for path in names if name in names[path])
     if not matches and (match := re.fullmatch(r"(.+)-(\d+)", name)):
@@ -146,27 +167,37 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     if len(matches) == 1:
         return RunFolder(matches[0])
     if matches:
-        newest = ", ".join(_with_name(path, _read_name(path) if names else "") for path in matches[:-6:-1])
+        newest = ", ".join(
+            _with_name(path, _read_name(path) if names else "") for path in matches[:-6:-1]
+        )
         more = f" and {len(matches) - 5} older ones" if len(matches) > 5 else ""
         raise UsageError(
-            f"{name!r} matches {len(matches)} runs: {newest}{more}.", hint="Give the run's id, or more of it."
+            f"{name!r} matches {len(matches)} runs: {newest}{more}.",
+            hint="Give the run's id, or more of it.",
         )
     if name == "last":
         raise RunNotFound(f"You have no runs in {scratch}.", hint=_where_runs_are())
     raise RunNotFound(
         f"There is no run {name!r} in {scratch}.",
-        hint=f"{_suggestion(name, known)}{_elsewhere()}Give a run's id, the start or end of it, its name or the start"
-        " of that, its job id, or its folder. For another user's run, give the whole id or the folder. "
+        hint=f"{_suggestion(name, known)}{_elsewhere()}Give a run's id, the start or end of it, "
+        "its name or the start"
+        " of that, its job id, or its folder. For another user's run, give the whole id or the "
+        "folder. "
         f"`{to_type('ps')}` lists runs.",
     )
 
 
 def _where_runs_are() -> str:
-    """Return what to do if there are none: a variable that is set on a laptop says nothing about a cluster."""
+    """Return what to do if there are none: a variable that is set on a laptop says nothing about a
+    cluster.
+    """
     if not (name := cluster()):
         return f"{_elsewhere()}Give a run's folder, or set PACELINE_SCRATCH."
     first = f"Submit one with `paceline submit --on {quote(name)} SCRIPT`."
-    return f"{first} If you have runs in another folder there, set scratch in [profiles.{name}.project]."
+    return (
+        f"{first} If you have runs in another folder there, set scratch in "
+        f"[profiles.{name}.project]."
+    )
 
 
 def _elsewhere() -> str:
@@ -176,17 +207,21 @@ def _elsewhere() -> str:
 
 
 def _suggestion(wanted: str, paths: Iterable[Path]) -> str:
-    """Return the id or the name of an own run that is much like the wanted one, as a question; empty if none is."""
+    """Return the id or the name of an own run that is much like the wanted one, as a question;
+    empty if none is.
+    """
     known = {word: path for path in paths for word in (path.name, _read_name(path)) if word}
-    close = (word for word in difflib.get_close_matches(wanted, known, n=3) if is_own_folder(known[word]))
+    close = (
+        word for word in difflib.get_close_matches(wanted, known, n=3) if is_own_folder(known[word])
+    )
     return next((f"Did you mean {word!r}? " for word in close), "")
 
 
 def find_own_run(name: str, scratch: Path, *, also_fetched: bool = False) -> RunFolder:
     """Find a run as `find_run` does, to execute, signal or change it.
 
-    Raises UsageError if it is another user's, if it was fetched from a cluster, or if it was found by a number that is
-    only a part of its id or name: that may be a mistyped job id.
+    Raises UsageError if it is another user's, if it was fetched from a cluster, or if it was found
+    by a number that is only a part of its id or name: that may be a mistyped job id.
     """
     folder = find_run(name, scratch)
     require_own_folder(folder.path, "Run")
@@ -202,7 +237,9 @@ def find_own_run(name: str, scratch: Path, *, also_fetched: bool = False) -> Run
 
 
 def is_fetched(folder: RunFolder) -> bool:
-    """Return whether a run was fetched from another cluster. A script may have written a file of that name, too."""
+    """Return whether a run was fetched from another cluster. A script may have written a file of
+    that name, too.
+    """
     if folder.arrivals.is_dir():
         return True
     try:
@@ -222,7 +259,9 @@ def requeues_itself(folder: RunFolder) -> bool:
 
 
 def require_not_fetched(folder: RunFolder) -> None:
-    """Raise an error for a run that was fetched: its records are the cluster's, down to the command line."""
+    """Raise an error for a run that was fetched: its records are the cluster's, down to the
+    command line.
+    """
     if not is_fetched(folder):
         return
     try:
@@ -231,7 +270,8 @@ def require_not_fetched(folder: RunFolder) -> None:
         name = "CLUSTER"
     raise UsageError(
         f"Run {folder.key} was fetched from a cluster, so you can only look at it here.",
-        hint=f"Add --on {quote(name)} to change the run itself. To train from its weights here, start a new run:"
+        hint=f"Add --on {quote(name)} to change the run itself. To train from its weights here, "
+        "start a new run:"
         f" paceline run --start-from {quote(folder.key)} SCRIPT",
     )
 
@@ -241,8 +281,8 @@ def _own(paths: Iterable[Path]) -> list[Path]:
 
 
 def _other_names(folder: RunFolder, wanted: str) -> tuple[str, ...]:
-    """Return what else a run is known by: the name that `--name` gave it, its program if it has none, and its jobs if
-    a job may be wanted.
+    """Return what else a run is known by: the name that `--name` gave it, its program if it has
+    none, and its jobs if a job may be wanted.
 
     The name may be missing if the wanted one is no part of it.
     """
@@ -257,10 +297,14 @@ def _read_name(path: Path) -> str:
 
 
 def _read_names(path: Path, part: str = "") -> tuple[str, str]:
-    """Return a run's name and its program. Those without `part` may be left out: only files with it are parsed."""
+    """Return a run's name and its program. Those without `part` may be left out: only files with
+    it are parsed.
+    """
     try:
         text = read_bounded(f"{path}/run.json")
-        if any(json.dumps(part, ensure_ascii=ascii)[1:-1].encode() in text for ascii in (True, False)):
+        if any(
+            json.dumps(part, ensure_ascii=ascii)[1:-1].encode() in text for ascii in (True, False)
+        ):
             details = parse_object(text)
             return str(details.get("name") or ""), str(details.get("program") or "")
     except (OSError, ValueError):
@@ -285,13 +329,16 @@ def path_error(action: str, path: Path, error: OSError) -> RunFolderProblem:
     reason = error.strerror or str(error)
     return RunFolderProblem(
         f"Cannot {action} {path}: {reason}.",
-        hint=f"Choose another folder with {env.SCRATCH}, or with scratch in [project] of paceline.toml.",
+        hint=f"Choose another folder with {env.SCRATCH}, or with scratch in [project] of "
+        "paceline.toml.",
     )
 
 
 @contextmanager
 def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
-    """Create a new run folder, and remove everything again if the body fails, unless a job may need it."""
+    """Create a new run folder, and remove everything again if the body fails, unless a job may
+    need it.
+    """
     created: list[Path] = []
     try:
         create_scratch(run_path.scratch, created)
@@ -309,7 +356,8 @@ def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
     try:
         yield run_path
     except BaseException as error:
-        if (run_path.folder.path / SUBMITTING).exists():  # there may be a job, which needs the folder
+        # there may be a job, which needs the folder
+        if (run_path.folder.path / SUBMITTING).exists():
             raise
         shutil.rmtree(run_path.folder.path, ignore_errors=True)
         _remove(created)
@@ -319,9 +367,11 @@ def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
 
 
 def create_scratch(scratch: Path, created: list[Path] | None = None) -> None:
-    """Create the scratch folder if it is missing, and add the folders that this creates to `created`.
+    """Create the scratch folder if it is missing, and add the folders that this creates to
+    `created`.
 
-    In a project, a new one gets `SHIELDS`. An existing folder stays as it is: it may be the user's own.
+    In a project, a new one gets `SHIELDS`. An existing folder stays as it is: it may be the user's
+    own.
     """
     new: list[Path] = []
     try:
@@ -344,7 +394,8 @@ def _write_shields(scratch: Path) -> None:
         try:
             with open(scratch / name, "x", encoding="utf-8") as file:
                 file.write(text)
-        except OSError:  # they are a convenience; whatever is wrong with the folder, the run itself will say it
+        # they are a convenience; whatever is wrong with the folder, the run itself will say it
+        except OSError:
             continue
 
 
@@ -368,7 +419,8 @@ def _remove(created: list[Path]) -> None:
     """Remove the parent folders that this run created, unless another run uses them."""
     for path in reversed(created):
         try:
-            # Runs create their folder before they use the store, so a store without run folders is ours alone.
+            # Runs create their folder before they use the store, so a store without run folders is
+            # ours alone.
             if os.listdir(path) == [STORE]:
                 shutil.rmtree(path / STORE)
             _remove_folder(path)

@@ -41,7 +41,8 @@ class PreparedRun:
     run_path: RunPath
     snapshot: Snapshot | None
     notes: tuple[str, ...]  # to print for the user
-    keep_code: Callable[[], list[str]]  # for when the agents have started, if the code is to be copied later
+    # for when the agents have started, if the code is to be copied later
+    keep_code: Callable[[], list[str]]
 
 
 @dataclass(frozen=True)
@@ -66,31 +67,42 @@ def prepare(
     earlier: EarlierStart | None = None,
     code_later: bool = False,
 ) -> PreparedRun:
-    """Write everything a run folder needs before its agents start. Call this inside `folder.create_run_folder`.
+    """Write everything a run folder needs before its agents start. Call this inside
+    `folder.create_run_folder`.
 
-    With `snapshot_required` the ranks run the snapshot, so code that is too large is an error rather than a note.
-    With `earlier`, the run exists already, and is to go on: its record keeps what its earlier starts ran.
-    With `code_later`, the code is only listed: call `keep_code` of the result once the agents have started.
+    With `snapshot_required` the ranks run the snapshot, so code that is too large is an error
+    rather than a note. With `earlier`, the run exists already, and is to go on: its record keeps
+    what its earlier starts ran. With `code_later`, the code is only listed: call `keep_code` of the
+    result once the agents have started.
     """
     folder = run_path.folder
     keeps_code = earlier is not None and earlier.keeps_code
     if earlier is not None and not keeps_code:
         _remove_code(folder, earlier.launch_spec)
-    listed, notes = (None, []) if keeps_code else _list_code(job, run_path, required=snapshot_required)
-    code_later = code_later and shutil.disk_usage(folder.path).free > SPARE_SPACE  # otherwise, see first if it fits
+    listed, notes = (
+        (None, []) if keeps_code else _list_code(job, run_path, required=snapshot_required)
+    )
+    # otherwise, see first if it fits
+    code_later = code_later and shutil.disk_usage(folder.path).free > SPARE_SPACE
     snapshot, links = None, None
     if not code_later:
         snapshot = _take_code(listed, job, run_path, notes, required=snapshot_required)
     if earlier is not None and keeps_code:
         launch_spec = replace(launch_spec, work=earlier.launch_spec.work)
     if snapshot is not None and snapshot_required and job.project.workdir == "snapshot":
-        links = find_links(job.folder.absolute(), snapshot.names, run_folders=run_folders_inside(job.folder, run_path))
+        links = find_links(
+            job.folder.absolute(),
+            snapshot.names,
+            run_folders=run_folders_inside(job.folder, run_path),
+        )
         notes += links.notes
         launch_spec = _with_working_directory(launch_spec, job, snapshot, links, run_path)
     if not launch_spec.work:
         keep_sent(job.folder)
-    folder.run_half.unlink(missing_ok=True)  # it may be a link to the store's, which must not be overwritten
-    if not code_later or launch_spec.python != sys.executable:  # another interpreter runs the agent from it
+    # it may be a link to the store's, which must not be overwritten
+    folder.run_half.unlink(missing_ok=True)
+    # another interpreter runs the agent from it
+    if not code_later or launch_spec.python != sys.executable:
         write_run_half(folder.run_half, store=run_path.store, compiled=compiled)
     folder.events.mkdir(exist_ok=True)
     # The launch spec contains the job's variables, which others must not read.
@@ -99,19 +111,31 @@ def prepare(
     if backend == "slurm":
         facts["slurm_conf"] = os.environ.get("SLURM_CONF", "")  # for shells that lack it
     before = earlier.record if earlier is not None else None
-    record = {"rank_counts": rank_counts, "command": command, "time": time.time(), "facts": facts, "before": before}
+    record = {
+        "rank_counts": rank_counts,
+        "command": command,
+        "time": time.time(),
+        "facts": facts,
+        "before": before,
+    }
     write_record = functools.partial(_write_record, job, run_path=run_path, **record)
     code = {"folder": str(job.folder)} if code_later else _code(job, snapshot, links)
     if before is not None and keeps_code:
         code = before.get("code", code)
     # Written last: a folder that has a run.json is a run.
     write_record(code=code)
-    keep_code = functools.partial(_keep_code, job, run_path, listed, write_record) if code_later else list
+    keep_code = (
+        functools.partial(_keep_code, job, run_path, listed, write_record) if code_later else list
+    )
     return PreparedRun(run_path, snapshot, tuple(notes), keep_code)
 
 
-def _keep_code(job: Job, run_path: RunPath, listed: CodeList | None, write_record: Callable[..., None]) -> list[str]:
-    """Copy the listed code, and the run half, of a run that has started; return notes for the user."""
+def _keep_code(
+    job: Job, run_path: RunPath, listed: CodeList | None, write_record: Callable[..., None]
+) -> list[str]:
+    """Copy the listed code, and the run half, of a run that has started; return notes for the
+    user.
+    """
     notes: list[str] = []
     if not run_path.folder.run_half.exists():
         write_run_half(run_path.folder.run_half, store=run_path.store)
@@ -119,34 +143,52 @@ def _keep_code(job: Job, run_path: RunPath, listed: CodeList | None, write_recor
     changed = listed.changed_since() if listed is not None else []
     if changed:
         names = ", ".join(changed[:SHOWN_FILES]) + (", ..." if len(changed) > SHOWN_FILES else "")
-        notes.append(f"these files changed while the run started, so its copy of the code may differ: {names}")
+        notes.append(
+            "these files changed while the run started, so its copy of the code may differ: "
+            f"{names}"
+        )
     write_record(code=_code(job, snapshot, None))
     return notes
 
 
 def repair_code(job: Job, run_path: RunPath, *, new_program: bool) -> list[str]:
-    """Copy the code, and the run half, of a run whose command was killed before it had; return notes for the user."""
+    """Copy the code, and the run half, of a run whose command was killed before it had; return
+    notes for the user.
+    """
     folder = run_path.folder
     record = read_object(folder.run_json)
     code = record.get("code")
-    if not isinstance(code, dict) or "commit" in code:  # which is known only when the code has been copied
+    # which is known only when the code has been copied
+    if not isinstance(code, dict) or "commit" in code:
         return []
     if not folder.run_half.exists():
         write_run_half(folder.run_half, store=run_path.store)
     notes: list[str] = []
     if folder.code.is_dir():
-        details = {**code, "commit": None, "branch": None, "changed": None, "snapshot": folder.code.resolve().name}
+        details = {
+            **code,
+            "commit": None,
+            "branch": None,
+            "changed": None,
+            "snapshot": folder.code.resolve().name,
+        }
     else:
         if not new_program:
             job = replace(job, folder=Path(str(code.get("folder", ""))))
         if not job.folder.is_dir():
-            return [f"this run has no copy of its code: its first command was killed, and {job.folder} is gone"]
+            return [
+                "this run has no copy of its code: its first command was killed, and "
+                f"{job.folder} is gone"
+            ]
         folder.code.unlink(missing_ok=True)
         listed, notes = _list_code(job, run_path, required=False)
         snapshot = _take_code(listed, job, run_path, notes, required=False)
         details = _code(job, snapshot, None)
         if snapshot is not None:
-            notes.append(f"the first command of this run was killed before it had copied {job.folder}: copied it now")
+            notes.append(
+                f"the first command of this run was killed before it had copied {job.folder}: "
+                "copied it now"
+            )
     write_atomically(folder.run_json, json.dumps({**record, "code": details}, indent=1) + "\n")
     return notes
 
@@ -183,9 +225,15 @@ def _take_code(
         notes.append(_no_snapshot(problem))
         return None
     if snapshot.outside_links:
-        named = [f"{name} -> {os.readlink(job.folder / name)}" for name in snapshot.outside_links[:SHOWN_LINKS]]
+        named = [
+            f"{name} -> {os.readlink(job.folder / name)}"
+            for name in snapshot.outside_links[:SHOWN_LINKS]
+        ]
         named += ["..."] if len(snapshot.outside_links) > SHOWN_LINKS else []
-        notes.append(f"links to targets outside the project, which are not in the code snapshot: {', '.join(named)}")
+        notes.append(
+            "links to targets outside the project, which are not in the code snapshot: "
+            f"{', '.join(named)}"
+        )
     return snapshot
 
 
@@ -194,7 +242,9 @@ def _no_snapshot(problem: EnvironmentProblem) -> str:
 
 
 def _remove_code(folder: RunFolder, launch_spec: LaunchSpec) -> None:
-    """Make room for a new copy of the code. What the script has written to its working directory stays."""
+    """Make room for a new copy of the code. What the script has written to its working directory
+    stays.
+    """
     work = WorkingDirectory.of(launch_spec)
     if work is not None and os.path.isdir(work.code):
         work.prune()
@@ -207,7 +257,8 @@ def read_launch_spec(folder: RunFolder) -> LaunchSpec:
         return LaunchSpec.from_json(read_bounded(folder.launch_spec).decode())
     except (OSError, ValueError) as problem:
         raise EnvironmentProblem(
-            f"Cannot read {folder.launch_spec}: {problem}.", hint="Start a new run instead of resuming this one."
+            f"Cannot read {folder.launch_spec}: {problem}.",
+            hint="Start a new run instead of resuming this one.",
         ) from None
 
 
@@ -227,7 +278,9 @@ def _store_code(listed: CodeList, run_path: RunPath) -> Snapshot:
 
 
 def run_folders_inside(folder: Path, run_path: RunPath) -> list[Path]:
-    """Return the folders that hold runs and may lie inside the project, except those that contain the project."""
+    """Return the folders that hold runs and may lie inside the project, except those that contain
+    the project.
+    """
     project = folder.resolve()
     paths = (run_path.scratch, run_path.store.parent, run_path.store, run_path.folder.path.parent)
     return [path for path in paths if not project.is_relative_to(path.resolve())]
@@ -237,12 +290,18 @@ def path_in_run(path: Path, *, job: Job, run_path: RunPath) -> Path:
     """Return where a job finds a file of the project; paths outside the project stay unchanged."""
     if not job.project.snapshot:
         return path
-    absolute, project, folder = Path(os.path.abspath(job.cwd / path)), job.folder.absolute(), run_path.folder
+    absolute, project, folder = (
+        Path(os.path.abspath(job.cwd / path)),
+        job.folder.absolute(),
+        run_path.folder,
+    )
     try:
         relative = absolute.relative_to(project)
     except ValueError:
         return absolute
-    return (folder.code if job.project.workdir == "project" else folder.work / project.name) / relative
+    return (
+        folder.code if job.project.workdir == "project" else folder.work / project.name
+    ) / relative
 
 
 def _with_working_directory(
@@ -251,7 +310,9 @@ def _with_working_directory(
     """Tell the head agent how to fill the working directory."""
     project = job.folder.absolute()
     if job.launch.check and launch_spec.cwd != str(job.cwd):
-        check_args(job.program.args, cwd=job.cwd, project=project, code=snapshot.names, links=links.names)
+        check_args(
+            job.program.args, cwd=job.cwd, project=project, code=snapshot.names, links=links.names
+        )
     work = {"code": str(run_path.folder.code), "project": str(project), "links": links.names}
     return replace(launch_spec, work=work)
 
@@ -265,7 +326,11 @@ def _code(job: Job, snapshot: Snapshot | None, links: Links | None) -> dict[str,
         "changed": identity.changed,
     }
     if snapshot is not None:
-        details |= {"snapshot": snapshot.digest, "files": len(snapshot.names), "bytes": snapshot.size}
+        details |= {
+            "snapshot": snapshot.digest,
+            "files": len(snapshot.names),
+            "bytes": snapshot.size,
+        }
     if links is not None and links.in_place:
         details["in_place"] = links.in_place
     return details

@@ -1,4 +1,6 @@
-"""The run half of this package as one zip: all that a job needs besides torch, in the version that submitted it."""
+"""The run half of this package as one zip: all that a job needs besides torch, in the version that
+submitted it.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ from paceline.contract.files.foreign_records import read_bounded
 
 FILES = ("__init__.py", "errors.py", "wandb.py", "py.typed")
 PACKAGES = ("contract", "staging", "agent", "runtime")
-# `python paceline.zip` starts an agent; with `trial` it begins or ends a trial of a sweep. We don't use `-m`, which
-# would put the current folder ahead of the standard library. Any Python can parse this, so an old one can report
-# that it is too old.
+# `python paceline.zip` starts an agent; with `trial` it begins or ends a trial of a sweep. We don't
+# use `-m`, which would put the current folder ahead of the standard library. Any Python can parse
+# this, so an old one can report that it is too old.
 MAIN = b"""\
 import sys
 
@@ -58,7 +60,8 @@ def write_run_half(destination: Path, *, store: Path, compiled: bool = False) ->
 
 
 def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
-    """Return the path of the zip in the store, and create it if it is missing or not what its name says.
+    """Return the path of the zip in the store, and create it if it is missing or not what its name
+    says.
 
     `compiled` adds byte code for this Python; nodes with another Python fall back to the source.
     """
@@ -69,7 +72,13 @@ def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
     path = _path_of(store, digest.hexdigest()[:20])
     if not _is_intact(path, sources, compiled=compiled):
         store.mkdir(parents=True, exist_ok=True)
-        _write(path, _pack(sources, {name: _byte_code(name, sources[name]) for name in _compiled(sources, compiled)}))
+        _write(
+            path,
+            _pack(
+                sources,
+                {name: _byte_code(name, sources[name]) for name in _compiled(sources, compiled)},
+            ),
+        )
     return path
 
 
@@ -89,7 +98,16 @@ def _is_intact(path: Path, sources: dict[str, bytes], *, compiled: bool) -> bool
         stored = b"" if path.is_symlink() else read_bounded(path, MAX_SIZE)
         with zipfile.ZipFile(io.BytesIO(stored)) as archive:
             codes = {name: archive.read(f"{name}c") for name in _compiled(sources, compiled)}
-    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ):
         return False
     return all(code.startswith(_header(sources[name])) for name, code in codes.items()) and (
         stored == _pack(sources, codes)
@@ -135,7 +153,9 @@ def _byte_code(name: str, source: bytes) -> bytes:
 
 
 class ByteCodeCache(SourceFileLoader):
-    """Reads the byte code that Python keeps of a module, if it fits the time and size of its file. Writes none."""
+    """Reads the byte code that Python keeps of a module, if it fits the time and size of its file.
+    Writes none.
+    """
 
     def __init__(self, name: str, path: Path, source: bytes) -> None:
         super().__init__(name, str(path))
@@ -149,10 +169,15 @@ class ByteCodeCache(SourceFileLoader):
 
 
 def _code(name: str, source: bytes) -> CodeType:
-    """Return a module's code. Python has usually compiled it already, and reading that is much faster."""
-    if isinstance(paceline.__loader__, SourceFileLoader):  # otherwise there is no byte code beside the files
+    """Return a module's code. Python has usually compiled it already, and reading that is much
+    faster.
+    """
+    # otherwise there is no byte code beside the files
+    if isinstance(paceline.__loader__, SourceFileLoader):
         cache = ByteCodeCache(name, Path(paceline.__file__).parent.parent / name, source)
-        with contextlib.suppress(OSError, ImportError, SyntaxError, EOFError, TypeError, ValueError):
+        with contextlib.suppress(
+            OSError, ImportError, SyntaxError, EOFError, TypeError, ValueError
+        ):
             code = cache.get_code(name)  # raises these for a damaged file
             if code is not None:
                 return _rename(code, name)
@@ -161,7 +186,9 @@ def _code(name: str, source: bytes) -> CodeType:
 
 def _rename(code: CodeType, name: str) -> CodeType:
     """Return the code with the path that tracebacks of a job show."""
-    constants = tuple(_rename(each, name) if isinstance(each, CodeType) else each for each in code.co_consts)
+    constants = tuple(
+        _rename(each, name) if isinstance(each, CodeType) else each for each in code.co_consts
+    )
     return code.replace(co_filename=name, co_consts=constants)
 
 

@@ -18,7 +18,9 @@ MAX_LINES = 12  # of wandb's output to show if it fails
 
 
 def offline_runs(folder: RunFolder) -> list[Path]:
-    """Return the folders of offline W&B runs, oldest first: parts of one run must be sent in order."""
+    """Return the folders of offline W&B runs, oldest first: parts of one run must be sent in
+    order.
+    """
     return sorted(path.parent for path in folder.trackers.glob("wandb/offline-run-*/run-*.wandb"))
 
 
@@ -43,7 +45,8 @@ def find_python(folder: RunFolder) -> str:
     except (OSError, ValueError, TypeError):
         pass
     raise EnvironmentProblem(
-        "wandb is installed neither here nor in the run's environment.", hint="Install it with `pip install wandb`."
+        "wandb is installed neither here nor in the run's environment.",
+        hint="Install it with `pip install wandb`.",
     )
 
 
@@ -51,21 +54,32 @@ def complete(folder: RunFolder, *, python: str) -> None:
     """Log what W&B lacks of a run that was killed. If that fails, the rest can still be sent."""
     home = str(Path(paceline.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH", "")]))
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_RUN")}
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith("WANDB_RUN")
+    }
     subprocess.run(
         [python, "-m", "paceline.runtime.trackers.wandb.tracker", str(folder.path)],
         env={**environ, "PYTHONPATH": path, "WANDB_SILENT": "true", "WANDB_MODE": "offline"},
-        stdin=subprocess.DEVNULL, capture_output=True,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
 
 
 def send(path: Path, *, python: str) -> str:
     """Upload one folder and return the address of the W&B run."""
-    environ = {name: value for name, value in os.environ.items() if name not in ("WANDB_MODE", "WANDB_SILENT")}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("WANDB_MODE", "WANDB_SILENT")
+    }
     done = subprocess.run(
         [python, "-m", "wandb", "sync", str(path)],
-        env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if not is_sent(path):
         tail = "\n".join(done.stdout.strip().splitlines()[-MAX_LINES:])
         raise ClusterError(

@@ -1,4 +1,6 @@
-"""Export weights from a checkpoint, byte by byte and without torch, which a login node may not have."""
+"""Export weights from a checkpoint, byte by byte and without torch, which a login node may not
+have.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def choose_object(marker: Marker, name: str | None) -> str:
             )
         if name in marker.objects:
             return name
-        raise UsageError(f"The checkpoint has no object {name!r}.", hint=f"Use one of {', '.join(marker.objects)}.")
+        raise UsageError(
+            f"The checkpoint has no object {name!r}.",
+            hint=f"Use one of {', '.join(marker.objects)}.",
+        )
     if "model" in modules:
         return "model"
     if len(modules) == 1:
@@ -82,9 +87,10 @@ def tensor_references(folder: Path, name: str) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{OBJECTS_FILE} of {folder.name} can't be read: {error}.") from None
     return {
-        key: value for key, value in tree.items()
+        key: value
+        for key, value in tree.items()
         if isinstance(value, dict) and ("$tensor" in value or "$sharded" in value)
-    }  # fmt: skip
+    }
 
 
 def read_index(folder: Path, marker: Marker) -> dict[str, StoredTensor]:
@@ -92,21 +98,33 @@ def read_index(folder: Path, marker: Marker) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for name in sorted(filter(is_share, marker.files)):
         with open(folder / name, "rb") as file:
-            pieces, begin = safetensors.read_header(file, name=name, size=os.fstat(file.fileno()).st_size)
+            pieces, begin = safetensors.read_header(
+                file, name=name, size=os.fstat(file.fileno()).st_size
+            )
         for piece in pieces:
-            tensor = tensors.setdefault(piece.name, StoredTensor(piece.dtype, list(piece.shape), []))
-            tensor.ranges.append(ByteRange(folder / name, begin + piece.offset, piece.nbytes, piece.start))
+            tensor = tensors.setdefault(
+                piece.name, StoredTensor(piece.dtype, list(piece.shape), [])
+            )
+            tensor.ranges.append(
+                ByteRange(folder / name, begin + piece.offset, piece.nbytes, piece.start)
+            )
     for tensor in tensors.values():
         tensor.ranges.sort(key=lambda part: part.start)
     return tensors
 
 
-def write_weights(output: Path, tensors: dict[str, StoredTensor], *, metadata: dict[str, str]) -> int:
+def write_weights(
+    output: Path, tensors: dict[str, StoredTensor], *, metadata: dict[str, str]
+) -> int:
     """Write one safetensors file, complete or absent, and return its size in bytes."""
     table: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     offset = 0
     for name, tensor in tensors.items():
-        table[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [offset, offset + tensor.nbytes]}
+        table[name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
         offset += tensor.nbytes
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -1,4 +1,6 @@
-"""The secrets of a run: which there are, and which value is used. Values go to `environment.sh` or to agents alone."""
+"""The secrets of a run: which there are, and which value is used. Values go to `environment.sh` or
+to agents alone.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,23 @@ FROM_SHELL = "your environment"
 # Every variable of a batch script and of stop_and_requeue.sh begins so.
 SCRIPT_PREFIX = "paceline_"
 
-# Bash would stop at an assignment to the first of these, and run the script differently with the others. Files for
-# other programs set some (UID), and none is anybody's secret.
+# Bash would stop at an assignment to the first of these, and run the script differently with the
+# others. Files for other programs set some (UID), and none is anybody's secret.
 _OF_BASH = {
-    "BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID",
-    "BASH_COMPAT", "BASH_ENV", "ENV", "EXECIGNORE", "GLOBIGNORE", "IFS", "POSIXLY_CORRECT",
-}  # fmt: skip
+    "BASHOPTS",
+    "BASH_VERSINFO",
+    "EUID",
+    "PPID",
+    "SHELLOPTS",
+    "UID",
+    "BASH_COMPAT",
+    "BASH_ENV",
+    "ENV",
+    "EXECIGNORE",
+    "GLOBIGNORE",
+    "IFS",
+    "POSIXLY_CORRECT",
+}
 
 
 def belongs_to_script(name: str) -> bool:
@@ -43,8 +56,11 @@ class Secrets:
 NO_SECRETS = Secrets()
 
 
-def choose_secrets(job: Job, *, environ: Mapping[str, str], file_secrets: Secrets, in_a_job: bool = True) -> Secrets:
-    """Return the secrets from files, and those that `secrets` and `[notify] webhook` name; what is set here wins.
+def choose_secrets(
+    job: Job, *, environ: Mapping[str, str], file_secrets: Secrets, in_a_job: bool = True
+) -> Secrets:
+    """Return the secrets from files, and those that `secrets` and `[notify] webhook` name; what is
+    set here wins.
 
     `in_a_job`: a batch script carries them, and one that is named but found nowhere is an error.
     """
@@ -68,7 +84,9 @@ def choose_secrets(job: Job, *, environ: Mapping[str, str], file_secrets: Secret
 
 
 def note_missing(job: Job, found: Secrets) -> list[str]:
-    """Return a note on each secret that a file names and that is set nowhere; raise for one that was typed."""
+    """Return a note on each secret that a file names and that is set nowhere; raise for one that
+    was typed.
+    """
     notes = []
     for name, key in _named(job).items():
         if name in found.values or name in job.environment.variables:
@@ -102,14 +120,24 @@ def _check_name(name: str, source: str, *, script: bool) -> None:
             hint="List names only; keep values in your environment or in a secrets file.",
         )
     if script and belongs_to_script(name):
-        raise SpecError(f"{source} {name}, a name that batch scripts use themselves.", hint="Rename it.")
+        raise SpecError(
+            f"{source} {name}, a name that batch scripts use themselves.", hint="Rename it."
+        )
 
 
 def plain_variables(job: Job) -> dict[str, str]:
     """Return `--env` and `[environment] variables` without those that look like secrets."""
-    return {name: text for name, text in job.environment.variables.items() if redact(name, text) != REDACTED}
+    return {
+        name: text
+        for name, text in job.environment.variables.items()
+        if redact(name, text) != REDACTED
+    }
 
 
 def hidden_variables(job: Job) -> dict[str, str]:
     """Return the others, which are treated as secrets."""
-    return {name: text for name, text in job.environment.variables.items() if redact(name, text) == REDACTED}
+    return {
+        name: text
+        for name, text in job.environment.variables.items()
+        if redact(name, text) == REDACTED
+    }

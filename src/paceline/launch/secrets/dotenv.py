@@ -1,4 +1,5 @@
-"""Parse files of `NAME=value` lines strictly: what other programs may read differently is an error, not a guess.
+"""Parse files of `NAME=value` lines strictly: what other programs may read differently is an error,
+not a guess.
 
 Errors never quote a line, because it may contain the secret.
 """
@@ -15,14 +16,17 @@ _QUOTED = {"'": re.compile(r"'([^']*)'"), '"': re.compile(r'"((?:[^"\\]|\\.)*)"'
 _BARE = re.compile(r"[^\n]*")
 _REST = re.compile(r"[ \t]*(?:#[^\n]*)?\n")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "$": "$", "`": "`", "\n": ""}
-# Other parsers would expand these. They are allowed in single quotes, or escaped (`\$`) in double quotes.
+# Other parsers would expand these. They are allowed in single quotes, or escaped (`\$`) in double
+# quotes.
 _EXPANSION = re.compile(r"\$[({]|`")
 
 
 def parse_dotenv(text: str, *, where: str) -> dict[str, str]:
-    """Return the variables; later lines win. Comments, `export` and quotes (also multi-line) are allowed.
+    """Return the variables; later lines win. Comments, `export` and quotes (also multi-line) are
+    allowed.
 
-    In double quotes \\n, \\t, \\r, \\\\, \\", \\$ and \\` are escapes. Nothing is expanded: `${NAME}` is an error.
+    In double quotes \\n, \\t, \\r, \\\\, \\", \\$ and \\` are escapes. Nothing is expanded:
+    `${NAME}` is an error.
     """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if not text.endswith("\n"):
@@ -59,7 +63,9 @@ def _value(text: str, start: int, *, where: str, line: int) -> tuple[str, int]:
         if quote == '"':
             if _EXPANSION.search(re.sub(r"\\.", "", value, flags=re.DOTALL)):
                 raise _expansion_error(where, line)
-            value = re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), value, flags=re.DOTALL)
+            value = re.sub(
+                r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), value, flags=re.DOTALL
+            )
         return value, rest.end()
     bare = _BARE.match(text, start)
     assert bare is not None, "the pattern also matches an empty string"
@@ -72,12 +78,14 @@ def _value(text: str, start: int, *, where: str, line: int) -> tuple[str, int]:
 def _error(where: str, line: int, what: str) -> SpecError:
     return SpecError(
         f"Line {line} of {where} {what}.",
-        hint="Write NAME=value, NAME='value' or # a comment. secret_files in [environment] lists the files to read.",
+        hint="Write NAME=value, NAME='value' or # a comment. secret_files in [environment] lists "
+        "the files to read.",
     )
 
 
 def _expansion_error(where: str, line: int) -> SpecError:
     return SpecError(
-        f"Line {line} of {where} contains ${{...}}, $(...) or a backquote, which Paceline does not expand.",
+        f"Line {line} of {where} contains ${{...}}, $(...) or a backquote, which Paceline does "
+        "not expand.",
         hint="Put the value in single quotes to use it literally, or write out the expanded value.",
     )

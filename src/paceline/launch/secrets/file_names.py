@@ -1,4 +1,6 @@
-"""Names of files that usually hold secrets. Code snapshots lie on shared disks, so they leave these out."""
+"""Names of files that usually hold secrets. Code snapshots lie on shared disks, so they leave
+these out.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +11,83 @@ import re
 # Any file of this name, in any folder and any case.
 _FILES = (
     # variables
-    ".env", ".env.*", ".env-*", ".env_*", "*.env", ".envrc", ".envrc.*", "*.tfvars",
-    "*.tfstate", "*.tfstate.*",
+    ".env",
+    ".env.*",
+    ".env-*",
+    ".env_*",
+    "*.env",
+    ".envrc",
+    ".envrc.*",
+    "*.tfvars",
+    "*.tfstate",
+    "*.tfstate.*",
     # private keys and stores of keys
-    "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.ppk", "*.kdb", "*.kdbx",
-    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*",
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.jks",
+    "*.keystore",
+    "*.ppk",
+    "*.kdb",
+    "*.kdbx",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
     # logins of programs
-    ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".my.cnf", ".htpasswd", ".s3cfg", ".boto",
-    ".dockercfg", ".dockerconfigjson", ".vault-token", "kaggle.json", "rclone.conf",
-    "kubeconfig", "kubeconfig.*", "*.kubeconfig",
+    ".netrc",
+    "_netrc",
+    ".pypirc",
+    ".npmrc",
+    ".git-credentials",
+    ".pgpass",
+    ".my.cnf",
+    ".htpasswd",
+    ".s3cfg",
+    ".boto",
+    ".dockercfg",
+    ".dockerconfigjson",
+    ".vault-token",
+    "kaggle.json",
+    "rclone.conf",
+    "kubeconfig",
+    "kubeconfig.*",
+    "*.kubeconfig",
     # whatever says so
-    "credentials*", "*credentials.json", "*[_-]credentials", "*[_-]credentials.*",
-    "client_secret*.json", "*service-account*.json", "*service_account*.json", "*serviceaccount*.json",
-    "secret", "secret.*", "secrets", "secrets.*", ".secrets", ".secrets.*",
-    "token", ".token", "token.txt", "*.token", "*_token", "*_token.txt",
-    "api[_-]key*", "apikey*", "*[_-]key", "*[_-]key.txt", "*gcp[_-]key*.json", "*google[_-]key*.json",
-    "password", "passwords", "password.*", "passwords.*", "*[_-]password.txt", "*[_-]passwords.txt",
-)  # fmt: skip
+    "credentials*",
+    "*credentials.json",
+    "*[_-]credentials",
+    "*[_-]credentials.*",
+    "client_secret*.json",
+    "*service-account*.json",
+    "*service_account*.json",
+    "*serviceaccount*.json",
+    "secret",
+    "secret.*",
+    "secrets",
+    "secrets.*",
+    ".secrets",
+    ".secrets.*",
+    "token",
+    ".token",
+    "token.txt",
+    "*.token",
+    "*_token",
+    "*_token.txt",
+    "api[_-]key*",
+    "apikey*",
+    "*[_-]key",
+    "*[_-]key.txt",
+    "*gcp[_-]key*.json",
+    "*google[_-]key*.json",
+    "password",
+    "passwords",
+    "password.*",
+    "passwords.*",
+    "*[_-]password.txt",
+    "*[_-]passwords.txt",
+)
 
 # What editors and people append to the name of a copy.
 _COPY = re.compile(r"(?:~|\.(?:bak|backup|old|orig|save))+$")
@@ -38,16 +100,34 @@ _NAMED_FOLDERS = ("secrets",)
 
 # Files by the end of their path.
 _PATHS = (
-    "*/.docker/config.json", "*/.config/gcloud/*", "*/gh/hosts.yml", "*/wandb/settings",
+    "*/.docker/config.json",
+    "*/.config/gcloud/*",
+    "*/gh/hosts.yml",
+    "*/wandb/settings",
     "*/.config/containers/auth.json",
-)  # fmt: skip
+)
 
 # Templates, public keys, code and documentation are not secret, whatever they are called.
 _HARMLESS = ("example.*", "sample.*", "template.*", ".env.example.*", "answer[_-]key*")
 _HARMLESS_ENDS = (
-    ".example", ".sample", ".template", ".dist",
-    ".pub", ".py", ".pyi", ".ipynb", ".sh", ".c", ".cc", ".cpp", ".cu", ".h", ".md", ".rst", ".html",
-)  # fmt: skip
+    ".example",
+    ".sample",
+    ".template",
+    ".dist",
+    ".pub",
+    ".py",
+    ".pyi",
+    ".ipynb",
+    ".sh",
+    ".c",
+    ".cc",
+    ".cpp",
+    ".cu",
+    ".h",
+    ".md",
+    ".rst",
+    ".html",
+)
 
 
 def is_secret(path: str) -> bool:
@@ -62,7 +142,9 @@ def is_secret(path: str) -> bool:
     if original.endswith(_HARMLESS_ENDS):  # first, because most files are code
         return False
     named = any(folder in _NAMED_FOLDERS for folder in folders)
-    return (named or matches(name, _FILES) or matches(original, _FILES)) and not matches(original, _HARMLESS)
+    return (named or matches(name, _FILES) or matches(original, _FILES)) and not matches(
+        original, _HARMLESS
+    )
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -71,7 +153,9 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 class _Patterns:
-    """Shell patterns, for thousands of names. Most are compared as text: expressions take long to compile."""
+    """Shell patterns, for thousands of names. Most are compared as text: expressions take long to
+    compile.
+    """
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         starts, ends, others = [], [], []

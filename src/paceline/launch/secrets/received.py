@@ -1,4 +1,6 @@
-"""Secrets that came over a connection with the command that this process carries out. They are in memory only."""
+"""Secrets that came over a connection with the command that this process carries out. They are in
+memory only.
+"""
 
 from __future__ import annotations
 

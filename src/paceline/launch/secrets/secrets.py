@@ -38,19 +38,29 @@ class _Source:
 
 
 def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
-    """Read the secret files. If two set the same variable, the first in the order of `secret_files` wins."""
+    """Read the secret files. If two set the same variable, the first in the order of
+    `secret_files` wins.
+    """
     received = received_secrets()
     values = dict(received.values) if received is not None else {}
     sources = dict(received.sources) if received is not None else {}
     # Where a command came from, the files that the job names were read.
-    paths = [] if received is not None and job.environment.secret_files is not None else secret_files(job, environ)
+    paths = (
+        []
+        if received is not None and job.environment.secret_files is not None
+        else secret_files(job, environ)
+    )
     for path in paths:
         kind = _kind(path, environ)
         known = {**environ, **job.environment.variables, **values}
         if kind.only_for is not None and kind.only_for in known:
             continue  # the file is not needed, so its mode does not matter
         label = show_path(path, job, environ)
-        named_by = job.source("environment.secret_files") if job.environment.secret_files is not None else None
+        named_by = (
+            job.source("environment.secret_files")
+            if job.environment.secret_files is not None
+            else None
+        )
         content = _read(path, label, named_by=named_by)
         if content is None:
             continue
@@ -60,7 +70,8 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
         for name, value in found.items():
             if is_too_large(name, value):
                 raise SpecError(
-                    f"{name} in {label} has {len(value):,} characters; the limit is {MAX_BYTES:,} bytes.",
+                    f"{name} in {label} has {len(value):,} characters; the limit is {MAX_BYTES:,} "
+                    "bytes.",
                     hint="Put the value into a file of its own, and set the variable to its path.",
                 )
             values.setdefault(name, value)
@@ -69,7 +80,9 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
     if WANDB_KEY in environ and WANDB_KEY not in values:
         values[WANDB_KEY], sources[WANDB_KEY] = environ[WANDB_KEY], FROM_SHELL
     # A key is valid for one server only, so the server's address goes with it.
-    if WANDB_BASE_URL in environ and (WANDB_KEY in values or WANDB_KEY in job.environment.variables):
+    if WANDB_BASE_URL in environ and (
+        WANDB_KEY in values or WANDB_KEY in job.environment.variables
+    ):
         values.setdefault(WANDB_BASE_URL, environ[WANDB_BASE_URL])
         sources.setdefault(WANDB_BASE_URL, FROM_SHELL)
     return Secrets(values, sources)
@@ -78,7 +91,9 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
 def inspect_secrets(job: Job, environ: Mapping[str, str]) -> Finding:
     """Return the names of the secrets that a run started here would get."""
     try:
-        found = choose_secrets(job, environ=environ, file_secrets=read_secrets(job, environ), in_a_job=False)
+        found = choose_secrets(
+            job, environ=environ, file_secrets=read_secrets(job, environ), in_a_job=False
+        )
     except PacelineError as problem:
         return Finding("secrets", PROBLEM, problem.message, problem.hint)
     return Finding("secrets", GOOD, found.describe() or "none")
@@ -89,7 +104,9 @@ def secret_files(job: Job, environ: Mapping[str, str]) -> list[Path]:
     if job.environment.secret_files is None:
         return default_secret_files(job, environ)
     home = environ.get("HOME", "~")
-    names = (home + name[1:] if name.startswith("~/") else name for name in job.environment.secret_files)
+    names = (
+        home + name[1:] if name.startswith("~/") else name for name in job.environment.secret_files
+    )
     return [Path(os.path.abspath(job.folder / name)) for name in names]
 
 
@@ -157,7 +174,8 @@ def _require_private(path: Path, label: str, mode: int) -> None:
     """Raise if others can read the file: its secrets may already be known."""
     if os.name == "posix" and mode & 0o077:
         raise EnvironmentProblem(
-            f"{label} contains secrets, but others can read it: its mode is {mode:04o}, expected 0600.",
+            f"{label} contains secrets, but others can read it: its mode is {mode:04o}, expected "
+            "0600.",
             hint=f"Run: chmod 600 {quote(str(path))}",
         )
 
@@ -165,11 +183,13 @@ def _require_private(path: Path, label: str, mode: int) -> None:
 def _read_error(label: str, reason: str) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"Cannot read the secrets in {label}: {reason}.",
-        hint="Fix the file, or list the files to read in secret_files of [environment] ([] for none).",
+        hint="Fix the file, or list the files to read in secret_files of [environment] ([] for "
+        "none).",
     )
 
 
-# -- kinds of files --------------------------------------------------------------------------------------
+# -- kinds of files
+# --------------------------------------------------------------------------------------
 
 
 def _parse_dotenv(text: str, source: _Source) -> Values:
@@ -206,7 +226,10 @@ class _Kind:
 
 _NETRC = _Kind(_parse_netrc, only_for=WANDB_KEY)
 # By file name; any other file has NAME=value lines.
-_KINDS = {CREDENTIALS: _Kind(_parse_credentials, only_for=WANDB_KEY), **dict.fromkeys(NETRCS, _NETRC)}
+_KINDS = {
+    CREDENTIALS: _Kind(_parse_credentials, only_for=WANDB_KEY),
+    **dict.fromkeys(NETRCS, _NETRC),
+}
 
 
 def _kind(path: Path, environ: Mapping[str, str]) -> _Kind:

@@ -1,8 +1,10 @@
-"""The lock on a checkpoint folder: two live runs that write into one folder would remove each other's checkpoints.
+"""The lock on a checkpoint folder: two live runs that write into one folder would remove each
+other's checkpoints.
 
-A file says who holds it, and counts up every few seconds. On the same host, the lock ends with its process. On another
-host, it ends when the holder's counter stops. File locks of the kernel are not used: many clusters disable them on
-shared disks. Before each commit, it is also checked that this job start still has the claim on the run folder.
+A file says who holds it, and counts up every few seconds. On the same host, the lock ends with its
+process. On another host, it ends when the holder's counter stops. File locks of the kernel are not
+used: many clusters disable them on shared disks. Before each commit, it is also checked that this
+job start still has the claim on the run folder.
 """
 
 from __future__ import annotations
@@ -51,11 +53,20 @@ def this_process(attempt: int, environ: Mapping[str, str] = os.environ) -> Holde
     """Return this process as a holder."""
     owner = environ.get(env.RUN, "")
     if not owner and environ.get("SLURM_JOB_ID"):
-        owner, attempt = f"job {environ['SLURM_JOB_ID']}", int(environ.get("SLURM_RESTART_COUNT") or 0)
+        owner, attempt = (
+            f"job {environ['SLURM_JOB_ID']}",
+            int(environ.get("SLURM_RESTART_COUNT") or 0),
+        )
     return Holder(
-        host=socket.gethostname(), pid=os.getpid(), started=_start_of(os.getpid()) or "", system=_system(),
-        owner=owner, attempt=attempt, since=time.time(), token=secrets.token_hex(8),
-    )  # fmt: skip
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started=_start_of(os.getpid()) or "",
+        system=_system(),
+        owner=owner,
+        attempt=attempt,
+        since=time.time(),
+        token=secrets.token_hex(8),
+    )
 
 
 def _system() -> str:
@@ -69,7 +80,12 @@ def _system() -> str:
 def _start_of(pid: int) -> str | None:
     """Return when a process started, "" if it has ended, and None if the kernel doesn't tell."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()
+        )
     except OSError:
         return None
     return "" if fields[0] in "ZX" else fields[19]
@@ -92,7 +108,9 @@ def _is_running(holder: Holder) -> bool:
 class FolderLock:
     """Holds a folder for this process, from `acquire` to `release`. Only rank 0 has one."""
 
-    def __init__(self, folder: Path, *, attempt: int, warn: Callable[[str], None], interval: float = INTERVAL) -> None:
+    def __init__(
+        self, folder: Path, *, attempt: int, warn: Callable[[str], None], interval: float = INTERVAL
+    ) -> None:
         self.path = folder / FILE
         self.me = this_process(attempt)
         self._warn, self._interval = warn, interval
@@ -102,7 +120,8 @@ class FolderLock:
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Take the folder. Raises CheckpointError if another live run has it, or another job start has this run.
+        """Take the folder. Raises CheckpointError if another live run has it, or another job start
+        has this run.
 
         A folder that can't be written is not locked: saving there fails, and says so.
         """
@@ -115,7 +134,9 @@ class FolderLock:
                 self._remove_stale()
         except OSError:
             return
-        self._thread = threading.Thread(target=self._count, name="paceline-folder-lock", daemon=True)
+        self._thread = threading.Thread(
+            target=self._count, name="paceline-folder-lock", daemon=True
+        )
         self._thread.start()
 
     def _create(self) -> bool:
@@ -148,14 +169,20 @@ class FolderLock:
         if self._is_alive(*found):
             raise CheckpointError(
                 f"Another run is using {self.path.parent}: {holder}.",
-                hint="Stop that run, or use a different folder for this one. To start from its checkpoints, use "
+                hint="Stop that run, or use a different folder for this one. To start from its "
+                "checkpoints, use "
                 f"start_from. If that run no longer exists, remove {self.path}.",
             )
         self._discard(holder.token)
 
     def _is_alive(self, holder: Holder, count: str) -> bool:
         me = self.me
-        if (holder.system, holder.host, holder.pid, holder.started) == (me.system, me.host, me.pid, me.started):
+        if (holder.system, holder.host, holder.pid, holder.started) == (
+            me.system,
+            me.host,
+            me.pid,
+            me.started,
+        ):
             return False  # an earlier session of this process
         if holder.owner and holder.owner == me.owner and holder.attempt < me.attempt:
             return False  # an earlier attempt of this run, which has ended before this one began
@@ -188,16 +215,21 @@ class FolderLock:
         count = 0
         while not self._ended.wait(self._interval):
             count += 1
-            with contextlib.suppress(OSError):  # the disk may be away for a while, or the file replaced
+            # the disk may be away for a while, or the file replaced
+            with contextlib.suppress(OSError):
                 os.pwrite(self._descriptor, f"{count:020d}".encode(), SIZE)
                 os.fsync(self._descriptor)  # other hosts see it now, not when the cache is written
 
     def check(self) -> None:
-        """Raise TakenOver if another start of this run, or another run, has the folder: this one was taken for dead."""
+        """Raise TakenOver if another start of this run, or another run, has the folder: this one
+        was taken for dead.
+        """
         check_claim()
         found = _read(self.path) if self._thread is not None else None
         if found is not None and found[0].token != self.me.token:
-            raise TakenOver(f"Another run has taken over {self.path.parent}: {found[0]}.", hint=TAKEN_OVER_HINT)
+            raise TakenOver(
+                f"Another run has taken over {self.path.parent}: {found[0]}.", hint=TAKEN_OVER_HINT
+            )
 
     def release(self) -> None:
         """Give the folder back."""
@@ -216,20 +248,25 @@ class FolderLock:
 
 
 def check_claim(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise TakenOver if another job start has the run folder: this one was cut off, and the run goes on elsewhere."""
+    """Raise TakenOver if another job start has the run folder: this one was cut off, and the run
+    goes on elsewhere.
+    """
     run, job_start = environ.get(env.RUN), environ.get(env.JOB_START)
     if not run or not job_start:
         return
     successor = RunFolder(Path(run)).successor(job_start)
     if successor:
         raise TakenOver(
-            f"Job start {job_start} no longer has run {Path(run).name}: job start {successor} has taken over.",
+            f"Job start {job_start} no longer has run {Path(run).name}: job start {successor} has "
+            "taken over.",
             hint=TAKEN_OVER_HINT,
         )
 
 
 def _read(path: Path) -> tuple[Holder, str] | None:
-    """Return the holder and its count; None if there is no file, or none that this version writes."""
+    """Return the holder and its count; None if there is no file, or none that this version
+    writes.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         return Holder(**json.loads(text[:SIZE])), text[SIZE:]

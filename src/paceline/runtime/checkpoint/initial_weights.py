@@ -1,4 +1,6 @@
-"""Start a new run with weights from another run or a file. Everything else starts fresh: optimizer, schedule, step."""
+"""Start a new run with weights from another run or a file. Everything else starts fresh:
+optimizer, schedule, step.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from paceline.runtime.checkpoint.reader import CheckpointReader, open_share, rea
 from paceline.runtime.checkpoint.sharded import state as sharded
 from paceline.runtime.checkpoint.state_tree import METADATA_KEY, TORCH_DTYPES
 
-USUAL_NAMES = ("model", "state_dict", "model_state_dict", "module", "net")  # of the weights among other objects
+# of the weights among other objects
+USUAL_NAMES = ("model", "state_dict", "model_state_dict", "module", "net")
 PICKLE_START = 1 << 20  # bytes in which a pickled model shows
 COUNTER = "n_averaged"  # of torch's AveragedModel, which has the model's own weights besides it
 
@@ -45,7 +48,8 @@ class Weights:
         """Return whether all of a module's names are here, with the same shapes."""
         own = self.keys()
         return all(
-            name in own and (not isinstance(each, torch.Tensor) or self._shape(own[name]) == list(each.shape))
+            name in own
+            and (not isinstance(each, torch.Tensor) or self._shape(own[name]) == list(each.shape))
             for name, each in wanted.items()
         )
 
@@ -55,13 +59,21 @@ class Weights:
             return list(entry.shape)
         if not isinstance(entry, dict) or self.reader is None:
             return []
-        return list(entry["shape"] if "shape" in entry else self.reader.shape(entry.get("$tensor", "")))
+        return list(
+            entry["shape"] if "shape" in entry else self.reader.shape(entry.get("$tensor", ""))
+        )
 
-    def load(self, keys: Mapping[str, str], current: Mapping[str, Any], new_group: Callable[[], Any]) -> dict[str, Any]:
-        """Return the state for a module that has `current` now; `keys` maps its keys to those here."""
+    def load(
+        self, keys: Mapping[str, str], current: Mapping[str, Any], new_group: Callable[[], Any]
+    ) -> dict[str, Any]:
+        """Return the state for a module that has `current` now; `keys` maps its keys to those
+        here.
+        """
         state = {key: self.entries[own] for key, own in keys.items()}
         if self.reader is None:
-            return {key: restore.shard_like(tensor, current.get(key)) for key, tensor in state.items()}
+            return {
+                key: restore.shard_like(tensor, current.get(key)) for key, tensor in state.items()
+            }
         targets: dict[str, Any] = {}
         for key, entry in state.items():
             for reference in state_tree.tensor_references(entry):
@@ -76,7 +88,9 @@ class Weights:
                 if "$sharded" in reference:
                     return targets[reference["$sharded"]]
                 assert self.reader is not None
-                return restore.shard_like(self.reader.tensor(reference["$tensor"]), current.get(key))
+                return restore.shard_like(
+                    self.reader.tensor(reference["$tensor"]), current.get(key)
+                )
 
             return state_tree.decode(entry, fetch)
 
@@ -99,11 +113,14 @@ def load_weights(
     new_group: Callable[[], Any],
     warn: Callable[[str], None],
 ) -> Path:
-    """Load the weights of the modules among these objects, and return where they are from; `warn` is rank 0's."""
+    """Load the weights of the modules among these objects, and return where they are from; `warn`
+    is rank 0's.
+    """
     modules = {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
     if not modules:
         raise CheckpointError(
-            f"run.resume got no model to load {source} into.", hint="Pass it by name: run.resume(model=model, ...)."
+            f"run.resume got no model to load {source} into.",
+            hint="Pass it by name: run.resume(model=model, ...).",
         )
     with ExitStack() as stack:
         if files := find_weight_files(source):
@@ -113,7 +130,10 @@ def load_weights(
         else:
             source_path = find_start(source, ranks, warn=warn)
             found = _read_checkpoint(stack.enter_context(CheckpointReader(source_path)))
-        chosen = {name: _choose(name, each, found, alone=len(modules) == 1) for name, each in modules.items()}
+        chosen = {
+            name: _choose(name, each, found, alone=len(modules) == 1)
+            for name, each in modules.items()
+        }
         loaded = {name: weights for name, weights in chosen.items() if weights is not None}
         if not loaded:
             raise CheckpointError(
@@ -122,8 +142,19 @@ def load_weights(
                 hint="Start from a run of the same model.",
             )
         for name, weights in loaded.items():
-            _load(name, modules[name], weights, source_path, strict=strict, new_group=new_group, warn=warn)
-    warn(f"started with the weights of {restore.listed(list(loaded))} from {source_path}; everything else starts fresh")
+            _load(
+                name,
+                modules[name],
+                weights,
+                source_path,
+                strict=strict,
+                new_group=new_group,
+                warn=warn,
+            )
+    warn(
+        f"started with the weights of {restore.listed(list(loaded))} from {source_path}; "
+        "everything else starts fresh"
+    )
     if missing := [name for name in modules if name not in loaded]:
         warn(f"no weights for {restore.listed(missing)} there: keeping the initial values")
     return source_path
@@ -153,7 +184,9 @@ def _load(
     if COUNTER not in current:
         state.pop(COUNTER, None)
     try:
-        restore.load_module(name, module, state, current, metadata=weights.metadata, strict=strict, warn=warn)
+        restore.load_module(
+            name, module, state, current, metadata=weights.metadata, strict=strict, warn=warn
+        )
     except CheckpointError as error:
         raise CheckpointError(
             f"Cannot start from {source_path}. {error.message}",
@@ -167,17 +200,29 @@ def _tied(module: torch.nn.Module, keys: Collection[str]) -> dict[str, str]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name in keys:
             found.setdefault(id(parameter), []).append(name)
-    return {name: other for names in found.values() for name in names for other in names if other != name}
+    return {
+        name: other
+        for names in found.values()
+        for name in names
+        for other in names
+        if other != name
+    }
 
 
-def _choose(name: str, module: torch.nn.Module, found: Mapping[str, Weights], *, alone: bool) -> Weights | None:
+def _choose(
+    name: str, module: torch.nn.Module, found: Mapping[str, Weights], *, alone: bool
+) -> Weights | None:
     """Return the weights for a module: those of its name, or the only ones that have its keys."""
     if name in found:
         return found[name]
     if alone and len(found) == 1:
         return next(iter(found.values()))
     current = module.state_dict()
-    wanted = {plain: current[key] for key, plain in _plain_names(list(current)).items() if plain != COUNTER}
+    wanted = {
+        plain: current[key]
+        for key, plain in _plain_names(list(current)).items()
+        if plain != COUNTER
+    }
     fitting = {key: weights for key, weights in found.items() if wanted and weights.fit(wanted)}
     if len(fitting) > 1 or (alone and not fitting):  # the usual names come first
         usual = [key for key in USUAL_NAMES if key in (fitting or found)]
@@ -186,7 +231,9 @@ def _choose(name: str, module: torch.nn.Module, found: Mapping[str, Weights], *,
 
 
 def _plain_names(keys: list[str]) -> dict[str, str]:
-    """Map each key to its name without the prefixes that compiled, averaged and wrapped models add."""
+    """Map each key to its name without the prefixes that compiled, averaged and wrapped models
+    add.
+    """
     plain = {key: ".".join(part for part in key.split(".") if part != "_orig_mod") for key in keys}
     weights = [name for name in plain.values() if name != COUNTER]
     while weights and all(name.startswith("module.") for name in weights):
@@ -200,8 +247,9 @@ def _read_checkpoint(reader: CheckpointReader) -> dict[str, Weights]:
     metadata = trees.get(METADATA_KEY, {})
     return {
         name: Weights(trees[name], metadata.get(name, {}), reader)
-        for name, kind in reader.marker.objects.items() if kind == "module"
-    }  # fmt: skip
+        for name, kind in reader.marker.objects.items()
+        if kind == "module"
+    }
 
 
 def _read_files(paths: Sequence[Path]) -> dict[str, Weights]:
@@ -216,7 +264,9 @@ def _read_files(paths: Sequence[Path]) -> dict[str, Weights]:
 def _read_file(path: Path) -> dict[str, Weights]:
     """Return the weights in a file, by the name of the object, if the file has several."""
     if not is_weights_file(path.name):
-        raise CheckpointError(f"{path} is not a weights file.", hint="Use a .safetensors, .pt, .pth or .bin file.")
+        raise CheckpointError(
+            f"{path} is not a weights file.", hint="Use a .safetensors, .pt, .pth or .bin file."
+        )
     if path.suffix == ".safetensors":
         return {path.name: Weights(_read_safetensors(path), {})}
     try:
@@ -225,21 +275,30 @@ def _read_file(path: Path) -> dict[str, Weights]:
         raise _unreadable(path, error) from error
     if _is_state(content):
         return {path.name: Weights(content, _metadata(content))}
-    nested = {str(key): each for key, each in content.items() if _is_state(each)} if isinstance(content, dict) else {}
+    nested = (
+        {str(key): each for key, each in content.items() if _is_state(each)}
+        if isinstance(content, dict)
+        else {}
+    )
     if not nested:
         raise CheckpointError(f"{path} holds no weights.", hint="Save model.state_dict() there.")
     return {name: Weights(each, _metadata(each)) for name, each in nested.items()}
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    """Return why torch.load refuses a file. Torch's own advice is to trust it, which would run code from the file."""
+    """Return why torch.load refuses a file. Torch's own advice is to trust it, which would run
+    code from the file.
+    """
     text = str(error)
-    foreign = re.search(r"GLOBAL (\S+)", text)  # a class or function that torch does not know to be harmless
+    # a class or function that torch does not know to be harmless
+    foreign = re.search(r"GLOBAL (\S+)", text)
     is_script = "TorchScript" in text
     if is_script or (foreign and _holds_module(path)):
         return CheckpointError(
-            f"{path} holds a {'TorchScript' if is_script else 'pickled'} model, not its state dict.",
-            hint="Load it in a script of yours, save the weights with torch.save(model.state_dict(), ...), and start "
+            f"{path} holds a {'TorchScript' if is_script else 'pickled'} model, not its state "
+            "dict.",
+            hint="Load it in a script of yours, save the weights with "
+            "torch.save(model.state_dict(), ...), and start "
             "from that file.",
         )
     reason = (text.splitlines() or [""])[0]
@@ -249,13 +308,16 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
         reason = f"torch.load fails with {type(error).__name__}" + (f": {reason}" if reason else "")
     return CheckpointError(
         f"Cannot load the weights in {path}: {reason}",
-        hint="It must be complete and contain only tensors and plain values, as torch.save(model.state_dict(), ...) "
+        hint="It must be complete and contain only tensors and plain values, as "
+        "torch.save(model.state_dict(), ...) "
         "writes them.",
     )
 
 
 def _holds_module(path: Path) -> bool:
-    """Return whether a file of torch.save has a pickled module, by the attributes that each one has."""
+    """Return whether a file of torch.save has a pickled module, by the attributes that each one
+    has.
+    """
     with path.open("rb") as file:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
@@ -277,7 +339,9 @@ def _is_state(value: Any) -> bool:
     """Return whether this is the state of a module: names with tensors."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         return False
-    return bool(value) and sum(isinstance(each, torch.Tensor) for each in value.values()) * 2 > len(value)
+    return bool(value) and sum(isinstance(each, torch.Tensor) for each in value.values()) * 2 > len(
+        value
+    )
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -287,7 +351,8 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         for piece in pieces:
             if not piece.is_whole:
                 raise CheckpointError(
-                    f"{path} is a part of a checkpoint.", hint=f"Start from the whole checkpoint: {path.parent}"
+                    f"{path} is a part of a checkpoint.",
+                    hint=f"Start from the whole checkpoint: {path.parent}",
                 )
             tensors[piece.name] = torch.empty(piece.shape, dtype=TORCH_DTYPES[piece.dtype])
             read_into(file, begin + piece.offset, tensors[piece.name].view(-1))

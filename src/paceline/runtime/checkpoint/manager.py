@@ -32,8 +32,8 @@ from paceline.runtime.randomness import generator_states
 
 log = logging.getLogger("paceline")
 
-# Polls at which memory for the next save is prepared in the background. By the second one at the latest,
-# optimizers have created their state.
+# Polls at which memory for the next save is prepared in the background. By the second one at the
+# latest, optimizers have created their state.
 PREPARE_AT = (2, 8)
 MAX_VALUES = 8  # of the metric to keep the best checkpoint by, in case theirs is still to be saved
 SAVE_TIMEOUT = 600.0  # seconds for the slowest rank to write its share
@@ -41,7 +41,9 @@ SAVE_TIMEOUT = 600.0  # seconds for the slowest rank to write its share
 
 @dataclass(frozen=True)
 class Saved:
-    """The outcome of a save. `complete` means committed on rank 0; on others, that their part is written."""
+    """The outcome of a save. `complete` means committed on rank 0; on others, that their part is
+    written.
+    """
 
     step: int
     folder: Path
@@ -66,9 +68,9 @@ class Restored:
 class CheckpointManager:
     """Saves and restores registered objects.
 
-    All ranks create one, register the same objects, and call `restore` and `save` at the same points. `poll` may be
-    called at any time. `group` is a gloo group, or None for a single rank. `tensor` neighbouring ranks work on the same
-    samples.
+    All ranks create one, register the same objects, and call `restore` and `save` at the same
+    points. `poll` may be called at any time. `group` is a gloo group, or None for a single rank.
+    `tensor` neighbouring ranks work on the same samples.
     """
 
     def __init__(
@@ -86,7 +88,10 @@ class CheckpointManager:
         timeout: float = SAVE_TIMEOUT,
     ) -> None:
         if world_size > 1 and group is None:
-            raise UsageError(f"Checkpoints of {world_size} ranks need a process group.", hint="Pass a gloo group.")
+            raise UsageError(
+                f"Checkpoints of {world_size} ranks need a process group.",
+                hint="Pass a gloo group.",
+            )
         self.folder = Path(folder)
         self.rank, self.world_size, self.tensor, self.group = rank, world_size, tensor, group
         self.attempt, self.seed, self.timeout = attempt, seed, timeout
@@ -103,7 +108,8 @@ class CheckpointManager:
         self._last_step: int | None = None
         self._damaged: list[Path] = []
         self._failure = ""  # why the last save has failed
-        self._committed: set[int] = set()  # steps that this process has saved or loaded; complete on rank 0
+        # steps that this process has saved or loaded; complete on rank 0
+        self._committed: set[int] = set()
         self._values: dict[int, float] = {}  # the newest of the policy's metric, by step
         self._attached: dict[int, float] = {}  # those that are in their checkpoint
         self._images = ImageCache(rank=rank, world_size=world_size)
@@ -112,14 +118,19 @@ class CheckpointManager:
         self._writer_group: Any = None
         self._has_writer_group = False
 
-    # -- what is saved ---------------------------------------------------------------------------------
+    # -- what is saved
+    # ---------------------------------------------------------------------------------
 
     def declare(self, *, per_rank: Collection[str] = (), in_sync: Collection[str] = ()) -> None:
-        """Name the objects that have their own state on each rank, and those that DDP or FSDP keep in sync."""
+        """Name the objects that have their own state on each rank, and those that DDP or FSDP keep
+        in sync.
+        """
         self._per_rank, self._in_sync = frozenset(per_rank), frozenset(in_sync)
 
     def register(self, **objects: Any) -> None:
-        """Add objects with `state_dict` and `load_state_dict`. Raises an error if a state can't be saved."""
+        """Add objects with `state_dict` and `load_state_dict`. Raises an error if a state can't be
+        saved.
+        """
         for name, thing in objects.items():
             if not callable(getattr(thing, "state_dict", None)) or not callable(
                 getattr(thing, "load_state_dict", None)
@@ -129,7 +140,9 @@ class CheckpointManager:
                     hint="Add both methods, or put its values into `meta`.",
                 )
             if "/" in name:
-                raise UsageError(f"The object name {name!r} contains a slash.", hint="Use a name without one.")
+                raise UsageError(
+                    f"The object name {name!r} contains a slash.", hint="Use a name without one."
+                )
             self._objects[name] = state_tree.unwrap(thing)
         self._collect().tensors.check()
 
@@ -137,7 +150,9 @@ class CheckpointManager:
         return state_tree.collect(self._objects, per_rank=self._per_rank, rank=self.rank)
 
     def _collect_and_compare(self) -> state_tree.ObjectStates:
-        """Return the state of the objects. Those that differ between ranks are saved per rank from now on."""
+        """Return the state of the objects. Those that differ between ranks are saved per rank from
+        now on.
+        """
         states = self._collect()
         if self.world_size == 1:
             return states
@@ -146,31 +161,48 @@ class CheckpointManager:
             return states
         self._per_rank |= differing
         for name in sorted(differing) if self.rank == 0 else ():
-            wrap = " (if it should be the same, wrap it with run.wrap)" if states.kinds[name] == "module" else ""
+            wrap = (
+                " (if it should be the same, wrap it with run.wrap)"
+                if states.kinds[name] == "module"
+                else ""
+            )
             self.warn(
-                f"the state of {name!r} differs between ranks{wrap}, so each rank saves its own. With a different "
+                f"the state of {name!r} differs between ranks{wrap}, so each rank saves its own. "
+                "With a different "
                 "number of ranks, all of them get rank 0's. If that is wrong: run.resume(..., "
                 f"per_rank={{{name!r}: ...}})"
             )
         return self._collect()
 
     def _find_differing(self, states: state_tree.ObjectStates) -> set[str]:
-        """Compare the state that nothing else keeps the same. What DDP or FSDP handle isn't compared."""
+        """Compare the state that nothing else keeps the same. What DDP or FSDP handle isn't
+        compared.
+        """
         names = [
-            name for name, thing in self._objects.items()
-            if name not in self._per_rank and name not in self._in_sync and not state_tree.is_loader(thing)
-        ]  # fmt: skip
+            name
+            for name, thing in self._objects.items()
+            if name not in self._per_rank
+            and name not in self._in_sync
+            and not state_tree.is_loader(thing)
+        ]
         if not self._names_compared:
             self._names_compared = True
-            if shares.find_differing({"names": shares.digest_state([*self._objects, names], [])}, self.group):
+            if shares.find_differing(
+                {"names": shares.digest_state([*self._objects, names], [])}, self.group
+            ):
                 raise CheckpointError(
-                    f"The ranks resumed different objects; rank {self.rank} has {', '.join(self._objects)}.",
+                    f"The ranks resumed different objects; rank {self.rank} has "
+                    f"{', '.join(self._objects)}.",
                     hint="Call run.resume with the same names in the same order on all ranks.",
                 )
-        digests = {name: shares.digest_state(*states.comparable(name, self._objects[name])) for name in names}
+        digests = {
+            name: shares.digest_state(*states.comparable(name, self._objects[name]))
+            for name in names
+        }
         return shares.find_differing(digests, self.group) if names else set()
 
-    # -- saving ----------------------------------------------------------------------------------------
+    # -- saving
+    # ----------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -181,10 +213,12 @@ class CheckpointManager:
         *,
         replace: bool = False,
     ) -> float:
-        """Copy the state, write it in a thread, and return the seconds for which training was blocked.
+        """Copy the state, write it in a thread, and return the seconds for which training was
+        blocked.
 
-        With `wait`, return once the checkpoint is committed or has failed; `poll` returns the outcome. A step that
-        is already saved or being saved isn't saved again, except with `replace`.
+        With `wait`, return once the checkpoint is committed or has failed; `poll` returns the
+        outcome. A step that is already saved or being saved isn't saved again, except with
+        `replace`.
         """
         start = time.perf_counter()
         if step != self._last_step or replace:
@@ -224,7 +258,9 @@ class CheckpointManager:
         if states.tensors.sharded:
             task.sharded = sharded.stage(image, states.tensors.sharded)
             task.group = self._get_writer_group()
-        thread = threading.Thread(target=writer.run, args=(task,), name="paceline-checkpoint", daemon=True)
+        thread = threading.Thread(
+            target=writer.run, args=(task,), name="paceline-checkpoint", daemon=True
+        )
         self._task, self._thread = task, thread
         self._last_step = step
         try:
@@ -242,10 +278,13 @@ class CheckpointManager:
         self._attach_values()
         retention.prune(self.folder, self.policy, damaged=damaged, attempt=self.attempt)
 
-    # -- the best one ----------------------------------------------------------------------------------
+    # -- the best one
+    # ----------------------------------------------------------------------------------
 
     def attach(self, step: int, value: float) -> None:
-        """Record the value of the policy's metric at this step, now or when its checkpoint is committed. Rank 0."""
+        """Record the value of the policy's metric at this step, now or when its checkpoint is
+        committed. Rank 0.
+        """
         self._values[step] = value
         for old in sorted(self._values)[:-MAX_VALUES]:
             if old != self._last_step:
@@ -259,7 +298,9 @@ class CheckpointManager:
         return value is not None and retention.is_new_best(value, self.folder, self.policy)
 
     def _attach_values(self) -> None:
-        """Write values into the markers of their checkpoints. Runs while no save does, or in its thread."""
+        """Write values into the markers of their checkpoints. Runs while no save does, or in its
+        thread.
+        """
         if self.policy.best is None:
             return
         for step, value in list(self._values.items()):
@@ -274,7 +315,9 @@ class CheckpointManager:
         return self._writer_group
 
     def poll(self) -> list[Saved]:
-        """Return the saves that have ended since the last call. Without a running save this is almost free."""
+        """Return the saves that have ended since the last call. Without a running save this is
+        almost free.
+        """
         self._polls += 1
         if self._polls in PREPARE_AT:
             self._prepare()
@@ -295,7 +338,9 @@ class CheckpointManager:
         return self._thread is not None and self._thread.is_alive()
 
     def _finish_save(self, *, committed: bool = False) -> None:
-        """Wait for the running save, if any, and record its outcome. Raises TakenOver if this run must end."""
+        """Wait for the running save, if any, and record its outcome. Raises TakenOver if this run
+        must end.
+        """
         task, thread = self._task, self._thread
         if task is None:
             return
@@ -306,7 +351,9 @@ class CheckpointManager:
         self._task = self._thread = None
         if self.rank == 0 and self._values:
             self._attach_values()
-        self._finished.append(Saved(task.step, task.final, task.error is None, task.error, task.seconds))
+        self._finished.append(
+            Saved(task.step, task.final, task.error is None, task.error, task.seconds)
+        )
         if task.taken_over is not None:
             raise task.taken_over
         if self.rank == 0:
@@ -318,13 +365,19 @@ class CheckpointManager:
         if task.error is None or task.reason == before:
             return
         newest = next(filter(is_complete, list_checkpoints(self.folder)), None)
-        kept = f"the newest complete checkpoint is {newest.name}" if newest else "there is no complete checkpoint yet"
+        kept = (
+            f"the newest complete checkpoint is {newest.name}"
+            if newest
+            else "there is no complete checkpoint yet"
+        )
         self.warn(
-            f"could not write the checkpoint of step {task.step} to {self.folder}: {task.error}; training continues, "
+            f"could not write the checkpoint of step {task.step} to {self.folder}: {task.error}; "
+            "training continues, "
             f"and {kept} (reported once per cause)"
         )
 
-    # -- restoring -------------------------------------------------------------------------------------
+    # -- restoring
+    # -------------------------------------------------------------------------------------
 
     def restore(
         self,
@@ -334,12 +387,13 @@ class CheckpointManager:
         strict: bool = True,
         start_strict: bool = True,
     ) -> Restored | None:
-        """Load the newest complete checkpoint of this run, otherwise that of `start_from`, otherwise return None.
+        """Load the newest complete checkpoint of this run, otherwise that of `start_from`,
+        otherwise return None.
 
-        With `weights_only`, only the modules are loaded from `start_from`, which may be a file then. Without `strict`,
-        what does not fit an object is left out, with a warning; without `start_strict`, only of `start_from`.
-        Damaged and partial checkpoints are skipped with a warning; if all are damaged, an error is raised. All
-        ranks load the same one.
+        With `weights_only`, only the modules are loaded from `start_from`, which may be a file
+        then. Without `strict`, what does not fit an object is left out, with a warning; without
+        `start_strict`, only of `start_from`. Damaged and partial checkpoints are skipped with a
+        warning; if all are damaged, an error is raised. All ranks load the same one.
         """
         self._finish_save()
         ranks = RankGroup(self.rank, self.world_size, self.group)
@@ -356,11 +410,17 @@ class CheckpointManager:
             return None
         if weights_only:
             place = load_weights(
-                start_from, self._objects, strict=strict, ranks=ranks, new_group=self._get_writer_group,
+                start_from,
+                self._objects,
+                strict=strict,
+                ranks=ranks,
+                new_group=self._get_writer_group,
                 warn=self._warn_once,
-            )  # fmt: skip
+            )
             return Restored(0, 0, {}, place, self.world_size, own=False, weights_only=True)
-        return self._load(find_start(Path(start_from), ranks, warn=self.warn), own=False, strict=strict)
+        return self._load(
+            find_start(Path(start_from), ranks, warn=self.warn), own=False, strict=strict
+        )
 
     def _warn_once(self, text: str) -> None:
         if self.rank == 0:
@@ -382,10 +442,16 @@ class CheckpointManager:
     def _load(self, folder: Path, *, own: bool, strict: bool) -> Restored:
         with CheckpointReader(folder) as reader:
             options = restore.Options(
-                per_rank=self._per_rank, rank=self.rank, world_size=self.world_size, tensor=self.tensor, seed=self.seed,
-                new_group=self._get_writer_group, warn=self._warn_once,
-                strict=strict, own=own,
-            )  # fmt: skip
+                per_rank=self._per_rank,
+                rank=self.rank,
+                world_size=self.world_size,
+                tensor=self.tensor,
+                seed=self.seed,
+                new_group=self._get_writer_group,
+                warn=self._warn_once,
+                strict=strict,
+                own=own,
+            )
             restore.load(reader, self._objects, options)
             marker = reader.marker
         self._last_step = marker.step if own else None
@@ -395,13 +461,17 @@ class CheckpointManager:
         return Restored(marker.step, marker.epoch, meta, folder, marker.world_size, own)
 
     def close(self, *, wait: bool = True) -> list[Saved]:
-        """Wait for the running save, or abandon it, and release the memory. Return the saves that have ended."""
+        """Wait for the running save, or abandon it, and release the memory. Return the saves that
+        have ended.
+        """
         if wait or not self.is_saving:
             self._finish_save()
         if self._lock is not None and not self.is_saving:
             self._lock.release()
             self._lock = None
-        if wait:  # otherwise the process is about to exit, and releasing page-locked memory waits for the device
+        # otherwise the process is about to exit, and releasing page-locked memory waits for the
+        # device
+        if wait:
             self._images.release()
         self._task = self._thread = None
         finished, self._finished = self._finished, []

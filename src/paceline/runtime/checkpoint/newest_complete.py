@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.checkpoint.marker import find_checkpoints, find_damage, list_checkpoints, read_marker
+from paceline.contract.checkpoint.marker import (
+    find_checkpoints,
+    find_damage,
+    list_checkpoints,
+    read_marker,
+)
 from paceline.errors import CheckpointError
 from paceline.runtime.checkpoint.reader import read_file
 
@@ -41,8 +46,12 @@ class RankGroup:
         return problems
 
 
-def find_newest(folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> tuple[Path | None, list[Path]]:
-    """Return a run's newest intact checkpoint, or None if it has no checkpoints, and the damaged ones."""
+def find_newest(
+    folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]
+) -> tuple[Path | None, list[Path]]:
+    """Return a run's newest intact checkpoint, or None if it has no checkpoints, and the damaged
+    ones.
+    """
     found = ranks.broadcast(lambda: list_checkpoints(folder))
     damaged: dict[Path, str] = {}
     for path in found:
@@ -55,13 +64,16 @@ def find_newest(folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]) 
         problems = "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
         raise CheckpointError(
             f"None of the {len(found)} checkpoints in {folder} is usable ({problems}).",
-            hint=f"To start over from scratch or from start_from, remove them: rm -r {folder}/step-*",
+            hint="To start over from scratch or from start_from, remove them: rm -r "
+            f"{folder}/step-*",
         )
     return None, []
 
 
 def find_start(path: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> Path:
-    """Return the newest intact checkpoint of a run folder or checkpoints folder, or `path` if it is one."""
+    """Return the newest intact checkpoint of a run folder or checkpoints folder, or `path` if it
+    is one.
+    """
     for folder in ranks.broadcast(lambda: find_checkpoints(path)):
         if verify(folder, ranks, warn=warn) is None:
             return folder
@@ -72,7 +84,9 @@ def find_start(path: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> 
 
 
 def verify(folder: Path, ranks: RankGroup, *, warn: Callable[[str], None]) -> str | None:
-    """Check sizes, checksums and contents, each rank a part of the files. Every rank gets the first problem found."""
+    """Check sizes, checksums and contents, each rank a part of the files. Every rank gets the
+    first problem found.
+    """
     try:
         marker = read_marker(folder)
         files = sorted(marker.files.items(), key=lambda item: (-item[1].size, item[0]))

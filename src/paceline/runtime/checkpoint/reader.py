@@ -38,7 +38,10 @@ class CheckpointReader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for file in self._files:
             file.close()
@@ -56,7 +59,9 @@ class CheckpointReader:
         return read_objects(self.folder, self.marker)
 
     def rank_state(self, rank: int) -> dict[str, Any]:
-        """Return the state of a saved rank, with the trees of its own objects. Each can be decoded."""
+        """Return the state of a saved rank, with the trees of its own objects. Each can be
+        decoded.
+        """
         return read_rank_state(self.folder, self.marker, state_file(rank, self.marker.world_size))
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -75,8 +80,13 @@ class CheckpointReader:
         tensor = torch.empty(first.shape, dtype=TORCH_DTYPES[first.dtype])
         flat = tensor.view(-1)
         for file, offset, piece in parts:
-            if (piece.shape, piece.dtype) != (first.shape, first.dtype) or not 0 <= piece.start <= piece.stop:
-                raise CheckpointError(f"{file.name} holds a part of {name} that doesn't fit the others.")
+            if (piece.shape, piece.dtype) != (
+                first.shape,
+                first.dtype,
+            ) or not 0 <= piece.start <= piece.stop:
+                raise CheckpointError(
+                    f"{file.name} holds a part of {name} that doesn't fit the others."
+                )
             read_into(file, offset, flat[piece.start : piece.stop])
         return tensor
 
@@ -92,10 +102,19 @@ def open_share(path: Path) -> FileIO:
 def read_objects(folder: Path, marker: Marker) -> dict[str, Any]:
     """Return the trees in objects.json, after a check that each can be decoded."""
     trees = _read_json(folder / OBJECTS_FILE)
-    _check_trees(OBJECTS_FILE, trees, marker, [name for name, kind in marker.objects.items() if kind != "rank"])
+    _check_trees(
+        OBJECTS_FILE,
+        trees,
+        marker,
+        [name for name, kind in marker.objects.items() if kind != "rank"],
+    )
     metadata = trees.get(METADATA_KEY, {})
-    if not isinstance(metadata, dict) or not all(isinstance(each, dict) for each in metadata.values()):
-        raise CheckpointError(f"{OBJECTS_FILE} of {folder.name} has unexpected content: {METADATA_KEY}.")
+    if not isinstance(metadata, dict) or not all(
+        isinstance(each, dict) for each in metadata.values()
+    ):
+        raise CheckpointError(
+            f"{OBJECTS_FILE} of {folder.name} has unexpected content: {METADATA_KEY}."
+        )
     return trees
 
 
@@ -115,9 +134,13 @@ def _read_json(path: Path) -> dict[str, Any]:
         with open(open_without_waiting(path, follow=True), "rb") as file:
             found = json.loads(file.read())
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name} of {path.parent.name} can't be read: {error}.") from None
+        raise CheckpointError(
+            f"{path.name} of {path.parent.name} can't be read: {error}."
+        ) from None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path.name} of {path.parent.name} has unexpected content: it is not an object.")
+        raise CheckpointError(
+            f"{path.name} of {path.parent.name} has unexpected content: it is not an object."
+        )
     return found
 
 
@@ -127,7 +150,9 @@ def _check_trees(file: str, trees: dict[str, Any], marker: Marker, names: list[s
         if name not in trees:
             raise CheckpointError(f"{file} has no state of {name!r}.")
         try:
-            state = state_tree.decode(trees[name], lambda entry: state_tree.check_reference(entry, max_bytes=max_bytes))
+            state = state_tree.decode(
+                trees[name], lambda entry: state_tree.check_reference(entry, max_bytes=max_bytes)
+            )
         except CheckpointError as error:
             raise CheckpointError(f"{file}: {name!r}: {error.message}") from error
         if marker.objects[name] == "module" and not isinstance(state, dict):
@@ -135,7 +160,9 @@ def _check_trees(file: str, trees: dict[str, Any], marker: Marker, names: list[s
 
 
 def read_file(folder: Path, marker: Marker, name: str) -> None:
-    """Read what a file of a checkpoint says about itself. Raises CheckpointError if it makes no sense."""
+    """Read what a file of a checkpoint says about itself. Raises CheckpointError if it makes no
+    sense.
+    """
     if is_share(name):
         with open_share(folder / name) as file:
             read_header(file, name=name, size=os.fstat(file.fileno()).st_size)
@@ -146,7 +173,9 @@ def read_file(folder: Path, marker: Marker, name: str) -> None:
 
 
 def read_into(file: FileIO, offset: int, target: torch.Tensor) -> None:
-    """Fill a contiguous tensor on the host from a file, without a copy and without NumPy, which torch doesn't need."""
+    """Fill a contiguous tensor on the host from a file, without a copy and without NumPy, which
+    torch doesn't need.
+    """
     if not target.nbytes:
         return
     # Its own size decides how much is read: what the file claims could be wrong.

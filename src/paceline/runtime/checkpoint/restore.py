@@ -26,7 +26,8 @@ CHANGED = (
     "run.resume(..., strict=False)."
 )
 ADDED_GROUPS = (
-    "A group was added during training (add_param_group). Give the optimizer all parameters from the start: it skips "
+    "A group was added during training (add_param_group). Give the optimizer all parameters from "
+    "the start: it skips "
     "those that are frozen. To resume from this checkpoint, add the group before run.resume."
 )
 
@@ -59,7 +60,9 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
     for name, thing in objects.items() if rescaled else ():
         if kinds[name] == "rank":
             declared = name in options.per_rank
-            problem = _check_resumable(name, thing, states, world_size=world_size, declared=declared)
+            problem = _check_resumable(
+                name, thing, states, world_size=world_size, declared=declared
+            )
             if problem:
                 options.warn(problem)
     # Loading sharded tensors is a collective, so they are all loaded together.
@@ -71,37 +74,51 @@ def load(reader: CheckpointReader, objects: Mapping[str, Any], options: Options)
     for name, thing in objects.items():
         with _forgive(name, thing, options):
             if kinds[name] == "rank":
-                _load_rank_state(name, thing, states, reader, rank=rank, data_rank=data_rank, rescaled=rescaled)
+                _load_rank_state(
+                    name, thing, states, reader, rank=rank, data_rank=data_rank, rescaled=rescaled
+                )
             else:
                 metadata = trees.get(METADATA_KEY, {}).get(name, {})
-                _load_object(name, thing, trees[name], reader, targets, metadata=metadata, options=options)
+                _load_object(
+                    name, thing, trees[name], reader, targets, metadata=metadata, options=options
+                )
     if reader.marker.world_size // reader.marker.tensor != world_size // tensor:
         seed_rank(seed=options.seed, step=reader.marker.step, rank=rank // tensor)
     else:
         with _explain_errors("the random generators"):
-            generator_states.restore(state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline))
+            generator_states.restore(
+                state_tree.decode(states[data_rank]["rng"], state_tree.fetch_inline)
+            )
 
 
-def _choose_objects(reader: CheckpointReader, objects: Mapping[str, Any], options: Options) -> dict[str, Any]:
+def _choose_objects(
+    reader: CheckpointReader, objects: Mapping[str, Any], options: Options
+) -> dict[str, Any]:
     """Return the objects that the checkpoint has a state for.
 
-    New ones keep their state, and saved ones that are gone are left out; rank 0 says so. It is an error if a new one
-    may be one that is gone, under another name.
+    New ones keep their state, and saved ones that are gone are left out; rank 0 says so. It is an
+    error if a new one may be one that is gone, under another name.
     """
     kinds = reader.marker.objects
     new = [name for name in objects if name not in kinds]
     gone = [name for name in kinds if name not in objects]
-    renamed = {_group_of(state_tree.kind_of(objects[name])) for name in new} & {_group_of(kinds[name]) for name in gone}
+    renamed = {_group_of(state_tree.kind_of(objects[name])) for name in new} & {
+        _group_of(kinds[name]) for name in gone
+    }
     if renamed and options.strict:
         raise CheckpointError(
             f"{reader.folder.name} has state for {listed(gone)}, but not for {listed(new)}.",
-            hint="Resume objects under the names they were saved with. If the objects really differ, use "
+            hint="Resume objects under the names they were saved with. If the objects really "
+            "differ, use "
             "run.resume(..., strict=False): new ones then keep their current state.",
         )
     if new:
         options.warn(f"not loaded: {listed(new)} ({reader.folder.name} has no state of that name)")
     if gone:
-        options.warn(f"not resumed: {listed(gone)} ({reader.folder.name} has a state that run.resume does not ask for)")
+        options.warn(
+            f"not resumed: {listed(gone)} ({reader.folder.name} has a state that run.resume does "
+            "not ask for)"
+        )
     return {name: thing for name, thing in objects.items() if name in kinds}
 
 
@@ -117,7 +134,9 @@ def listed(names: list[str]) -> str:
 
 @contextmanager
 def _forgive(name: str, thing: Any, options: Options) -> Iterator[None]:
-    """Without `strict`, let an object that can't be loaded start as it is; in a new run, a loader always."""
+    """Without `strict`, let an object that can't be loaded start as it is; in a new run, a loader
+    always.
+    """
     try:
         yield
     except CheckpointError as error:
@@ -126,8 +145,12 @@ def _forgive(name: str, thing: Any, options: Options) -> Iterator[None]:
         options.warn(f"not loaded: {name!r} ({error.message.rstrip('.')})")
 
 
-def _read_rank_states(reader: CheckpointReader, *, rank: int, world_size: int, tensor: int) -> dict[int, Any]:
-    """Return the saved states by rank: this rank's own if the ranks divide the data as before, otherwise all."""
+def _read_rank_states(
+    reader: CheckpointReader, *, rank: int, world_size: int, tensor: int
+) -> dict[int, Any]:
+    """Return the saved states by rank: this rank's own if the ranks divide the data as before,
+    otherwise all.
+    """
     saved = reader.marker.world_size
     ranks = [rank] if (saved, reader.marker.tensor) == (world_size, tensor) else range(saved)
     return {number: reader.rank_state(number) for number in ranks}
@@ -144,17 +167,23 @@ def _check_resumable(
         return None
     if declared:
         raise CheckpointError(
-            f"{name!r} has separate state on each of {len(states)} ranks and cannot resume on {world_size}.",
-            hint=f"Resume on {len(states)} ranks, or add a method load_rank_states(states) to it: it is called on each "
+            f"{name!r} has separate state on each of {len(states)} ranks and cannot resume on "
+            f"{world_size}.",
+            hint=f"Resume on {len(states)} ranks, or add a method load_rank_states(states) to it: "
+            "it is called on each "
             "rank with the states of all saved ranks.",
         )
     trees = _trees_of(name, states)
-    # Only an object that had a state per rank refers to tensors here; small ones are in the tree itself.
-    differ = len({state_tree.canonical_json(tree) for tree in trees}) > 1 or any(state_tree.tensor_references(trees))
+    # Only an object that had a state per rank refers to tensors here; small ones are in the tree
+    # itself.
+    differ = len({state_tree.canonical_json(tree) for tree in trees}) > 1 or any(
+        state_tree.tensor_references(trees)
+    )
     if not differ or _is_only_on_rank_zero(trees):
         return None
     return (
-        f"the state of {name!r} differed between {len(states)} ranks; now there are {world_size}, and all get that of "
+        f"the state of {name!r} differed between {len(states)} ranks; now there are {world_size}, "
+        "and all get that of "
         "rank 0, unless you add a method load_rank_states(states) to it"
     )
 
@@ -164,7 +193,9 @@ def _trees_of(name: str, states: Mapping[int, Any]) -> list[Any]:
 
 
 def _is_only_on_rank_zero(trees: list[Any]) -> bool:
-    """Return whether ranks other than 0 had nothing to save, such as a history that only rank 0 keeps."""
+    """Return whether ranks other than 0 had nothing to save, such as a history that only rank 0
+    keeps.
+    """
     return len(trees) > 1 and bool(trees[0]) and not any(trees[1:])
 
 
@@ -221,7 +252,9 @@ def _load_object(
     state = state_tree.decode(tree, fetch)
     current = targets.states[name]
     if isinstance(thing, torch.nn.Module):
-        load_module(name, thing, state, current, metadata=metadata, strict=options.strict, warn=options.warn)
+        load_module(
+            name, thing, state, current, metadata=metadata, strict=options.strict, warn=options.warn
+        )
         return
     if not options.strict and hasattr(thing, "param_groups") and isinstance(state, dict):
         _drop_misshapen(name, thing, state, options)
@@ -261,7 +294,9 @@ def load_module(
                 raise _does_not_fit(name, problems) from error
             raise
         return
-    for key in [key for key in state if key in current and not _same_shape(state[key], current[key])]:
+    for key in [
+        key for key in state if key in current and not _same_shape(state[key], current[key])
+    ]:
         del state[key]
     with _explain_errors(name):
         module.load_state_dict(state, strict=False)
@@ -270,7 +305,9 @@ def load_module(
 
 
 def _translates(module: torch.nn.Module) -> bool:
-    """Return whether a module may accept other keys and shapes than its own: by a hook, or a method of its class."""
+    """Return whether a module may accept other keys and shapes than its own: by a hook, or a
+    method of its class.
+    """
     return any(
         each._load_state_dict_pre_hooks
         or type(each).load_state_dict is not torch.nn.Module.load_state_dict
@@ -286,17 +323,22 @@ def _drop_misshapen(name: str, optimizer: Any, state: dict[str, Any], options: O
     if sum(len(group["params"]) for group in groups) != len(parameters):
         return  # nothing of it fits
     dropped = [
-        key for key, values in states.items()
-        if isinstance(key, int) and key < len(parameters) and isinstance(values, dict) and any(
+        key
+        for key, values in states.items()
+        if isinstance(key, int)
+        and key < len(parameters)
+        and isinstance(values, dict)
+        and any(
             isinstance(each, torch.Tensor) and each.dim() and each.shape != parameters[key].shape
             for each in values.values()
         )
-    ]  # fmt: skip
+    ]
     for key in dropped:
         del states[key]
     if dropped:
         options.warn(
-            f"{name!r} is loaded only partially; {len(dropped)} of {len(parameters)} parameters have a different shape"
+            f"{name!r} is loaded only partially; {len(dropped)} of {len(parameters)} parameters "
+            "have a different shape"
         )
 
 
@@ -325,8 +367,10 @@ def _mismatches(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
     ]
     problems = []
     for problem, keys in (
-        ("missing in the checkpoint", missing), ("unexpected in the checkpoint", unexpected), ("wrong shape", shapes)
-    ):  # fmt: skip
+        ("missing in the checkpoint", missing),
+        ("unexpected in the checkpoint", unexpected),
+        ("wrong shape", shapes),
+    ):
         if keys:
             more = f" and {len(keys) - MAX_KEYS_SHOWN} more" if len(keys) > MAX_KEYS_SHOWN else ""
             problems.append(f"{problem}: {', '.join(keys[:MAX_KEYS_SHOWN])}{more}")
@@ -336,7 +380,8 @@ def _mismatches(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
 def _does_not_fit(name: str, problems: list[str]) -> CheckpointError:
     return CheckpointError(
         f"The checkpoint doesn't fit {name!r}; {'; '.join(problems)}.",
-        hint="Resume with the model that was saved, or load what fits: run.resume(..., strict=False).",
+        hint="Resume with the model that was saved, or load what fits: run.resume(..., "
+        "strict=False).",
     )
 
 
@@ -347,12 +392,16 @@ def _explain_errors(name: str, *, hint: str = CHANGED) -> Iterator[None]:
         yield
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
         raise CheckpointError(
-            f"The checkpoint doesn't fit {name!r}: {type(error).__name__}: {str(error).rstrip('.')}.", hint=hint
+            f"The checkpoint doesn't fit {name!r}: {type(error).__name__}: "
+            f"{str(error).rstrip('.')}.",
+            hint=hint,
         ) from error
 
 
 class _Targets:
-    """The objects' current states, and targets for their sharded tensors, which one collective fills."""
+    """The objects' current states, and targets for their sharded tensors, which one collective
+    fills.
+    """
 
     def __init__(self, reader: CheckpointReader, new_group: Callable[[], Any]) -> None:
         self.reader, self.new_group = reader, new_group
@@ -361,7 +410,9 @@ class _Targets:
         self._tensors: dict[str, dict[str, torch.Tensor]] = {}
 
     def add(self, name: str, tree: Any, thing: Any) -> None:
-        """Read an object's current state, and create a target for each sharded tensor it will get."""
+        """Read an object's current state, and create a target for each sharded tensor it will
+        get.
+        """
         state = self.states[name] = thing.state_dict()
         tensors = self._tensors[name] = {}
 
@@ -373,7 +424,9 @@ class _Targets:
         for reference in state_tree.tensor_references(tree):
             key = reference.get("$sharded")
             if key is not None:
-                self.sharded[key] = sharded.make_target(reference, self.counterpart(name, key, thing))
+                self.sharded[key] = sharded.make_target(
+                    reference, self.counterpart(name, key, thing)
+                )
 
     def counterpart(self, name: str, key: str, thing: Any) -> torch.Tensor | None:
         """Return the current tensor for a saved one, or for optimizer state its parameter."""

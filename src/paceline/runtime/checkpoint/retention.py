@@ -1,4 +1,6 @@
-"""Retention: which checkpoints to keep, and how the others are removed. The newest complete one always stays."""
+"""Retention: which checkpoints to keep, and how the others are removed. The newest complete one
+always stays.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from paceline.errors import CheckpointError, UsageError
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """Keep the last `keep_last`, every step that is a multiple of `keep_every`, and the best by a metric."""
+    """Keep the last `keep_last`, every step that is a multiple of `keep_every`, and the best by a
+    metric.
+    """
 
     keep_last: int = 2
     keep_every: int | None = None
@@ -58,7 +62,9 @@ def attach(checkpoint: Path, score: Score) -> bool:
     try:
         marker = read_marker(checkpoint)
         meta = {**(marker.meta if isinstance(marker.meta, dict) else {}), **score.to_meta()}
-        write_atomically(checkpoint / CHECKPOINT_MARKER, replace(marker, meta=meta).to_json(), sync=True)
+        write_atomically(
+            checkpoint / CHECKPOINT_MARKER, replace(marker, meta=meta).to_json(), sync=True
+        )
     except (CheckpointError, OSError):
         return False
     return True
@@ -84,7 +90,9 @@ def _read_markers(folder: Path, damaged: Collection[Path] = ()) -> list[Marker]:
 
 
 def prune(folder: Path, policy: RetentionPolicy, *, damaged: Iterable[Path], attempt: int) -> None:
-    """After a commit, remove checkpoints that the policy doesn't keep and those that were found damaged."""
+    """After a commit, remove checkpoints that the policy doesn't keep and those that were found
+    damaged.
+    """
     damaged = set(damaged)
     markers = _read_markers(folder, damaged)
     keep = steps_to_keep(markers, policy)
@@ -96,14 +104,18 @@ def prune(folder: Path, policy: RetentionPolicy, *, damaged: Iterable[Path], att
 
 
 def remove(path: Path, *, attempt: int) -> None:
-    """Rename a checkpoint, so that it no longer counts as one however long the deletion takes, and delete it."""
+    """Rename a checkpoint, so that it no longer counts as one however long the deletion takes, and
+    delete it.
+    """
     renamed = set_aside(path, attempt=attempt)
     if renamed is not None:
         shutil.rmtree(renamed, ignore_errors=True)
 
 
 def set_aside(path: Path, *, attempt: int) -> Path | None:
-    """Rename a checkpoint, so that it no longer counts as one. Return its new name, or None if that fails."""
+    """Rename a checkpoint, so that it no longer counts as one. Return its new name, or None if
+    that fails.
+    """
     renamed = path.with_name(f"{path.name}{REMOVED}{attempt}")
     try:
         shutil.rmtree(renamed, ignore_errors=True)
@@ -114,7 +126,9 @@ def set_aside(path: Path, *, attempt: int) -> Path | None:
 
 
 def adopt_complete(folder: Path) -> None:
-    """Rename complete checkpoints into place whose run ended between removing the old one of the step and that."""
+    """Rename complete checkpoints into place whose run ended between removing the old one of the
+    step and that.
+    """
     try:
         names = os.listdir(folder)
     except OSError:
@@ -129,7 +143,8 @@ def adopt_complete(folder: Path) -> None:
 def remove_leftovers(folder: Path, *, attempt: int, before: int | None = None) -> None:
     """Remove partial folders that earlier attempts and failed saves left behind.
 
-    `before` spares saves of this attempt from that number on: another rank may already have started the next one.
+    `before` spares saves of this attempt from that number on: another rank may already have started
+    the next one.
     """
     try:
         names = os.listdir(folder)

@@ -1,8 +1,10 @@
-"""The in-memory image of a share's file: header and tensors, block by block. Saving copies tensors into it.
+"""The in-memory image of a share's file: header and tensors, block by block. Saving copies tensors
+into it.
 
-The memory is mapped once and reused, because touched pages cost nothing at the next save. It isn't inherited by forked
-processes: with data-loader workers, every page would be copied on write at the next save. On CUDA it is page-locked,
-and small tensors are packed on the device first, so that thousands of them take few copies.
+The memory is mapped once and reused, because touched pages cost nothing at the next save. It isn't
+inherited by forked processes: with data-loader workers, every page would be copied on write at the
+next save. On CUDA it is page-locked, and small tensors are packed on the device first, so that
+thousands of them take few copies.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from paceline.contract.checkpoint.safetensors import BLOCK, Piece
 from paceline.runtime.checkpoint.shares import SMALL, Share, make_share, signature
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES, StateTensors
 
-# PYFUNCTYPE keeps the interpreter lock: releasing it would let other threads take it thousands of times.
+# PYFUNCTYPE keeps the interpreter lock: releasing it would let other threads take it thousands of
+# times.
 _copy = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
@@ -37,7 +40,9 @@ class PackedRun:
 
 
 class Image:
-    """The buffer of one share and the views of its pieces, created once and filled at every save."""
+    """The buffer of one share and the views of its pieces, created once and filled at every
+    save.
+    """
 
     def __init__(self, share: Share) -> None:
         self.share = share
@@ -51,13 +56,16 @@ class Image:
         self._packed: list[PackedRun] | None = None
 
     def touch(self) -> None:
-        """Allocate the pages before a save needs them, and write the header, which never changes."""
+        """Allocate the pages before a save needs them, and write the header, which never
+        changes.
+        """
         self.bytes.zero_()
         begin = len(self.share.header)
         self.map[:begin] = self.share.header
         data = self.bytes[begin : self.file_size]
         self._views = {
-            piece.name: _view(data[piece.offset : piece.offset + piece.nbytes], piece) for piece in self.share.pieces
+            piece.name: _view(data[piece.offset : piece.offset + piece.nbytes], piece)
+            for piece in self.share.pieces
         }
 
     def pin(self) -> None:
@@ -71,14 +79,18 @@ class Image:
         return memoryview(self.map)[: self.padded]
 
     def fill(self, state: StateTensors) -> torch.cuda.Event | None:
-        """Copy the tensors in. On CUDA the copies are only queued: wait for the event before reading."""
+        """Copy the tensors in. On CUDA the copies are only queued: wait for the event before
+        reading.
+        """
         if self._views is None:
             self.touch()
         assert self._views is not None
         tensors = state.in_share
         sources = {piece.name: _part(tensors[piece.name], piece) for piece in self.share.pieces}
         on_cuda = next((tensor.device for tensor in sources.values() if tensor.is_cuda), None)
-        devices = {tensor.get_device() for tensor in sources.values()} if on_cuda is not None else set()
+        devices = (
+            {tensor.get_device() for tensor in sources.values()} if on_cuda is not None else set()
+        )
         with torch.no_grad():
             if on_cuda is not None:
                 self.pin()
@@ -87,7 +99,9 @@ class Image:
             if sources:
                 names = list(sources)
                 targets = [self._views[name] for name in names]
-                torch._foreach_copy_(targets, [sources[name] for name in names], non_blocking=self.pinned)
+                torch._foreach_copy_(
+                    targets, [sources[name] for name in names], non_blocking=self.pinned
+                )
             on_cuda = self._fill_local(state) or on_cuda
         if on_cuda is None:
             return None
@@ -99,11 +113,18 @@ class Image:
         return event
 
     def _fill_small(self, sources: dict[str, torch.Tensor]) -> None:
-        """Copy small CPU tensors: torch would wake all its threads for each of thousands of them."""
+        """Copy small CPU tensors: torch would wake all its threads for each of thousands of
+        them.
+        """
         begin = self.bytes.data_ptr() + len(self.share.header)
         for piece in self.share.pieces:
             source = sources.get(piece.name) if 0 < piece.nbytes < SMALL else None
-            if source is not None and source.is_cpu and source.is_contiguous() and not source.is_complex():
+            if (
+                source is not None
+                and source.is_cpu
+                and source.is_contiguous()
+                and not source.is_complex()
+            ):
                 _copy(begin + piece.offset, source.data_ptr(), piece.nbytes)
                 del sources[piece.name]
 
@@ -114,15 +135,23 @@ class Image:
             torch._foreach_copy_(run.views, [sources.pop(name) for name in run.names])
             run.host.copy_(run.device, non_blocking=True)
 
-    def _plan_packing(self, sources: dict[str, torch.Tensor], device: torch.device) -> list[PackedRun]:
+    def _plan_packing(
+        self, sources: dict[str, torch.Tensor], device: torch.device
+    ) -> list[PackedRun]:
         small = [
-            piece for piece in self.share.pieces if 0 < piece.nbytes < SMALL and sources[piece.name].device == device
+            piece
+            for piece in self.share.pieces
+            if 0 < piece.nbytes < SMALL and sources[piece.name].device == device
         ]
         runs: list[list[Piece]] = []
         for piece in small:
             last = runs[-1] if runs else None
             follows = last is not None and last[-1].offset + last[-1].nbytes == piece.offset
-            if last is not None and follows and piece.offset + piece.nbytes - last[0].offset <= PACK_BYTES:
+            if (
+                last is not None
+                and follows
+                and piece.offset + piece.nbytes - last[0].offset <= PACK_BYTES
+            ):
                 last.append(piece)
             else:
                 runs.append([piece])
@@ -134,7 +163,10 @@ class Image:
 
     def _packed_run(self, run: list[Piece], buffer: torch.Tensor) -> PackedRun:
         first, last = run[0].offset, run[-1].offset + run[-1].nbytes
-        views = [_view(buffer[piece.offset - first : piece.offset - first + piece.nbytes], piece) for piece in run]
+        views = [
+            _view(buffer[piece.offset - first : piece.offset - first + piece.nbytes], piece)
+            for piece in run
+        ]
         begin = len(self.share.header)
         host = self.bytes[begin + first : begin + last]
         return PackedRun([piece.name for piece in run], views, buffer[: last - first], host)
@@ -179,7 +211,9 @@ class ImageCache:
         return self._preparation is not None and self._preparation.is_alive()
 
     def prepare(self, state: StateTensors) -> None:
-        """Map, touch and page-lock the image for this state in a thread, so that the first save is fast too."""
+        """Map, touch and page-lock the image for this state in a thread, so that the first save is
+        fast too.
+        """
         self._join()
         layout = _layout(state)
         if self._image is not None and self._layout == layout:
@@ -191,11 +225,14 @@ class ImageCache:
             image = self._make(state)
             image.touch()
             if device is not None:
-                torch.cuda.set_device(device)  # otherwise this thread opens a context on the first GPU
+                # otherwise this thread opens a context on the first GPU
+                torch.cuda.set_device(device)
                 image.pin()
             self._image, self._layout = image, layout
 
-        self._preparation = threading.Thread(target=make, name="paceline-checkpoint-memory", daemon=True)
+        self._preparation = threading.Thread(
+            target=make, name="paceline-checkpoint-memory", daemon=True
+        )
         try:
             self._preparation.start()
         except RuntimeError:  # the interpreter is shutting down; the save maps its memory itself
@@ -220,10 +257,14 @@ class ImageCache:
     def _make(self, state: StateTensors) -> Image:
         return Image(
             make_share(
-                state.tensors, state.sharded, own=state.own, rank_zero=state.rank_zero,
-                rank=self.rank, world_size=self.world_size,
+                state.tensors,
+                state.sharded,
+                own=state.own,
+                rank_zero=state.rank_zero,
+                rank=self.rank,
+                world_size=self.world_size,
             )
-        )  # fmt: skip
+        )
 
     def _join(self) -> None:
         if self._preparation is not None:
@@ -232,7 +273,9 @@ class ImageCache:
 
 
 def _layout(state: StateTensors) -> Any:
-    """Return what an image depends on: all names, shapes and dtypes, and the shapes of this rank's shards."""
+    """Return what an image depends on: all names, shapes and dtypes, and the shapes of this rank's
+    shards.
+    """
     local = [(name, tensor.to_local().shape) for name, tensor in state.sharded.items()]
     return signature(state.in_share), signature(state.sharded), local, state.rank_zero
 

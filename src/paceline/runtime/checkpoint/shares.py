@@ -1,9 +1,12 @@
-"""Decide what each rank writes: an even part of the bytes of all replicated tensors, and its own state.
+"""Decide what each rank writes: an even part of the bytes of all replicated tensors, and its own
+state.
 
-Buffers may differ between ranks, so rank 0 writes them alone: parts of several ranks would not fit together.
+Buffers may differ between ranks, so rank 0 writes them alone: parts of several ranks would not fit
+together.
 
-Every rank computes the split alone from names, dtypes and shapes, which are the same on all ranks. Rank 0 compares the
-digests in their reports to make sure. Ranks compare digests to find out whether state is the same on all of them.
+Every rank computes the split alone from names, dtypes and shapes, which are the same on all ranks.
+Rank 0 compares the digests in their reports to make sure. Ranks compare digests to find out whether
+state is the same on all of them.
 """
 
 from __future__ import annotations
@@ -34,13 +37,16 @@ def signature(tensors: Mapping[str, torch.Tensor]) -> Signature:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of the state: its pieces in file order, the file's header, and a digest to compare."""
+    """One rank's part of the state: its pieces in file order, the file's header, and a digest to
+    compare.
+    """
 
     pieces: list[Piece]
     header: bytes
     nbytes: int  # of the pieces, without the header
     digest: str
-    local: list[tuple[str, int, int]]  # local parts of sharded tensors, after the file: name, offset, bytes
+    # local parts of sharded tensors, after the file: name, offset, bytes
+    local: list[tuple[str, int, int]]
     local_nbytes: int
 
 
@@ -53,15 +59,20 @@ def make_share(
     rank: int,
     world_size: int,
 ) -> Share:
-    """Return the share of `rank`, with its own tensors. Wider elements come first, so that every piece is aligned."""
+    """Return the share of `rank`, with its own tensors. Wider elements come first, so that every
+    piece is aligned.
+    """
     digest, all_tensors = _digest(tensors, sharded, rank_zero), tensors
     if rank_zero:
         own = {**own, **{name: tensors[name] for name in rank_zero}} if rank == 0 else own
         tensors = {name: tensor for name, tensor in tensors.items() if name not in rank_zero}
     total = sum(tensor.nbytes for tensor in all_tensors.values())
-    first = total - sum(tensor.nbytes for tensor in tensors.values())  # bytes that rank 0 writes in any case
+    # bytes that rank 0 writes in any case
+    first = total - sum(tensor.nbytes for tensor in tensors.values())
     writers = max(1, min(world_size, total // MIN_SHARE))
-    low, high = (max(0, total * min(number, writers) // writers - first) for number in (rank, rank + 1))
+    low, high = (
+        max(0, total * min(number, writers) // writers - first) for number in (rank, rank + 1)
+    )
     pieces: list[Piece] = []
     position = offset = 0
     for name, tensor in sorted([*tensors.items(), *own.items()], key=_sort_key):
@@ -69,23 +80,35 @@ def make_share(
         is_own = name in own
         # Elements are never split: the one at the boundary belongs to the lower rank.
         start = 0 if is_own else min(max(-(-(low - position) // size), 0), tensor.numel())
-        stop = tensor.numel() if is_own else min(max(-(-(high - position) // size), 0), tensor.numel())
+        stop = (
+            tensor.numel() if is_own else min(max(-(-(high - position) // size), 0), tensor.numel())
+        )
         is_whole = start == 0 and stop == tensor.numel() and (stop > 0 or rank == 0)
         if stop > start or is_whole:
             nbytes = (stop - start) * size
             pieces.append(
                 Piece(
-                    name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape), start=start,
-                    stop=stop, offset=offset, nbytes=nbytes, is_whole=is_whole,
+                    name=name,
+                    dtype=DTYPE_NAMES[tensor.dtype],
+                    shape=tuple(tensor.shape),
+                    start=start,
+                    stop=stop,
+                    offset=offset,
+                    nbytes=nbytes,
+                    is_whole=is_whole,
                 )
-            )  # fmt: skip
+            )
             offset += nbytes
         position += 0 if is_own else tensor.nbytes
     local, local_nbytes = _local_parts(sharded)
     return Share(
-        pieces=pieces, header=make_header(pieces), nbytes=offset, digest=digest,
-        local=local, local_nbytes=local_nbytes,
-    )  # fmt: skip
+        pieces=pieces,
+        header=make_header(pieces),
+        nbytes=offset,
+        digest=digest,
+        local=local,
+        local_nbytes=local_nbytes,
+    )
 
 
 def _sort_key(item: tuple[str, torch.Tensor]) -> tuple[int, bool, str, str]:
@@ -95,21 +118,26 @@ def _sort_key(item: tuple[str, torch.Tensor]) -> tuple[int, bool, str, str]:
 
 def _local_parts(sharded: Mapping[str, Any]) -> tuple[list[tuple[str, int, int]], int]:
     parts, offset = [], 0
-    for name, tensor in sorted(sharded.items(), key=lambda item: (-item[1].element_size(), item[0])):
+    for name, tensor in sorted(
+        sharded.items(), key=lambda item: (-item[1].element_size(), item[0])
+    ):
         nbytes = tensor.to_local().nbytes
         parts.append((name, offset, nbytes))
         offset += nbytes
     return parts, offset
 
 
-def _digest(tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], rank_zero: Collection[str]) -> str:
+def _digest(
+    tensors: Mapping[str, torch.Tensor], sharded: Mapping[str, Any], rank_zero: Collection[str]
+) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in [*sorted(tensors.items(), key=_sort_key), *sorted(sharded.items())]:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {name in rank_zero}\n".encode())
     return digest.hexdigest()
 
 
-# -- state that differs between ranks ------------------------------------------------------------------
+# -- state that differs between ranks
+# ------------------------------------------------------------------
 
 
 def digest_state(tree: Any, tensors: Iterable[torch.Tensor]) -> int:
@@ -119,8 +147,11 @@ def digest_state(tree: Any, tensors: Iterable[torch.Tensor]) -> int:
     samples: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
-        samples.setdefault((tensor.device, tensor.dtype), []).append(flat[:: max(1, len(flat) // per_tensor)])
-    digest = hashlib.blake2b(canonical_json(tree).encode(), digest_size=7)  # an int64, also when negated
+        samples.setdefault((tensor.device, tensor.dtype), []).append(
+            flat[:: max(1, len(flat) // per_tensor)]
+        )
+    # an int64, also when negated
+    digest = hashlib.blake2b(canonical_json(tree).encode(), digest_size=7)
     digest.update(str([tensor.shape for tensor in tensors]).encode())
     for parts in samples.values():
         raw = torch.cat(parts).view(torch.uint8).cpu()
@@ -129,7 +160,9 @@ def digest_state(tree: Any, tensors: Iterable[torch.Tensor]) -> int:
 
 
 def find_differing(digests: Mapping[str, int], group: Any) -> set[str]:
-    """Return the names whose digests are not the same on all ranks. A collective; all ranks pass the same names."""
+    """Return the names whose digests are not the same on all ranks. A collective; all ranks pass
+    the same names.
+    """
     values = torch.tensor(list(digests.values()), dtype=torch.int64)
     highest = torch.cat([values, -values])
     torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX, group=group)

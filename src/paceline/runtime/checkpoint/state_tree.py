@@ -1,6 +1,8 @@
-"""State as a tree: tensors are stored by name, everything else becomes plain JSON. Nothing is pickled.
+"""State as a tree: tensors are stored by name, everything else becomes plain JSON. Nothing is
+pickled.
 
-A value that JSON can't express is an object whose first key starts with `$`: {"$tensor": name}, {"$tuple": [...]}.
+A value that JSON can't express is an object whose first key starts with `$`: {"$tensor": name},
+{"$tuple": [...]}.
 """
 
 from __future__ import annotations
@@ -29,28 +31,37 @@ METADATA_KEY = "$metadata"  # next to the trees of objects: versions of the clas
 
 MAX_INLINE = 1 << 16  # bytes; larger tensors of one rank go into its share of the tensors
 
-TORCH_DTYPES = {short: getattr(torch, long) for long, short in DTYPES.items() if hasattr(torch, long)}
+TORCH_DTYPES = {
+    short: getattr(torch, long) for long, short in DTYPES.items() if hasattr(torch, long)
+}
 DTYPE_NAMES = {dtype: short for short, dtype in TORCH_DTYPES.items()}
 
-Store = Callable[[str, torch.Tensor], dict[str, Any]]  # takes a tensor and its path, returns a reference to it
+# takes a tensor and its path, returns a reference to it
+Store = Callable[[str, torch.Tensor], dict[str, Any]]
 
 
 def dtensor_class() -> Any:
-    """Return the DTensor class if it has been imported. Otherwise no DTensor exists, and importing is slow."""
+    """Return the DTensor class if it has been imported. Otherwise no DTensor exists, and importing
+    is slow.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return getattr(module, "DTensor", None)
 
 
 @dataclass
 class StateTensors:
-    """The tensors of a tree by name: replicated ones, this rank's own, and those sharded over a device mesh."""
+    """The tensors of a tree by name: replicated ones, this rank's own, and those sharded over a
+    device mesh.
+    """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     sharded: dict[str, Any] = field(default_factory=dict)
     own: dict[str, torch.Tensor] = field(default_factory=dict)
-    rank_zero: set[str] = field(default_factory=set)  # replicated ones that may differ: rank 0 writes them alone
+    # replicated ones that may differ: rank 0 writes them alone
+    rank_zero: set[str] = field(default_factory=set)
     rank: int = 0
-    _names: dict[int, str] = field(default_factory=dict)  # a tensor's address -> the first name stored for it
+    # a tensor's address -> the first name stored for it
+    _names: dict[int, str] = field(default_factory=dict)
     _dtensor: Any = field(default_factory=dtensor_class)
 
     def store(self, path: str, value: torch.Tensor) -> dict[str, Any]:
@@ -58,7 +69,8 @@ class StateTensors:
         # This runs for every tensor at every save; `check` only runs when the layout changes.
         if self._dtensor is not None and isinstance(value, self._dtensor):
             return self._store_sharded(path, value)
-        # Tied parameters are one tensor with two names, saved once. Views of different shapes are not tied.
+        # Tied parameters are one tensor with two names, saved once. Views of different shapes are
+        # not tied.
         pointer = value.data_ptr() if value.layout is torch.strided else 0
         first = self._names.setdefault(pointer, path) if pointer else path
         if first is not path and _is_same(self.tensors.get(first), value):
@@ -68,10 +80,13 @@ class StateTensors:
         return {"$tensor": name}
 
     def store_own(self, path: str, value: torch.Tensor) -> dict[str, Any]:
-        """Add a tensor of this rank alone. Small ones are encoded in the JSON itself: their shapes may change."""
+        """Add a tensor of this rank alone. Small ones are encoded in the JSON itself: their shapes
+        may change.
+        """
         if self._dtensor is not None and isinstance(value, self._dtensor):
             raise CheckpointError(
-                f"{path} is sharded over the ranks, so it can't be saved per rank.", hint="Leave it out of per_rank."
+                f"{path} is sharded over the ranks, so it can't be saved per rank.",
+                hint="Leave it out of per_rank.",
             )
         if _can_be_saved(value) and value.nbytes <= MAX_INLINE:
             return store_inline(path, value)
@@ -90,14 +105,16 @@ class StateTensors:
         for path, value in {**self.in_share, **self.sharded}.items():
             if not _can_be_saved(value):
                 raise CheckpointError(
-                    f"{path} is a {value.layout} tensor of {value.dtype} on {value.device}, which can't be saved.",
+                    f"{path} is a {value.layout} tensor of {value.dtype} on {value.device}, which "
+                    "can't be saved.",
                     hint="Return a plain dense tensor from state_dict().",
                 )
 
     def _store_sharded(self, path: str, value: Any) -> dict[str, Any]:
         name = self._unused_name(path)
         self.sharded[name] = value
-        # Two dimensions of the mesh may shard one of the tensor, in a class of placements that is no Shard.
+        # Two dimensions of the mesh may shard one of the tensor, in a class of placements that is
+        # no Shard.
         placements = [f"S{each.dim}" if hasattr(each, "dim") else "R" for each in value.placements]
         return {
             "$sharded": name,
@@ -107,7 +124,9 @@ class StateTensors:
         }
 
     def _unused_name(self, path: str) -> str:
-        """Return the path, or a variant of it: keys 0 and "0" of a dictionary have the same path."""
+        """Return the path, or a variant of it: keys 0 and "0" of a dictionary have the same
+        path.
+        """
         while path in self.tensors or path in self.sharded:
             path += "'"
         return path
@@ -119,7 +138,9 @@ def own_name(path: str, rank: int) -> str:
 
 
 def _can_be_saved(value: torch.Tensor) -> bool:
-    return value.layout == torch.strided and value.dtype in DTYPE_NAMES and value.device.type != "meta"
+    return (
+        value.layout == torch.strided and value.dtype in DTYPE_NAMES and value.device.type != "meta"
+    )
 
 
 def _is_same(known: torch.Tensor | None, value: torch.Tensor) -> bool:
@@ -136,15 +157,17 @@ class ObjectStates:
     """The state of all registered objects: trees in JSON, and the tensors they refer to."""
 
     tensors: StateTensors = field(default_factory=StateTensors)
-    replicated: dict[str, Any] = field(default_factory=dict)  # trees of objects that all ranks share
+    # trees of objects that all ranks share
+    replicated: dict[str, Any] = field(default_factory=dict)
     per_rank: dict[str, Any] = field(default_factory=dict)  # trees of this rank's own objects
     kinds: dict[str, str] = field(default_factory=dict)
 
     def comparable(self, name: str, thing: Any) -> tuple[Any, list[torch.Tensor]]:
-        """Return the plain values and the tensors of an object that should be the same on all ranks.
+        """Return the plain values and the tensors of an object that should be the same on all
+        ranks.
 
-        Of a module, these are its parameters and its extra state: buffers, such as the statistics of BatchNorm, may
-        differ, and rank 0's count. Sharded tensors differ by design.
+        Of a module, these are its parameters and its extra state: buffers, such as the statistics
+        of BatchNorm, may differ, and rank 0's count. Sharded tensors differ by design.
         """
         tree = self.per_rank[name] if name in self.per_rank else self.replicated[name]
         tensors, prefix = self.tensors.tensors, f"{name}/"
@@ -152,15 +175,23 @@ class ObjectStates:
             states = tree.items() if isinstance(tree, dict) else ()
             extra = {key: value for key, value in states if key.endswith("_extra_state")}
             keys = [f"{prefix}{key}" for key, _ in thing.named_parameters()]
-            keys += [reference["$tensor"] for reference in tensor_references(extra) if "$tensor" in reference]
+            keys += [
+                reference["$tensor"]
+                for reference in tensor_references(extra)
+                if "$tensor" in reference
+            ]
             return extra, [tensors[key] for key in keys if key in tensors]
         if any(key.startswith(prefix) for key in self.tensors.sharded):
             return None, []
         return tree, [tensors[key] for key in sorted(tensors) if key.startswith(prefix)]
 
 
-def collect(objects: Mapping[str, Any], *, per_rank: Collection[str] = (), rank: int = 0) -> ObjectStates:
-    """Return the state of the objects; those named in `per_rank` have one of their own on each rank."""
+def collect(
+    objects: Mapping[str, Any], *, per_rank: Collection[str] = (), rank: int = 0
+) -> ObjectStates:
+    """Return the state of the objects; those named in `per_rank` have one of their own on each
+    rank.
+    """
     states = ObjectStates(StateTensors(rank=rank))
     tensors = states.tensors
     for name, thing in objects.items():
@@ -173,7 +204,11 @@ def collect(objects: Mapping[str, Any], *, per_rank: Collection[str] = (), rank:
             kind = "rank"
         # Nothing compares buffers, nor what an object stores besides sharded tensors.
         if kind == "module" or len(tensors.sharded) > sharded:
-            parameters = {f"{name}/{key}" for key, _ in thing.named_parameters()} if kind == "module" else set()
+            parameters = (
+                {f"{name}/{key}" for key, _ in thing.named_parameters()}
+                if kind == "module"
+                else set()
+            )
             tensors.rank_zero.update(set(islice(tensors.tensors, plain, None)) - parameters)
         if kind == "module":
             _add_metadata(states, name, state, path=f"{name}/_metadata")
@@ -192,7 +227,9 @@ def _add_metadata(states: ObjectStates, name: str, state: Any, *, path: str) -> 
 
 
 def kind_of(thing: Any) -> str:
-    """Return what an object is: "module", "optimizer", "state", or "rank" if each rank has its own state."""
+    """Return what an object is: "module", "optimizer", "state", or "rank" if each rank has its own
+    state.
+    """
     if is_loader(thing):
         return "rank"
     if isinstance(thing, torch.nn.Module):
@@ -201,7 +238,9 @@ def kind_of(thing: Any) -> str:
 
 
 def is_loader(thing: Any) -> bool:
-    """Return whether this is a loader from `run.loader`, which resumes on any number of ranks by itself."""
+    """Return whether this is a loader from `run.loader`, which resumes on any number of ranks by
+    itself.
+    """
     return hasattr(thing, "micro_batches")
 
 
@@ -236,7 +275,9 @@ def encode(value: Any, path: str, store: Store) -> Any:
     if isinstance(value, torch.Size):
         return {"$size": list(value)}
     if isinstance(value, tuple):
-        return {"$tuple": [encode(item, f"{path}/{index}", store) for index, item in enumerate(value)]}
+        return {
+            "$tuple": [encode(item, f"{path}/{index}", store) for index, item in enumerate(value)]
+        }
     if kind in (set, frozenset):
         return {"$set": [encode(item, path, store) for item in value]}
     if kind in (bytes, bytearray):
@@ -258,7 +299,12 @@ def _encode_dict(value: dict[Any, Any], path: str, store: Store) -> Any:
             break
     else:
         return {key: encode(item, f"{path}/{key}", store) for key, item in value.items()}
-    return {"$dict": [[encode(key, path, store), encode(item, f"{path}/{key}", store)] for key, item in value.items()]}
+    return {
+        "$dict": [
+            [encode(key, path, store), encode(item, f"{path}/{key}", store)]
+            for key, item in value.items()
+        ]
+    }
 
 
 def _encode_numpy(value: Any, path: str, store: Store) -> Any:
@@ -269,7 +315,8 @@ def _encode_numpy(value: Any, path: str, store: Store) -> Any:
         return {"$number": [value.dtype.str, encode(value.item(), path, store)]}
     raise CheckpointError(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which can't be saved.",
-        hint="Return only tensors, numbers, strings, lists, tuples, sets and dicts from state_dict().",
+        hint="Return only tensors, numbers, strings, lists, tuples, sets and dicts from "
+        "state_dict().",
     )
 
 
@@ -280,9 +327,19 @@ def decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
     """
     try:
         return _decode(value, fetch)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+    except (
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         problem = f"{type(error).__name__}: {str(error).rstrip('.')}"
-        raise CheckpointError(f"The checkpoint holds a state that can't be decoded: {problem}.") from error
+        raise CheckpointError(
+            f"The checkpoint holds a state that can't be decoded: {problem}."
+        ) from error
 
 
 def _decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
@@ -300,7 +357,9 @@ def _decode(value: Any, fetch: Callable[[dict[str, Any]], Any]) -> Any:
 
 
 def canonical_json(tree: Any) -> str:
-    """Return a tree as text that doesn't depend on the order of its sets and dicts, which may differ between ranks."""
+    """Return a tree as text that doesn't depend on the order of its sets and dicts, which may
+    differ between ranks.
+    """
     return json.dumps(_sort_unordered(tree), sort_keys=True)
 
 
@@ -332,7 +391,9 @@ def _decode_number(body: Any, _: Callable[[Any], Any]) -> Any:
 
     if numpy.dtype(body[0]).kind not in "biufc":
         raise CheckpointError(f"The checkpoint holds a number of the unknown type {body[0]!r}.")
-    return numpy.dtype(body[0]).type(body[1] if type(body[1]) is not dict else complex(*body[1]["$complex"]))
+    return numpy.dtype(body[0]).type(
+        body[1] if type(body[1]) is not dict else complex(*body[1]["$complex"])
+    )
 
 
 def _decode_dtype(body: Any, _: Callable[[Any], Any]) -> torch.dtype:
@@ -350,7 +411,8 @@ def _decode_device(body: Any, _: Callable[[Any], Any]) -> torch.device:
 
 
 def check_reference(reference: dict[str, Any], *, max_bytes: int) -> torch.Tensor:
-    """Return an empty tensor for a reference that makes sense; otherwise raise ValueError or KeyError.
+    """Return an empty tensor for a reference that makes sense; otherwise raise ValueError or
+    KeyError.
 
     No tensor is larger than all files of the checkpoint together, `max_bytes`.
     """
@@ -361,7 +423,9 @@ def check_reference(reference: dict[str, Any], *, max_bytes: int) -> torch.Tenso
     if "$sharded" in reference:
         count = count_elements(reference["shape"])
         if count * ITEM_SIZES[reference["dtype"]] > max_bytes:
-            raise ValueError(f"{reference['$sharded']} has the impossible shape {reference['shape']}")
+            raise ValueError(
+                f"{reference['$sharded']} has the impossible shape {reference['shape']}"
+            )
         if not all(re.fullmatch(r"R|S\d{1,2}", code) for code in reference["placements"]):
             raise ValueError(f"unknown placements {reference['placements']}")
     return torch.empty(0)
@@ -369,7 +433,9 @@ def check_reference(reference: dict[str, Any], *, max_bytes: int) -> torch.Tenso
 
 def count_elements(shape: Any) -> int:
     """Return the number of elements of a shape. Raises ValueError if it is none."""
-    if type(shape) is not list or not all(type(extent) is int and 0 <= extent < MAX_SIZE for extent in shape):
+    if type(shape) is not list or not all(
+        type(extent) is int and 0 <= extent < MAX_SIZE for extent in shape
+    ):
         raise ValueError(f"{shape} is not a shape")
     return math.prod(shape)
 
@@ -379,7 +445,9 @@ DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$tuple": lambda body, inner: tuple(inner(item) for item in body),
     "$set": lambda body, inner: {inner(item) for item in body},
     "$counter": lambda body, inner: collections.Counter({inner(key): count for key, count in body}),
-    "$lazy": lambda body, _: (UninitializedParameter if body == "parameter" else UninitializedBuffer)(),
+    "$lazy": lambda body, _: (
+        UninitializedParameter if body == "parameter" else UninitializedBuffer
+    )(),
     "$size": lambda body, _: torch.Size(body),
     "$bytes": lambda body, _: base64.b64decode(body),
     "$complex": lambda body, _: complex(*body),
@@ -391,7 +459,9 @@ DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
 
 
 def store_inline(path: str, value: torch.Tensor) -> dict[str, Any]:
-    """Encode a tensor in the JSON itself: for small tensors of one rank, such as a generator's state."""
+    """Encode a tensor in the JSON itself: for small tensors of one rank, such as a generator's
+    state.
+    """
     flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return {
         "$inline": base64.b64encode(ctypes.string_at(flat.data_ptr(), flat.numel())).decode(),

@@ -1,7 +1,9 @@
-"""Write a checkpoint in the background: one thread per save and rank writes the rank's files and reports them.
+"""Write a checkpoint in the background: one thread per save and rank writes the rank's files and
+reports them.
 
-Rank 0's thread waits for the reports of all ranks, writes the marker and renames the folder into place. Ranks
-communicate through files, not collectives: if one dies during a save, it leaves a partial folder and nobody hangs.
+Rank 0's thread waits for the reports of all ranks, writes the marker and renames the folder into
+place. Ranks communicate through files, not collectives: if one dies during a save, it leaves a
+partial folder and nobody hangs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from paceline.runtime.checkpoint.save_buffer import Image
 from paceline.runtime.checkpoint.sharded import state as sharded
 
 ABANDONED = "rank 0 abandoned the save"
-WRITE_BYTES = 16 << 20  # per write: large enough for any file system, small enough to notice a full one early
+# per write: large enough for any file system, small enough to notice a full one early
+WRITE_BYTES = 16 << 20
 
 
 class RankProblem(CheckpointError):
@@ -59,7 +62,8 @@ class SaveTask:
     sharded: dict[str, Any] = field(default_factory=dict)
     group: Any = None
     timeout: float = 600.0
-    before_commit: Callable[[], None] | None = None  # on rank 0: raises an error if it may not be committed
+    # on rank 0: raises an error if it may not be committed
+    before_commit: Callable[[], None] | None = None
     on_commit: Callable[[], None] | None = None  # on rank 0: retention
     error: str | None = None
     reason: str = ""  # of the error, without the rank and the file, which may be others each time
@@ -119,12 +123,17 @@ def _write_files(task: SaveTask) -> dict[str, FileChecksum]:
         retention.remove_leftovers(task.folder, attempt=task.attempt, before=task.number)
     files: dict[str, FileChecksum] = {}
     if task.sharded:
-        # First, because it is a collective that all writers must reach; it reports failures to all of them.
-        files |= sharded.write(task.partial, task.sharded, group=task.group, rank=task.rank, world_size=task.world_size)
+        # First, because it is a collective that all writers must reach; it reports failures to all
+        # of them.
+        files |= sharded.write(
+            task.partial, task.sharded, group=task.group, rank=task.rank, world_size=task.world_size
+        )
     task.partial.mkdir(parents=True, exist_ok=True)
     if task.image.share.pieces or task.rank == 0:
         name = names.share_file(task.rank, task.world_size)
-        files[name] = write_image(task.partial / name, task.image.memory(), size=task.image.file_size)
+        files[name] = write_image(
+            task.partial / name, task.image.memory(), size=task.image.file_size
+        )
     name = names.state_file(task.rank, task.world_size)
     files[name] = _write_json(task.partial / name, task.state)
     if task.objects is not None:
@@ -133,7 +142,9 @@ def _write_files(task: SaveTask) -> dict[str, FileChecksum]:
 
 
 def write_image(path: Path, memory: memoryview, *, size: int) -> FileChecksum:
-    """Write whole blocks past the page cache if the file system can: that costs the training no CPU time."""
+    """Write whole blocks past the page cache if the file system can: that costs the training no
+    CPU time.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     direct = getattr(os, "O_DIRECT", 0)
     try:
@@ -184,7 +195,8 @@ def _write_synced(path: Path, raw: bytes) -> None:
         os.fsync(file.fileno())
 
 
-# -- reports: how rank 0 learns that the files of all ranks are complete -------------------------------
+# -- reports: how rank 0 learns that the files of all ranks are complete
+# -------------------------------
 
 
 def _report_path(task: SaveTask, rank: int) -> Path:
@@ -200,13 +212,16 @@ def _collect_reports(task: SaveTask) -> dict[int, dict[str, Any]]:
     reports: dict[int, dict[str, Any]] = {}
     deadline, pause = time.monotonic() + task.timeout, 0.002
     while True:
-        present = set(os.listdir(task.partial))  # asks NFS again, where a stat may answer from its cache
+        # asks NFS again, where a stat may answer from its cache
+        present = set(os.listdir(task.partial))
         for rank in range(task.world_size):
             path = _report_path(task, rank)
             if rank not in reports and path.name in present:
                 reports[rank] = json.loads(path.read_text(encoding="utf-8"))
                 if "error" in reports[rank]:
-                    raise RankProblem(f"rank {rank}: {reports[rank]['error']}", reason=reports[rank]["reason"])
+                    raise RankProblem(
+                        f"rank {rank}: {reports[rank]['error']}", reason=reports[rank]["reason"]
+                    )
                 if reports[rank]["digest"] != task.image.share.digest:
                     raise CheckpointError(
                         f"rank {rank} has different tensors than rank 0 (names, shapes or dtypes): "
@@ -223,7 +238,11 @@ def _collect_reports(task: SaveTask) -> dict[int, dict[str, Any]]:
 
 
 def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
-    files = {name: FileChecksum(**entry) for report in reports.values() for name, entry in report["files"].items()}
+    files = {
+        name: FileChecksum(**entry)
+        for report in reports.values()
+        for name, entry in report["files"].items()
+    }
     for name, expected in files.items():
         size = os.stat(task.partial / name).st_size
         if size != expected.size:
@@ -231,16 +250,23 @@ def _commit(task: SaveTask, reports: dict[int, dict[str, Any]]) -> None:
     for rank in range(task.world_size):
         _report_path(task, rank).unlink()
     marker = Marker(
-        step=task.step, epoch=task.epoch, world_size=task.world_size, save=task.id, time=time.time(), meta=task.meta,
-        objects=task.kinds, files=files, tensor=task.tensor,
-    )  # fmt: skip
+        step=task.step,
+        epoch=task.epoch,
+        world_size=task.world_size,
+        save=task.id,
+        time=time.time(),
+        meta=task.meta,
+        objects=task.kinds,
+        files=files,
+        tensor=task.tensor,
+    )
     _write_synced(task.partial / names.CHECKPOINT_MARKER, marker.to_json().encode())
     for folder in {(task.partial / name).parent for name in files}:
         _sync_folder(folder)
     if task.before_commit is not None:
         task.before_commit()
-    # A damaged checkpoint of a step that has been reached again, or one that this replaces. If the process ends
-    # between the two renames, the next attempt completes the second.
+    # A damaged checkpoint of a step that has been reached again, or one that this replaces. If the
+    # process ends between the two renames, the next attempt completes the second.
     old = retention.set_aside(task.final, attempt=task.attempt) if task.final.exists() else None
     os.rename(task.partial, task.final)
     _sync_folder(task.folder)
@@ -273,7 +299,8 @@ def _abandon(task: SaveTask) -> None:
         _write_report(task, {"error": task.error, "reason": task.reason})
     except OSError:
         pass
-    # Rank 0 creates the failed file before it removes the folder: either our files are gone too, or we see it here.
+    # Rank 0 creates the failed file before it removes the folder: either our files are gone too, or
+    # we see it here.
     if task.failed.exists():
         shutil.rmtree(task.partial, ignore_errors=True)
 
@@ -309,7 +336,8 @@ def wait_for_commit(task: SaveTask) -> None:
             gone_since = None
         elif gone_since is None:
             gone_since = time.monotonic()
-        elif time.monotonic() - gone_since > 2:  # neither partial nor final: one listing may miss a rename
+        # neither partial nor final: one listing may miss a rename
+        elif time.monotonic() - gone_since > 2:
             task.error = ABANDONED
         if time.monotonic() > deadline:
             task.error = f"rank 0 did not commit within {task.timeout:.0f} s"

@@ -1,7 +1,8 @@
-"""Detect that a dataset has changed since its workers started, so that they can be restarted with it.
+"""Detect that a dataset has changed since its workers started, so that they can be restarted with
+it.
 
-Persistent workers hold a copy of the dataset. `dataset.epoch = 3` or `dataset.transform = ...` in the main process
-would not reach them.
+Persistent workers hold a copy of the dataset. `dataset.epoch = 3` or `dataset.transform = ...` in
+the main process would not reach them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import torch
 from torch.utils.data import Dataset
 
 MAX_VISITED = 10_000  # objects; what a dataset refers to beyond these is not watched
-MAX_ITEMS = 1_000  # of a container; larger ones are compared by identity, length and some of their items
+# of a container; larger ones are compared by identity, length and some of their items
+MAX_ITEMS = 1_000
 SAMPLED_ITEMS = 64  # of a larger one
 SAMPLED_VALUES = 4_096  # of a NumPy array, a tensor or a bytearray
 MAX_TENSOR = 1_000_000  # values; of larger tensors, which may be in files, none are read
@@ -45,11 +47,13 @@ class _Reference:
 
 
 class DatasetWatch:
-    """Compares the attributes of a dataset, and of what it refers to, with those at the last `record`.
+    """Compares the attributes of a dataset, and of what it refers to, with those at the last
+    `record`.
 
-    Numbers, text, paths and small containers are compared by value, tensors by identity, version and some values, and
-    everything else by identity. Of large containers and NumPy arrays, it compares a sample, so a change of a few values
-    may go unnoticed. Arrays in files and in shared memory are not read: workers see what changes in them.
+    Numbers, text, paths and small containers are compared by value, tensors by identity, version
+    and some values, and everything else by identity. Of large containers and NumPy arrays, it
+    compares a sample, so a change of a few values may go unnoticed. Arrays in files and in shared
+    memory are not read: workers see what changes in them.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -77,7 +81,11 @@ def _describe(dataset: Any) -> list[Any]:
             continue
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor):
-            described += [_Reference(thing), -1 if thing.is_inference() else thing._version, _tensor_values(thing)]
+            described += [
+                _Reference(thing),
+                -1 if thing.is_inference() else thing._version,
+                _tensor_values(thing),
+            ]
         elif isinstance(thing, _CONTAINERS):
             described += [type(thing), len(thing)]
             waiting.extend(_describe_container(thing, described))
@@ -85,7 +93,9 @@ def _describe(dataset: Any) -> list[Any]:
             described += [_Reference(thing), len(thing), hash(bytes(thing[:: _stride(len(thing))]))]
         elif numpy is not None and isinstance(thing, numpy.ndarray):
             described += [_Reference(thing), thing.shape]
-            waiting.extend([] if _is_mapped(thing, numpy) else _array_values(thing.view(numpy.ndarray)))
+            waiting.extend(
+                [] if _is_mapped(thing, numpy) else _array_values(thing.view(numpy.ndarray))
+            )
         else:
             described.append(_Reference(thing))
         if type(thing) not in _CONTAINERS and not isinstance(thing, torch.Tensor):
@@ -109,7 +119,9 @@ def _describe_container(container: Any, described: list[Any]) -> list[Any]:
 
 
 def _some_items(container: Any) -> list[Any]:
-    """Return items from all parts of a list or a tuple, or the first ones of a dictionary or a set."""
+    """Return items from all parts of a list or a tuple, or the first ones of a dictionary or a
+    set.
+    """
     if isinstance(container, dict):
         return [each for pair in islice(container.items(), SAMPLED_ITEMS) for each in pair]
     if isinstance(container, (set, frozenset)):
@@ -122,7 +134,9 @@ def _stride(size: int) -> int:
 
 
 def _array_values(array: Any) -> list[Any]:
-    """Return what describes the values from all parts of an array: a hash, or the objects that it holds."""
+    """Return what describes the values from all parts of an array: a hash, or the objects that it
+    holds.
+    """
     if not array.size:
         return []
     if array.dtype == object:
@@ -144,9 +158,16 @@ def _is_mapped(array: Any, numpy: Any) -> bool:
 
 
 def _tensor_values(tensor: torch.Tensor) -> int:
-    """Return a hash of values from all parts of a small tensor: its version does not count `tensor.data.fill_(1)`."""
+    """Return a hash of values from all parts of a small tensor: its version does not count
+    `tensor.data.fill_(1)`.
+    """
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    if not is_plain or not tensor.is_cpu or tensor.is_quantized or not 0 < tensor.numel() <= MAX_TENSOR:
+    if (
+        not is_plain
+        or not tensor.is_cpu
+        or tensor.is_quantized
+        or not 0 < tensor.numel() <= MAX_TENSOR
+    ):
         return 0
     if tensor.is_shared():  # type: ignore[no-untyped-call]  # with the workers, which may write to it
         return 0
@@ -156,19 +177,25 @@ def _tensor_values(tensor: torch.Tensor) -> int:
 
 
 def _class_attributes(thing: Any) -> list[Any]:
-    """Return the plain values and containers that a dataset has as attributes of its class, with their names."""
+    """Return the plain values and containers that a dataset has as attributes of its class, with
+    their names.
+    """
     found: list[Any] = []
     for cls in type(thing).__mro__:
         if cls.__module__.partition(".")[0] in _LIBRARIES:
             continue
         for name, value in vars(cls).items():
-            if not name.startswith("__") and isinstance(value, (*_PLAIN, *_CONTAINERS, PurePath, torch.Tensor)):
+            if not name.startswith("__") and isinstance(
+                value, (*_PLAIN, *_CONTAINERS, PurePath, torch.Tensor)
+            ):
                 found += [name, value]
     return found
 
 
 def _parts(thing: Any) -> list[Any]:
-    """Return what an object consists of: its attributes, or the values that a function has taken with it."""
+    """Return what an object consists of: its attributes, or the values that a function has taken
+    with it.
+    """
     if isinstance(thing, (type, types.ModuleType, logging.Logger)):
         return []
     if isinstance(thing, partial):

@@ -1,7 +1,8 @@
-"""Let workers load the first batch while the script still sets up, so that it waits less for that batch.
+"""Let workers load the first batch while the script still sets up, so that it waits less for that
+batch.
 
-This is opt-in: workers are copies of the process at that moment, and see no later changes. Without workers, nothing
-begins early: items seed the generators of the process that computes them.
+This is opt-in: workers are copies of the process at that moment, and see no later changes. Without
+workers, nothing begins early: items seed the generators of the process that computes them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class EarlyPass:
     """At most one pass over a dataset that has begun, and that no loop has asked for yet."""
 
     def __init__(self, dataset: Any) -> None:
-        self.seconds = 0.0  # that the last one had before a loop asked for it; 0 if none began early
+        # that the last one had before a loop asked for it; 0 if none began early
+        self.seconds = 0.0
         self._watch = DatasetWatch(dataset)
         self._key: tuple[Any, ...] | None = None
         self._batches: Iterator[Any] | None = None
@@ -35,11 +37,13 @@ class EarlyPass:
             return
         with suppress(Exception):
             batches, began = start(), time.perf_counter()
-            self._watch.record()  # now: the start of a pass may change the dataset, as `set_epoch` does
+            # now: the start of a pass may change the dataset, as `set_epoch` does
+            self._watch.record()
             self._batches, self._key, self._began = batches, _key(position), began
 
     def take(self, position: tuple[Any, ...], stop: Callable[[], None]) -> Iterator[Any] | None:
-        """Return the pass if it has begun from this position, and the dataset is still what it was then.
+        """Return the pass if it has begun from this position, and the dataset is still what it was
+        then.
 
         `stop` ends the workers of another one.
         """
@@ -58,5 +62,7 @@ class EarlyPass:
 
 
 def _key(position: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what the batches of a pass depend on, with what torch would tell workers that start now."""
+    """Return what the batches of a pass depend on, with what torch would tell workers that start
+    now.
+    """
     return (*position, torch.get_default_dtype(), str(torch.get_default_device()))

@@ -1,8 +1,8 @@
 """Batches of 0 samples, whatever a collate function returns.
 
-In an evaluation, a rank that has no samples left still takes part in the forward passes of the others. What an empty
-batch looks like follows from collating one item and the same item twice: what grows with the number of items is
-continued to zero, and what stays the same is kept.
+In an evaluation, a rank that has no samples left still takes part in the forward passes of the
+others. What an empty batch looks like follows from collating one item and the same item twice: what
+grows with the number of items is continued to zero, and what stays the same is kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class BatchCollate:
         return self.collate_fn(items)
 
     def empty(self, item: Any) -> Any:
-        one = self.collate_fn([copy.deepcopy(item)])  # a copy: collate functions may take items apart
+        # a copy: collate functions may take items apart
+        one = self.collate_fn([copy.deepcopy(item)])
         try:
             two = self.collate_fn([copy.deepcopy(item), copy.deepcopy(item)])
         except Exception:  # it takes a single item only
@@ -47,7 +48,9 @@ class BatchCollate:
 
 @dataclasses.dataclass(frozen=True)
 class ItemCollate:
-    """For datasets whose items are whole batches (`batch_size=None`): converts an item, and collates nothing."""
+    """For datasets whose items are whole batches (`batch_size=None`): converts an item, and
+    collates nothing.
+    """
 
     convert: Callable[[Any], Any]
 
@@ -63,7 +66,8 @@ class ItemCollate:
 def _refuse(what: str) -> UsageError:
     return UsageError(
         f"A rank has no samples left, and run.evaluate() can't make an empty batch of {what}.",
-        hint="Use a batch_size of at least twice the number of ranks, or fewer ranks than samples. Otherwise let the "
+        hint="Use a batch_size of at least twice the number of ranks, or fewer ranks than "
+        "samples. Otherwise let the "
         "batches consist of tensors, lists, dictionaries, tuples and data classes.",
     )
 
@@ -73,7 +77,9 @@ class _CannotContinue(Exception):
 
 
 def _continue(one: Any, two: Any) -> tuple[Any, bool]:
-    """Return the value for 0 items that follows from those for 1 and 2, and whether they differ at all."""
+    """Return the value for 0 items that follows from those for 1 and 2, and whether they differ at
+    all.
+    """
     if type(one) is not type(two):
         raise _CannotContinue(type(one).__name__)
     if isinstance(one, torch.Tensor) or type(one).__module__ == "numpy":
@@ -131,7 +137,9 @@ def _rebuild(thing: Any, values: dict[Any, Any]) -> Any:
     if type(thing) is dict:
         return values
     if isinstance(thing, tuple):
-        return type(thing)(*values.values()) if hasattr(thing, "_fields") else tuple(values.values())
+        return (
+            type(thing)(*values.values()) if hasattr(thing, "_fields") else tuple(values.values())
+        )
     if isinstance(thing, list):
         return list(values.values())
     rebuilt = copy.copy(thing)
@@ -147,7 +155,9 @@ def _rebuild(thing: Any, values: dict[Any, Any]) -> Any:
 
 
 def _empty_by_shape(batch: Any) -> Any:
-    """Empty a batch of unknown size: all its tensors of as many rows as the first, and its lists of values."""
+    """Empty a batch of unknown size: all its tensors of as many rows as the first, and its lists
+    of values.
+    """
     sizes: list[int] = []
 
     def note(thing: Any) -> None:
@@ -164,10 +174,16 @@ def _empty_by_shape(batch: Any) -> Any:
 
 
 def trim(data: Any, samples: int) -> Any:
-    """Return a batch of this many samples without any: its tensors of as many rows, and its lists of values."""
+    """Return a batch of this many samples without any: its tensors of as many rows, and its lists
+    of values.
+    """
     if isinstance(data, torch.Tensor):
         return data[:0] if data.dim() and len(data) == samples else data
-    if isinstance(data, list) and data and not isinstance(data[0], (torch.Tensor, Mapping, tuple, list)):
+    if (
+        isinstance(data, list)
+        and data
+        and not isinstance(data[0], (torch.Tensor, Mapping, tuple, list))
+    ):
         return [] if len(data) == samples else data
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         return map_fields(data, lambda value: trim(value, samples))

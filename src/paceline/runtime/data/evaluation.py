@@ -1,10 +1,12 @@
-"""Evaluation loaders: every sample counts once, and every rank runs the same number of forward passes.
+"""Evaluation loaders: every sample counts once, and every rank runs the same number of forward
+passes.
 
-Each global batch is split into slices whose sizes differ by at most one. Batches of a batch sampler, and items that are
-whole batches, go to the ranks in turn. If a rank has nothing left, it gets a batch of 0 samples: a forward pass over it
-is harmless and keeps the collectives of DDP and FSDP2 in step. Sums over it add nothing, so
-`hits += (out.argmax(1) == y).sum(); seen += len(y)` is correct. A mean over it is NaN: add up sums and divide once
-(`run.sum(hits) / run.sum(seen)`).
+Each global batch is split into slices whose sizes differ by at most one. Batches of a batch
+sampler, and items that are whole batches, go to the ranks in turn. If a rank has nothing left, it
+gets a batch of 0 samples: a forward pass over it is harmless and keeps the collectives of DDP and
+FSDP2 in step. Sums over it add nothing, so
+`hits += (out.argmax(1) == y).sum(); seen += len(y)` is correct. A mean over it is NaN: add up sums
+and divide once (`run.sum(hits) / run.sum(seen)`).
 """
 
 from __future__ import annotations
@@ -40,10 +42,13 @@ WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "timeout", "prefe
 
 @dataclass
 class EvaluationData:
-    """What is evaluated, and how it is loaded: taken from a dataset, a DataLoader or a loader of `run.loader`."""
+    """What is evaluated, and how it is loaded: taken from a dataset, a DataLoader or a loader of
+    `run.loader`.
+    """
 
     dataset: Any
-    batch_size: int | None = DEFAULT_BATCH_SIZE  # None: the items are whole batches, or a batch sampler makes them
+    # None: the items are whole batches, or a batch sampler makes them
+    batch_size: int | None = DEFAULT_BATCH_SIZE
     num_workers: int = 0
     collate_fn: Any = None
     order: Sampled | None = None  # of a sampler or a batch sampler; None: the whole dataset
@@ -62,7 +67,9 @@ class EvaluationData:
 
 
 class MapEvaluationLoader:
-    """Batches of a map-style dataset, one pass per iteration. Workers stay alive for the next pass."""
+    """Batches of a map-style dataset, one pass per iteration. Workers stay alive for the next
+    pass.
+    """
 
     def __init__(
         self,
@@ -81,9 +88,13 @@ class MapEvaluationLoader:
             self.source = TensorSource(tensors, device=device, resident=False)
         else:
             self.source = ItemSource(
-                data.dataset, seed=seed, device=device, num_workers=data.num_workers, collate_fn=data.collate,
+                data.dataset,
+                seed=seed,
+                device=device,
+                num_workers=data.num_workers,
+                collate_fn=data.collate,
                 **data.options,
-            )  # fmt: skip
+            )
         self.had_empty = False  # whether this rank got an empty batch in the last pass
         self._tensors = tensors
         self._samples = -1  # in the last pass
@@ -131,10 +142,17 @@ class StreamEvaluationLoader:
     def __init__(self, data: EvaluationData, *, identity: Identity, **options: Any) -> None:
         per_rank = 1 if data.batch_size is None else max(1, data.batch_size // identity.world_size)
         self.loader = StreamLoader(
-            data.dataset, batch_size=per_rank * identity.world_size, drop_last=False, identity=identity,
-            num_workers=data.num_workers, sharded=data.sharded, collate_fn=data.collate, empty_fillers=True,
-            **data.options, **options,
-        )  # fmt: skip
+            data.dataset,
+            batch_size=per_rank * identity.world_size,
+            drop_last=False,
+            identity=identity,
+            num_workers=data.num_workers,
+            sharded=data.sharded,
+            collate_fn=data.collate,
+            empty_fillers=True,
+            **data.options,
+            **options,
+        )
         self.had_empty = False  # whether this rank got an empty batch in the last pass
 
     def count_batches(self) -> None:
@@ -160,15 +178,17 @@ def make_evaluation_loader(
     num_workers: int | None = None,
     group: Any = None,
 ) -> MapEvaluationLoader | StreamEvaluationLoader:
-    """Return a loader of this rank's batches, on the device. `batch_size` is global, as in `make_loader`.
+    """Return a loader of this rank's batches, on the device. `batch_size` is global, as in
+    `make_loader`.
 
-    A torch DataLoader keeps its samples, batches, workers and collation, but is not shuffled and drops nothing. So does
-    a loader of `run.loader`.
+    A torch DataLoader keeps its samples, batches, workers and collation, but is not shuffled and
+    drops nothing. So does a loader of `run.loader`.
     """
     data = _read(dataset, num_workers)
     if batch_size is not None and data.batch_size is None:
         raise UsageError(
-            "run.evaluate() got a batch_size, but the DataLoader's batch_sampler or dataset decides the batches.",
+            "run.evaluate() got a batch_size, but the DataLoader's batch_sampler or dataset "
+            "decides the batches.",
             hint="Remove batch_size, or pass the dataset itself.",
         )
     if batch_size is not None:
@@ -188,19 +208,36 @@ def _read(source: Any, num_workers: int | None) -> EvaluationData:
     if isinstance(source, StreamLoader):
         options = _worker_options(source.options, workers)
         return EvaluationData(
-            source.dataset, source.batch_size, workers, source.collate_fn, sharded=source.sharded, options=options
+            source.dataset,
+            source.batch_size,
+            workers,
+            source.collate_fn,
+            sharded=source.sharded,
+            options=options,
         )
     order = source.order if isinstance(source.order, Sampled) else None
     options = _worker_options(source.items, workers)
     return EvaluationData(
-        source.dataset, source.batch_size, workers, source.items.get("collate_fn"), order, options=options
+        source.dataset,
+        source.batch_size,
+        workers,
+        source.items.get("collate_fn"),
+        order,
+        options=options,
     )
 
 
 def _read_dataloader(loader: DataLoader[Any], num_workers: int) -> EvaluationData:
-    options = {"pin_memory": loader.pin_memory or None, **{name: getattr(loader, name) for name in WORKER_OPTIONS}}
+    options = {
+        "pin_memory": loader.pin_memory or None,
+        **{name: getattr(loader, name) for name in WORKER_OPTIONS},
+    }
     data = EvaluationData(
-        loader.dataset, loader.batch_size, num_workers, loader.collate_fn, options=_worker_options(options, num_workers)
+        loader.dataset,
+        loader.batch_size,
+        num_workers,
+        loader.collate_fn,
+        options=_worker_options(options, num_workers),
     )
     if data.is_stream:
         return data
@@ -218,10 +255,14 @@ def _worker_options(options: Any, num_workers: int) -> dict[str, Any]:
 
 
 def _covers_all(sampler: Any, dataset: Any) -> bool:
-    """Return whether a sampler yields the whole dataset, in whatever order. One per rank does so together."""
+    """Return whether a sampler yields the whole dataset, in whatever order. One per rank does so
+    together.
+    """
     if isinstance(sampler, DistributedSampler):
         return True
-    once = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    once = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement
+    )
     return once and len(sampler) == len(dataset)
 
 

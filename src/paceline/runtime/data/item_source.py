@@ -1,4 +1,6 @@
-"""Batches from a map-style dataset that computes its items, in this process or in worker processes."""
+"""Batches from a map-style dataset that computes its items, in this process or in worker
+processes.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class ItemOptions(TypedDict, total=False):
     """Options that `ItemSource` passes on to torch's DataLoader, and `augment_seeds`."""
 
     augment_seeds: bool
-    """Seed each item from (seed, epoch, index). Without it, loading is a little faster, but augmentation depends
-    on the number of workers."""
+    """Seed each item from (seed, epoch, index). Without it, loading is a little faster, but
+    augmentation depends on the number of workers."""
     collate_fn: Callable[[list[Any]], Any] | None
     pin_memory: bool | None
     persistent_workers: bool | None
@@ -44,7 +46,9 @@ class ItemOptions(TypedDict, total=False):
 
 
 class _BatchKeys:
-    """A batch sampler that takes new keys for each epoch, so that persistent workers need no new DataLoader."""
+    """A batch sampler that takes new keys for each epoch, so that persistent workers need no new
+    DataLoader.
+    """
 
     def __init__(self) -> None:
         self.keys: Iterator[list[Any]] = iter(())
@@ -75,10 +79,14 @@ class ItemSource:
         self.seed = seed
         self.device = device
         self.num_workers = num_workers
-        self.seeded: SeededDataset[Any] | None = SeededDataset(dataset, seed) if augment_seeds else None
-        self._pads = isinstance(collate_fn, (BatchCollate, ItemCollate))  # empty slices become empty batches
+        self.seeded: SeededDataset[Any] | None = (
+            SeededDataset(dataset, seed) if augment_seeds else None
+        )
+        # empty slices become empty batches
+        self._pads = isinstance(collate_fn, (BatchCollate, ItemCollate))
         self._batch_keys = _BatchKeys()
-        # A separate generator: otherwise the start of each epoch would draw from the one that the model uses.
+        # A separate generator: otherwise the start of each epoch would draw from the one that the
+        # model uses.
         self._generator = torch.Generator()
         on_cuda = device is not None and device.type == "cuda"
         self.loader: DataLoader[Any] = DataLoader(
@@ -87,9 +95,13 @@ class ItemSource:
             num_workers=num_workers,
             collate_fn=collate_fn,
             pin_memory=on_cuda if pin_memory is None else pin_memory,
-            persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
+            persistent_workers=num_workers > 0
+            if persistent_workers is None
+            else persistent_workers,
             prefetch_factor=prefetch_factor,
-            worker_init_fn=make_worker_init(worker_init_fn, multiprocessing_context) if num_workers else None,
+            worker_init_fn=make_worker_init(worker_init_fn, multiprocessing_context)
+            if num_workers
+            else None,
             multiprocessing_context=multiprocessing_context,
             generator=self._generator,
             timeout=timeout,
@@ -98,11 +110,15 @@ class ItemSource:
         self._watch = DatasetWatch(dataset)
 
     def batches(self, order: EpochOrder, slices: Iterator[Slice], epoch: int) -> Iterator[Any]:
-        self._batch_keys.keys = _keys(order, slices, epoch if self.seeded is not None else None, pads=self._pads)
+        self._batch_keys.keys = _keys(
+            order, slices, epoch if self.seeded is not None else None, pads=self._pads
+        )
         self._generator.manual_seed(derive_seed(self.seed, epoch, -1))
         iterator = self._start_pass()
         seeds_this_process = self.num_workers == 0 and self.seeded is not None
-        return transfer_batches(_preserve_rng(iterator) if seeds_this_process else iterator, self.device)
+        return transfer_batches(
+            _preserve_rng(iterator) if seeds_this_process else iterator, self.device
+        )
 
     def _start_pass(self) -> Iterator[Any]:
         """Return the iterator of a new pass, by workers that know the dataset as it is now."""
@@ -133,10 +149,13 @@ class ItemSource:
         self.loader._iterator = None
 
 
-def _keys(order: EpochOrder, slices: Iterator[Slice], epoch: int | None, *, pads: bool) -> Iterator[list[Any]]:
+def _keys(
+    order: EpochOrder, slices: Iterator[Slice], epoch: int | None, *, pads: bool
+) -> Iterator[list[Any]]:
     """Yield the keys of each batch: indices, or (epoch, number, index) for a `SeededDataset`.
 
-    The number is the index. A sampler may yield an index twice, so there it is the position in the epoch.
+    The number is the index. A sampler may yield an index twice, so there it is the position in the
+    epoch.
     """
     for part in slices:
         rows = order.keys[part.start : part.stop]

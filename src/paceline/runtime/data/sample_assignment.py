@@ -1,8 +1,9 @@
-"""Decide which samples each rank takes at each step. Global batches are the same at every world size.
+"""Decide which samples each rank takes at each step. Global batches are the same at every world
+size.
 
-A global batch is split by micro-step, and each micro-step by rank, into contiguous slices. The samples of step 17
-therefore don't depend on the number of ranks, micro-steps or workers, and a position (epoch, step) is all that an
-exact resume needs.
+A global batch is split by micro-step, and each micro-step by rank, into contiguous slices. The
+samples of step 17 therefore don't depend on the number of ranks, micro-steps or workers, and a
+position (epoch, step) is all that an exact resume needs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Slice:
 
     start: int
     stop: int
-    count: int  # real samples; 0 if [start, stop) is a filler that keeps this rank in step with the others
+    # real samples; 0 if [start, stop) is a filler that keeps this rank in step with the others
+    count: int
     global_count: int  # real samples of the whole step: all ranks, all micro-steps
     index: int  # index of the micro-step within its step
     last: bool  # whether the optimizer steps after this micro-step
@@ -34,7 +36,8 @@ class MicroBatch:
     """One rank's data for one micro-step, on the device."""
 
     data: Any
-    count: int  # real samples in `data`; 0 if it is a filler that keeps this rank in step with the others
+    # real samples in `data`; 0 if it is a filler that keeps this rank in step with the others
+    count: int
     global_count: int  # real samples of the whole step: all ranks, all micro-steps
     index: int  # index of the micro-step within its step
     last: bool  # whether the optimizer steps after this micro-step
@@ -43,9 +46,11 @@ class MicroBatch:
 
     @property
     def mean_scale(self) -> float:
-        """The factor for a mean over this slice that makes gradients averaged over ranks the true mean.
+        """The factor for a mean over this slice that makes gradients averaged over ranks the true
+        mean.
 
-        In a full batch it is 1 / accumulate; in a partial last batch each slice weighs what it holds.
+        In a full batch it is 1 / accumulate; in a partial last batch each slice weighs what it
+        holds.
         """
         return self.count * self.world_size / self.global_count
 
@@ -63,14 +68,21 @@ class EpochPlan:
 
     def __post_init__(self) -> None:
         if self.sizes is None:
-            check_batch_size(self.batch_size or 0, world_size=self.identity.world_size, accumulate=self.accumulate)
+            check_batch_size(
+                self.batch_size or 0,
+                world_size=self.identity.world_size,
+                accumulate=self.accumulate,
+            )
         else:
             check_accumulate(self.accumulate)
         if self.steps == 0 and self.sizes is not None:
-            raise UsageError("The batch sampler yields no batch.", hint="Let it yield at least one per epoch.")
+            raise UsageError(
+                "The batch sampler yields no batch.", hint="Let it yield at least one per epoch."
+            )
         if self.steps == 0:
             raise UsageError(
-                f"An epoch of {self.samples} samples has no full step of batch_size={self.batch_size}.",
+                f"An epoch of {self.samples} samples has no full step of "
+                f"batch_size={self.batch_size}.",
                 hint="Lower batch_size, or keep the partial last batch with drop_last=False.",
             )
 
@@ -84,7 +96,9 @@ class EpochPlan:
         return -(-self.samples // self.batch_size)
 
     def slices(self, first_step: int = 0) -> Iterator[Slice]:
-        """Yield this rank's slices of an epoch, starting at a step. Every rank gets the same number of slices."""
+        """Yield this rank's slices of an epoch, starting at a step. Every rank gets the same
+        number of slices.
+        """
         for step, (start, total) in enumerate(self._batches(first_step), first_step):
             for micro in range(self.accumulate):
                 left, right = split_range(total, micro, self.accumulate)
@@ -113,14 +127,17 @@ def split_range(total: int, index: int, parts: int) -> tuple[int, int]:
 
 
 def check_batch_size(batch_size: int, *, world_size: int, accumulate: int) -> None:
-    """Check that a global batch splits into equal slices: otherwise the mean of means isn't the mean."""
+    """Check that a global batch splits into equal slices: otherwise the mean of means isn't the
+    mean.
+    """
     check_accumulate(accumulate)
     unit = world_size * accumulate
     if batch_size < 1 or batch_size % unit:
         below = batch_size // unit * unit
         fits = f"{below} or {below + unit}" if below > 0 else f"{unit}"
         raise UsageError(
-            f"batch_size={batch_size} can't be split evenly over {world_size} ranks x {accumulate} micro-steps.",
+            f"batch_size={batch_size} can't be split evenly over {world_size} ranks x "
+            f"{accumulate} micro-steps.",
             hint=f"batch_size counts all ranks and micro-steps. Use a multiple of {unit}: {fits}.",
         )
 
@@ -128,12 +145,15 @@ def check_batch_size(batch_size: int, *, world_size: int, accumulate: int) -> No
 def check_accumulate(accumulate: int) -> None:
     if accumulate < 1:
         raise UsageError(
-            f"accumulate={accumulate}, but a step has at least one micro-step.", hint="Set accumulate to 1 or more."
+            f"accumulate={accumulate}, but a step has at least one micro-step.",
+            hint="Set accumulate to 1 or more.",
         )
 
 
 def check_not_in_steps(in_steps: bool) -> None:
-    """Refuse a second iteration of a loader: it would take over the workers, and the position that is saved."""
+    """Refuse a second iteration of a loader: it would take over the workers, and the position that
+    is saved.
+    """
     if in_steps:
         raise UsageError(
             "The loader was iterated while run.steps is still iterating over it.",
@@ -144,8 +164,9 @@ def check_not_in_steps(in_steps: bool) -> None:
 def evaluation_slices(samples: int, batch_size: int, identity: Identity) -> Iterator[Slice]:
     """Yield slices that cover every sample once, the same number on every rank.
 
-    A slice is empty (count 0) only if there are fewer samples than ranks, or too few in the last two batches. Slices
-    may be smaller than the batch size, but not larger, except that each rank takes one sample at a time at least.
+    A slice is empty (count 0) only if there are fewer samples than ranks, or too few in the last
+    two batches. Slices may be smaller than the batch size, but not larger, except that each rank
+    takes one sample at a time at least.
     """
     if batch_size < 1:
         raise UsageError(
@@ -158,13 +179,17 @@ def evaluation_slices(samples: int, batch_size: int, identity: Identity) -> Iter
     sizes = [size] * full + [rest] * bool(rest)
     if full and 0 < rest < ranks and size + rest >= 2 * ranks:
         sizes[-2:] = [size + rest - (size + rest) // 2, (size + rest) // 2]
-    for step, (start, total) in enumerate(zip(itertools.accumulate(sizes, initial=0), sizes, strict=False)):
+    for step, (start, total) in enumerate(
+        zip(itertools.accumulate(sizes, initial=0), sizes, strict=False)
+    ):
         low, high = split_range(total, identity.rank, ranks)
         yield _evaluation_slice(start + low, start + high, step=step, example=start)
 
 
 def evaluation_rounds(sizes: Sequence[int], identity: Identity) -> Iterator[Slice]:
-    """Yield slices that give every batch of these sizes to one rank, in turn; the last ones may be empty (count 0)."""
+    """Yield slices that give every batch of these sizes to one rank, in turn; the last ones may be
+    empty (count 0).
+    """
     ends = list(itertools.accumulate(sizes))
     for step, first in enumerate(range(0, len(ends), identity.world_size)):
         batch = first + identity.rank

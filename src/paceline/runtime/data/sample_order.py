@@ -1,8 +1,9 @@
-"""The order in which an epoch takes its samples: a permutation, a sampler's, or the batches of a batch sampler.
+"""The order in which an epoch takes its samples: a permutation, a sampler's, or the batches of a
+batch sampler.
 
-Every order depends on (seed, epoch) alone, so all ranks get the same one, and a resumed epoch gets it again. Samplers
-draw from Python's, NumPy's and torch's global generators or from one of their own. All of these are seeded for the
-draw, and afterwards continue from where they were.
+Every order depends on (seed, epoch) alone, so all ranks get the same one, and a resumed epoch gets
+it again. Samplers draw from Python's, NumPy's and torch's global generators or from one of their
+own. All of these are seeded for the draw, and afterwards continue from where they were.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ NESTED_SAMPLERS = ("sampler", "batch_sampler", "data_source", "dataset")
 
 
 def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> torch.Tensor:
-    """Return an epoch's sample order. It depends on (seed, epoch) alone, so every rank gets the same one."""
+    """Return an epoch's sample order. It depends on (seed, epoch) alone, so every rank gets the
+    same one.
+    """
     if not shuffle:
         return torch.arange(samples)
     generator = torch.Generator().manual_seed(derive_seed(seed, epoch))
@@ -36,7 +39,9 @@ def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) ->
 
 @dataclass(frozen=True, eq=False)
 class EpochOrder:
-    """The samples of one epoch: their keys in order, and how a batch sampler cuts them into batches."""
+    """The samples of one epoch: their keys in order, and how a batch sampler cuts them into
+    batches.
+    """
 
     keys: Any  # a tensor of indices, or a list of whatever keys the dataset takes
     sizes: tuple[int, ...] | None = None  # of the batches; None if the batch size decides
@@ -60,14 +65,18 @@ class Permutation:
 class Sampled:
     """What a sampler yields, or a batch sampler."""
 
-    def __init__(self, sampler: Iterable[Any], *, in_batches: bool = False, dataset: Any = None) -> None:
+    def __init__(
+        self, sampler: Iterable[Any], *, in_batches: bool = False, dataset: Any = None
+    ) -> None:
         self.sampler, self.in_batches = sampler, in_batches
-        # Far more than any epoch has. Without a limit, a sampler that never ends would fill the memory.
+        # Far more than any epoch has. Without a limit, a sampler that never ends would fill the
+        # memory.
         self._limit = 100 * (len(dataset) if hasattr(dataset, "__len__") else 0) + 10_000_000
         for each in (sampler, getattr(sampler, "sampler", None)):
             if getattr(each, "num_replicas", 1) > 1:
                 raise UsageError(
-                    f"{type(each).__name__} splits the dataset by rank, which the loader does as well.",
+                    f"{type(each).__name__} splits the dataset by rank, which the loader does as "
+                    "well.",
                     hint="Remove it, or pass a sampler of the whole dataset.",
                 )
 
@@ -78,7 +87,8 @@ class Sampled:
             drawn = list(islice(self.sampler, self._limit))
         if len(drawn) == self._limit:
             raise UsageError(
-                f"{type(self.sampler).__name__} has yielded {self._limit} indices without ending: it seems endless.",
+                f"{type(self.sampler).__name__} has yielded {self._limit} indices without ending: "
+                "it seems endless.",
                 hint="Let it end after one epoch, or wrap the data in an IterableDataset.",
             )
         if not self.in_batches:
@@ -89,18 +99,25 @@ class Sampled:
 
 
 def check_same_order(order: EpochOrder, identity: Identity, group: Any) -> None:
-    """Raise an error if a sampler's order differs from rank 0's: samples would be lost. Called on all ranks."""
+    """Raise an error if a sampler's order differs from rank 0's: samples would be lost. Called on
+    all ranks.
+    """
     if order.digest is None or identity.world_size == 1 or not dist.is_initialized():
         return
     digest = int(order.digest, 16) >> 1
     on_device = dist.get_backend(group) in ("nccl", "xccl")
-    device = torch.device(torch.accelerator.current_accelerator() or "cpu") if on_device else torch.device("cpu")
+    device = (
+        torch.device(torch.accelerator.current_accelerator() or "cpu")
+        if on_device
+        else torch.device("cpu")
+    )
     numbers = torch.tensor([digest, -digest], device=device)
     dist.all_reduce(numbers, dist.ReduceOp.MAX, group=group)
     if numbers[0].item() != -numbers[1].item():
         raise UsageError(
             "The sampler yields a different order on each rank, so samples would be lost.",
-            hint="Let it draw from torch's, NumPy's or Python's global generator, or from a generator that is one of "
+            hint="Let it draw from torch's, NumPy's or Python's global generator, or from a "
+            "generator that is one of "
             "its attributes: the loader seeds all of these. It must not depend on the rank.",
         )
 
@@ -132,7 +149,9 @@ def _seeded(sampler: Any, seed: int) -> Iterator[None]:
 
 
 def own_generators(sampler: Any) -> list[Any]:
-    """Return the generators that a sampler or a DataLoader holds, and those of the samplers inside it."""
+    """Return the generators that a sampler or a DataLoader holds, and those of the samplers inside
+    it.
+    """
     found: list[Any] = []
     seen: set[int] = set()
     waiting = [sampler]
@@ -143,16 +162,22 @@ def own_generators(sampler: Any) -> list[Any]:
         seen.add(id(thing))
         attributes = getattr(thing, "__dict__", {})
         found += [
-            each for each in attributes.values() if _is_generator(each) and not any(each is other for other in found)
+            each
+            for each in attributes.values()
+            if _is_generator(each) and not any(each is other for other in found)
         ]
-        waiting += [attributes[name] for name in NESTED_SAMPLERS if attributes.get(name) is not None]
+        waiting += [
+            attributes[name] for name in NESTED_SAMPLERS if attributes.get(name) is not None
+        ]
     return found
 
 
 def _is_generator(thing: Any) -> bool:
     numpy = sys.modules.get("numpy")
     kinds = (
-        (torch.Generator, random.Random) if numpy is None else (torch.Generator, random.Random, numpy.random.Generator)
+        (torch.Generator, random.Random)
+        if numpy is None
+        else (torch.Generator, random.Random, numpy.random.Generator)
     )
     return isinstance(thing, kinds)
 
@@ -160,7 +185,11 @@ def _is_generator(thing: Any) -> bool:
 def get_generator_state(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return generator.get_state()
-    return generator.getstate() if isinstance(generator, random.Random) else generator.bit_generator.state
+    return (
+        generator.getstate()
+        if isinstance(generator, random.Random)
+        else generator.bit_generator.state
+    )
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
@@ -176,5 +205,7 @@ def _reseed(generator: Any, seed: int) -> None:
     if not isinstance(generator, (torch.Generator, random.Random)):
         set_generator_state(generator, type(generator.bit_generator)(seed).state)
         return
-    seed_in_place = generator.manual_seed if isinstance(generator, torch.Generator) else generator.seed
+    seed_in_place = (
+        generator.manual_seed if isinstance(generator, torch.Generator) else generator.seed
+    )
     seed_in_place(seed)

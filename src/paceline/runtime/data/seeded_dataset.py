@@ -1,8 +1,9 @@
 """Randomness that belongs to the sample, not to the process that loads it.
 
-Python's, NumPy's and torch's generators are seeded from (seed, epoch, index) before each item. Its augmentation is
-therefore the same on every rank, in every worker and after a resume, and different in every epoch. Generators that
-a dataset creates itself (`self.rng = ...`) are not covered. `item_source` and `streams` seed the workers themselves.
+Python's, NumPy's and torch's generators are seeded from (seed, epoch, index) before each item. Its
+augmentation is therefore the same on every rank, in every worker and after a resume, and different
+in every epoch. Generators that a dataset creates itself (`self.rng = ...`) are not covered.
+`item_source` and `streams` seed the workers themselves.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ class PaddingItem(NamedTuple):
 
 
 class SeededDataset(Dataset[T], Generic[T]):
-    """A dataset whose keys are (epoch, number, index) and whose items each have a seed of (seed, epoch, number).
+    """A dataset whose keys are (epoch, number, index) and whose items each have a seed of (seed,
+    epoch, number).
 
-    A dataset that fetches whole batches (`__getitems__`, as Hugging Face datasets do) is asked for them, unless it
-    draws random numbers: these would depend on how batches are split. Its items are then fetched one by one.
+    A dataset that fetches whole batches (`__getitems__`, as Hugging Face datasets do) is asked for
+    them, unless it draws random numbers: these would depend on how batches are split. Its items are
+    then fetched one by one.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -64,7 +67,9 @@ class SeededDataset(Dataset[T], Generic[T]):
 
 
 def fetches_batches(dataset: Any) -> bool:
-    """Return whether a dataset has `__getitems__`. A Subset always has it, but only passes it on."""
+    """Return whether a dataset has `__getitems__`. A Subset always has it, but only passes it
+    on.
+    """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))

@@ -1,4 +1,6 @@
-"""Transfer batches to the device: any nesting of tensors, and on CUDA one batch ahead of the computation."""
+"""Transfer batches to the device: any nesting of tensors, and on CUDA one batch ahead of the
+computation.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,15 @@ def map_fields(data: Any, function: Callable[[Any], Any]) -> Any:
     """Return a copy of a data class with a function applied to its fields."""
     mapped = copy.copy(data)
     for field in dataclasses.fields(data):
-        object.__setattr__(mapped, field.name, function(getattr(data, field.name)))  # it may be frozen
+        # it may be frozen
+        object.__setattr__(mapped, field.name, function(getattr(data, field.name)))
     return mapped
 
 
 def to_device(data: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
-    """Move all tensors, and any other object with `.to(device)` (PackedSequence, BatchEncoding, graphs)."""
+    """Move all tensors, and any other object with `.to(device)` (PackedSequence, BatchEncoding,
+    graphs).
+    """
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=non_blocking)
     if hasattr(data, "to"):
@@ -44,7 +49,9 @@ def to_device(data: Any, device: torch.device, *, non_blocking: bool = True) -> 
 
 
 def transfer_batches(batches: Iterator[Any], device: torch.device | None) -> Iterator[Any]:
-    """Yield the batches on the device, prefetched on CUDA. Without a device they stay on the CPU."""
+    """Yield the batches on the device, prefetched on CUDA. Without a device they stay on the
+    CPU.
+    """
     if device is None or device.type == "cpu":
         return batches
     if device.type == "cuda":
@@ -84,7 +91,8 @@ def _wait_for_copy(batch: Any, copied: torch.cuda.Event) -> Any:
     current.wait_event(copied)
 
     def record(tensor: torch.Tensor) -> torch.Tensor:
-        # Keeps the allocator from reusing the memory on the copy stream while the model still reads it.
+        # Keeps the allocator from reusing the memory on the copy stream while the model still reads
+        # it.
         if tensor.is_cuda:
             tensor.record_stream(current)
         return tensor

@@ -1,7 +1,8 @@
 """Data-loader workers that ignore stop signals and never outlive their rank.
 
-A stop signal may reach the whole process group. A worker that died from it would take its rank down just before the
-save, so workers ignore it. Each worker dies with its parent, so that none is left behind.
+A stop signal may reach the whole process group. A worker that died from it would take its rank down
+just before the save, so workers ignore it. Each worker dies with its parent, so that none is left
+behind.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from torch.utils.data._utils import signal_handling
 from paceline.contract.processes.process import die_with_parent
 
 SHUTDOWN_TIMEOUT = 3.0  # seconds for all workers together to exit on their own
-UNUSED_TIMEOUT = 0.3  # and before their first batch: spawned ones import torch for seconds before they listen
+# and before their first batch: spawned ones import torch for seconds before they listen
+UNUSED_TIMEOUT = 0.3
 _IGNORED_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
@@ -43,7 +45,10 @@ class WorkerInit:
 
 def make_worker_init(user_init: Callable[[int], Any] | None, context: Any) -> WorkerInit:
     """Return the `worker_init_fn` for a DataLoader with this `multiprocessing_context`."""
-    return WorkerInit(user_init, context if context is None or isinstance(context, str) else context.get_start_method())
+    return WorkerInit(
+        user_init,
+        context if context is None or isinstance(context, str) else context.get_start_method(),
+    )
 
 
 def end_with_rank(start_method: str | None = None) -> None:
@@ -55,15 +60,20 @@ def end_with_rank(start_method: str | None = None) -> None:
 
 
 class WorkerPool:
-    """The workers of one DataLoader. They stop on `shutdown`, when `owner` is collected, or at exit."""
+    """The workers of one DataLoader. They stop on `shutdown`, when `owner` is collected, or at
+    exit.
+    """
 
     def __init__(self, owner: object) -> None:
         self.iterator: Any = None
-        # Before multiprocessing waits for its children at exit: workers ignore the SIGTERM it sends.
+        # Before multiprocessing waits for its children at exit: workers ignore the SIGTERM it
+        # sends.
         Finalize(owner, self.shutdown, exitpriority=10)
 
     def attach(self, iterator: Any) -> None:
-        """Take a new epoch's iterator, and stop the old one's workers unless it is the same iterator."""
+        """Take a new epoch's iterator, and stop the old one's workers unless it is the same
+        iterator.
+        """
         if self.iterator is not iterator:
             self.shutdown()
         self.iterator = iterator
@@ -78,7 +88,9 @@ class WorkerPool:
         iterator._workers_done_event.set()
         for queue in iterator._index_queues:
             queue.put(None)
-        _wait_for_all(workers, SHUTDOWN_TIMEOUT if getattr(iterator, "_rcvd_idx", 1) else UNUSED_TIMEOUT)
+        _wait_for_all(
+            workers, SHUTDOWN_TIMEOUT if getattr(iterator, "_rcvd_idx", 1) else UNUSED_TIMEOUT
+        )
         alive = [worker for worker in workers if worker.is_alive()]
         if alive and getattr(iterator, "_worker_pids_set", False):
             # Otherwise torch treats the death of a worker as a failure and raises wherever we are.

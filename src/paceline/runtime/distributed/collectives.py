@@ -20,15 +20,19 @@ Header = tuple[str, int, tuple[int, ...], str]
 # What `sum_over_ranks` exchanges first: a number, or the tensor's device, dtype and shape.
 Addend = float | tuple[str, torch.dtype, tuple[int, ...]]
 
-# What is summed, which must be the same on all ranks: the next sums would be those of other values otherwise.
+# What is summed, which must be the same on all ranks: the next sums would be those of other values
+# otherwise.
 PLAIN, SHARES, WEIGHTS, NEGATIVE = "no weight", "a weight", "weights", "a negative weight"
 
 
-def sum_over_ranks(value: Any, group: ProcessGroups, device: torch.device, *, what: str = PLAIN) -> Any:
+def sum_over_ranks(
+    value: Any, group: ProcessGroups, device: torch.device, *, what: str = PLAIN
+) -> Any:
     """Return the sum of a tensor, on its own device, or of a number over all ranks.
 
-    As in `torch.sum`, booleans and small integers become int64: a sum of True counts, and does not overflow. Ranks
-    first tell each other what they have: one may still have the number 0 where others have a tensor.
+    As in `torch.sum`, booleans and small integers become int64: a sum of True counts, and does not
+    overflow. Ranks first tell each other what they have: one may still have the number 0 where
+    others have a tensor.
     """
     total: torch.Tensor | None = None
     own: Addend
@@ -59,7 +63,8 @@ def sum_over_ranks(value: Any, group: ProcessGroups, device: torch.device, *, wh
 
 
 def weighted_mean(value: Any, weight: Any, group: ProcessGroups, device: torch.device) -> Any:
-    """Return the mean over ranks of a tensor or a number, of which each rank has `weight`; NaN if nobody has any.
+    """Return the mean over ranks of a tensor or a number, of which each rank has `weight`; NaN if
+    nobody has any.
 
     What has no weight counts nothing, even if it is NaN: the mean over no samples is.
     """
@@ -82,7 +87,8 @@ def _check_weights(kinds: list[str]) -> None:
     """Raise the same error on all ranks if only some pass a weight, or if one is negative."""
     if NEGATIVE in kinds:
         raise UsageError(
-            f"run.mean got a negative weight on rank {kinds.index(NEGATIVE)}.", hint="Pass the number of samples."
+            f"run.mean got a negative weight on rank {kinds.index(NEGATIVE)}.",
+            hint="Pass the number of samples.",
         )
     for rank, each in enumerate(kinds):
         if each != kinds[0]:
@@ -93,18 +99,22 @@ def _check_weights(kinds: list[str]) -> None:
 
 
 def _check_addends(addends: list[Addend]) -> tuple[str, torch.dtype, tuple[int, ...]] | None:
-    """Return what the tensors are, None if there are only numbers. Raises the same error on all ranks."""
+    """Return what the tensors are, None if there are only numbers. Raises the same error on all
+    ranks.
+    """
     first = next((rank for rank, each in enumerate(addends) if isinstance(each, tuple)), None)
     if first is None:
         return None
     kind = addends[first]
     assert isinstance(kind, tuple)
     for rank, each in enumerate(addends):
-        # A number adds up with a scalar. With other tensors, only 0 does: a rank that has added nothing yet.
+        # A number adds up with a scalar. With other tensors, only 0 does: a rank that has added
+        # nothing yet.
         fits = each == kind if isinstance(each, tuple) else not kind[2] or not each
         if not fits:
             raise UsageError(
-                f"run.sum and run.mean got {_describe(kind)} on rank {first}, but {_describe(each)} on rank {rank}.",
+                f"run.sum and run.mean got {_describe(kind)} on rank {first}, but "
+                f"{_describe(each)} on rank {rank}.",
                 hint="Pass tensors of the same shape and dtype on all ranks, or numbers.",
             )
     return kind
@@ -131,9 +141,11 @@ def _plain_number(value: Any) -> float:
 
 
 def gather(value: Any, group: ProcessGroups, device: torch.device) -> list[Any]:
-    """Return the values of all ranks, in their order: tensors of any shape, or objects that can be pickled.
+    """Return the values of all ranks, in their order: tensors of any shape, or objects that can be
+    pickled.
 
-    Tensors inside of objects arrive on the receiving rank's own device, or on the CPU if they were there.
+    Tensors inside of objects arrive on the receiving rank's own device, or on the CPU if they were
+    there.
     """
     is_tensor = isinstance(value, torch.Tensor)
     if is_tensor:
@@ -147,11 +159,16 @@ def gather(value: Any, group: ProcessGroups, device: torch.device) -> list[Any]:
     headers: list[Header] = [(kind, payload.numel(), shape, problem)]
     if group.main is not None:
         headers = [headers[0]] * dist.get_world_size(group.main)
-        dist.all_gather_object(headers, (kind, payload.numel(), shape, problem), group=group.control)
+        dist.all_gather_object(
+            headers, (kind, payload.numel(), shape, problem), group=group.control
+        )
     _check_headers(headers)
     parts = _all_gather(payload, [header[1] for header in headers], group, device)
     if is_tensor:
-        return [part.view(value.dtype).reshape(header[2]) for part, header in zip(parts, headers, strict=True)]
+        return [
+            part.view(value.dtype).reshape(header[2])
+            for part, header in zip(parts, headers, strict=True)
+        ]
     return [_unpickle(part, device) for part in parts]
 
 
@@ -166,17 +183,26 @@ def _all_gather(
         return [payload.clone() for _ in sizes]
     padded = torch.nn.functional.pad(payload, (0, longest - payload.numel()))
     parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded, group=group.main if payload.device.type == device.type else group.control)
-    # Copies of their own: a view of another dtype needs an aligned start, and must not keep the padding alive.
-    return [part if size == longest else part[:size].clone() for part, size in zip(parts, sizes, strict=True)]
+    dist.all_gather(
+        parts, padded, group=group.main if payload.device.type == device.type else group.control
+    )
+    # Copies of their own: a view of another dtype needs an aligned start, and must not keep the
+    # padding alive.
+    return [
+        part if size == longest else part[:size].clone()
+        for part, size in zip(parts, sizes, strict=True)
+    ]
 
 
 def _check_tensor(value: torch.Tensor) -> None:
     if hasattr(value, "full_tensor"):
-        raise UsageError("run.gather got a sharded tensor (DTensor).", hint="Pass value.full_tensor().")
+        raise UsageError(
+            "run.gather got a sharded tensor (DTensor).", hint="Pass value.full_tensor()."
+        )
     if value.layout is not torch.strided or value.is_meta:
         raise UsageError(
-            f"run.gather got a {value.layout} tensor on {value.device}.", hint="Pass a dense tensor that has values."
+            f"run.gather got a {value.layout} tensor on {value.device}.",
+            hint="Pass a dense tensor that has values.",
         )
 
 
@@ -200,7 +226,8 @@ def _pickle(value: Any) -> tuple[torch.Tensor, str]:
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
-    except Exception as error:  # whatever the object's own methods raise: the other ranks must not wait for it
+    # whatever the object's own methods raise: the other ranks must not wait for it
+    except Exception as error:
         return torch.empty(0, dtype=torch.uint8), f"{type(error).__name__}: {error}"
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8), ""
 
@@ -214,6 +241,9 @@ def _unpickle(payload: torch.Tensor, device: torch.device) -> Any:
         )
 
     try:
-        return torch.load(buffer, map_location=place, weights_only=False)  # written by another rank of this run
+        # written by another rank of this run
+        return torch.load(buffer, map_location=place, weights_only=False)
     except Exception as error:
-        raise RunError(f"run.gather could not unpickle an object: {error}", hint="Pass plain values.") from error
+        raise RunError(
+            f"run.gather could not unpickle an object: {error}", hint="Pass plain values."
+        ) from error

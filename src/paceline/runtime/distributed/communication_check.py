@@ -1,7 +1,8 @@
-"""The communication check: a first all-reduce that finds a broken network before the first training step.
+"""The communication check: a first all-reduce that finds a broken network before the first training
+step.
 
-It makes the connections that the first step would make anyway. All ranks have already met at the store, so none is
-still importing: a rank that does not answer soon will not answer at all.
+It makes the connections that the first step would make anyway. All ranks have already met at the
+store, so none is still importing: a rank that does not answer soon will not answer at all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from paceline.errors import RunError
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
 
-TIMEOUT = 300.0  # seconds, unless the session sets one: in large worlds, adapters may take minutes to connect
+# seconds, unless the session sets one: in large worlds, adapters may take minutes to connect
+TIMEOUT = 300.0
 POLL_INTERVAL = 0.0005
 
 _INTERFACE = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
@@ -26,7 +28,9 @@ _INTERFACE = {"nccl": "NCCL_SOCKET_IFNAME", "gloo": "GLOO_SOCKET_IFNAME"}
 def check_communication(
     group: ProcessGroups, identity: Identity, device: torch.device, *, timeout: float | None
 ) -> None:
-    """Sum a 1 from every rank over both groups at once. Raises RunError if the sum is not the world size."""
+    """Sum a 1 from every rank over both groups at once. Raises RunError if the sum is not the
+    world size.
+    """
     if group.main is None:
         return
     limit = timeout or TIMEOUT
@@ -58,7 +62,9 @@ def _start(group: Any, device: torch.device) -> tuple[torch.Tensor, Any] | Runti
 
 
 def _wait(reduction: tuple[torch.Tensor, Any] | RuntimeError, deadline: float) -> float:
-    """Poll until the sum is there: waiting for NCCL would block this thread until NCCL ends the process."""
+    """Poll until the sum is there: waiting for NCCL would block this thread until NCCL ends the
+    process.
+    """
     if isinstance(reduction, RuntimeError):
         raise reduction
     total, work = reduction
@@ -71,7 +77,11 @@ def _wait(reduction: tuple[torch.Tensor, Any] | RuntimeError, deadline: float) -
 
 
 def communication_error(
-    identity: Identity, backend: str, reason: str | BaseException, *, what: str = "the first all-reduce"
+    identity: Identity,
+    backend: str,
+    reason: str | BaseException,
+    *,
+    what: str = "the first all-reduce",
 ) -> RunError:
     """Return the error for a network that does not work, with what to try."""
     if isinstance(reason, BaseException):
@@ -79,8 +89,11 @@ def communication_error(
     name = _INTERFACE.get(backend)
     interface = f" Set {name} (--env) to the interface that the nodes share." if name else ""
     return RunError(
-        f"Rank {identity.rank} on {socket.gethostname()}: {what} of {identity.world_size} ranks over {backend} "
+        f"Rank {identity.rank} on {socket.gethostname()}: {what} of {identity.world_size} ranks "
+        f"over {backend} "
         f"failed: {reason.rstrip('.')}.",
-        hint="Run with --debug (NCCL_DEBUG=INFO, TORCH_DISTRIBUTED_DEBUG=DETAIL) to see which ranks cannot reach each "
-        f"other.{interface} To skip this check, use submit --no-check, or check = false in [launch].",
+        hint="Run with --debug (NCCL_DEBUG=INFO, TORCH_DISTRIBUTED_DEBUG=DETAIL) to see which "
+        "ranks cannot reach each "
+        f"other.{interface} To skip this check, use submit --no-check, or check = false in "
+        "[launch].",
     )

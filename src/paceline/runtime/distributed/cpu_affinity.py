@@ -38,7 +38,9 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def bind_to_device_cpus(device: torch.device) -> bool:
-    """Bind this process to the CPUs of its GPU, unless it is already bound (by Slurm or taskset)."""
+    """Bind this process to the CPUs of its GPU, unless it is already bound (by Slurm or
+    taskset).
+    """
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return False
     if len(allowed_cpus()) < (os.cpu_count() or 1):
@@ -57,7 +59,8 @@ def device_cpus(device: torch.device) -> set[int]:
     """Return the CPUs of the GPU's NUMA node; empty if the kernel does not list them."""
     properties: Any = torch.cuda.get_device_properties(device)
     try:
-        address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+        bus = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}"
+        address = f"{bus}:{properties.pci_device_id:02x}.0"
         return parse_cpu_list(Path(f"/sys/bus/pci/devices/{address}/local_cpulist").read_text())
     except (AttributeError, OSError, ValueError):
         return set()

@@ -12,7 +12,8 @@ from paceline.runtime.distributed.identity import Identity
 
 
 def choose_device(identity: Identity, *, cpu: bool = False) -> torch.device:
-    """Return cuda, xpu, mps or cpu. If one GPU is visible it is index 0; if several are, it is the local rank.
+    """Return cuda, xpu, mps or cpu. If one GPU is visible it is index 0; if several are, it is the
+    local rank.
 
     It is not the current device yet: see `DeviceContext`.
     """
@@ -35,7 +36,8 @@ def _index(identity: Identity, visible: int, kind: str) -> int:
     if identity.local_rank < visible:
         return identity.local_rank
     raise DeviceError(
-        f"Rank {identity.rank} is local rank {identity.local_rank}, but only {visible} {kind} devices are visible "
+        f"Rank {identity.rank} is local rank {identity.local_rank}, but only {visible} {kind} "
+        "devices are visible "
         f"({_visibility()}).",
         hint=f"Start at most {visible} ranks on this node, ask for more GPUs, or use --cpu.",
     )

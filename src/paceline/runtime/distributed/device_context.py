@@ -1,7 +1,8 @@
 """Create a GPU's context in a thread, so that the rank does not wait for it.
 
-Meanwhile, several ranks find each other, and a single rank continues with its script, which builds the model and the
-data. No process forks in that time: a child would inherit locks that nobody releases.
+Meanwhile, several ranks find each other, and a single rank continues with its script, which builds
+the model and the data. No process forks in that time: a child would inherit locks that nobody
+releases.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ class DeviceContext:
 
     @property
     def is_default(self) -> bool:
-        """Whether torch uses this device without being told: then nobody need wait for its context."""
+        """Whether torch uses this device without being told: then nobody need wait for its
+        context.
+        """
         return self._device.type == "cuda" and self._device.index == 0
 
     def _create(self) -> None:
-        """Ask the driver: torch would hold Python's lock while it does the same. If it fails, torch will say why."""
+        """Ask the driver: torch would hold Python's lock while it does the same. If it fails,
+        torch will say why.
+        """
         began = time.perf_counter()
         with suppress(OSError, AttributeError):  # another driver, such as AMD's
             driver = ctypes.CDLL(DRIVER)

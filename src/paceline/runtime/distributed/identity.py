@@ -1,4 +1,6 @@
-"""Rank and world size of this process, read from the environment. Needs no torch, and writes no variable."""
+"""Rank and world size of this process, read from the environment. Needs no torch, and writes no
+variable.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Identity:
 
 
 def read_identity(environ: Mapping[str, str] | None = None) -> Identity:
-    """Return rank and world size of this process, as set by torchrun, Slurm, an MPI or `paceline.spawn`.
+    """Return rank and world size of this process, as set by torchrun, Slurm, an MPI or
+    `paceline.spawn`.
 
     Without any of them it is rank 0 of 1. Does not import torch.
 
@@ -57,14 +60,16 @@ def _read(row: RankVariables, environ: Mapping[str, str]) -> Identity:
     rank, world_size = _number(row.rank, environ), _number(row.world_size, environ)
     if not 0 <= rank < world_size:
         raise UsageError(
-            f"{row.rank}={rank} does not fit {row.world_size}={world_size}: ranks go from 0 to {world_size - 1}.",
+            f"{row.rank}={rank} does not fit {row.world_size}={world_size}: ranks go from 0 to "
+            f"{world_size - 1}.",
             hint="Check what sets these variables, or unset both to run a single process.",
         )
     node = _number(row.node, environ) if row.node in environ else None
     local_world_size = _per_node(row.local_world_size, environ, node or 0)
     local_rank = _number(row.local_rank, environ) if row.local_rank in environ else None
     if local_world_size is None:
-        # Rank and world size were set by hand: assume one node, unless the local rank contradicts that.
+        # Rank and world size were set by hand: assume one node, unless the local rank contradicts
+        # that.
         local_world_size = world_size if local_rank is None or local_rank == rank else 1
     if local_rank is None:
         local_rank = rank % local_world_size
@@ -88,7 +93,9 @@ def _number(name: str, environ: Mapping[str, str]) -> int:
 
 
 def _per_node(name: str, environ: Mapping[str, str], node: int) -> int | None:
-    """Return the count of a node, from a number or from Slurm's list: `4(x2),3` means 4, 4 and 3."""
+    """Return the count of a node, from a number or from Slurm's list: `4(x2),3` means 4, 4 and
+    3.
+    """
     text = environ.get(name, "")
     if not text:
         return None
@@ -96,6 +103,9 @@ def _per_node(name: str, environ: Mapping[str, str], node: int) -> int | None:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if not match:
-            raise UsageError(f"{name}={text!r} is not a number, or a list such as 4(x2),3.", hint="Check what sets it.")
+            raise UsageError(
+                f"{name}={text!r} is not a number, or a list such as 4(x2),3.",
+                hint="Check what sets it.",
+            )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts[node] if node < len(counts) else counts[-1]

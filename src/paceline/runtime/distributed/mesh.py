@@ -1,4 +1,6 @@
-"""The device mesh: which ranks hold copies of a model, which hold shards of it, and which work on the same samples."""
+"""The device mesh: which ranks hold copies of a model, which hold shards of it, and which work on
+the same samples.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,23 @@ from paceline.errors import UsageError
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.distributed.process_group import ProcessGroups
 
-DIMENSIONS = ("replicate", "shard", "tensor")  # from the outermost to the innermost: neighbours share a tensor
+# from the outermost to the innermost: neighbours share a tensor
+DIMENSIONS = ("replicate", "shard", "tensor")
 EXAMPLE = 'mesh={"replicate": 2, "shard": 4}'
 
 
 class RankMesh:
-    """The ranks as a grid of replicate x shard x tensor, and this rank's place among those that see different data.
+    """The ranks as a grid of replicate x shard x tensor, and this rank's place among those that see
+    different data.
 
-    Ranks along "tensor" work on the same samples. Without a mesh, or with tensor=1, every rank has its own.
+    Ranks along "tensor" work on the same samples. Without a mesh, or with tensor=1, every rank has
+    its own.
     """
 
     def __init__(self, identity: Identity, device: torch.device, group: ProcessGroups) -> None:
         self.sizes: dict[str, int] | None = None
-        self.device_mesh: Any = None  # torch's DeviceMesh with all three dimensions; None with a single rank
+        # torch's DeviceMesh with all three dimensions; None with a single rank
+        self.device_mesh: Any = None
         self.data = identity  # this rank among the data-parallel ranks
         self._world = identity
         self.device = device
@@ -38,12 +44,15 @@ class RankMesh:
 
     @property
     def fsdp_mesh(self) -> Any:
-        """The part of the mesh that FSDP2 shards over: one dimension, or two if there are copies."""
+        """The part of the mesh that FSDP2 shards over: one dimension, or two if there are
+        copies.
+        """
         assert self.sizes is not None
         return self.device_mesh["shard" if self.sizes["replicate"] == 1 else ("replicate", "shard")]
 
     def set(self, requested: Mapping[str, int], *, in_use: bool = False) -> None:
-        """Set the mesh: a collective. With `in_use`, data has been split between ranks, and must stay so.
+        """Set the mesh: a collective. With `in_use`, data has been split between ranks, and must
+        stay so.
 
         Raises UsageError if the sizes do not fit the world, or if there is another mesh already.
         """
@@ -57,7 +66,8 @@ class RankMesh:
             return
         if in_use and sizes["tensor"] > 1:
             raise UsageError(
-                f"mesh is {describe(sizes)}, so ranks along tensor work on the same samples; but a loader, an "
+                f"mesh is {describe(sizes)}, so ranks along tensor work on the same samples; but "
+                "a loader, an "
                 "evaluation or a resume before this run.wrap has already given each rank its own.",
                 hint="Wrap the model first, or pass the mesh to paceline.session.",
             )
@@ -73,28 +83,38 @@ class RankMesh:
         tensor = sizes["tensor"]
         if tensor > 1:
             world = self._world
-            self.data = replace(world, rank=world.rank // tensor, world_size=world.world_size // tensor)
+            self.data = replace(
+                world, rank=world.rank // tensor, world_size=world.world_size // tensor
+            )
             self.group.split_data(tensor)
 
 
 def resolve_sizes(requested: Mapping[str, int], world_size: int) -> dict[str, int]:
     """Return the size of each dimension. With a single rank, all are 1: there is nothing to share.
 
-    Raises UsageError if a name or a size is invalid, or if the sizes do not multiply to the world size.
+    Raises UsageError if a name or a size is invalid, or if the sizes do not multiply to the world
+    size.
     """
     if not isinstance(requested, Mapping) or not requested:
-        raise UsageError("mesh must be a dictionary of sizes.", hint=f"Use names of {_names()}: {EXAMPLE}.")
+        raise UsageError(
+            "mesh must be a dictionary of sizes.", hint=f"Use names of {_names()}: {EXAMPLE}."
+        )
     for name, size in requested.items():
         if name not in DIMENSIONS:
-            raise UsageError(f"The mesh has an unknown dimension {name!r}.", hint=f"Use {_names()}.")
+            raise UsageError(
+                f"The mesh has an unknown dimension {name!r}.", hint=f"Use {_names()}."
+            )
         if type(size) is not int or (size < 1 and size != -1):
             raise UsageError(
-                f"The mesh has {name}={size!r}, which is not a size.", hint="Use a positive number, or -1 for the rest."
+                f"The mesh has {name}={size!r}, which is not a size.",
+                hint="Use a positive number, or -1 for the rest.",
             )
     sizes = {name: requested.get(name, 1) for name in DIMENSIONS}
     open_names = [name for name, size in sizes.items() if size == -1]
     if len(open_names) > 1:
-        raise UsageError(f"The mesh has -1 for {' and '.join(open_names)}.", hint="Only one size may be -1.")
+        raise UsageError(
+            f"The mesh has -1 for {' and '.join(open_names)}.", hint="Only one size may be -1."
+        )
     if world_size == 1:
         return dict.fromkeys(DIMENSIONS, 1)
     known = math.prod(size for size in sizes.values() if size != -1)
@@ -105,7 +125,8 @@ def resolve_sizes(requested: Mapping[str, int], world_size: int) -> dict[str, in
         needs = f"a multiple of {known} ranks" if open_names else f"{known} ranks"
         raise UsageError(
             f"The mesh {given} needs {needs}, but the world has {world_size}.",
-            hint="The sizes multiply to the number of ranks. One of them may be -1, for what is left.",
+            hint="The sizes multiply to the number of ranks. One of them may be -1, for what is "
+            "left.",
         )
     return sizes
 

@@ -1,7 +1,7 @@
 """Create and destroy the process groups: one for training, one on gloo for control.
 
-The control group carries stop and save decisions beside the gradients, and never waits for a device. Groups are
-destroyed at every clean end, and never by way of a barrier.
+The control group carries stop and save decisions beside the gradients, and never waits for a
+device. Groups are destroyed at every clean end, and never by way of a barrier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from paceline.errors import EnvironmentProblem, RunError
 from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity
 
-# Ranks find each other through the store. Its address can be used once per process, so all sessions share it.
+# Ranks find each other through the store. Its address can be used once per process, so all sessions
+# share it.
 _store: Any = None
 _sessions = 0
 
@@ -33,7 +34,9 @@ RENDEZVOUS_TIMEOUT = 1800.0  # seconds, as for collectives over gloo
 
 @dataclass
 class ProcessGroups:
-    """The store and both groups. With a single rank there are none, and every call returns at once."""
+    """The store and both groups. With a single rank there are none, and every call returns at
+    once.
+    """
 
     store: Any = None
     main: Any = None
@@ -43,11 +46,15 @@ class ProcessGroups:
 
     @property
     def data(self) -> ProcessGroups:
-        """The groups of ranks with different samples: these, or with tensor parallelism some of their ranks."""
+        """The groups of ranks with different samples: these, or with tensor parallelism some of
+        their ranks.
+        """
         return self._data or self
 
     def split_data(self, tensor: int) -> None:
-        """Count each sample once, if `tensor` neighbouring ranks work on the same ones. A collective."""
+        """Count each sample once, if `tensor` neighbouring ranks work on the same ones. A
+        collective.
+        """
         for first in range(tensor):
             ranks = list(range(first, dist.get_world_size(), tensor))
             main, control = dist.new_group(ranks), dist.new_group(ranks, backend="gloo")
@@ -63,7 +70,9 @@ class ProcessGroups:
         return int(shared)
 
     def close(self) -> None:
-        """Destroy the groups after a clean end, when all ranks are here and nothing is in flight."""
+        """Destroy the groups after a clean end, when all ranks are here and nothing is in
+        flight.
+        """
         if self.owned and dist.is_initialized():
             dist.destroy_process_group()
         self.main = self.control = self._data = None
@@ -95,19 +104,28 @@ class ProcessGroups:
                 self.store.wait([f"{key}/all"], datetime.timedelta(seconds=seconds))
                 return
             except dist.DistStoreError:
-                absent = [rank for rank in range(identity.world_size) if not self.store.check([f"{key}/{rank}"])]
+                absent = [
+                    rank
+                    for rank in range(identity.world_size)
+                    if not self.store.check([f"{key}/{rank}"])
+                ]
             names = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent[:8]))}"
             names += f" and {len(absent) - 8} more" if len(absent) > 8 else ""
             first = next(rank for rank in range(identity.world_size) if rank not in absent)
             if identity.rank == first:
                 note(
-                    f"rank {first} is waiting in {what} for {names}: call it on all ranks, not under `if run.rank == 0`"
+                    f"rank {first} is waiting in {what} for {names}: call it on all ranks, not "
+                    "under `if run.rank == 0`"
                 )
-        raise RunError(f"{what} was not called on {names}.", hint="Call it on all ranks, at the same point.")
+        raise RunError(
+            f"{what} was not called on {names}.", hint="Call it on all ranks, at the same point."
+        )
 
     @contextlib.contextmanager
     def rank_zero_first(self, identity: Identity, key: str) -> Iterator[None]:
-        """Run the body on rank 0, then on the first rank of each other node, then on all other ranks."""
+        """Run the body on rank 0, then on the first rank of each other node, then on all other
+        ranks.
+        """
         if self.store is None:
             yield
             return
@@ -158,7 +176,8 @@ def open_store(identity: Identity, *, timeout: float | None) -> Any:
                 _store, _, _ = next(iter(rendezvous(f"{url}&use_libuv=0", timeout=limit)))
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise EnvironmentProblem(
-                f"Rank {identity.rank} could not reach the other ranks: {str(error).splitlines()[0]}",
+                f"Rank {identity.rank} could not reach the other ranks: "
+                f"{str(error).splitlines()[0]}",
                 hint="Set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port there.",
             ) from error
     _sessions += 1
@@ -166,7 +185,9 @@ def open_store(identity: Identity, *, timeout: float | None) -> Any:
 
 
 def wait_for_key(store: Any, key: str) -> str | None:
-    """Wait for a value in the store, however long it takes; None if the store has ended with its owner."""
+    """Wait for a value in the store, however long it takes; None if the store has ended with its
+    owner.
+    """
     try:
         while True:
             try:
@@ -179,9 +200,16 @@ def wait_for_key(store: Any, key: str) -> str | None:
 
 
 def init_process_groups(
-    identity: Identity, device: torch.device, *, store: Any, backend: str | None, timeout: float | None
+    identity: Identity,
+    device: torch.device,
+    *,
+    store: Any,
+    backend: str | None,
+    timeout: float | None,
 ) -> ProcessGroups:
-    """Create the groups over a store. A group that the script has created itself is used, and not destroyed."""
+    """Create the groups over a store. A group that the script has created itself is used, and not
+    destroyed.
+    """
     if not identity.is_distributed:
         return ProcessGroups()
     limit = None if timeout is None else datetime.timedelta(seconds=timeout)
@@ -190,11 +218,16 @@ def init_process_groups(
     clean_exit.wait_for_torch_at_exit()
     if owned:
         backend = backend or default_backend(device)
-        # With a device id, NCCL creates its communicators now: a fault shows here and not in the first step.
+        # With a device id, NCCL creates its communicators now: a fault shows here and not in the
+        # first step.
         dist.init_process_group(
-            backend, store=store, rank=identity.rank, world_size=identity.world_size, timeout=limit,
+            backend,
+            store=store,
+            rank=identity.rank,
+            world_size=identity.world_size,
+            timeout=limit,
             device_id=device if backend == "nccl" else None,
-        )  # fmt: skip
+        )
     control = dist.new_group(backend="gloo", timeout=limit)
     return ProcessGroups(store=store, main=dist.group.WORLD, control=control, owned=owned)
 
@@ -202,7 +235,8 @@ def init_process_groups(
 def store_address(identity: Identity) -> tuple[str, int] | None:
     """Return host and port of the store; None if MASTER_ADDR and MASTER_PORT are set.
 
-    The port is derived from the job. The host is the job's first one under Slurm, or this one for a single node.
+    The port is derived from the job. The host is the job's first one under Slurm, or this one for a
+    single node.
     """
     if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
         return None
@@ -212,19 +246,23 @@ def store_address(identity: Identity) -> tuple[str, int] | None:
         hosts = os.environ.get("SLURM_STEP_NODELIST", os.environ.get("SLURM_NODELIST", ""))
         return first_host(hosts), _port(job)
     if identity.num_nodes == 1:
-        # All ranks of one host have the same parent (mpirun or its daemon), so they derive the same port.
+        # All ranks of one host have the same parent (mpirun or its daemon), so they derive the same
+        # port.
         names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "HYDI_CONTROL_FD")
         job = "/".join([*(os.environ.get(name, "") for name in names), str(os.getppid())])
         return "127.0.0.1", _port(job)
     raise EnvironmentProblem(
         f"MASTER_ADDR and MASTER_PORT are not set, but there are {identity.world_size} ranks on "
         f"{identity.num_nodes} nodes ({identity.source}).",
-        hint="Export MASTER_ADDR (the host of rank 0) and MASTER_PORT to all ranks, or use paceline submit.",
+        hint="Export MASTER_ADDR (the host of rank 0) and MASTER_PORT to all ranks, or use "
+        "paceline submit.",
     )
 
 
 def _port(job: str) -> int:
-    """Return a port below the kernel's ephemeral range (32768 and up), the same for all ranks of a job."""
+    """Return a port below the kernel's ephemeral range (32768 and up), the same for all ranks of a
+    job.
+    """
     return 20000 + zlib.crc32(job.encode()) % 12000
 
 
@@ -233,6 +271,7 @@ def first_host(hostlist: str) -> str:
     hosts = expand(hostlist)
     if not hosts:
         raise EnvironmentProblem(
-            "SLURM_STEP_NODELIST names no host.", hint="Export MASTER_ADDR and MASTER_PORT to all ranks."
+            "SLURM_STEP_NODELIST names no host.",
+            hint="Export MASTER_ADDR and MASTER_PORT to all ranks.",
         )
     return hosts[0]

@@ -1,4 +1,6 @@
-"""Which rank runs where: collected before the process group is created, checked, and printed by rank 0."""
+"""Which rank runs where: collected before the process group is created, checked, and printed by
+rank 0.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from paceline.runtime.distributed.identity import Identity
 
 MAX_PRINTED = 64  # ranks; larger worlds are summarized
 SHARED_HINT = (
-    "Start one rank per GPU, and check CUDA_VISIBLE_DEVICES and --gpus-per-task. To train without GPUs, use --cpu."
+    "Start one rank per GPU, and check CUDA_VISIBLE_DEVICES and --gpus-per-task. To "
+    "train without GPUs, use --cpu."
 )
 
 
@@ -39,23 +42,34 @@ class RankPlacement:
     def describe(self) -> str:
         device = f"{self.device} ({self.hardware})" if self.hardware else self.device
         parts = (
-            f"rank {self.rank} of {self.world_size}", f"node {self.host}", f"local rank {self.local_rank}",
-            device, f"pid {self.pid}", f"cpus {self.cpus}",
-        )  # fmt: skip
+            f"rank {self.rank} of {self.world_size}",
+            f"node {self.host}",
+            f"local rank {self.local_rank}",
+            device,
+            f"pid {self.pid}",
+            f"cpus {self.cpus}",
+        )
         return " · ".join(parts)
 
 
 def local_placement(identity: Identity, device: torch.device) -> RankPlacement:
     """Return the placement of this rank."""
     return RankPlacement(
-        rank=identity.rank, world_size=identity.world_size, host=socket.gethostname(),
-        local_rank=identity.local_rank, device=str(device), hardware=hardware_id(device), pid=os.getpid(),
+        rank=identity.rank,
+        world_size=identity.world_size,
+        host=socket.gethostname(),
+        local_rank=identity.local_rank,
+        device=str(device),
+        hardware=hardware_id(device),
+        pid=os.getpid(),
         cpus=format_cpu_list(allowed_cpus()),
-    )  # fmt: skip
+    )
 
 
 def find_shared_gpu(placed: Sequence[tuple[int, str, str]]) -> str | None:
-    """Return an error message if two ranks share a GPU, else None. Takes (rank, host, hardware id) of all ranks."""
+    """Return an error message if two ranks share a GPU, else None. Takes (rank, host, hardware id)
+    of all ranks.
+    """
     seen: dict[tuple[str, str], int] = {}
     for rank, host, hardware in placed:
         if not hardware:
@@ -67,10 +81,11 @@ def find_shared_gpu(placed: Sequence[tuple[int, str, str]]) -> str | None:
 
 
 def gather_placements(store: Any, placement: RankPlacement) -> list[RankPlacement]:
-    """Send this rank's placement to rank 0, which checks all of them. Returns them on rank 0, and [] elsewhere.
+    """Send this rank's placement to rank 0, which checks all of them. Returns them on rank 0, and
+    [] elsewhere.
 
-    This uses the store, because two ranks on one GPU must be found before NCCL hangs on them. Raises DeviceError on all
-    ranks if there are two.
+    This uses the store, because two ranks on one GPU must be found before NCCL hangs on them.
+    Raises DeviceError on all ranks if there are two.
     """
     if store is None:
         return [placement]
@@ -94,17 +109,24 @@ def check_world_size(identity: Identity, expected: int | None) -> None:
     """Raise RunError if the world size is not the one that the job asked for."""
     if expected is not None and identity.world_size != expected:
         raise RunError(
-            f"The job has {expected} ranks, but this process found a world size of {identity.world_size} "
+            f"The job has {expected} ranks, but this process found a world size of "
+            f"{identity.world_size} "
             f"({identity.source}).",
-            hint="Check whether your script changes RANK or WORLD_SIZE before it opens the session.",
+            hint="Check whether your script changes RANK or WORLD_SIZE before it opens the "
+            "session.",
         )
 
 
 def print_placements(placements: list[RankPlacement]) -> None:
     """Print one aligned line per rank to standard error, which is not the script's own output."""
     rows = [placement.describe().split(" · ") for placement in placements[:MAX_PRINTED]]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    lines = [" · ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    widths = (
+        [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    )
+    lines = [
+        " · ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     if len(placements) > MAX_PRINTED:
         hosts = len({placement.host for placement in placements})
         lines.append(f"… and {len(placements) - MAX_PRINTED} more ranks, on {hosts} nodes in total")

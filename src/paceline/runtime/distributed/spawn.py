@@ -26,37 +26,44 @@ from paceline.errors import LaunchError, UsageError
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 
-SAME_TERM = 1.0  # seconds: one request may arrive twice, from the scheduler and from a command that forwards it
+# seconds: one request may arrive twice, from the scheduler and from a command that forwards it
+SAME_TERM = 1.0
 KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the remaining ranks after one has failed
 
 
 def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None = None) -> None:
     """Run `fn(*args)` in `nproc` new processes, one per rank; `fn` opens a `paceline.session`.
 
-    If the ranks have already been started (by torchrun, srun or `paceline run`), call `fn` right here. Guard the call
-    with `if __name__ == "__main__":`. If one rank fails, the others are ended.
+    If the ranks have already been started (by torchrun, srun or `paceline run`), call `fn` right
+    here. Guard the call with `if __name__ == "__main__":`. If one rank fails, the others are ended.
 
     Args:
         fn: A function that can be pickled: one at the top level of a module.
         args: Its arguments.
-        nproc: The number of ranks; by default what the launch asked for, one per GPU, or 2 without GPUs.
+        nproc: The number of ranks; by default what the launch asked for, one per GPU, or 2 without
+        GPUs.
 
     Raises:
         LaunchError: A rank failed. The message names it and its exit code or signal.
-        UsageError: `nproc` is less than 1, there are several nodes without MASTER_ADDR and MASTER_PORT, or the call
+        UsageError: `nproc` is less than 1, there are several nodes without MASTER_ADDR and
+        MASTER_PORT, or the call
             is not guarded.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # Python's own mark: it imports the script
+    # Python's own mark: it imports the script
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
             "paceline.spawn was called while a new process imported the script.",
-            hint='Put the call under `if __name__ == "__main__":`, so that only the first process runs it.',
+            hint='Put the call under `if __name__ == "__main__":`, so that only the first process '
+            "runs it.",
         )
     if env.RANK in os.environ and env.WORLD_SIZE in os.environ:
         fn(*args)
         return
     count = nproc or _default_nproc()
     if count < 1:
-        raise UsageError(f"nproc is {nproc}, but must be at least 1.", hint="Leave it out for one rank per GPU.")
+        raise UsageError(
+            f"nproc is {nproc}, but must be at least 1.", hint="Leave it out for one rank per GPU."
+        )
     context = multiprocessing.get_context("spawn")
     environments = [rank_environment(local, count, os.environ) for local in range(count)]
     port = _free_port()
@@ -69,11 +76,18 @@ def spawn(fn: Callable[..., Any], args: tuple[Any, ...] = (), nproc: int | None 
             process.start()
             processes.append(process)
         world_size = int(environments[0][env.WORLD_SIZE])
-        _supervise(processes, [int(variables[env.RANK]) for variables in environments], world_size, forwarder)
+        _supervise(
+            processes,
+            [int(variables[env.RANK]) for variables in environments],
+            world_size,
+            forwarder,
+        )
 
 
 def rank_environment(local: int, count: int, environ: Any) -> dict[str, str]:
-    """Return torchrun's variables for one child. An agent sets the node; without one, there is a single node."""
+    """Return torchrun's variables for one child. An agent sets the node; without one, there is a
+    single node.
+    """
     node, nodes = int(environ.get(env.GROUP_RANK, 0)), int(environ.get(env.GROUP_WORLD_SIZE, 1))
     master = {name: environ[name] for name in (env.MASTER_ADDR, env.MASTER_PORT) if name in environ}
     if nodes > 1 and len(master) < 2:
@@ -82,15 +96,21 @@ def rank_environment(local: int, count: int, environ: Any) -> dict[str, str]:
             hint="Start the script with paceline submit or paceline run, or set both.",
         )
     return {
-        **master, env.SPAWNED: "1",
-        env.RANK: str(node * count + local), env.WORLD_SIZE: str(nodes * count),
-        env.LOCAL_RANK: str(local), env.LOCAL_WORLD_SIZE: str(count),
-        env.GROUP_RANK: str(node), env.GROUP_WORLD_SIZE: str(nodes),
-    }  # fmt: skip
+        **master,
+        env.SPAWNED: "1",
+        env.RANK: str(node * count + local),
+        env.WORLD_SIZE: str(nodes * count),
+        env.LOCAL_RANK: str(local),
+        env.LOCAL_WORLD_SIZE: str(count),
+        env.GROUP_RANK: str(node),
+        env.GROUP_WORLD_SIZE: str(nodes),
+    }
 
 
 def _default_nproc() -> int:
-    """Return what the launch spec says, or one per GPU, or 2, so that the distributed path is exercised."""
+    """Return what the launch spec says, or one per GPU, or 2, so that the distributed path is
+    exercised.
+    """
     launch_spec = LaunchContext.read().launch_spec
     if launch_spec is not None:
         return launch_spec.nproc
@@ -99,16 +119,21 @@ def _default_nproc() -> int:
     return torch.cuda.device_count() or 2
 
 
-def _run_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[str, str], parent: int) -> None:
+def _run_rank(
+    fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[str, str], parent: int
+) -> None:
     os.environ.update(variables)
     die_with_parent(parent)
-    # Ctrl-C reaches all processes of the terminal. Only the parent acts on it, so there is one traceback.
+    # Ctrl-C reaches all processes of the terminal. Only the parent acts on it, so there is one
+    # traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     attempt, rank, local_rank = _attempt(), int(variables[env.RANK]), int(variables[env.LOCAL_RANK])
     heartbeat_file = LaunchContext.read().heartbeat_file or ""
     script_end = ScriptEnd(heartbeat_file, local_rank)
     if attempt is not None:
-        write_stacks_on_signal(attempt.stacks(rank), heartbeat_file=heartbeat_file, local_rank=local_rank)
+        write_stacks_on_signal(
+            attempt.stacks(rank), heartbeat_file=heartbeat_file, local_rank=local_rank
+        )
         _report_ready(local_rank)
     try:
         fn(*args)
@@ -122,16 +147,19 @@ def _run_rank(fn: Callable[..., Any], args: tuple[Any, ...], variables: dict[str
 def _report_ready(local_rank: int) -> None:
     """Tell the agent which process this rank is, and that it can take signals."""
     if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a stop request may arrive before a session is open
+        # a stop request may arrive before a session is open
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     heartbeat = Heartbeat(LaunchContext.read().heartbeat_file, local_rank)
     heartbeat.set_state(READY)
     heartbeat.close()
 
 
 class _SigtermForwarder:
-    """Forwards SIGTERM to the ranks, which save and stop, instead of ending this process and them with it.
+    """Forwards SIGTERM to the ranks, which save and stop, instead of ending this process and them
+    with it.
 
-    A scheduler that preempts a job signals all of its processes. A second SIGTERM, over a second later, ends at once.
+    A scheduler that preempts a job signals all of its processes. A second SIGTERM, over a second
+    later, ends at once.
     """
 
     def __init__(self, processes: list[SpawnProcess]) -> None:
@@ -142,7 +170,8 @@ class _SigtermForwarder:
 
     def __enter__(self) -> _SigtermForwarder:
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # otherwise the script has its own handler
+        # otherwise the script has its own handler
+        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._installed = True
             signal.signal(signal.SIGTERM, self._forward)
         return self
@@ -166,13 +195,17 @@ class _SigtermForwarder:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _supervise(processes: list[SpawnProcess], ranks: list[int], world_size: int, forwarder: _SigtermForwarder) -> None:
+def _supervise(
+    processes: list[SpawnProcess], ranks: list[int], world_size: int, forwarder: _SigtermForwarder
+) -> None:
     """Wait for all ranks. End the rest on the first failure, and on any other way out of here."""
     left = dict(zip(processes, ranks, strict=True))
     try:
         while left:
             wait([process.sentinel for process in left])
-            ended = {process: left.pop(process) for process in list(left) if process.exitcode is not None}
+            ended = {
+                process: left.pop(process) for process in list(left) if process.exitcode is not None
+            }
             failed = {rank: code for process, rank in ended.items() if (code := process.exitcode)}
             if forwarder.since is not None and -signal.SIGTERM in failed.values():
                 _end(list(left))
@@ -204,7 +237,14 @@ def _report(attempt: AttemptFolder | None, rank: int, **found: Any) -> None:
     """Write the error of a rank, once: its own report is better than its exit code."""
     if attempt is None or attempt.error(rank).exists():
         return
-    record = {"rank": rank, "host": socket.gethostname(), "type": "", "message": "", "traceback": "", "step": 0}
+    record = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "type": "",
+        "message": "",
+        "traceback": "",
+        "step": 0,
+    }
     with suppress(OSError):
         write_atomically(attempt.error(rank), json.dumps({**record, "time": time.time(), **found}))
 

@@ -1,7 +1,7 @@
 """The program of the fitness check: each rank measures its device and its links, within seconds.
 
-It is started by agents, with torchrun's variables, or by srun. It writes what it has after each part, so that a link
-that hangs does not hide what was measured before.
+It is started by agents, with torchrun's variables, or by srun. It writes what it has after each
+part, so that a link that hangs does not hide what was measured before.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def main() -> None:
 
 
 def measure_product(device: torch.device) -> float:
-    """Return TFLOP/s of a matrix product. On a CPU, only the time that this thread computes counts."""
+    """Return TFLOP/s of a matrix product. On a CPU, only the time that this thread computes
+    counts.
+    """
     if device.type == "cuda":
         return _gpu_product(device)
     torch.set_num_threads(1)
@@ -88,21 +90,29 @@ def _gpu_product(device: torch.device) -> float:
 
 
 def measure_links(found: Measurement, identity: Identity, device: torch.device) -> Measurement:
-    """Measure exchanges within the node, between all nodes, and between pairs of neighbouring nodes."""
+    """Measure exchanges within the node, between all nodes, and between pairs of neighbouring
+    nodes.
+    """
     found = replace(found, **_link_facts())
     if not identity.is_distributed:
         return replace(found, complete=True)
     backend = default_backend(device)
     store = open_store(identity, timeout=TIMEOUT)
     dist.init_process_group(
-        backend, store=store, rank=identity.rank, world_size=identity.world_size,
-        timeout=datetime.timedelta(seconds=TIMEOUT), device_id=device if backend == "nccl" else None,
-    )  # fmt: skip
+        backend,
+        store=store,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        timeout=datetime.timedelta(seconds=TIMEOUT),
+        device_id=device if backend == "nccl" else None,
+    )
     found = replace(found, backend=backend)
     nodes, local = identity.num_nodes, identity.local_world_size
     buffer = torch.ones((GPU_BYTES if device.type == "cuda" else CPU_BYTES) // 4, device=device)
     groups = (
-        [dist.new_group(list(range(node * local, (node + 1) * local))) for node in range(nodes)] if local > 1 else []
+        [dist.new_group(list(range(node * local, (node + 1) * local))) for node in range(nodes)]
+        if local > 1
+        else []
     )
     leaders = dist.new_group(list(range(0, nodes * local, local))) if nodes > 1 else None
     if groups:
@@ -117,7 +127,9 @@ def measure_links(found: Measurement, identity: Identity, device: torch.device) 
 
 
 def _all_reduce(buffer: torch.Tensor, group: object, ranks: int, device: torch.device) -> float:
-    """Return the bus bandwidth of an all-reduce: what each rank sends, as NCCL's own tests count it."""
+    """Return the bus bandwidth of an all-reduce: what each rank sends, as NCCL's own tests count
+    it.
+    """
 
     def once() -> None:
         dist.all_reduce(buffer, group=group)
@@ -127,11 +139,14 @@ def _all_reduce(buffer: torch.Tensor, group: object, ranks: int, device: torch.d
 
 
 def _measure_pairs(found: Measurement, identity: Identity, buffer: torch.Tensor) -> Measurement:
-    """Exchange with the next node, then with the one before: each node takes part in two pairs, or one of two nodes."""
+    """Exchange with the next node, then with the one before: each node takes part in two pairs, or
+    one of two nodes.
+    """
     nodes, node, local = identity.num_nodes, identity.node, identity.local_world_size
     pairs = {}
     for first in (0, 1):
-        # Nodes 0-1, 2-3, ... at first; then 1-2, 3-4, ... An odd last node waits for the next round.
+        # Nodes 0-1, 2-3, ... at first; then 1-2, 3-4, ... An odd last node waits for the next
+        # round.
         peer = node + 1 if node % 2 == first else node - 1
         if not 0 <= peer < nodes:
             continue
@@ -161,7 +176,10 @@ def _fastest(once: Callable[[], None], device: torch.device) -> float:
 
 def _link_facts() -> dict[str, Any]:
     """Return the interface and the InfiniBand ports of this node, and how fast they are."""
-    names = [os.environ.get(name, "").lstrip("=") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")]
+    names = [
+        os.environ.get(name, "").lstrip("=")
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    ]
     name = next((each.partition(",")[0] for each in names if each and not each.startswith("^")), "")
     rates = []
     for path in sorted(Path("/sys/class/infiniband").glob("*/ports/*/rate")):
@@ -171,14 +189,20 @@ def _link_facts() -> dict[str, Any]:
             continue
     speeds = [float(rate.split()[0]) / 8 for rate in rates if rate[:1].isdigit()]
     return {
-        "interface": name, "interface_speed": _interface_speed(name), "fabric": rates[0] if rates else "",
+        "interface": name,
+        "interface_speed": _interface_speed(name),
+        "fabric": rates[0] if rates else "",
         "fabric_speed": sum(speeds),
-    }  # fmt: skip
+    }
 
 
 def _interface_speed(name: str) -> float:
     try:
-        return max(0.0, int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii")) / 8000) if name else 0.0
+        return (
+            max(0.0, int(Path("/sys/class/net", name, "speed").read_text(encoding="ascii")) / 8000)
+            if name
+            else 0.0
+        )
     except (OSError, ValueError):
         return 0.0
 

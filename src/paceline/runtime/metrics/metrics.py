@@ -1,16 +1,19 @@
 """Numbers that a script logs: kept on their device, reduced over ranks later, written by rank 0.
 
-`log` costs a list append and, for a tensor on a device, one copy on that device; nothing waits for it. At each
-consensus of the ranks (a few times a second) a batch of logged numbers moves on by one stage:
+`log` costs a list append and, for a tensor on a device, one copy on that device; nothing waits for
+it. At each consensus of the ranks (a few times a second) a batch of logged numbers moves on by one
+stage:
 
-    logged  →  copied from the device  →  names compared  →  reduced (`reduction`)  →  written (`line_format`)
+    logged  →  copied from the device  →  names compared  →  reduced (`reduction`)  →  written
+    (`line_format`)
 
-Ranks must log the same names for the same steps. If they do not (`if run.rank == 0: run.log(...)`), rank 0's own
-numbers are written, and its log says once which names differ. Text on one rank and a number on another is an error. How
-fast the run trains is always added up over all ranks, whoever logs.
-Sinks for each rank's own numbers (`own`) get them before they are reduced.
+Ranks must log the same names for the same steps. If they do not (`if run.rank == 0: run.log(...)`),
+rank 0's own numbers are written, and its log says once which names differ. Text on one rank and a
+number on another is an error. How fast the run trains is always added up over all ranks, whoever
+logs. Sinks for each rank's own numbers (`own`) get them before they are reduced.
 
-Numbers of a step are averaged over its micro-steps, but not a learning rate: the last one is written for the step.
+Numbers of a step are averaged over its micro-steps, but not a learning rate: the last one is
+written for the step.
 """
 
 from __future__ import annotations
@@ -51,11 +54,18 @@ class Metrics:
     """The metrics of a session. Every rank logs; rank 0 writes `metrics.jsonl`."""
 
     def __init__(
-        self, lines: LineWriter, *, group: Any, rank: int, own: Sequence[LineSink] = (), rates: Rates | None = None
+        self,
+        lines: LineWriter,
+        *,
+        group: Any,
+        rank: int,
+        own: Sequence[LineSink] = (),
+        rates: Rates | None = None,
     ) -> None:
         self.latest: dict[str, float] = {}
         self.throughput = ThroughputCounter(rates.device if rates else None)
-        self.watched: str | None = None  # a metric, each of whose values goes to `on_watched` with its step
+        # a metric, each of whose values goes to `on_watched` with its step
+        self.watched: str | None = None
         self.on_watched: Callable[[int, float], None] = lambda step, value: None
         rates = rates or Rates()
         self._format = LineFormatter(rates)
@@ -67,15 +77,19 @@ class Metrics:
         self._entries: list[Entry] = []
         self._has_text = False
         self._offered: Batch | None = None  # its schema is being compared
-        self._arriving: Batch | None = None  # without other ranks: its numbers are on their way from the device
+        # without other ranks: its numbers are on their way from the device
+        self._arriving: Batch | None = None
         self._reducing: Batch | None = None
         self._warned_mismatch = False
         self._empty_steps: set[int] = set()  # whose evaluation gave this rank an empty batch
         self._explained_nan = False
 
     def note_empty_evaluation(self, step: int) -> None:
-        """Remember that an evaluation after this step gave this rank an empty batch: a mean over it is NaN."""
-        self._empty_steps |= {step, step + 1}  # whether it is logged after the step, or inside the next one
+        """Remember that an evaluation after this step gave this rank an empty batch: a mean over
+        it is NaN.
+        """
+        # whether it is logged after the step, or inside the next one
+        self._empty_steps |= {step, step + 1}
 
     def log(self, step: int, epoch: int, weight: float, values: dict[str, Any]) -> None:
         if not RESERVED.isdisjoint(values):
@@ -83,7 +97,8 @@ class Metrics:
         for name, given in values.items():
             kind = type(given)
             value = given
-            if kind is torch.Tensor and given.is_cpu and given.dim() == 0:  # the common case, kept fast
+            # the common case, kept fast
+            if kind is torch.Tensor and given.is_cpu and given.dim() == 0:
                 values[name] = value = given.item()
                 kind = type(value)
             if kind is not float and kind is not int:
@@ -115,10 +130,14 @@ class Metrics:
     # -- stages, one per consensus ---------------------------------------------------------------
 
     def offer(self) -> tuple[float, float]:
-        """Close the current batch, and return its schemas for the consensus that is launched now."""
+        """Close the current batch, and return its schemas for the consensus that is launched
+        now.
+        """
         assert self._offered is None
         processed = self.throughput.take() if self._entries else None
-        self._offered = Batch(self._entries, alone=self._group is None, has_text=self._has_text, processed=processed)
+        self._offered = Batch(
+            self._entries, alone=self._group is None, has_text=self._has_text, processed=processed
+        )
         self._entries, self._has_text = [], False
         return float(self._offered.schema), float(self._offered.text_schema)
 
@@ -141,7 +160,8 @@ class Metrics:
             return
         if batch.processed is None:  # other ranks have logged: the rates are those of all ranks
             batch.processed = self.throughput.take()
-        if self._group is None and batch.is_on_its_way:  # waiting would leave the device without work
+        # waiting would leave the device without work
+        if self._group is None and batch.is_on_its_way:
             self._arriving = batch
             return
         self._fold(batch)
@@ -172,12 +192,19 @@ class Metrics:
         return self._rank == 0 or bool(self._own)
 
     def finish_killed(self) -> None:
-        """Write the numbers that this rank has, while its agent ends it. The main thread may wait in a collective."""
+        """Write the numbers that this rank has, while its agent ends it. The main thread may wait
+        in a collective.
+        """
         self.finish_alone(within=KILLED_TIMEOUT)
 
     def finish_alone(self, *, within: float = DEVICE_TIMEOUT) -> None:
         """After an error, write the numbers that this rank has, without the others."""
-        reducing, arriving, offered, entries = self._reducing, self._arriving, self._offered, self._entries
+        reducing, arriving, offered, entries = (
+            self._reducing,
+            self._arriving,
+            self._offered,
+            self._entries,
+        )
         self._reducing, self._arriving, self._offered, self._entries = None, None, None, []
         if not self.writes:
             return
@@ -191,7 +218,9 @@ class Metrics:
                     self._write_own(batch)
                     self._write(batch, is_alone=True)
         except RuntimeError:
-            pass  # the device itself has failed: its numbers are lost, but the first error must stay visible
+            # the device itself has failed: its numbers are lost, but the first error must stay
+            # visible
+            pass
 
     def _write(self, batch: Batch, *, is_alone: bool = False) -> None:
         batch.store_reduced()
@@ -201,7 +230,9 @@ class Metrics:
             if self.watched in values:
                 self.on_watched(step, values[self.watched])
         if self._rank == 0 and means:
-            self._lines.append(self._format.lines(batch, means, is_alone=is_alone and self._group is not None))
+            self._lines.append(
+                self._format.lines(batch, means, is_alone=is_alone and self._group is not None)
+            )
             if batch.ranks_without_samples and not self._explained_nan:
                 self._explain_nan(batch)
 
@@ -209,8 +240,10 @@ class Metrics:
         step, name = batch.find_nan() or (0, "")
         size = dist.get_world_size(self._group) if self._group is not None else 1
         note(
-            f"{name} is nan at step {step}: in the evaluation, {batch.ranks_without_samples} of {size} ranks had a "
-            "batch without samples, and the mean over no samples is nan. Add up sums and counts, or use "
+            f"{name} is nan at step {step}: in the evaluation, {batch.ranks_without_samples} of "
+            f"{size} ranks had a "
+            "batch without samples, and the mean over no samples is nan. Add up sums and counts, "
+            "or use "
             "run.mean(loss, weight=samples)"
         )
         self._explained_nan = True
@@ -223,15 +256,22 @@ class Metrics:
 
 
 def describe_difference(kinds: list[dict[str, set[str]]]) -> str:
-    """Describe how the names of the ranks differ. Raises UsageError for text on one rank and a number on another."""
+    """Describe how the names of the ranks differ. Raises UsageError for text on one rank and a
+    number on another.
+    """
     names = dict.fromkeys(name for each in kinds for name in each)
     for name in names:
-        found = {rank: " and ".join(sorted(each[name])) for rank, each in enumerate(kinds) if name in each}
+        found = {
+            rank: " and ".join(sorted(each[name]))
+            for rank, each in enumerate(kinds)
+            if name in each
+        }
         first = min(found)
         for rank, kind in found.items():
             if kind != found[first]:
                 raise UsageError(
-                    f"run.log({name}=...) got {found[first]} on rank {first}, but {kind} on rank {rank}.",
+                    f"run.log({name}=...) got {found[first]} on rank {first}, but {kind} on rank "
+                    f"{rank}.",
                     hint="Log the same kind of value on all ranks.",
                 )
     for name in names:
@@ -251,25 +291,34 @@ def _reserved_name(values: dict[str, Any]) -> UsageError:
 
 def _too_large(name: str) -> UsageError:
     return UsageError(
-        f"run.log({name}=...) got an integer that is too large for a float.", hint="Log its logarithm, or text."
+        f"run.log({name}=...) got an integer that is too large for a float.",
+        hint="Log its logarithm, or text.",
     )
 
 
 def _scalar(name: str, value: Any) -> Any:
-    """Return a copy: later changes in place (a CUDA graph's output, a running sum) must not affect it."""
+    """Return a copy: later changes in place (a CUDA graph's output, a running sum) must not affect
+    it.
+    """
     what, hint = f"a {type(value).__name__}", "Log numbers, tensors of one element, or text."
     number: Any = None
     if isinstance(value, torch.Tensor):
         if type(value) is not torch.Tensor and hasattr(value, "full_tensor"):
             value = value.full_tensor()
         if value.numel() != 1:
-            what, hint = f"a tensor of shape {tuple(value.shape)}", "Take the mean or the sum first."
+            what, hint = (
+                f"a tensor of shape {tuple(value.shape)}",
+                "Take the mean or the sum first.",
+            )
         elif value.is_complex() or value.is_meta:
             what = f"a tensor of {value.dtype} on {value.device}"
         else:
             number = value.item() if value.is_cpu else value.detach().clone()
     elif getattr(value, "shape", ()) and getattr(value, "size", 1) != 1:
-        what, hint = f"a {type(value).__name__} of shape {tuple(value.shape)}", "Take the mean or the sum first."
+        what, hint = (
+            f"a {type(value).__name__} of shape {tuple(value.shape)}",
+            "Take the mean or the sum first.",
+        )
     elif hasattr(value, "item"):
         number = value.item()
     elif isinstance(value, (int, float, str)):
@@ -285,4 +334,6 @@ def _scalar(name: str, value: Any) -> Any:
             return int(number) if kind is bool else kind(number)
     if isinstance(number, torch.Tensor):
         return number
-    raise UsageError(f"run.log({name}=...) got {what}, but takes single numbers and text.", hint=hint)
+    raise UsageError(
+        f"run.log({name}=...) got {what}, but takes single numbers and text.", hint=hint
+    )

@@ -15,8 +15,11 @@ UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 def describe_rates(rates: dict[str, float]) -> list[str]:
     """Return how fast a run trains, in a few words."""
-    parts = [f"{short_number(rates[f'{what}_per_second'])} {what}/s" for what in ("samples", "tokens")
-             if f"{what}_per_second" in rates]  # fmt: skip
+    parts = [
+        f"{short_number(rates[f'{what}_per_second'])} {what}/s"
+        for what in ("samples", "tokens")
+        if f"{what}_per_second" in rates
+    ]
     if "mfu" in rates:
         parts.append(f"{rates['mfu']:.1%} MFU")
     if rates.get("data_wait", 0.0) >= MIN_WAIT:
@@ -58,21 +61,34 @@ class ProgressBar:
     def _make(self) -> Any:
         try:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
         except ImportError:
             return None
         bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
             TextColumn("{task.fields[values]}"),
-            console=Console(stderr=True), auto_refresh=False, transient=True,
-        )  # fmt: skip
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+        )
         bar.start()
         return bar
 
     def update(self, done: int, values: dict[str, float], rates: dict[str, float]) -> None:
         """Redraw. Called once `due` has passed."""
         if self._bar is not None and self._task is not None:
-            text = "  ".join([*(f"{name} {value:.4g}" for name, value in values.items()), *describe_rates(rates)])
+            text = "  ".join(
+                [*(f"{name} {value:.4g}" for name, value in values.items()), *describe_rates(rates)]
+            )
             self._bar.update(self._task, completed=done, values=text)
             self._draw()
 

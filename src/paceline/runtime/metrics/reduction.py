@@ -26,9 +26,13 @@ class PendingScalars:
 
     def __init__(self, tensors: list[torch.Tensor], dtype: torch.dtype = torch.float32) -> None:
         self._event: Any = None
-        # The test is far cheaper than what it saves, and a small step is logged thousands of times a second.
+        # The test is far cheaper than what it saves, and a small step is logged thousands of times
+        # a second.
         stacked = torch.stack(
-            [each if each.dtype is dtype and not each.dim() else each.reshape(()).to(dtype) for each in tensors]
+            [
+                each if each.dtype is dtype and not each.dim() else each.reshape(()).to(dtype)
+                for each in tensors
+            ]
         )
         if stacked.device.type == "cuda":
             self._host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
@@ -50,7 +54,9 @@ class PendingScalars:
         return self._event is not None and not self._event.query()
 
     def arrives(self, *, within: float) -> bool:
-        """Return whether the values arrive in time. A device may hang in a collective that peers never answer."""
+        """Return whether the values arrive in time. A device may hang in a collective that peers
+        never answer.
+        """
         deadline = time.monotonic() + within
         while self._event is not None and not self._event.query():
             if time.monotonic() > deadline:
@@ -78,33 +84,51 @@ class Row:
                 break
         else:  # the common case, kept fast
             return self.sums
-        return {name: total / weights[name] if weights[name] else math.nan for name, total in self.sums.items()}
+        return {
+            name: total / weights[name] if weights[name] else math.nan
+            for name, total in self.sums.items()
+        }
 
 
 class Batch:
     """Rows that are reduced together."""
 
     def __init__(
-        self, entries: list[Entry], *, alone: bool, has_text: bool = False, processed: Work | None = None
+        self,
+        entries: list[Entry],
+        *,
+        alone: bool,
+        has_text: bool = False,
+        processed: Work | None = None,
     ) -> None:
         self.entries = entries
-        self.amounts: Amounts | None = None  # what `ranks` ranks have processed; known once it is folded
+        # what `ranks` ranks have processed; known once it is folded
+        self.amounts: Amounts | None = None
         self.ranks = 1
         self.processed = processed
-        tensors = [value for entry in entries for value in entry[4].values() if isinstance(value, torch.Tensor)]
+        tensors = [
+            value
+            for entry in entries
+            for value in entry[4].values()
+            if isinstance(value, torch.Tensor)
+        ]
         self._pending = PendingScalars(tensors) if tensors else None
         self.rows: dict[int, Row] = {}
         self._reduced = torch.empty(0)
         self._has_numbers_of_all = False
         self.work: Any = None
-        self.ranks_without_samples = 0  # ranks with NaN after an evaluation that gave them an empty batch
-        # A hash of steps, names and kinds, which all ranks must share for their numbers to be reduced; and one of the
-        # names that have text.
+        # ranks with NaN after an evaluation that gave them an empty batch
+        self.ranks_without_samples = 0
+        # A hash of steps, names and kinds, which all ranks must share for their numbers to be
+        # reduced; and one of the names that have text.
         self.schema = self.text_schema = 0
         if not alone:
             names = [f"{entry[0]} {' '.join(entry[4])}" for entry in entries]
             if has_text:
-                texts = [" ".join(name for name in entry[4] if type(entry[4][name]) is str) for entry in entries]
+                texts = [
+                    " ".join(name for name in entry[4] if type(entry[4][name]) is str)
+                    for entry in entries
+                ]
                 names += texts
                 self.text_schema = zlib.crc32(" ".join(sorted({*" ".join(texts).split()})).encode())
             self.schema = zlib.crc32("\n".join(names).encode()) * 65536 + len(entries) % 65536
@@ -156,7 +180,9 @@ class Batch:
             self.amounts = self.processed.amounts()
 
     def reduce(self, group: Any, *, same_names: bool) -> None:
-        """Add up what all ranks have processed and, if they have logged the same names, their numbers."""
+        """Add up what all ranks have processed and, if they have logged the same names, their
+        numbers.
+        """
         assert self.amounts is not None
         flat: list[float] = list(self.amounts)
         self._has_numbers_of_all = same_names

@@ -1,4 +1,6 @@
-"""A trial's scores: recorded in the run folder, and compared with other trials of the sweep. Needs no torch."""
+"""A trial's scores: recorded in the run folder, and compared with other trials of the sweep. Needs
+no torch.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,11 @@ class TrialReporter:
         self._seen: set[Any] = set()  # steps with a report
         self._pruner: Any = None
         self._broken = False  # the pruner failed, and is not asked again
-        # An attempt that failed while its ranks left: the pruner decides once, and would let this one continue.
-        self._is_pruned = self._folder is not None and self.can_prune and self._folder.pruned.exists()
+        # An attempt that failed while its ranks left: the pruner decides once, and would let this
+        # one continue.
+        self._is_pruned = (
+            self._folder is not None and self.can_prune and self._folder.pruned.exists()
+        )
         if self._folder is not None and self.can_prune:
             for line in read_lines(self._folder.reports):  # from earlier attempts
                 if is_number(line.get("value")):
@@ -39,7 +44,10 @@ class TrialReporter:
     def select(self, value: Any, named: dict[str, Any]) -> Any:
         """Return the score: the only value, or the one with the name of the sweep's metric."""
         if (value is None) == (not named):
-            raise UsageError("run.report takes one number.", hint="Use run.report(loss) or run.report(loss=loss).")
+            raise UsageError(
+                "run.report takes one number.",
+                hint="Use run.report(loss) or run.report(loss=loss).",
+            )
         if value is not None:
             return value
         if self.metric is not None and self.metric in named:
@@ -57,7 +65,11 @@ class TrialReporter:
         if self._folder is None:
             return False
         number = float(value)
-        line = {"step": step, "value": number if number - number == 0 else str(number), "time": time.time()}
+        line = {
+            "step": step,
+            "value": number if number - number == 0 else str(number),
+            "time": time.time(),
+        }
         self._lines.append(json.dumps(line) + "\n")
         if self._is_pruned:
             return True
@@ -69,9 +81,12 @@ class TrialReporter:
                 from paceline.contract.sweep.pruner import Pruner
 
                 sweep, own = SweepFolder(Path(self._trial["sweep"])), self._trial
-                self._pruner = Pruner(sweep, sweep.read_search(), number=own["number"], known=own["optuna"])
+                self._pruner = Pruner(
+                    sweep, sweep.read_search(), number=own["number"], known=own["optuna"]
+                )
             prune: bool = self._pruner.should_prune(number, len(self._seen))
-        except Exception as error:  # from Optuna or the disk: the trial is worth more than its pruning
+        # from Optuna or the disk: the trial is worth more than its pruning
+        except Exception as error:
             note(f"pruning is off for this trial: {error}")
             self._broken = True
             return False
@@ -84,7 +99,8 @@ class TrialReporter:
 
 
 def report(value: float, *, step: int = 0) -> None:
-    """Report the score of a trial, from a script that opens no session. The last report is the trial's score.
+    """Report the score of a trial, from a script that opens no session. The last report is the
+    trial's score.
 
     Only rank 0's value is recorded. Outside of runs that Paceline has started, this does nothing.
 

@@ -1,11 +1,13 @@
-"""How fast a run trains: samples and tokens per second, time spent waiting for data, and model FLOPs utilization.
+"""How fast a run trains: samples and tokens per second, time spent waiting for data, and model
+FLOPs utilization.
 
-Each rank counts what it processes. The counts are added up with the logged numbers, a few times a second, so nothing
-waits for the device. If only some ranks log, the counts of all are added up just the same. Evaluations between two
-loops don't count as training.
+Each rank counts what it processes. The counts are added up with the logged numbers, a few times a
+second, so nothing waits for the device. If only some ranks log, the counts of all are added up just
+the same. Evaluations between two loops don't count as training.
 
-MFU is the share of the devices' peak that the model itself needs: FLOPs of the forward and the backward pass, without
-those of recomputed activations, over time x ranks x peak of dense matrix products in the run's precision.
+MFU is the share of the devices' peak that the model itself needs: FLOPs of the forward and the
+backward pass, without those of recomputed activations, over time x ranks x peak of dense matrix
+products in the run's precision.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Peaks of dense matrix products in TFLOP/s, without sparsity, by a word of the name that CUDA gives the device.
+# Peaks of dense matrix products in TFLOP/s, without sparsity, by a word of the name that CUDA gives
+# the device.
 PEAKS: dict[str, dict[str, float]] = {
     "GB200": {"16": 2500.0, "tf32": 1250.0, "fp32": 80.0},
     "B200": {"16": 2250.0, "tf32": 1125.0, "fp32": 75.0},
@@ -43,7 +46,9 @@ PEAKS: dict[str, dict[str, float]] = {
 
 
 class Amounts(NamedTuple):
-    """What was processed in a while: by one rank, or in sum by all of them. Seconds and steps, too, are summed."""
+    """What was processed in a while: by one rank, or in sum by all of them. Seconds and steps,
+    too, are summed.
+    """
 
     seconds: float
     waited: float  # seconds of them in which the loop waited for data
@@ -54,14 +59,17 @@ class Amounts(NamedTuple):
 
 
 class _Moment:
-    """A point in time, on the host and, if there is one, on the GPU, which may be many steps behind."""
+    """A point in time, on the host and, if there is one, on the GPU, which may be many steps
+    behind.
+    """
 
     def __init__(self, *, on_gpu: bool) -> None:
         self.host = time.perf_counter()
         self.event: Any = None
         if on_gpu:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            with suppress(RuntimeError):  # the device has failed: that error is on its way, and must stay visible
+            # the device has failed: that error is on its way, and must stay visible
+            with suppress(RuntimeError):
                 event.record()
                 self.event = event
 
@@ -91,7 +99,8 @@ class ThroughputCounter:
         self.steps = self.samples = 0
         self._more_samples = self._tokens = self._flops = 0.0  # from the script
         self._on_gpu = device is not None and device.type == "cuda"
-        self._began: _Moment | None = None  # None outside of training loops, whose time doesn't count
+        # None outside of training loops, whose time doesn't count
+        self._began: _Moment | None = None
         self._spans: list[tuple[_Moment, _Moment]] = []
 
     def begin_loop(self) -> None:
@@ -136,16 +145,22 @@ class Rates:
         find_copies: Callable[[], int] = lambda: 1,
         device: torch.device | None = None,
     ) -> None:
-        self.find_peak = find_peak  # FLOP/s of one device; None if unknown. Called when the script has set all up
+        # FLOP/s of one device; None if unknown. Called when the script has set all up
+        self.find_peak = find_peak
         self.find_copies = find_copies  # how many ranks have the same samples, which count once
         self.device = device
 
     def of(self, amounts: Amounts, ranks: int) -> dict[str, float]:
-        """Return the rates of what so many ranks have processed together: one rank, or all of them."""
+        """Return the rates of what so many ranks have processed together: one rank, or all of
+        them.
+        """
         if amounts.seconds <= 0 or not amounts.steps:
             return {}
         seconds = amounts.seconds / ranks
-        rates = {"seconds": amounts.seconds / amounts.steps, "data_wait": min(1.0, amounts.waited / amounts.seconds)}
+        rates = {
+            "seconds": amounts.seconds / amounts.steps,
+            "data_wait": min(1.0, amounts.waited / amounts.seconds),
+        }
         copies = self.find_copies() if ranks > 1 else 1
         amounts = Amounts(*amounts[:3], *(amount / copies for amount in amounts[3:]))
         if amounts.samples:
@@ -170,11 +185,15 @@ class Rates:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """Return the peak FLOP/s of a device for matrix products in a precision; None if it is not in the table."""
+    """Return the peak FLOP/s of a device for matrix products in a precision; None if it is not in
+    the table.
+    """
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    peaks = next((peaks for words, peaks in PEAKS.items() if re.search(rf"\b{words}\b", name)), None)
+    peaks = next(
+        (peaks for words, peaks in PEAKS.items() if re.search(rf"\b{words}\b", name)), None
+    )
     if peaks is None:
         return None
     if dtype in (torch.float16, torch.bfloat16):

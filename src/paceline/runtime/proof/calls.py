@@ -1,7 +1,7 @@
 """Calls of modules, and which of them a loss comes from.
 
-A script calls modules for training, for evaluation, and for other things, with gradients or without, in training mode
-or not. What counts is whether a gradient reaches the output of a call.
+A script calls modules for training, for evaluation, and for other things, with gradients or
+without, in training mode or not. What counts is whether a gradient reaches the output of a call.
 """
 
 from __future__ import annotations
@@ -22,10 +22,23 @@ class Call:
     """A call of a module, by the script itself."""
 
     def __init__(
-        self, tensors: list[torch.Tensor], indices: list[Any] | None, *, is_training: bool, is_filler: bool = False
+        self,
+        tensors: list[torch.Tensor],
+        indices: list[Any] | None,
+        *,
+        is_training: bool,
+        is_filler: bool = False,
     ) -> None:
         self.indices, self.is_training, self.is_filler = indices, is_training, is_filler
-        self.rows = 0 if is_filler else len(indices) if indices is not None else len(tensors[0]) if tensors else 0
+        self.rows = (
+            0
+            if is_filler
+            else len(indices)
+            if indices is not None
+            else len(tensors[0])
+            if tensors
+            else 0
+        )
         self.contents: list[list[Column]] = row_digests(tensors, self.rows)
         self.state = read_state()
         self.has_gradient = False
@@ -64,12 +77,16 @@ class PendingCalls:
         # A second module of the same step must not take the batch of the next one.
         has_batch = any(each.is_training and each.indices is not None for each in self._calls)
         indices = None if has_batch else self.take_batch()
-        call = Call([] if is_filler else tensors, indices, is_training=is_training, is_filler=is_filler)
+        call = Call(
+            [] if is_filler else tensors, indices, is_training=is_training, is_filler=is_filler
+        )
         self._calls.append(call)
         return call
 
     def take_trained_call(self) -> Call | None:
-        """Return the call that a loss comes from, after its backward pass; None if there is none."""
+        """Return the call that a loss comes from, after its backward pass; None if there is
+        none.
+        """
         calls = list(self._calls)
         self._calls.clear()
         reached = next((each for each in calls if each.has_gradient), None)

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-ROUNDINGS = 4.0  # of each weight in each step, in the last place, of which about the square root of the steps remains
+# of each weight in each step, in the last place, of which about the square root of the steps
+# remains
+ROUNDINGS = 4.0
 
 
 def full_tensors(tensors: Sequence[Any]) -> list[torch.Tensor]:
@@ -23,17 +25,28 @@ def write(tensors: Sequence[torch.Tensor], path: Path, *, moved: float) -> None:
     torch.save({"tensors": [each.detach().cpu() for each in tensors], "moved": moved}, path)
 
 
-def measure_distance(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor | None]) -> float:
+def measure_distance(
+    tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor | None]
+) -> float:
     """Return the norm of all differences. Tensors without another one do not count."""
-    pairs = [(one.detach().cpu(), other) for one, other in zip(tensors, others, strict=True) if other is not None]
-    return math.sqrt(math.fsum(float((one.double() - other.double()).square().sum()) for one, other in pairs))
+    pairs = [
+        (one.detach().cpu(), other)
+        for one, other in zip(tensors, others, strict=True)
+        if other is not None
+    ]
+    return math.sqrt(
+        math.fsum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
+    )
 
 
-def compare(tensors: Sequence[torch.Tensor], path: Path, names: Sequence[str], *, steps: int) -> dict[str, Any]:
-    """Return the largest difference, relative to weights above 1, the parameter that has it, and the share.
+def compare(
+    tensors: Sequence[torch.Tensor], path: Path, names: Sequence[str], *, steps: int
+) -> dict[str, Any]:
+    """Return the largest difference, relative to weights above 1, the parameter that has it, and
+    the share.
 
-    The share is the distance between the two runs, beyond rounding, as a part of the way from the start: weights that
-    hardly move stay close to each other, whatever the training does.
+    The share is the distance between the two runs, beyond rounding, as a part of the way from the
+    start: weights that hardly move stay close to each other, whatever the training does.
     """
     file = torch.load(path, map_location="cpu", weights_only=True)
     reference, moved = file["tensors"], float(file["moved"])
@@ -55,6 +68,8 @@ def compare(tensors: Sequence[torch.Tensor], path: Path, names: Sequence[str], *
 def _rounding(tensors: Sequence[torch.Tensor], steps: int) -> float:
     """Return how far rounding alone may take weights of this size."""
     squares = [
-        (torch.finfo(each.dtype).eps * float(each.double().norm())) ** 2 for each in tensors if each.is_floating_point()
+        (torch.finfo(each.dtype).eps * float(each.double().norm())) ** 2
+        for each in tensors
+        if each.is_floating_point()
     ]
     return ROUNDINGS * math.sqrt(max(1, steps) * math.fsum(squares))

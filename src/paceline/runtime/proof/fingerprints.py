@@ -10,13 +10,18 @@ import torch
 MAX_ELEMENTS = 4096  # of a row that go into its digest
 PROJECTION_SIZE = 2**20  # elements of the fixed vector on which gradients are projected
 
-# A column of a sample: the number of its elements, the digest of all, and the digest without what may be padding.
+# A column of a sample: the number of its elements, the digest of all, and the digest without what
+# may be padding.
 Column = tuple[int, int, int]
 
 
 def row_digests(tensors: Sequence[torch.Tensor], count: int) -> list[list[Column]]:
-    """Return the columns of each of the `count` samples of a batch: one for each tensor that has so many rows."""
-    columns = [rows for each in tensors if (rows := _rows(each, count)) is not None] if count else []
+    """Return the columns of each of the `count` samples of a batch: one for each tensor that has
+    so many rows.
+    """
+    columns = (
+        [rows for each in tensors if (rows := _rows(each, count)) is not None] if count else []
+    )
     return [[rows[number] for rows in columns] for number in range(count)] if columns else []
 
 
@@ -40,10 +45,12 @@ def _column(row: torch.Tensor) -> Column:
 
 
 def _strip(row: torch.Tensor) -> torch.Tensor:
-    """Return a sample without slices at the ends of its dimensions that hold nothing but its last value.
+    """Return a sample without slices at the ends of its dimensions that hold nothing but its last
+    value.
 
-    The length of padding depends on the longest sample of the batch, and so on the ranks. Nothing shows which value is
-    padding: that of a sample without any is its last value. So digests are compared with and without it.
+    The length of padding depends on the longest sample of the batch, and so on the ranks. Nothing
+    shows which value is padding: that of a sample without any is its last value. So digests are
+    compared with and without it.
     """
     if not row.numel():
         return row
@@ -61,19 +68,25 @@ def _digest(row: torch.Tensor) -> int:
     flat = row.reshape(-1)
     if flat.numel() > MAX_ELEMENTS:
         flat = flat[:: -(-flat.numel() // MAX_ELEMENTS)]
-    return zlib.crc32(flat.contiguous().numpy().tobytes(), zlib.crc32(repr(tuple(row.shape)).encode()))
+    return zlib.crc32(
+        flat.contiguous().numpy().tobytes(), zlib.crc32(repr(tuple(row.shape)).encode())
+    )
 
 
 def weights_digest(tensors: Sequence[torch.Tensor]) -> int:
     digest = 0
     for each in tensors:
         values = each.detach().reshape(-1).cpu()
-        digest = zlib.crc32(values.view(torch.uint8).numpy().tobytes() if values.numel() else b"", digest)
+        digest = zlib.crc32(
+            values.view(torch.uint8).numpy().tobytes() if values.numel() else b"", digest
+        )
     return digest
 
 
 def gradient_summary(gradients: Sequence[torch.Tensor]) -> list[tuple[float, float]]:
-    """Return a projection and the norm of each gradient. Projections are linear: a factor shows in all of them."""
+    """Return a projection and the norm of each gradient. Projections are linear: a factor shows in
+    all of them.
+    """
     if not gradients:
         return []
     size = min(PROJECTION_SIZE, max(each.numel() for each in gradients))

@@ -1,4 +1,6 @@
-"""The state of all modules of a process, also of those that no optimizer trains: averages of weights, statistics."""
+"""The state of all modules of a process, also of those that no optimizer trains: averages of
+weights, statistics.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ from paceline.runtime.proof.fingerprints import weights_digest
 
 
 def digest_modules() -> dict[str, list[int]]:
-    """Return digests of the parameters and buffers of modules that are no part of another one, by what they are.
+    """Return digests of the parameters and buffers of modules that are no part of another one, by
+    what they are.
 
-    Modules of one kind have one list, in the order of the digests: nothing else tells them apart. No rank waits for
-    another one here: of a tensor that is sharded, this rank's part counts.
+    Modules of one kind have one list, in the order of the digests: nothing else tells them apart.
+    No rank waits for another one here: of a tensor that is sharded, this rank's part counts.
     """
     gc.collect()
     every = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
@@ -37,6 +40,8 @@ def digest_modules() -> dict[str, list[int]]:
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         tensor: Any = value.to_local() if hasattr(value, "to_local") else value
-        is_plain = tensor.layout is torch.strided and not tensor.is_quantized and not is_lazy(tensor)
+        is_plain = (
+            tensor.layout is torch.strided and not tensor.is_quantized and not is_lazy(tensor)
+        )
         if is_plain and tensor.device.type != "meta":
             yield name, tensor

@@ -1,7 +1,7 @@
 """Let a recorder see what a script does, by wrapping functions of torch that every script calls.
 
-The wrappers call what they wrap with the same arguments, so the numbers stay the same, unless the recorder's spec asks
-for a change: dropout off, or BatchNorm with the statistics of all ranks.
+The wrappers call what they wrap with the same arguments, so the numbers stay the same, unless the
+recorder's spec asks for a change: dropout off, or BatchNorm with the statistics of all ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import dataloader
 
 from paceline.contract.files.proof_spec import BATCHNORM, DROPOUT
@@ -26,7 +29,14 @@ from paceline.runtime.proof.synchronized_norm import synchronized_batch_norm
 from paceline.runtime.training import fsdp
 from paceline.runtime.training.gradients import Gradients
 
-DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+DROPOUTS = (
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+)
 
 
 def install(recorder: Recorder) -> None:
@@ -76,7 +86,9 @@ def _call(recorder: Recorder, original: Any, module: nn.Module, *args: Any, **kw
     return output
 
 
-def _backward(recorder: Recorder, original: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _backward(
+    recorder: Recorder, original: Any, loss: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
     if not recorder.is_here:
         return original(loss, *args, **kwargs)
     recorder.depth += 1  # checkpointed activations call modules again
@@ -94,7 +106,9 @@ def _clip_norm(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> 
     return norm
 
 
-def _clip_weighted(recorder: Recorder, original: Any, gradients: Any, info: Any, clip: float) -> Any:
+def _clip_weighted(
+    recorder: Recorder, original: Any, gradients: Any, info: Any, clip: float
+) -> Any:
     norm = original(gradients, info, clip)
     recorder.note_clip(norm, clip)
     return norm
@@ -104,19 +118,29 @@ def _clip_value(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) ->
     values = _bind(original, args, kwargs)
     parameters = values["parameters"]
     each = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    sizes = [float(one.grad.detach().abs().max()) for one in each if one.grad is not None and one.grad.numel()]
+    sizes = [
+        float(one.grad.detach().abs().max())
+        for one in each
+        if one.grad is not None and one.grad.numel()
+    ]
     recorder.note_clip(max(sizes, default=0.0), values["clip_value"])
-    return original(each, *args[1:], **{name: value for name, value in kwargs.items() if name != "parameters"})
+    return original(
+        each, *args[1:], **{name: value for name, value in kwargs.items() if name != "parameters"}
+    )
 
 
-def _plain_dropout(recorder: Recorder, original: Any, input: torch.Tensor, p: float, train: bool) -> Any:
+def _plain_dropout(
+    recorder: Recorder, original: Any, input: torch.Tensor, p: float, train: bool
+) -> Any:
     if not (train and p > 0):
         return original(input, p, train)
     _note(recorder, DROPOUT)
     return input if DROPOUT in recorder.spec.changes else original(input, p, train)
 
 
-def _recurrent(recorder: Recorder, original: Any, module: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
+def _recurrent(
+    recorder: Recorder, original: Any, module: nn.RNNBase, *args: Any, **kwargs: Any
+) -> Any:
     """Layers of a recurrent network have their dropout inside of one function."""
     rate = module.dropout
     if not (module.training and rate > 0 and module.num_layers > 1):
@@ -155,7 +179,9 @@ def _batch_norm(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) ->
         return original(*args, **kwargs)
     _note(recorder, BATCHNORM)
     if BATCHNORM in recorder.spec.changes:
-        return synchronized_batch_norm(values["input"], values["weight"], values["bias"], values["eps"])
+        return synchronized_batch_norm(
+            values["input"], values["weight"], values["bias"], values["eps"]
+        )
     return original(*args, **kwargs)
 
 
@@ -184,8 +210,11 @@ def _next_batch(recorder: Recorder, original: Any, iterator: Any) -> Any:
     batch = original(iterator)
     asked = getattr(iterator, "_paceline_asked", None)
     indices = asked.popleft() if asked else None
-    if isinstance(indices, list) and indices and indices[0] is not None and recorder.is_here:  # a stream has no indices
-        recorder.note_batch(id(iterator), [each[-1] if isinstance(each, tuple) else each for each in indices])
+    # a stream has no indices
+    if isinstance(indices, list) and indices and indices[0] is not None and recorder.is_here:
+        recorder.note_batch(
+            id(iterator), [each[-1] if isinstance(each, tuple) else each for each in indices]
+        )
     return batch
 
 

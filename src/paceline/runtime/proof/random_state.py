@@ -12,7 +12,9 @@ OTHER_SEED = 987_654_321
 
 
 def read_state() -> list[Any]:
-    """Return the states of the global generators: torch's of the CPU and of this GPU, Python's and NumPy's."""
+    """Return the states of the global generators: torch's of the CPU and of this GPU, Python's and
+    NumPy's.
+    """
     found: list[Any] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
     has_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if has_gpu and not torch.cuda.is_current_stream_capturing():
@@ -24,7 +26,9 @@ def read_state() -> list[Any]:
 
 
 def draw_others(number: int) -> None:
-    """Let the global generators go on with other random numbers, the same ones for the same `number`."""
+    """Let the global generators go on with other random numbers, the same ones for the same
+    `number`.
+    """
     seed = OTHER_SEED + number
     torch.manual_seed(seed)
     random.seed(seed)

@@ -1,7 +1,9 @@
-"""What a rank records for `paceline prove`: samples, losses, gradients and final weights, step by step.
+"""What a rank records for `paceline prove`: samples, losses, gradients and final weights, step by
+step.
 
-It sees every script through torch itself: calls of modules, backward passes, steps of optimizers, and data loaders. So
-it needs neither a session nor a change of the script. Nothing of this is imported unless PACELINE_PROOF is set.
+It sees every script through torch itself: calls of modules, backward passes, steps of optimizers,
+and data loaders. So it needs neither a session nor a change of the script. Nothing of this is
+imported unless PACELINE_PROOF is set.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Recorder:
         self._lines = LineWriter(record_path(Path(spec.folder), rank))
         self._optimizers: list[torch.optim.Optimizer] = []
         self._models: list[nn.Module] = []
-        self._initial: dict[int, torch.Tensor | None] = {}  # weights before the first step, on rank 0
+        # weights before the first step, on rank 0
+        self._initial: dict[int, torch.Tensor | None] = {}
         self._pending = PendingCalls()
         self._counted = 0  # steps, if no session counts them
         self._steps_here = 0  # steps of this process
@@ -75,8 +78,12 @@ class Recorder:
         run._batch_factor = self.spec.batch_factor
 
     def end_at_exit(self) -> None:
-        """End the records of a script that has trained fewer steps. Shards can no longer be gathered then."""
-        if self.is_here and not any(hasattr(each, "full_tensor") for each in _parameters(self._optimizers)):
+        """End the records of a script that has trained fewer steps. Shards can no longer be
+        gathered then.
+        """
+        if self.is_here and not any(
+            hasattr(each, "full_tensor") for each in _parameters(self._optimizers)
+        ):
             self.end()
 
     def _clear(self) -> None:
@@ -87,7 +94,8 @@ class Recorder:
         self._backwards = 0
         self._clip: dict[str, float] | None = None
 
-    # -- what the patches of torch report --------------------------------------------------------------
+    # -- what the patches of torch report
+    # --------------------------------------------------------------
 
     def note_use(self, what: str) -> None:
         """Note that the model uses dropout, or BatchNorm, in training mode."""
@@ -118,7 +126,9 @@ class Recorder:
         return call
 
     def note_loss(self, loss: torch.Tensor, state: list[Any]) -> None:
-        """Note a loss after its backward pass, and the samples that it comes from. `state` is that before the pass."""
+        """Note a loss after its backward pass, and the samples that it comes from. `state` is that
+        before the pass.
+        """
         self._backwards += 1
         if loss.numel() == 1:
             self._losses.append(float(loss.detach()))
@@ -131,8 +141,12 @@ class Recorder:
         contents = None if call is None or len(call.contents) != rows or not rows else call.contents
         indices = None if call is None else call.indices
         self._rows += rows
-        self._samples = None if self._samples is None or indices is None else self._samples + indices
-        self._contents = None if self._contents is None or contents is None else self._contents + contents
+        self._samples = (
+            None if self._samples is None or indices is None else self._samples + indices
+        )
+        self._contents = (
+            None if self._contents is None or contents is None else self._contents + contents
+        )
 
     def note_clip(self, size: Any, limit: float) -> None:
         """Note the size of the gradients before they are clipped, and the limit."""
@@ -140,7 +154,8 @@ class Recorder:
             size = size.full_tensor() if hasattr(size, "full_tensor") else size
             self._clip = {"size": float(size), "limit": float(limit)}
 
-    # -- steps -----------------------------------------------------------------------------------------
+    # -- steps
+    # -----------------------------------------------------------------------------------------
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.is_here:
@@ -148,8 +163,14 @@ class Recorder:
         if not any(each is optimizer for each in self._optimizers):
             self._optimizers.append(optimizer)
             self._keep_initial(optimizer)
-            if self.spec.lr_factor != 1.0 and get_lr_scale(optimizer) is None:  # the script does not scale by itself
-                LrScale(optimizer, self.spec.lr_factor, warmup=self.spec.lr_warmup, step=lambda: self._counted)
+            # the script does not scale by itself
+            if self.spec.lr_factor != 1.0 and get_lr_scale(optimizer) is None:
+                LrScale(
+                    optimizer,
+                    self.spec.lr_factor,
+                    warmup=self.spec.lr_warmup,
+                    step=lambda: self._counted,
+                )
         if optimizer is not self._optimizers[0]:
             return
         if self.loop is None and self._counted >= self.spec.steps:
@@ -157,7 +178,9 @@ class Recorder:
             raise SystemExit(0)
         if not self._steps_here:
             self._write_start(optimizer)
-        self._rates = [effective_rate(optimizer, float(group["lr"])) for group in optimizer.param_groups]
+        self._rates = [
+            effective_rate(optimizer, float(group["lr"])) for group in optimizer.param_groups
+        ]
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.is_here:
@@ -176,7 +199,9 @@ class Recorder:
         return self._counted if self.loop is None else int(self.loop.current)
 
     def _stop_when_due(self) -> None:
-        """Ask for a stop, as a scheduler would. Steps that take a while let the ranks agree before the last one."""
+        """Ask for a stop, as a scheduler would. Steps that take a while let the ranks agree before
+        the last one.
+        """
         if not self.spec.stop_at:
             return
         time.sleep(STOP_DELAY)
@@ -184,10 +209,14 @@ class Recorder:
             signal.raise_signal(signal.SIGUSR1)
 
     def _keep_initial(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep the weights before the first step of an optimizer. All ranks are here: shards are gathered."""
+        """Keep the weights before the first step of an optimizer. All ranks are here: shards are
+        gathered.
+        """
         new = [each for each in _parameters([optimizer]) if id(each) not in self._initial]
         for each, tensor in zip(new, full_tensors(new), strict=True):
-            self._initial[id(each)] = tensor.detach().to("cpu", copy=True) if self.rank == 0 else None
+            self._initial[id(each)] = (
+                tensor.detach().to("cpu", copy=True) if self.rank == 0 else None
+            )
 
     def _write_start(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = _parameters([optimizer])
@@ -226,14 +255,20 @@ class Recorder:
         self._clear()
 
     def end(self, *, is_last: bool = True) -> None:
-        """Write or compare the final weights. All ranks are here: those of sharded parameters are gathered."""
+        """Write or compare the final weights. All ranks are here: those of sharded parameters are
+        gathered.
+        """
         if self._is_ended or not self._optimizers or not self._steps_here:
             return
         self._is_ended = is_last
         parameters = _parameters(self._optimizers)
         tensors = full_tensors(parameters)
         shapes = [list(each.shape) for each in tensors]
-        found: dict[str, Any] = {"step": self.step, "weights": weights_digest(tensors), "shapes": shapes}
+        found: dict[str, Any] = {
+            "step": self.step,
+            "weights": weights_digest(tensors),
+            "shapes": shapes,
+        }
         found["modules"] = digest_modules()
         if self.rank == 0:
             names = self._names(parameters)
@@ -242,7 +277,9 @@ class Recorder:
                 for name, path in self.spec.references.items()
             }
             if self.spec.weights:
-                moved = measure_distance(tensors, [self._initial.get(id(each)) for each in parameters])
+                moved = measure_distance(
+                    tensors, [self._initial.get(id(each)) for each in parameters]
+                )
                 write(tensors, Path(self.spec.weights), moved=moved)
         self._write(END, **found)
 
@@ -252,30 +289,47 @@ class Recorder:
             for model in self._models
             for name, parameter in model.named_parameters()
         }
-        return [known.get(id(each), f"parameter {number}") for number, each in enumerate(parameters)]
+        return [
+            known.get(id(each), f"parameter {number}") for number, each in enumerate(parameters)
+        ]
 
     def _write(self, kind: str, **values: Any) -> None:
         if not self._lines.append(json.dumps({"kind": kind, **values}) + "\n"):
             raise RunError(  # records with holes would show differences that are none
-                f"The records of the proof cannot be written to {self.spec.folder}.", hint="Check the space there."
+                f"The records of the proof cannot be written to {self.spec.folder}.",
+                hint="Check the space there.",
             )
 
 
 def _uses(model: nn.Module) -> set[str]:
-    """Return what a model has that depends on the ranks; compiled models call no function that could be seen."""
+    """Return what a model has that depends on the ranks; compiled models call no function that
+    could be seen.
+    """
     found = set()
     for each in model.modules():
         if isinstance(each, nn.modules.dropout._DropoutNd) and each.training and each.p > 0:
             found.add(DROPOUT)
         if isinstance(each, nn.MultiheadAttention) and each.training and each.dropout > 0:
             found.add(DROPOUT)
-        if isinstance(each, nn.RNNBase) and each.training and each.dropout > 0 and each.num_layers > 1:
+        if (
+            isinstance(each, nn.RNNBase)
+            and each.training
+            and each.dropout > 0
+            and each.num_layers > 1
+        ):
             found.add(DROPOUT)
-        if isinstance(each, nn.modules.batchnorm._BatchNorm) and not isinstance(each, nn.SyncBatchNorm):
+        if isinstance(each, nn.modules.batchnorm._BatchNorm) and not isinstance(
+            each, nn.SyncBatchNorm
+        ):
             found |= {BATCHNORM} if each.training else set()
     return found
 
 
 def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[nn.Parameter]:
-    every = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
+    every = (
+        each
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for each in group["params"]
+    )
     return list({id(each): each for each in every}.values())

@@ -18,7 +18,9 @@ _recorder: Recorder | None = None
 
 
 def start_recorder() -> Recorder:
-    """Start recording as the spec says that PACELINE_PROOF names. Called before the script, or by its session."""
+    """Start recording as the spec says that PACELINE_PROOF names. Called before the script, or by
+    its session.
+    """
     global _recorder
     if _recorder is None:
         identity = read_identity()
@@ -30,7 +32,9 @@ def start_recorder() -> Recorder:
 
 
 def attach_recorder(run: Any) -> Callable[[], None]:
-    """Let the recorder count steps as the session does. Returns what all ranks call at the end of the session."""
+    """Let the recorder count steps as the session does. Returns what all ranks call at the end of
+    the session.
+    """
     recorder = start_recorder()
     recorder.attach(run)
     return recorder.end

@@ -1,4 +1,6 @@
-"""BatchNorm with the statistics of the global batch, on any device. torch's SyncBatchNorm needs a GPU."""
+"""BatchNorm with the statistics of the global batch, on any device. torch's SyncBatchNorm needs a
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,12 @@ import torch
 import torch.distributed as dist
 
 
-def synchronized_batch_norm(input: torch.Tensor, weight: Any, bias: Any, eps: float) -> torch.Tensor:
-    """Normalize a batch in training mode. Running statistics stay as they are: training does not use them."""
+def synchronized_batch_norm(
+    input: torch.Tensor, weight: Any, bias: Any, eps: float
+) -> torch.Tensor:
+    """Normalize a batch in training mode. Running statistics stay as they are: training does not
+    use them.
+    """
     dims = [0, *range(2, input.dim())]
     count = torch.tensor([input.numel() / input.size(1)], dtype=input.dtype, device=input.device)
     count = _sum(count)

@@ -16,7 +16,9 @@ _MASK = (1 << 64) - 1
 
 
 def derive_seed(*numbers: int) -> int:
-    """Return a well-mixed 64-bit seed that depends on all the numbers (splitmix64, folded over them)."""
+    """Return a well-mixed 64-bit seed that depends on all the numbers (splitmix64, folded over
+    them).
+    """
     state = 0
     for number in numbers:
         state = ((state ^ (number & _MASK)) + 0x9E3779B97F4A7C15) & _MASK
@@ -27,7 +29,8 @@ def derive_seed(*numbers: int) -> int:
 
 
 def seed_host(seed: int) -> None:
-    """Seed the generators that datasets use: Python's, NumPy's and torch's on the CPU. Takes a few microseconds.
+    """Seed the generators that datasets use: Python's, NumPy's and torch's on the CPU. Takes a few
+    microseconds.
 
     `torch.manual_seed` would also reseed the GPU generators, which the model's dropout uses.
     """
@@ -40,7 +43,9 @@ def seed_host(seed: int) -> None:
 
 @contextmanager
 def preserve_host_rng() -> Iterator[None]:
-    """Restore the host generators on exit: loading data in the main process must not disturb the model."""
+    """Restore the host generators on exit: loading data in the main process must not disturb the
+    model.
+    """
     python_state, torch_state = random.getstate(), torch.default_generator.get_state()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy is not None else None
@@ -54,7 +59,9 @@ def preserve_host_rng() -> Iterator[None]:
 
 
 def seed_everything(seed: int, deterministic: bool = False) -> None:
-    """Seed Python, NumPy and torch on every device; `deterministic` also selects repeatable kernels."""
+    """Seed Python, NumPy and torch on every device; `deterministic` also selects repeatable
+    kernels.
+    """
     seed &= _MASK
     seed_host(seed)
     torch.manual_seed(seed)

@@ -1,4 +1,6 @@
-"""The step boundary: heartbeats, consensus, saves and stops happen between iterations, and nowhere else."""
+"""The step boundary: heartbeats, consensus, saves and stops happen between iterations, and nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ from paceline.runtime.step_boundary.stragglers import StragglerDetector
 from paceline.runtime.training.replica_check import ReplicaCheck
 
 SAME_BATCH = (
-    "all ranks got the same first batch: each trains on all of the data. Use run.loader(dataset, batch_size=<global>), "
+    "all ranks got the same first batch: each trains on all of the data. Use run.loader(dataset, "
+    "batch_size=<global>), "
     "or a DistributedSampler."
 )
 
@@ -69,7 +72,10 @@ class Boundary:
         self.metrics = metrics
         self.loss_check = loss_check
         self.checkpoint_schedule = checkpoint_schedule
-        metrics.watched, metrics.on_watched = checkpoint_schedule.best, checkpoint_schedule.record_best
+        metrics.watched, metrics.on_watched = (
+            checkpoint_schedule.best,
+            checkpoint_schedule.record_best,
+        )
         self.progress = progress
         self.stragglers = stragglers
         self.profiler = profiler
@@ -77,9 +83,12 @@ class Boundary:
         self.stopping = False  # all ranks have agreed to stop
         self.epoch = 0
         self.epoch_step = 0  # steps done in this epoch
-        self.tracker_ids: dict[str, str] = {}  # saved, so that a resumed run continues the tracker's run
-        self.loop_position: Callable[[], dict[str, Any]] = dict  # which loop of the epoch it is; set by the loop
-        self.saved_after_loop = False  # `run.save` has saved what the epoch's body did after its loop
+        # saved, so that a resumed run continues the tracker's run
+        self.tracker_ids: dict[str, str] = {}
+        # which loop of the epoch it is; set by the loop
+        self.loop_position: Callable[[], dict[str, Any]] = dict
+        # `run.save` has saved what the epoch's body did after its loop
+        self.saved_after_loop = False
         self.first_batch: Callable[[], int | None] | None = None  # returns its digest; None if done
         self.before_save: Callable[[], None] = lambda: None
         self._sync_buffers = sync_buffers
@@ -118,7 +127,9 @@ class Boundary:
         self.metrics.throughput.end_loop()
         self.progress.end()
 
-    def restore(self, checkpoints: CheckpointManager, objects: dict[str, Any], *, strict: bool) -> Restored | None:
+    def restore(
+        self, checkpoints: CheckpointManager, objects: dict[str, Any], *, strict: bool
+    ) -> Restored | None:
         """Load the newest complete checkpoint. The time that it takes is a phase of the start."""
         began = time.perf_counter()
         restored = self.checkpoint_schedule.resume(checkpoints, objects, strict=strict)
@@ -136,7 +147,8 @@ class Boundary:
             self.epoch, self.epoch_step = epoch, 0
 
     def end_epoch(self, step: int, *, epoch: int) -> None:
-        """Save at the end of an epoch's body what `run.save` could not have saved, and what evaluated best.
+        """Save at the end of an epoch's body what `run.save` could not have saved, and what
+        evaluated best.
 
         `epoch` is the next one. Called on all ranks.
         """
@@ -146,18 +158,25 @@ class Boundary:
             return
         if schedule.best:
             self._flush_metrics()
-        if self.consensus.any_rank((saved and schedule.has_changed()) or schedule.is_new_best(step)):
+        if self.consensus.any_rank(
+            (saved and schedule.has_changed()) or schedule.is_new_best(step)
+        ):
             self._save(step, next_epoch=epoch, replace=True)
 
-    # -- called by the loop ----------------------------------------------------------------------------
+    # -- called by the loop
+    # ----------------------------------------------------------------------------
 
     def before_first(self, step: int) -> None:
-        """Run the boundary before the first step. A stop requested during set-up ends here; nothing is saved."""
+        """Run the boundary before the first step. A stop requested during set-up ends here;
+        nothing is saved.
+        """
         self.heartbeat.state = RUNNING
         self.heartbeat.write(step)
         if self._phases is not None:
             self._phases.mark("setup")
-        self.events.write("training", step=step, **({"seconds": self._phases.seconds} if self._phases else {}))
+        self.events.write(
+            "training", step=step, **({"seconds": self._phases.seconds} if self._phases else {})
+        )
         if self.profiler.is_on:
             self.profiler.after_step(step)
         self._run_consensus()
@@ -170,9 +189,13 @@ class Boundary:
         self.events.write("first_batch", step=step)
 
     def after_step(self, step: int) -> None:
-        """Run the boundary after a training step. Raises Stopped if the ranks have agreed to stop."""
+        """Run the boundary after a training step. Raises Stopped if the ranks have agreed to
+        stop.
+        """
         if self._phases is not None:
-            self.events.write("first_step", step=step, seconds=self._phases.finish(self.metrics.throughput.waited))
+            self.events.write(
+                "first_step", step=step, seconds=self._phases.finish(self.metrics.throughput.waited)
+            )
             self._phases = None
         if self._heartbeat_on:
             self.heartbeat.write(step)
@@ -207,10 +230,12 @@ class Boundary:
         self._has_extra_work = self._needs_extra_work()
 
     def after_forward(self, step: int, *, in_a_step: bool) -> None:
-        """Run the boundary after a batch of evaluation. A stop saves the state of the last training boundary.
+        """Run the boundary after a batch of evaluation. A stop saves the state of the last training
+        boundary.
 
-        The stop waits for the next training boundary if that state is not available: inside the body of a step, or
-        while the script has put other weights into its model, such as averaged ones, or has saved after its loop.
+        The stop waits for the next training boundary if that state is not available: inside the
+        body of a step, or while the script has put other weights into its model, such as averaged
+        ones, or has saved after its loop.
         """
         self.heartbeat.write(step)
         if in_a_step and self.checkpoint_schedule.best:
@@ -222,7 +247,11 @@ class Boundary:
         self._run_consensus()
         if not self.stopping:
             return
-        if in_a_step or self.saved_after_loop or consensus.any_rank(self.checkpoint_schedule.weights_changed()):
+        if (
+            in_a_step
+            or self.saved_after_loop
+            or consensus.any_rank(self.checkpoint_schedule.weights_changed())
+        ):
             self._stop_deferred = True
             consensus.due = 0
             return
@@ -245,10 +274,13 @@ class Boundary:
             self._save(step)
         return self.stopping
 
-    def save(self, step: int, *, wait: bool = False, replace: bool = False, next_epoch: int | None = None) -> None:
+    def save(
+        self, step: int, *, wait: bool = False, replace: bool = False, next_epoch: int | None = None
+    ) -> None:
         """Save at the script's request, or at the end. Called on all ranks.
 
-        With `next_epoch`, a resume begins that epoch. With `replace`, a checkpoint of this step is replaced.
+        With `next_epoch`, a resume begins that epoch. With `replace`, a checkpoint of this step is
+        replaced.
         """
         self._save(step, wait=wait, replace=replace, next_epoch=next_epoch)
 
@@ -257,9 +289,11 @@ class Boundary:
         return self.consensus.any_rank(self.checkpoint_schedule.has_changed())
 
     def finish(self, step: int) -> None:
-        """Write all logged numbers at a clean end, and leave no reduction in flight. Called on all ranks.
+        """Write all logged numbers at a clean end, and leave no reduction in flight. Called on all
+        ranks.
 
-        Losses that no consensus has checked yet are checked here: a short run must not end well with a bad one.
+        Losses that no consensus has checked yet are checked here: a short run must not end well
+        with a bad one.
         """
         if self.loss_check.on:
             self.loss_check.settle()
@@ -274,7 +308,8 @@ class Boundary:
         self.metrics.advance()
         self.consensus.schedule()
 
-    # -- consensus -------------------------------------------------------------------------------------
+    # -- consensus
+    # -------------------------------------------------------------------------------------
 
     def _run_consensus(self) -> None:
         if self.consensus.in_flight:
@@ -300,14 +335,17 @@ class Boundary:
         values[TEXTS], values[MINUS_TEXTS] = texts, -texts
         values[MINUS_BAD_STEP] = self.loss_check.advance()
         batch = self.first_batch() if self.first_batch is not None else None
-        values[BATCH], values[MINUS_BATCH] = (math.inf, math.inf) if batch is None else (batch, -batch)
+        values[BATCH], values[MINUS_BATCH] = (
+            (math.inf, math.inf) if batch is None else (batch, -batch)
+        )
         self.heartbeat.seconds_per_step = self.consensus.launch(values)
 
     def _apply(self, reduced: list[float]) -> None:
         """Act on what the ranks agreed on."""
         self.loss_check.check_consensus(reduced[MINUS_BAD_STEP])
         self.metrics.advance(
-            same=reduced[SCHEMA] == -reduced[MINUS_SCHEMA], same_texts=reduced[TEXTS] == -reduced[MINUS_TEXTS]
+            same=reduced[SCHEMA] == -reduced[MINUS_SCHEMA],
+            same_texts=reduced[TEXTS] == -reduced[MINUS_TEXTS],
         )
         if self.first_batch is not None and reduced[BATCH] < math.inf:  # all ranks have one
             self.first_batch = None
@@ -318,12 +356,17 @@ class Boundary:
         self.stopping |= bool(reduced[STOP])
         if self.stragglers.on:
             seconds = self.consensus.seconds
-            self.stragglers.report(reduced[SIZE:], step=self.heartbeat.step, epoch=self.epoch, seconds_per_step=seconds)
+            self.stragglers.report(
+                reduced[SIZE:], step=self.heartbeat.step, epoch=self.epoch, seconds_per_step=seconds
+            )
         self.checkpoint_schedule.collect_finished()
 
-    # -- save and stop ---------------------------------------------------------------------------------
+    # -- save and stop
+    # ---------------------------------------------------------------------------------
 
-    def _save(self, step: int, *, wait: bool = False, replace: bool = False, next_epoch: int | None = None) -> None:
+    def _save(
+        self, step: int, *, wait: bool = False, replace: bool = False, next_epoch: int | None = None
+    ) -> None:
         if self.checkpoint_schedule.checkpoints is None:
             self._save_requested = False
             return
@@ -331,7 +374,8 @@ class Boundary:
             self.loss_check.check_now()
         self.replicas.check_now(step)
         self.before_save()
-        # Write the numbers that led to a checkpoint before it: no later attempt would log them again.
+        # Write the numbers that led to a checkpoint before it: no later attempt would log them
+        # again.
         self._flush_metrics()
         self._save_requested = False
         self._sync_buffers()
@@ -342,7 +386,9 @@ class Boundary:
             "trackers": self.tracker_ids,
         }
         waited = self.metrics.throughput.waited_in_all
-        self.checkpoint_schedule.save(step, epoch=epoch, meta=meta, waited=waited, wait=wait, replace=replace)
+        self.checkpoint_schedule.save(
+            step, epoch=epoch, meta=meta, waited=waited, wait=wait, replace=replace
+        )
         if self.stragglers.on:
             self.stragglers.mark_start()  # the save was not part of the step
 
@@ -353,7 +399,9 @@ class Boundary:
             if schedule.last_step == step == schedule.failed_step:
                 outcome = "but could not save"
             elif step and schedule.checkpoints is None:
-                outcome = "but nothing is saved: the script has not called run.resume(model=model, ...)"
+                outcome = (
+                    "but nothing is saved: the script has not called run.resume(model=model, ...)"
+                )
             self.progress.close()
             note(f"stopped at step {step}, {outcome}")
         raise Stopped

@@ -1,4 +1,6 @@
-"""When to save a checkpoint, and of which state: always of a step boundary, never of a half-done step."""
+"""When to save a checkpoint, and of which state: always of a step boundary, never of a half-done
+step.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from paceline.runtime.step_boundary.state_snapshot import Snapshot
 
 
 class CheckpointSchedule:
-    """Saves the checkpoints of a session. Until `resume` is called, every other call does nothing."""
+    """Saves the checkpoints of a session. Until `resume` is called, every other call does
+    nothing.
+    """
 
     def __init__(self, settings: Settings, *, rank: int, events: EventWriter) -> None:
         self.settings = settings
@@ -29,20 +33,28 @@ class CheckpointSchedule:
         self._objects: dict[str, Any] = {}
         self._since = time.perf_counter()
         best = best_metric(settings.best)
-        self.best: str | None = best[0] if best else None  # the metric to keep the best checkpoint by
+        # the metric to keep the best checkpoint by
+        self.best: str | None = best[0] if best else None
         self._best_mode = best[1] if best else "min"
-        self.snapshot: Snapshot | None = None  # of the last boundary, or of the last `run.save` or `run.resume`
-        self.updated = False  # whether an optimizer has stepped since the last step was counted; only with `best`
-        self._early: set[int] = set()  # steps at which `best` was logged of weights that are saved with the next step
+        # of the last boundary, or of the last `run.save` or `run.resume`
+        self.snapshot: Snapshot | None = None
+        # whether an optimizer has stepped since the last step was counted; only with `best`
+        self.updated = False
+        # steps at which `best` was logged of weights that are saved with the next step
+        self._early: set[int] = set()
 
     def policy(self) -> RetentionPolicy:
         """Return which checkpoints to keep."""
         return RetentionPolicy(
-            keep_last=self.settings.keep_last, keep_every=self.settings.keep_every,
-            best=self.best, best_mode=self._best_mode,
-        )  # fmt: skip
+            keep_last=self.settings.keep_last,
+            keep_every=self.settings.keep_every,
+            best=self.best,
+            best_mode=self._best_mode,
+        )
 
-    def resume(self, checkpoints: CheckpointManager, objects: dict[str, Any], *, strict: bool) -> Restored | None:
+    def resume(
+        self, checkpoints: CheckpointManager, objects: dict[str, Any], *, strict: bool
+    ) -> Restored | None:
         """Register these objects, and load the newest complete checkpoint into them."""
         if self.checkpoints is not None:  # of an earlier `run.resume`
             self.checkpoints.close()
@@ -51,9 +63,11 @@ class CheckpointSchedule:
         checkpoints.register(**objects)
         start, settings = self.settings.start_from, self.settings
         found = checkpoints.restore(
-            Path(start) if start else None, weights_only=not settings.start_continue, strict=strict,
+            Path(start) if start else None,
+            weights_only=not settings.start_continue,
+            strict=strict,
             start_strict=settings.start_strict,
-        )  # fmt: skip
+        )
         self._since = time.perf_counter()
         if found is not None and found.own:
             self.last_step = found.step
@@ -64,7 +78,8 @@ class CheckpointSchedule:
         self.take_snapshot()
         return found
 
-    # -- when to save ------------------------------------------------------------------------------------------
+    # -- when to save
+    # ------------------------------------------------------------------------------------------
 
     @property
     def counts_steps(self) -> bool:
@@ -81,7 +96,8 @@ class CheckpointSchedule:
             return False
         return time.perf_counter() - self._since >= every
 
-    # -- save ------------------------------------------------------------------------------------------
+    # -- save
+    # ------------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -113,12 +129,18 @@ class CheckpointSchedule:
     def _write_events(self, finished: list[Saved]) -> None:
         for saved in finished:
             if saved.complete:
-                self.events.write("saved", step=saved.step, folder=str(saved.folder), seconds=round(saved.seconds, 6))
+                self.events.write(
+                    "saved",
+                    step=saved.step,
+                    folder=str(saved.folder),
+                    seconds=round(saved.seconds, 6),
+                )
             else:
                 self.failed_step = saved.step
                 self.events.write("save_failed", step=saved.step, error=saved.error)
 
-    # -- the best checkpoint ---------------------------------------------------------------------------
+    # -- the best checkpoint
+    # ---------------------------------------------------------------------------
 
     def _on_update(self, *_: Any) -> None:
         self.updated = True
@@ -128,12 +150,16 @@ class CheckpointSchedule:
         self.updated, self.snapshot = False, None
 
     def note_early(self, step: int) -> None:
-        """In a loop by hand, what is logged after an update belongs to the step that is counted next."""
+        """In a loop by hand, what is logged after an update belongs to the step that is counted
+        next.
+        """
         if self.updated:
             self._early.add(step)
 
     def record_best(self, step: int, value: float) -> None:
-        """Attach a value of the metric `best` to the checkpoint of the weights that it was computed with."""
+        """Attach a value of the metric `best` to the checkpoint of the weights that it was
+        computed with.
+        """
         if step in self._early:
             self._early.discard(step)
             step += 1
@@ -141,25 +167,32 @@ class CheckpointSchedule:
             self.checkpoints.attach(step, value)
 
     def is_new_best(self, step: int) -> bool:
-        """Return whether this step has the best value so far, but no checkpoint. Only rank 0 knows."""
+        """Return whether this step has the best value so far, but no checkpoint. Only rank 0
+        knows.
+        """
         if self.checkpoints is None or self.rank or step == self.last_step:
             return False
         return self.checkpoints.is_new_best(step)
 
-    # -- the last training boundary --------------------------------------------------------------------
+    # -- the last training boundary
+    # --------------------------------------------------------------------
 
     def take_snapshot(self) -> None:
         """Remember the state at the end of a loop, at a save by the script, or after a resume.
 
-        A stop during evaluation must save the state of the last boundary, because the code after the loop runs
-        again after a resume.
+        A stop during evaluation must save the state of the last boundary, because the code after
+        the loop runs again after a resume.
         """
         if self.checkpoints is not None:
             self.snapshot = Snapshot(self._objects)
 
     def weights_changed(self) -> bool:
         """Return whether the weights differ from those at the last boundary."""
-        return self.snapshot is not None and self.checkpoints is not None and self.snapshot.weights_changed()
+        return (
+            self.snapshot is not None
+            and self.checkpoints is not None
+            and self.snapshot.weights_changed()
+        )
 
     def has_changed(self) -> bool:
         """Return whether the objects have changed since the snapshot; True without one."""

@@ -1,4 +1,6 @@
-"""A rank's heartbeat: its slot in the node's heartbeat file, written at step boundaries without a system call."""
+"""A rank's heartbeat: its slot in the node's heartbeat file, written at step boundaries without a
+system call.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from paceline.contract.heartbeat_file import (
 
 
 class Heartbeat:
-    """Writes this rank's slot and reads the agent's header. Without a heartbeat file, every call does nothing."""
+    """Writes this rank's slot and reads the agent's header. Without a heartbeat file, every call
+    does nothing.
+    """
 
     def __init__(self, path: str | None, local_rank: int) -> None:
         self.state = ABSENT
@@ -51,14 +55,24 @@ class Heartbeat:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the agent has asked for a stop, perhaps before this rank installed its signal handlers."""
+        """Whether the agent has asked for a stop, perhaps before this rank installed its signal
+        handlers.
+        """
         return self._map is not None and bool(HEADER.unpack_from(self._map, 0)[2])
 
     def write(self, step: int) -> None:
         """Write one heartbeat at a step boundary."""
         self.step = step
         if self._map is not None:
-            SLOT.pack_into(self._map, self._offset, self.state, step, self._pid, time.time(), self.seconds_per_step)
+            SLOT.pack_into(
+                self._map,
+                self._offset,
+                self.state,
+                step,
+                self._pid,
+                time.time(),
+                self.seconds_per_step,
+            )
 
     def set_state(self, state: int) -> None:
         """Enter a state and write it. Within one process, states only move forward."""
@@ -66,17 +80,23 @@ class Heartbeat:
         self.write(self.step)
 
     def write_times(self, waited: float, own: float) -> None:
-        """Write how long this rank has waited for data so far, and the seconds of a step that are its own."""
+        """Write how long this rank has waited for data so far, and the seconds of a step that are
+        its own.
+        """
         if self._map is not None:
             TIMES.pack_into(self._map, self._times_offset, waited, own)
 
     def mark_session(self) -> None:
-        """Tell the agent that this rank has opened a session: its script will have step boundaries."""
+        """Tell the agent that this rank has opened a session: its script will have step
+        boundaries.
+        """
         if self._map is not None:
             IN_SESSION.pack_into(self._map, self._in_session_offset, 1)
 
     def mark_unsaved(self, step: int) -> None:
-        """Tell the agent that the last state could not be saved. It takes no space on a disk, which may be full."""
+        """Tell the agent that the last state could not be saved. It takes no space on a disk,
+        which may be full.
+        """
         if self._map is not None:
             UNSAVED.pack_into(self._map, self._unsaved_offset, step + 1)
 

@@ -23,8 +23,9 @@ class _NoSteps:
 class NonFiniteLossCheck:
     """Checks every loss without making a step wait for the device.
 
-    A loss on the CPU is checked at once. A loss on a device is copied and checked at the next consensus. A save
-    checks all losses first, so that no checkpoint contains the effect of a bad one.
+    A loss on the CPU is checked at once. A loss on a device is copied and checked at the next
+    consensus. A save checks all losses first, so that no checkpoint contains the effect of a bad
+    one.
     """
 
     def __init__(self, *, rank: int, on: bool) -> None:
@@ -61,7 +62,9 @@ class NonFiniteLossCheck:
         self._losses.append(loss)
 
     def advance(self) -> float:
-        """Check the losses that have arrived and request the rest. Returns this rank's value for the consensus."""
+        """Check the losses that have arrived and request the rest. Returns this rank's value for
+        the consensus.
+        """
         self._check_pending()
         if self._losses:
             self._pending = (self._steps, PendingScalars(self._losses))
@@ -88,13 +91,16 @@ class NonFiniteLossCheck:
             raise self._error(self.bad)
 
     def check_consensus(self, minus_first_bad: float) -> None:
-        """Raise NonFinite on the rank with the first bad loss. The other ranks end when that rank does."""
+        """Raise NonFinite on the rank with the first bad loss. The other ranks end when that rank
+        does.
+        """
         if self.bad is not None and -self.bad[0] >= minus_first_bad:
             raise self._error(self.bad)
 
     def _error(self, bad: tuple[int, float]) -> NonFinite:
         return NonFinite(
             f"The loss at step {bad[0]} on rank {self.rank} is {bad[1]}.",
-            hint="Lower the learning rate, clip gradients (run.update(opt, clip=1.0)), use bf16 instead of fp16, or "
+            hint="Lower the learning rate, clip gradients (run.update(opt, clip=1.0)), use bf16 "
+            "instead of fp16, or "
             'skip such steps with session(on_nonfinite="skip").',
         )

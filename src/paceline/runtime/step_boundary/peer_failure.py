@@ -1,7 +1,8 @@
 """What a rank does before its agent kills it because another rank has failed.
 
-Python runs signal handlers in the main thread, between two of its instructions. A rank whose peer has failed waits in a
-collective, and does not get there before it is killed. So a thread sleeps until a signal arrives, and acts instead.
+Python runs signal handlers in the main thread, between two of its instructions. A rank whose peer
+has failed waits in a collective, and does not get there before it is killed. So a thread sleeps
+until a signal arrives, and acts instead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections.abc import Callable
 
 
 class PeerFailureWatch:
-    """Calls a function once when the agent ends this process: from a thread, or from the signal handler."""
+    """Calls a function once when the agent ends this process: from a thread, or from the signal
+    handler.
+    """
 
     def __init__(self, is_ending: Callable[[], bool], action: Callable[[], None]) -> None:
         self._is_ending = is_ending
@@ -23,7 +26,9 @@ class PeerFailureWatch:
         self._write_end: int | None = None
 
     def start(self) -> None:
-        """Begin to watch, unless another library watches signals in this way. Only the main thread can."""
+        """Begin to watch, unless another library watches signals in this way. Only the main thread
+        can.
+        """
         if self._write_end is not None:
             return
         read_end, write_end = os.pipe()
@@ -35,7 +40,9 @@ class PeerFailureWatch:
             os.close(write_end)
             return
         self._write_end = write_end
-        threading.Thread(target=self._watch, args=(read_end,), name="paceline-peer-failure", daemon=True).start()
+        threading.Thread(
+            target=self._watch, args=(read_end,), name="paceline-peer-failure", daemon=True
+        ).start()
 
     def close(self) -> None:
         write_end, self._write_end = self._write_end, None

@@ -22,7 +22,8 @@ class ProfilerWindow:
             if not match or int(match[1]) >= int(match[2]) or int(match[1]) < 1:
                 raise UsageError(
                     f"profile={window!r} is not a window of steps.",
-                    hint="Give the first step and the step after the last, such as '10:13' for 10, 11 and 12.",
+                    hint="Give the first step and the step after the last, such as '10:13' for "
+                    "10, 11 and 12.",
                 )
             self.first, self.end = int(match[1]), int(match[2])
         self.path = (folder or Path.cwd()) / f"profile-rank-{rank}.json"

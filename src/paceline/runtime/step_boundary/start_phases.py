@@ -13,8 +13,10 @@ class StartPhases:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.context: DeviceContext | None = None  # of the GPU, which is created during other phases
-        self.early: EarlyPass | None = None  # of the loader, whose workers may begin during other phases
+        # of the GPU, which is created during other phases
+        self.context: DeviceContext | None = None
+        # of the loader, whose workers may begin during other phases
+        self.early: EarlyPass | None = None
         self._last = time.perf_counter()
 
     def mark(self, name: str) -> None:
@@ -28,12 +30,15 @@ class StartPhases:
         self._last += seconds
 
     def finish(self, waited: float) -> dict[str, float]:
-        """Return all phases. The last two are the first batch, for which the loop has waited, and the first step."""
+        """Return all phases. The last two are the first batch, for which the loop has waited, and
+        the first step.
+        """
         took = time.perf_counter() - self._last
         self.seconds["first_batch"] = round(waited, 3)
         self.seconds["first_step"] = round(max(0.0, took - waited), 3)
         if self.early is not None and self.early.seconds:
-            self.seconds["first_batch_early"] = round(self.early.seconds, 3)  # by so much earlier it was asked for
+            # by so much earlier it was asked for
+            self.seconds["first_batch_early"] = round(self.early.seconds, 3)
         if self.context is not None and self.context.seconds:
             self.seconds["context_in_all"] = round(self.context.seconds, 3)
         return self.seconds

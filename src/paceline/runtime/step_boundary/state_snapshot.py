@@ -1,4 +1,6 @@
-"""The state of the objects at one moment, small enough to keep: to return to it, and to see whether it has changed."""
+"""The state of the objects at one moment, small enough to keep: to return to it, and to see
+whether it has changed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ LAZY = (UninitializedParameter, UninitializedBuffer)
 class Snapshot:
     """Copies schedulers, learning rates, random generators and other small state.
 
-    Weights, optimizer state and large states are not copied. Their checksum shows whether they have changed.
+    Weights, optimizer state and large states are not copied. Their checksum shows whether they have
+    changed.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
@@ -36,7 +39,9 @@ class Snapshot:
         return self._weights.value() != _checksum(_weights(self._objects, self._small)).value()
 
     def has_changed(self, *, rank: int) -> bool:
-        """Return whether any state but the random generators differs now. Of buffers, only rank 0's count."""
+        """Return whether any state but the random generators differs now. Of buffers, only rank
+        0's count.
+        """
         if self.weights_changed() or not _equal(self._small, _small_states(self._objects)):
             return True
         return rank == 0 and self._buffers.value() != _checksum(_buffers(self._objects)).value()
@@ -122,10 +127,16 @@ def _tensor_bytes(state: Any) -> int:
 def _equal(first: Any, second: Any) -> bool:
     """Return whether two states are equal. If in doubt, they are not."""
     if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
-        same_kind = type(first) is type(second) and first.shape == second.shape and first.dtype == second.dtype
+        same_kind = (
+            type(first) is type(second)
+            and first.shape == second.shape
+            and first.dtype == second.dtype
+        )
         return same_kind and bool(torch.equal(first, second))
     if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(_equal(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(
+            _equal(first[key], second[key]) for key in first
+        )
     if isinstance(first, (list, tuple)) and type(first) is type(second):
         return len(first) == len(second) and all(map(_equal, first, second))
     try:

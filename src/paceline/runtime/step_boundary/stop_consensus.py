@@ -1,9 +1,9 @@
 """Stop all ranks at the same step: signals set a flag, and a reduction makes all ranks see it.
 
-Nothing is saved inside a signal handler. One asynchronous MAX reduction at a time runs on the control group. It is
-launched at one step boundary and collected at a later one. All ranks know which: the number of steps in between
-follows from the step time that the previous reduction agreed on. So no rank waits for it, and no rank can decide
-differently from its peers.
+Nothing is saved inside a signal handler. One asynchronous MAX reduction at a time runs on the
+control group. It is launched at one step boundary and collected at a later one. All ranks know
+which: the number of steps in between follows from the step time that the previous reduction agreed
+on. So no rank waits for it, and no rank can decide differently from its peers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,24 @@ from paceline.contract.heartbeat_file import RUNNING
 from paceline.runtime.step_boundary.heartbeat import Heartbeat
 from paceline.runtime.step_boundary.peer_failure import PeerFailureWatch
 
-INTERVAL = 0.4  # seconds from launch to collection; one small reduction in that time costs far less than 0.1 %
-SLOW_STEP = 2.0  # seconds; from here on a reduction is collected at once: a further step would cost more
+# seconds from launch to collection; one small reduction in that time costs far less than 0.1 %
+INTERVAL = 0.4
+# seconds; from here on a reduction is collected at once: a further step would cost more
+SLOW_STEP = 2.0
 
 # Positions of the reduced values. MAX over ranks; a minimum is the maximum of the negative.
-STOP, SAVE, SECONDS, SCHEMA, MINUS_SCHEMA, TEXTS, MINUS_TEXTS, MINUS_BAD_STEP, BATCH, MINUS_BATCH = range(10)
+(
+    STOP,
+    SAVE,
+    SECONDS,
+    SCHEMA,
+    MINUS_SCHEMA,
+    TEXTS,
+    MINUS_TEXTS,
+    MINUS_BAD_STEP,
+    BATCH,
+    MINUS_BATCH,
+) = range(10)
 SIZE = 10
 NO_BAD_STEP = -math.inf
 
@@ -51,12 +64,16 @@ class Pruned(Stopped):
 class StopSignals:
     """Treats SIGUSR1 and SIGTERM as requests to stop while a session is open.
 
-    After Ctrl-C, the agent sends SIGINT to ranks that have not reached a step boundary: there is nothing to save yet.
-    One that reaches it in that moment stops like the others.
+    After Ctrl-C, the agent sends SIGINT to ranks that have not reached a step boundary: there is
+    nothing to save yet. One that reaches it in that moment stops like the others.
     """
 
     def __init__(
-        self, heartbeat: Heartbeat, notify: Callable[[], None], *, at_end: Callable[[], None] | None = None
+        self,
+        heartbeat: Heartbeat,
+        notify: Callable[[], None],
+        *,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         self.requested = False
         self.is_leaving = False  # this rank has failed itself: it writes what it has, and exits
@@ -64,7 +81,9 @@ class StopSignals:
         self._heartbeat = heartbeat
         self._notify = notify
         # What is left to do once the agent ends this rank, within a second.
-        self._peer_failure = PeerFailureWatch(lambda: heartbeat.is_ending, at_end) if at_end is not None else None
+        self._peer_failure = (
+            PeerFailureWatch(lambda: heartbeat.is_ending, at_end) if at_end is not None else None
+        )
         self._previous: dict[int, Any] = {}
 
     def install(self) -> None:
@@ -88,7 +107,8 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM and self._heartbeat.is_ending:
-            # The agent ends its ranks because one has failed. That is not a request to save and stop.
+            # The agent ends its ranks because one has failed. That is not a request to save and
+            # stop.
             if self.is_leaving:
                 return
             if self._peer_failure is not None:
@@ -112,7 +132,8 @@ class StopSignals:
 class StopConsensus:
     """The reduction by which all ranks agree to stop or save.
 
-    `tick` counts boundaries. `due` is the tick at which the reduction is collected; it is the same on all ranks.
+    `tick` counts boundaries. `due` is the tick at which the reduction is collected; it is the same
+    on all ranks.
     """
 
     def __init__(self, group: Any) -> None:
@@ -134,7 +155,8 @@ class StopConsensus:
     def begin_loop(self) -> None:
         """Decide at the first boundary of the loop, and measure the loop's own step time.
 
-        After steps of a millisecond, an evaluation of slow batches must not wait for hundreds of them.
+        After steps of a millisecond, an evaluation of slow batches must not wait for hundreds of
+        them.
         """
         self._since, self._last_tick = time.perf_counter(), self.tick
         self.due = self.tick + 1
@@ -150,7 +172,9 @@ class StopConsensus:
             values[SECONDS] = self.seconds
         self._values = torch.tensor(values, dtype=torch.float64)
         if self.group is not None:
-            self._work = dist.all_reduce(self._values, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
+            self._work = dist.all_reduce(
+                self._values, op=dist.ReduceOp.MAX, group=self.group, async_op=True
+            )
         return values[SECONDS]
 
     def collect(self) -> list[float]:
@@ -163,7 +187,9 @@ class StopConsensus:
         return reduced
 
     def any_rank(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank. Blocks; all ranks call it at the same point."""
+        """Return whether the flag is set on any rank. Blocks; all ranks call it at the same
+        point.
+        """
         if self.group is None:
             return flag
         reduced = torch.tensor(int(flag))
@@ -177,7 +203,9 @@ class StopConsensus:
     @property
     def is_synchronous(self) -> bool:
         """Whether the next reduction is collected where it is launched."""
-        return self.group is None or self._is_first or self.seconds <= 0 or self.seconds >= SLOW_STEP
+        return (
+            self.group is None or self._is_first or self.seconds <= 0 or self.seconds >= SLOW_STEP
+        )
 
     def schedule(self) -> None:
         """Set the tick at which the ranks agree next."""

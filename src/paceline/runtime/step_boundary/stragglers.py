@@ -1,8 +1,9 @@
 """Find ranks that are slower than the others, without slowing any of them.
 
-All ranks take equally long for a whole step: the slow one works while the others wait for it. What differs is the time
-from the boundary to the backward pass, before the first exchange of gradients: waiting for data, and the forward pass.
-One step per consensus is measured, and the result travels with the consensus.
+All ranks take equally long for a whole step: the slow one works while the others wait for it. What
+differs is the time from the boundary to the backward pass, before the first exchange of gradients:
+waiting for data, and the forward pass. One step per consensus is measured, and the result travels
+with the consensus.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ class StragglerDetector:
     """Measures this rank's own time per step. On rank 0, also compares all ranks."""
 
     def __init__(
-        self, lines: LineWriter, *, rank: int, hosts: list[str], world_size: int, factor: float, device: Any
+        self,
+        lines: LineWriter,
+        *,
+        rank: int,
+        hosts: list[str],
+        world_size: int,
+        factor: float,
+        device: Any,
     ) -> None:
         self.on = 1 < world_size <= MAX_RANKS and factor > 0
         self.slots = world_size if self.on else 0  # in the consensus
@@ -48,7 +56,8 @@ class StragglerDetector:
         self._slow_since: dict[int, float] = {}
         self._reported: dict[int, float] = {}
 
-    # -- measure ---------------------------------------------------------------------------------------
+    # -- measure
+    # ---------------------------------------------------------------------------------------
 
     def mark_start(self) -> None:
         """Measure the step that begins now. Called at the end of a boundary."""
@@ -83,10 +92,15 @@ class StragglerDetector:
             self._measured.append(start.elapsed_time(end) / 1000)
         return statistics.median(self._measured) if len(self._measured) >= MIN_MEASUREMENTS else 0.0
 
-    # -- compare ---------------------------------------------------------------------------------------
+    # -- compare
+    # ---------------------------------------------------------------------------------------
 
-    def report(self, seconds: list[float], *, step: int, epoch: int, seconds_per_step: float) -> None:
-        """Print and log ranks that have been slow for a while. Called after a consensus; acts on rank 0."""
+    def report(
+        self, seconds: list[float], *, step: int, epoch: int, seconds_per_step: float
+    ) -> None:
+        """Print and log ranks that have been slow for a while. Called after a consensus; acts on
+        rank 0.
+        """
         if self._rank:
             return
         min_seconds = max(MIN_SECONDS, MIN_SHARE * seconds_per_step)
@@ -110,13 +124,19 @@ class StragglerDetector:
         for rank, ratio in due.items():
             host = f" on {self._hosts[rank]}" if rank < len(self._hosts) else ""
             is_pair = len(seconds) == 2
-            peers, reference = (f"rank {1 - rank}", "as long") if is_pair else ("the others", "the median")
-            text = f"{ratio:.1f} times {reference}, {seconds[rank] * 1000:.1f} ms of its own time per step"
+            peers, reference = (
+                (f"rank {1 - rank}", "as long") if is_pair else ("the others", "the median")
+            )
+            text = (
+                f"{ratio:.1f} times {reference}, {seconds[rank] * 1000:.1f} ms of its own time "
+                "per step"
+            )
             note(f"rank {rank}{host} is slower than {peers}: {text}")
 
 
 def find_stragglers(seconds: list[float], *, factor: float, min_seconds: float) -> dict[int, float]:
-    """Return ranks slower than the median by `factor` and by `min_seconds`, slowest first, with their ratio to it.
+    """Return ranks slower than the median by `factor` and by `min_seconds`, slowest first, with
+    their ratio to it.
 
     Of two ranks, one must take at least twice as long as the other.
     """
@@ -124,7 +144,8 @@ def find_stragglers(seconds: list[float], *, factor: float, min_seconds: float) 
     if len(known) < 2:
         return {}
     factor = max(factor, PAIR_FACTOR) if len(seconds) == 2 else factor
-    median = known[(len(known) - 1) // 2]  # the lower one: of two ranks, the faster is the reference
+    # the lower one: of two ranks, the faster is the reference
+    median = known[(len(known) - 1) // 2]
     slow = {
         rank: each / median
         for rank, each in enumerate(seconds)

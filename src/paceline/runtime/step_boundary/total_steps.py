@@ -1,4 +1,6 @@
-"""How many steps the run will have in total, as far as its loops show: for the progress and the time left."""
+"""How many steps the run will have in total, as far as its loops show: for the progress and the
+time left.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from paceline.contract.jsonl import EventWriter
 
 
 class TotalSteps:
-    """Writes the event `total_steps` at the beginning of a loop that changes the answer. Its `steps` may be null."""
+    """Writes the event `total_steps` at the beginning of a loop that changes the answer. Its
+    `steps` may be null.
+    """
 
     def __init__(self, events: EventWriter, max_steps: int | None) -> None:
         self._events = events
@@ -15,8 +19,11 @@ class TotalSteps:
         self._lengths: dict[int, int | None] = {}  # of the loops of an epoch, by their number
         self._loops = 0  # that began outside of `run.epochs`
 
-    def begin_loop(self, *, number: int, step: int, left: int | None, length: int | None, more_epochs: int) -> None:
-        """Count a loop inside of `run.epochs`: the steps that are left in it, and the epochs that follow this one.
+    def begin_loop(
+        self, *, number: int, step: int, left: int | None, length: int | None, more_epochs: int
+    ) -> None:
+        """Count a loop inside of `run.epochs`: the steps that are left in it, and the epochs that
+        follow this one.
 
         The loops of an epoch that have not begun yet count as long as they were in the last one.
         """
@@ -29,7 +36,9 @@ class TotalSteps:
         self.write(step + left + later + more_epochs * sum(known))
 
     def begin_single_loop(self, *, step: int, left: int | None) -> None:
-        """Count a loop outside of `run.epochs`. A script with several of them has a loop of its own around them."""
+        """Count a loop outside of `run.epochs`. A script with several of them has a loop of its
+        own around them.
+        """
         self._loops += 1
         self.write(step + left if left is not None and self._loops == 1 else None)
 

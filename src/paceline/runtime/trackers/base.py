@@ -1,4 +1,6 @@
-"""The `[tracking]` settings, what a tracker knows about its run, and the three methods of a tracker."""
+"""The `[tracking]` settings, what a tracker knows about its run, and the three methods of a
+tracker.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ class RunInfo:
     attempt: int = 1
     metrics_offset: int = 0  # size in bytes of metrics.jsonl when this attempt starts
     params: dict[str, Any] = field(default_factory=dict)  # run.params
-    config: dict[str, Any] = field(default_factory=dict)  # settings of the run: nodes, style, seed, ...
+    # settings of the run: nodes, style, seed, ...
+    config: dict[str, Any] = field(default_factory=dict)
     best: tuple[str, str] | None = None  # the metric to keep the best value of, and "max" or "min"
 
     @property
@@ -61,7 +64,8 @@ class RunInfo:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives every line of `metrics.jsonl`. Implement these three methods; no base class is needed.
+    """Receives every line of `metrics.jsonl`. Implement these three methods; no base class is
+    needed.
 
         class Printer:
             def start(self, run): print("run", run.run_id)
@@ -70,22 +74,26 @@ class Tracker(Protocol):
 
         with paceline.session(trackers=[Printer()]) as run: ...
 
-    To use it without changing the script, name it in paceline.toml: `[tracking] trackers = ["package.module:Class"]`
-    (constructed without arguments).
+    To use it without changing the script, name it in paceline.toml: `[tracking] trackers =
+    ["package.module:Class"]` (constructed without arguments).
 
-    Paceline calls the methods on rank 0 only, one after the other, in a separate thread for each tracker, so a slow
-    tracker doesn't slow down training. If a method raises, Paceline prints a warning and drops the tracker; the run
-    continues.
+    Paceline calls the methods on rank 0 only, one after the other, in a separate thread for each
+    tracker, so a slow tracker doesn't slow down training. If a method raises, Paceline prints a
+    warning and drops the tracker; the run continues.
     """
 
     def start(self, run: RunInfo) -> None:
-        """Called once per attempt, before anything else. After a resume, `run.run_id` is the same as before."""
+        """Called once per attempt, before anything else. After a resume, `run.run_id` is the same
+        as before.
+        """
 
     def log(self, step: int, values: dict[str, float | str]) -> None:
         """Called for each line of metrics.jsonl.
 
-        `values` has what `run.log` logged at this step, averaged over ranks, and `epoch`, `time`, `seconds` and
-        `samples_per_second`. It may hold nan and inf. After a crash, steps that are repeated are logged again.
+        `values` has what `run.log` logged at this step, averaged over ranks, and `epoch`, `time`,
+        `seconds` and
+        `samples_per_second`. It may hold nan and inf. After a crash, steps that are repeated are
+        logged again.
         """
 
     def finish(self, status: str) -> None:

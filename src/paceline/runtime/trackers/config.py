@@ -1,4 +1,6 @@
-"""The script's own settings, as `run.config` takes them: a namespace, a data class or a mapping, as plain values."""
+"""The script's own settings, as `run.config` takes them: a namespace, a data class or a mapping,
+as plain values.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from paceline.runtime.trackers.base import RunInfo, Tracker, Tracking, first_lin
 from paceline.runtime.trackers.thread import TrackerThread, finish_timeout
 
 WANDB, TENSORBOARD = "wandb", "tensorboard"
-# What trackers may know of the launch spec. Not the command line or the environment: both may hold secrets.
+# What trackers may know of the launch spec. Not the command line or the environment: both may hold
+# secrets.
 CONFIG_KEYS = ("nodes", "nproc", "gpus", "style", "program", "is_module")
 DISPLAY_NAMES = {WANDB: "W&B", TENSORBOARD: "TensorBoard"}
 
@@ -85,7 +86,11 @@ def open_trackers(
     """Return the trackers of a session, not yet started."""
     launch_spec = context.launch_spec
     tracking = Tracking.of(launch_spec)
-    config = {"world_size": identity.world_size, "seed": settings.seed, "precision": settings.precision}
+    config = {
+        "world_size": identity.world_size,
+        "seed": settings.seed,
+        "precision": settings.precision,
+    }
     if launch_spec:
         config |= {name: getattr(launch_spec, name) for name in CONFIG_KEYS}
     info = RunInfo(
@@ -111,8 +116,12 @@ def _size(path: Path) -> int:
         return 0
 
 
-def select(tracking: Tracking, given: Sequence[Tracker | str], info: RunInfo, *, store: Any = None) -> Trackers:
-    """Return this rank's trackers: all of them on rank 0, on other ranks W&B if each rank has a W&B run."""
+def select(
+    tracking: Tracking, given: Sequence[Tracker | str], info: RunInfo, *, store: Any = None
+) -> Trackers:
+    """Return this rank's trackers: all of them on rank 0, on other ranks W&B if each rank has a
+    W&B run.
+    """
     requested: list[Tracker | str] = [*given, *tracking.trackers]
     if tracking.wants_wandb:
         requested.append(WANDB)
@@ -138,7 +147,9 @@ def select(tracking: Tracking, given: Sequence[Tracker | str], info: RunInfo, *,
 
 
 def _wandb_id(info: RunInfo, store: Any) -> str:
-    """Return the id of the W&B run. If each rank has a run, rank 0 chooses the prefix of all their ids."""
+    """Return the id of the W&B run. If each rank has a run, rank 0 chooses the prefix of all their
+    ids.
+    """
     from paceline.runtime.trackers.wandb.tracker import choose_id
 
     if store is None:
@@ -149,12 +160,19 @@ def _wandb_id(info: RunInfo, store: Any) -> str:
 
 
 def _without_repeats(requested: list[Tracker | str]) -> list[Tracker | str]:
-    return [each for number, each in enumerate(requested) if not any(each is other for other in requested[:number])]
+    return [
+        each
+        for number, each in enumerate(requested)
+        if not any(each is other for other in requested[:number])
+    ]
 
 
 def _make(name: str, tracking: Tracking) -> Tracker | None:
     """Return the tracker of that name; None, with one warning, if that fails."""
-    makers: dict[str, Callable[[], Any]] = {WANDB: lambda: _wandb(tracking), TENSORBOARD: _tensorboard}
+    makers: dict[str, Callable[[], Any]] = {
+        WANDB: lambda: _wandb(tracking),
+        TENSORBOARD: _tensorboard,
+    }
     try:
         made = makers[name]() if name in makers else _import(name)
     except Exception as error:
@@ -162,7 +180,10 @@ def _make(name: str, tracking: Tracking) -> Tracker | None:
         if isinstance(error, ModuleNotFoundError):
             why = f"no module named {error.name!r}"
             hint = f" (pip install {name})" if name in makers else ""
-        note(f"{DISPLAY_NAMES.get(name, name)} is disabled: {why}{hint}; metrics.jsonl has all values")
+        note(
+            f"{DISPLAY_NAMES.get(name, name)} is disabled: {why}{hint}; metrics.jsonl has all "
+            "values"
+        )
         return None
     if not isinstance(made, Tracker):
         note(f"{name} is disabled: it lacks start, log or finish; metrics.jsonl has all values")

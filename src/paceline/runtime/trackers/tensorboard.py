@@ -9,7 +9,9 @@ from paceline.runtime.trackers.base import RunInfo
 
 
 class TensorboardTracker:
-    """Writes numbers as scalars and text as text. After a resume, repeated steps replace the earlier ones."""
+    """Writes numbers as scalars and text as text. After a resume, repeated steps replace the
+    earlier ones.
+    """
 
     def __init__(self) -> None:
         from torch.utils.tensorboard import SummaryWriter

@@ -1,7 +1,8 @@
-"""The thread that passes lines of `metrics.jsonl` to a tracker, so that training never waits for one.
+"""The thread that passes lines of `metrics.jsonl` to a tracker, so that training never waits for
+one.
 
-Each tracker has its own thread: one that hangs doesn't delay the others. The queue is bounded; a tracker that can't
-keep up loses lines, with a warning. `metrics.jsonl` has them all.
+Each tracker has its own thread: one that hangs doesn't delay the others. The queue is bounded; a
+tracker that can't keep up loses lines, with a warning. `metrics.jsonl` has them all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ SPECIAL_NUMBERS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf
 
 
 class TrackerThread:
-    """One tracker and its thread. `append` takes whole lines of JSON, as `LineWriter.append` does."""
+    """One tracker and its thread. `append` takes whole lines of JSON, as `LineWriter.append`
+    does.
+    """
 
     def __init__(self, name: str, tracker: Tracker, info: RunInfo) -> None:
         self.name = name
@@ -53,7 +56,10 @@ class TrackerThread:
             return
         if self._put - self._taken + count > MAX_WAITING:
             if not self._lost:
-                note(f"{self.name} can't keep up with training and loses values; metrics.jsonl has them all")
+                note(
+                    f"{self.name} can't keep up with training and loses values; metrics.jsonl has "
+                    "them all"
+                )
             self._lost += count
             return
         self._put += count
@@ -82,12 +88,16 @@ class TrackerThread:
             abandon()
             self._thread.join(ABANDON_TIMEOUT)
 
-    # -- in the thread ---------------------------------------------------------------------------------
+    # -- in the thread
+    # ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        # Signals go to the main thread. Whatever this thread starts (a tracker's service) inherits the mask.
+        # Signals go to the main thread. Whatever this thread starts (a tracker's service) inherits
+        # the mask.
         if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT})
+            signal.pthread_sigmask(
+                signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
+            )
         try:
             self.tracker.start(self._info)
             self.started.set()
@@ -106,7 +116,10 @@ class TrackerThread:
         except BaseException as error:
             if not self._broken:
                 kind = type(error).__name__
-                note(f"{self.name} gets no more values: {kind}: {first_line(error)}; metrics.jsonl continues")
+                note(
+                    f"{self.name} gets no more values: {kind}: {first_line(error)}; metrics.jsonl "
+                    "continues"
+                )
         finally:
             self._broken = True
             self.started.set()
@@ -116,11 +129,15 @@ def finish_timeout(status: str, *, urgent: bool) -> float:
     """Return how many seconds all trackers together have to finish."""
     if urgent:
         return FINISH_TIMEOUT_URGENT
-    return {FAILED: FINISH_TIMEOUT_AFTER_ERROR, STOPPED: FINISH_TIMEOUT_AT_STOP}.get(status, FINISH_TIMEOUT)
+    return {FAILED: FINISH_TIMEOUT_AFTER_ERROR, STOPPED: FINISH_TIMEOUT_AT_STOP}.get(
+        status, FINISH_TIMEOUT
+    )
 
 
 def parse_line(line: str) -> tuple[int, dict[str, float | str]]:
-    """Return a line's step and its values, with nested tables flattened and nan and inf as numbers."""
+    """Return a line's step and its values, with nested tables flattened and nan and inf as
+    numbers.
+    """
     table: dict[str, Any] = json.loads(line)
     step = int(table.pop("step", 0))
     return step, dict(_flatten(table))

@@ -1,4 +1,6 @@
-"""Check that tensor-parallel ranks work on the same samples: on different ones, they would train nonsense."""
+"""Check that tensor-parallel ranks work on the same samples: on different ones, they would train
+nonsense.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,16 @@ def check_batch(batch: Any, mesh: RankMesh, device: torch.device) -> None:
     """
     tensors: list[torch.Tensor] = []
     map_tensors(batch, tensors.append)
-    digests = [int(each) for each in collectives.gather(torch.tensor(digest_state([], tensors)), mesh.group, device)]
+    digests = [
+        int(each)
+        for each in collectives.gather(torch.tensor(digest_state([], tensors)), mesh.group, device)
+    ]
     for rank, digest in enumerate(digests):
         first = rank // mesh.tensor * mesh.tensor
         if digest != digests[first]:
             raise UsageError(
-                f"Ranks {first} and {rank} are tensor-parallel, so they need the same batches, but got different ones.",
-                hint="Use run.loader, or split the data by run.dp_rank and run.dp_size, and shuffle it with a seed.",
+                f"Ranks {first} and {rank} are tensor-parallel, so they need the same batches, "
+                "but got different ones.",
+                hint="Use run.loader, or split the data by run.dp_rank and run.dp_size, and "
+                "shuffle it with a seed.",
             )

@@ -1,8 +1,9 @@
 """A checksum of the bits of many tensors, computed on their devices without waiting for them.
 
-The bits are read as 64-bit integers, each is multiplied by an odd weight that depends on its position, and the products
-are added up, modulo 2**64. So one changed bit always changes the sum, exchanged values and changes that cancel out in a
-plain sum do too, and NaN is a value like any other. Integer sums do not depend on their order.
+The bits are read as 64-bit integers, each is multiplied by an odd weight that depends on its
+position, and the products are added up, modulo 2**64. So one changed bit always changes the sum,
+exchanged values and changes that cancel out in a plain sum do too, and NaN is a value like any
+other. Integer sums do not depend on their order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from paceline.runtime.metrics.reduction import PendingScalars
 
 WORD = 8  # bytes
 COLUMNS = 2048  # words that are a row; rows have weights of their own
-BUCKET = 1 << 24  # bytes: small tensors are added up together, and large ones in slices of this size
+# bytes: small tensors are added up together, and large ones in slices of this size
+BUCKET = 1 << 24
 MAX_ROWS = 2 * BUCKET // (WORD * COLUMNS) + 1  # small tensors together may be almost twice as large
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -1,9 +1,11 @@
-"""Replicate a model on all ranks with DistributedDataParallel, and make sure that every gradient is averaged.
+"""Replicate a model on all ranks with DistributedDataParallel, and make sure that every gradient is
+averaged.
 
-DDP goes *inside* the model: calls of its forward are routed through DDP, while the script keeps its own object. DDP
-averages gradients in the backward that follows its forward. What it does not see is averaged before the optimizer
-steps: a loss from another method, a second backward after one forward, a rank without a loss, and parameters that the
-script has frozen or unfrozen since DDP was built.
+DDP goes *inside* the model: calls of its forward are routed through DDP, while the script keeps its
+own object. DDP averages gradients in the backward that follows its forward. What it does not see is
+averaged before the optimizer steps: a loss from another method, a second backward after one
+forward, a rank without a loss, and parameters that the script has frozen or unfrozen since DDP was
+built.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import UsageError
 from paceline.runtime.training import gradient_average
 
-# Updates with the same changed set of trainable parameters before DDP is built anew. Until then, gradients are averaged
-# after the backward instead of during it. Networks that take turns must not cause a build per step.
+# Updates with the same changed set of trainable parameters before DDP is built anew. Until then,
+# gradients are averaged after the backward instead of during it. Networks that take turns must not
+# cause a build per step.
 REBUILD_AFTER = 8
 
 
@@ -37,7 +40,9 @@ CommHook = tuple[Any, Callable[..., Any]]  # a state, and the function that gets
 
 
 def find_comm_hook(chosen: Any) -> CommHook:
-    """Return what `run.wrap(comm_hook=...)` asks for. Raises UsageError if there is no such hook."""
+    """Return what `run.wrap(comm_hook=...)` asks for. Raises UsageError if there is no such
+    hook.
+    """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # slow to import
 
     # DDP rejects the hook on CPUs by its name, and hooks by their annotations.
@@ -65,7 +70,9 @@ def _ignored(model: nn.Module) -> set[str]:
 
 
 class _DDPModule(nn.Module):
-    """The module that DDP wraps. It owns the model's parameters and calls the model's original forward."""
+    """The module that DDP wraps. It owns the model's parameters and calls the model's original
+    forward.
+    """
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()
@@ -80,8 +87,8 @@ class _DDPModule(nn.Module):
 def _route_forward(model: nn.Module, target: Callable[..., Any]) -> None:
     """Replace `model.forward` by a method with the same signature that calls `target`.
 
-    A copy of the model (an EMA, a snapshot) takes this method with it, and replaces it by a forward of its own when it
-    is first called.
+    A copy of the model (an EMA, a snapshot) takes this method with it, and replaces it by a forward
+    of its own when it is first called.
     """
     original, was_patched = model.forward, "forward" in vars(model)
 
@@ -89,8 +96,12 @@ def _route_forward(model: nn.Module, target: Callable[..., Any]) -> None:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self is model:
             return target(*args, **kwargs)
-        if was_patched:  # what deepcopy makes of a forward that is an attribute: the copy's modules take their places
-            replaced = {id(old): new for old, new in zip(model.modules(), self.modules(), strict=False)}
+        # what deepcopy makes of a forward that is an attribute: the copy's modules take their
+        # places
+        if was_patched:
+            replaced = {
+                id(old): new for old, new in zip(model.modules(), self.modules(), strict=False)
+            }
             object.__setattr__(self, "forward", copy.deepcopy(original, replaced))
         else:
             del self.forward
@@ -116,13 +127,17 @@ class DDPModel:
         self.ddp: DistributedDataParallel | None = None  # None until there is something to train
         self.reductions = 0  # how often gradients have been averaged
         self._unreduced = False  # whether gradients have accumulated since
-        self._unknown_unreduced = False  # whether any of them belong to parameters that DDP does not know
-        self._reduced: list[tuple[int, int] | None] | None = None  # the gradients after `_reduce_now`
+        # whether any of them belong to parameters that DDP does not know
+        self._unknown_unreduced = False
+        # the gradients after `_reduce_now`
+        self._reduced: list[tuple[int, int] | None] | None = None
         self._expects_reduction = False  # whether DDP averages in the next backward
         self._ending = False  # whether a callback waits for the end of that backward
-        self._unfinished = False  # whether that backward has ended, and DDP still waits for gradients
+        # whether that backward has ended, and DDP still waits for gradients
+        self._unfinished = False
         self._sync = True
-        self._control = control  # exchanges a few numbers; its own group, so that they meet nothing else
+        # exchanges a few numbers; its own group, so that they meet nothing else
+        self._control = control
         self._device = device
         self._compile_options = compile_options
         self._comm_hook = comm_hook
@@ -142,21 +157,30 @@ class DDPModel:
             self._build(trainable)
         else:
             self._broadcast_state()
-        self._hooks = [self._watch(each) for each in self._parameters if each.is_floating_point() or each.is_complex()]
+        self._hooks = [
+            self._watch(each)
+            for each in self._parameters
+            if each.is_floating_point() or each.is_complex()
+        ]
         _route_forward(model, self._forward)
 
-    # -- forward ---------------------------------------------------------------------------------------
+    # -- forward
+    # ---------------------------------------------------------------------------------------
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if _is_traced() or _is_exported():
             return self._original(*args, **kwargs)
-        # Without gradients there is nothing to reduce: a forward on a single rank (a sample, a quick check) must not
-        # wait for the others.
+        # Without gradients there is nothing to reduce: a forward on a single rank (a sample, a
+        # quick check) must not wait for the others.
         if not torch.is_grad_enabled():
             return self._local(*args, **kwargs)
         trainable = self._trainable()
         if trainable != self._built_for:
-            if self._changed_for < REBUILD_AFTER or trainable != self._changed_to or not any(trainable):
+            if (
+                self._changed_for < REBUILD_AFTER
+                or trainable != self._changed_to
+                or not any(trainable)
+            ):
                 return self._local(*args, **kwargs)
             self._build(trainable)
         output = self._replicated(*args, **kwargs)
@@ -172,13 +196,14 @@ class DDPModel:
         options = self._options
         deterministic = torch.are_deterministic_algorithms_enabled()
         if deterministic and dist.get_world_size() > 2 and "static_graph" not in options:
-            # After its first step DDP regroups gradients into other buckets, which changes the order of sums over
-            # three or more ranks: a resumed run would differ in the last bit. Searching for unused parameters prevents
-            # that (torch then reports once that it found none).
+            # After its first step DDP regroups gradients into other buckets, which changes the
+            # order of sums over three or more ranks: a resumed run would differ in the last bit.
+            # Searching for unused parameters prevents that (torch then reports once that it found
+            # none).
             options = {"find_unused_parameters": True, **options}
         if self.ddp is not None:
-            # Parameters and buffers are the same on all ranks. Without these, nothing holds the old reducer, which
-            # would keep its buckets.
+            # Parameters and buffers are the same on all ranks. Without these, nothing holds the old
+            # reducer, which would keep its buckets.
             options = {**options, "init_sync": False}
             self.ddp.reducer = self.ddp.logger = None  # type: ignore[assignment]
             self._expects_reduction = self._unfinished = False
@@ -188,10 +213,13 @@ class DDPModel:
         self.ddp.require_backward_grad_sync = self._sync
         if self._comm_hook is not None:
             self.ddp.register_comm_hook(*self._comm_hook)
-        # Around DDP, so that the compiler splits its graph at DDP's buckets and reductions overlap the backward.
+        # Around DDP, so that the compiler splits its graph at DDP's buckets and reductions overlap
+        # the backward.
         self._replicated = self._compiled(self.ddp)
         self._built_for = trainable
-        self._unknown = {id(each) for each, known in zip(self._parameters, trainable, strict=True) if not known}
+        self._unknown = {
+            id(each) for each, known in zip(self._parameters, trainable, strict=True) if not known
+        }
 
     def rebuild(self) -> None:
         """Create DDP anew, on the current stream."""
@@ -200,16 +228,23 @@ class DDPModel:
 
     def _compiled(self, module: nn.Module) -> Callable[..., Any]:
         chosen = self._compile_options
-        return torch.compile(module, **(chosen if isinstance(chosen, dict) else {})) if chosen else module
+        return (
+            torch.compile(module, **(chosen if isinstance(chosen, dict) else {}))
+            if chosen
+            else module
+        )
 
     def _broadcast_state(self) -> None:
-        """Make a frozen model the same on all ranks, as DDP does with others: it may be unfrozen later."""
+        """Make a frozen model the same on all ranks, as DDP does with others: it may be unfrozen
+        later.
+        """
         with torch.no_grad():
             for parameter in self._parameters:
                 dist.broadcast(parameter.data, src=0)
         self.sync_buffers()
 
-    # -- gradients -------------------------------------------------------------------------------------
+    # -- gradients
+    # -------------------------------------------------------------------------------------
 
     def set_gradient_sync(self, on: bool) -> None:
         """Set whether the next backward reduces gradients. Called before the forward."""
@@ -254,23 +289,35 @@ class DDPModel:
         self._changed_for = 0
 
     def reduce_gradients(self, seen: int) -> int:
-        """Average the gradients, unless that has been done since reduction number `seen` and none has been added.
+        """Average the gradients, unless that has been done since reduction number `seen` and none
+        has been added.
 
-        Called before an optimizer steps, on all ranks. Averaging gradients that are already averaged changes nothing.
-        Returns the number of reductions.
+        Called before an optimizer steps, on all ranks. Averaging gradients that are already
+        averaged changes nothing. Returns the number of reductions.
         """
-        if self._unreduced or self.reductions == seen or (self._reduced is not None and self._has_new_gradients()):
+        if (
+            self._unreduced
+            or self.reductions == seen
+            or (self._reduced is not None and self._has_new_gradients())
+        ):
             self._reduce_now()
         return self.reductions
 
     def _has_new_gradients(self) -> bool:
-        """Return whether the script has set gradients itself since `_reduce_now`, which no hook can see."""
+        """Return whether the script has set gradients itself since `_reduce_now`, which no hook
+        can see.
+        """
         assert self._reduced is not None
         now = self._gradient_versions()
-        return any(new is not None and new != old for new, old in zip(now, self._reduced, strict=True))
+        return any(
+            new is not None and new != old for new, old in zip(now, self._reduced, strict=True)
+        )
 
     def _gradient_versions(self) -> list[tuple[int, int] | None]:
-        return [None if (grad := each.grad) is None else (id(grad), grad._version) for each in self._parameters]
+        return [
+            None if (grad := each.grad) is None else (id(grad), grad._version)
+            for each in self._parameters
+        ]
 
     def _reduce_now(self) -> None:
         name = type(self.model).__name__
@@ -278,15 +325,24 @@ class DDPModel:
             raise self._unused_parameters_error(name)
         if self.ddp is not None and self.ddp._join_config.enable:
             raise UsageError(
-                f"Inside run.join, the gradients of {name} must come from one call of the model per backward.",
+                f"Inside run.join, the gradients of {name} must come from one call of the model "
+                "per backward.",
                 hint="Compute the loss in the model's forward, and run one backward per update.",
             )
         trainable = self._trainable()
         used = gradient_average.agree_on_used(
-            self._parameters, name=name, reductions=self.reductions, trainable=trainable, group=self._control
+            self._parameters,
+            name=name,
+            reductions=self.reductions,
+            trainable=trainable,
+            group=self._control,
         )
-        chosen = [parameter for parameter, is_used in zip(self._parameters, used, strict=True) if is_used]
-        group = self.ddp.process_group if self.ddp is not None else self._options.get("process_group")
+        chosen = [
+            parameter for parameter, is_used in zip(self._parameters, used, strict=True) if is_used
+        ]
+        group = (
+            self.ddp.process_group if self.ddp is not None else self._options.get("process_group")
+        )
         gradient_average.average(chosen, group)
         self._unreduced = self._unknown_unreduced = False
         self._reduced = self._gradient_versions()
@@ -294,25 +350,41 @@ class DDPModel:
         self._count_change(trainable)
 
     def _count_change(self, trainable: bytes) -> None:
-        """Count updates since the trainable parameters have changed, to build DDP anew if they stay as they are."""
+        """Count updates since the trainable parameters have changed, to build DDP anew if they
+        stay as they are.
+        """
         if torch.are_deterministic_algorithms_enabled() and dist.get_world_size() > 2:
-            return  # a resumed run, which may build DDP for these parameters at once, would sum in another order
+            # a resumed run, which may build DDP for these parameters at once, would sum in another
+            # order
+            return
         self._changed_for = self._changed_for + 1 if trainable == self._changed_to else 1
         self._changed_to = trainable
 
     def _unused_parameters_error(self, name: str) -> UsageError:
-        named = [each for each, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
-        shown = ", ".join(named[:3]) + (", ..." if len(named) > 3 else "") if named else "all parameters"
+        named = [
+            each for each, p in self.model.named_parameters() if p.requires_grad and p.grad is None
+        ]
+        shown = (
+            ", ".join(named[:3]) + (", ..." if len(named) > 3 else "")
+            if named
+            else "all parameters"
+        )
         return UsageError(
-            f"The loss of this step does not depend on {shown} of {name}, so DDP has not averaged all gradients.",
-            hint="Use run.wrap(model, find_unused_parameters=True), or freeze what is unused: requires_grad_(False).",
+            f"The loss of this step does not depend on {shown} of {name}, so DDP has not averaged "
+            "all gradients.",
+            hint="Use run.wrap(model, find_unused_parameters=True), or freeze what is unused: "
+            "requires_grad_(False).",
         )
 
-    # -- the rest --------------------------------------------------------------------------------------
+    # -- the rest
+    # --------------------------------------------------------------------------------------
 
     def sync_buffers(self) -> None:
         """Copy rank 0's buffers to all ranks, unless the script has asked not to."""
-        requested = (self._options.get("broadcast_buffers"), self._options.get("forward_sync_buffers"))
+        requested = (
+            self._options.get("broadcast_buffers"),
+            self._options.get("forward_sync_buffers"),
+        )
         if False not in requested:
             ignored = _ignored(self.model)
             for name, buffer in self.model.named_buffers():

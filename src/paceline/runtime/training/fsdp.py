@@ -39,16 +39,21 @@ def check_parallelize(
     """Raise UsageError if a model cannot be split between tensor-parallel ranks as requested."""
     if parallelize is not None and (mode != "fsdp" or mesh.sizes is None):
         raise UsageError(
-            "run.wrap(..., parallelize=...) needs mode='fsdp' and a mesh with tensor-parallel ranks.",
+            "run.wrap(..., parallelize=...) needs mode='fsdp' and a mesh with tensor-parallel "
+            "ranks.",
             hint='Use run.wrap(model, mesh={"shard": -1, "tensor": 2}, parallelize=...).',
         )
     if parallelize is None and mesh.tensor > 1:
         raise UsageError(
-            f"The mesh is {describe(mesh.sizes or {})}, but nothing splits this model between ranks along tensor.",
-            hint="Pass parallelize=f, where f(model, mesh) calls parallelize_module. To keep the whole model on every "
+            f"The mesh is {describe(mesh.sizes or {})}, but nothing splits this model between "
+            "ranks along tensor.",
+            hint="Pass parallelize=f, where f(model, mesh) calls parallelize_module. To keep the "
+            "whole model on every "
             "rank, use mode='ddp'.",
         )
-    split = next((name for name, parameter in model.named_parameters() if is_sharded(parameter)), None)
+    split = next(
+        (name for name, parameter in model.named_parameters() if is_sharded(parameter)), None
+    )
     if split is not None:
         raise UsageError(
             f"{split} is already a DTensor, so run.wrap cannot give all ranks the same values.",
@@ -64,12 +69,15 @@ def shard(
     parallelize: Callable[[Any, Any], Any] | None,
     options: dict[str, Any],
 ) -> FSDPModel:
-    """Split a model between tensor-parallel ranks, then shard it over the others. `options` go to `fully_shard`."""
+    """Split a model between tensor-parallel ranks, then shard it over the others. `options` go to
+    `fully_shard`.
+    """
     from torch.distributed.fsdp import fully_shard
 
     if mesh.sizes is None:
         mesh.set({"shard": -1})
-    # Each rank keeps a shard of its own initial values, so all ranks must start from the same model.
+    # Each rank keeps a shard of its own initial values, so all ranks must start from the same
+    # model.
     for tensor in (*model.parameters(), *model.buffers()):
         if not tensor.is_meta:
             tensor.data = tensor.data.to(mesh.device_mesh.device_type)
@@ -81,7 +89,8 @@ def shard(
                 "The function passed as parallelize returned another model.",
                 hint="Change the model in place, as parallelize_module does.",
             )
-    # Inner blocks first: an outer one takes whatever parameters are left. A shared block appears once.
+    # Inner blocks first: an outer one takes whatever parameters are left. A shared block appears
+    # once.
     for block in reversed(list(dict.fromkeys(fsdp_blocks(model, layers)))):
         fully_shard(block, mesh=mesh.fsdp_mesh, **options)
     fully_shard(model, mesh=mesh.fsdp_mesh, **options)
@@ -94,17 +103,26 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def fsdp_blocks(model: nn.Module, layers: Any) -> Iterable[nn.Module]:
-    """Return the modules that FSDP2 gathers one at a time: those of the given classes, or the items of ModuleLists."""
+    """Return the modules that FSDP2 gathers one at a time: those of the given classes, or the
+    items of ModuleLists.
+    """
     if layers is not None:
         kinds = tuple(layers) if isinstance(layers, Iterable) else (layers,)
         return [each for each in model.modules() if isinstance(each, kinds) and each is not model]
     lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
-    entries = [entry for each in lists for entry in each if not isinstance(entry, (nn.ModuleList, nn.ModuleDict))]
+    entries = [
+        entry
+        for each in lists
+        for entry in each
+        if not isinstance(entry, (nn.ModuleList, nn.ModuleDict))
+    ]
     return [entry for entry in entries if any(True for _ in entry.parameters())]
 
 
 def replace_parameters(model: nn.Module) -> None:
-    """Make the parameters new objects, as sharding does: with one rank, the same mistakes then show up."""
+    """Make the parameters new objects, as sharding does: with one rank, the same mistakes then
+    show up.
+    """
     replaced: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
@@ -113,15 +131,16 @@ def replace_parameters(model: nn.Module) -> None:
                 module._parameters[name] = replaced.setdefault(id(parameter), fresh)
 
 
-# -- gradients -----------------------------------------------------------------------------------------
+# -- gradients
+# -----------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def gradient_norm(parameters: Iterable[nn.Parameter], mesh: RankMesh) -> torch.Tensor:
     """Return the norm of all gradients, the same on all ranks. A collective, with one reduction.
 
-    Torch's own function takes gradients of a single mesh. With tensor parallelism there are two: layers that are not
-    split are sharded over fewer ranks.
+    Torch's own function takes gradients of a single mesh. With tensor parallelism there are two:
+    layers that are not split are sharded over fewer ranks.
     """
     world_size = dist.get_world_size()
     parts: dict[int, list[torch.Tensor]] = {}
@@ -132,9 +151,14 @@ def gradient_norm(parameters: Iterable[nn.Parameter], mesh: RankMesh) -> torch.T
     for shards, gradients in parts.items():
         norm = nn.utils.get_total_norm(gradients)
         # As many ranks hold each element, and each of them adds its square.
-        total = total + norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2 * (shards / world_size)
+        total = total + norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2 * (
+            shards / world_size
+        )
     # Offloaded gradients are on the CPU, where the group of the GPUs does not work.
-    dist.all_reduce(total, group=mesh.group.main if total.device.type == mesh.device.type else mesh.group.control)
+    dist.all_reduce(
+        total,
+        group=mesh.group.main if total.device.type == mesh.device.type else mesh.group.control,
+    )
     return total.sqrt()
 
 
@@ -143,7 +167,9 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float, mesh: RankMe
     """Scale all gradients so that their norm is at most `max_norm`, and return what it was."""
     norm = gradient_norm(parameters, mesh)
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [
+        local_part(parameter.grad) for parameter in parameters if parameter.grad is not None
+    ]
     if gradients:
         torch._foreach_mul_(gradients, scale)
     return norm
@@ -160,4 +186,6 @@ def _count_shards(tensor: Any) -> int:
     if not is_sharded(tensor):
         return 1
     mesh = tensor.device_mesh
-    return math.prod(mesh.size(number) for number, each in enumerate(tensor.placements) if hasattr(each, "dim"))
+    return math.prod(
+        mesh.size(number) for number, each in enumerate(tensor.placements) if hasattr(each, "dim")
+    )

@@ -24,15 +24,17 @@ def agree_on_used(
 ) -> list[bool]:
     """Return which parameters have a gradient on any rank.
 
-    Ranks also compare how often they have averaged the model's gradients, and which parameters they train: with another
-    answer, they would add up gradients of different losses or parameters.
+    Ranks also compare how often they have averaged the model's gradients, and which parameters they
+    train: with another answer, they would add up gradients of different losses or parameters.
 
     Raises:
         UsageError: The ranks differ, or a gradient is sparse.
     """
     pattern = zlib.crc32(trainable)
-    kinds = [_NONE if (grad := p.grad) is None else _DENSE if grad.layout is torch.strided else _SPARSE
-             for p in parameters]  # fmt: skip
+    kinds = [
+        _NONE if (grad := p.grad) is None else _DENSE if grad.layout is torch.strided else _SPARSE
+        for p in parameters
+    ]
     answers = torch.tensor([*kinds, reductions, -reductions, pattern, -pattern])
     work = dist.all_reduce(answers, op=dist.ReduceOp.MAX, group=group, async_op=True)
     try:
@@ -41,15 +43,18 @@ def agree_on_used(
         if work.is_completed():
             raise
         note(
-            f"rank {dist.get_rank()} is waiting for other ranks to average the gradients of {name}. Did they call "
+            f"rank {dist.get_rank()} is waiting for other ranks to average the gradients of "
+            f"{name}. Did they call "
             "backward on a loss from the model's forward, and this rank did not?"
         )
         work.wait()
     *used, most, minus_least, pattern, minus_pattern = answers.tolist()
     if most != -minus_least:
         raise UsageError(
-            f"Gradients of {name} have been averaged {-minus_least} times on one rank, but {most} times on another.",
-            hint="Run the same backward passes on all ranks. A rank that has no loss can use 0.0 * model(x).sum().",
+            f"Gradients of {name} have been averaged {-minus_least} times on one rank, but {most} "
+            "times on another.",
+            hint="Run the same backward passes on all ranks. A rank that has no loss can use 0.0 "
+            "* model(x).sum().",
         )
     if pattern != -minus_pattern:
         raise UsageError(
@@ -59,7 +64,8 @@ def agree_on_used(
     if _SPARSE in used:
         raise UsageError(
             f"{name} has sparse gradients that DDP has not averaged.",
-            hint="Compute the loss by calling the model, once per backward, or use dense gradients (sparse=False).",
+            hint="Compute the loss by calling the model, once per backward, or use dense "
+            "gradients (sparse=False).",
         )
     return [kind != _NONE for kind in used]
 
@@ -72,13 +78,17 @@ def average(parameters: Sequence[nn.Parameter], group: Any) -> None:
             parameter.grad = torch.zeros_like(parameter)
     size = dist.get_world_size(group)
     pending = []
-    for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
+    for bucket in _buckets(
+        [parameter.grad for parameter in parameters if parameter.grad is not None]
+    ):
         flat = torch.cat([grad.reshape(-1) for grad in bucket]).div_(size)
         pending.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in pending:
         work.wait()
         parts = torch.split(flat, [grad.numel() for grad in bucket])
-        torch._foreach_copy_(bucket, [part.view(grad.shape) for part, grad in zip(parts, bucket, strict=True)])
+        torch._foreach_copy_(
+            bucket, [part.view(grad.shape) for part, grad in zip(parts, bucket, strict=True)]
+        )
 
 
 def _buckets(grads: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

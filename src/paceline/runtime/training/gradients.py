@@ -32,7 +32,16 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class _OptimizerInfo:
     """What is known about an optimizer."""
 
-    __slots__ = ("covers_all", "num_groups", "num_models", "parameters", "replicas", "seen", "sharded", "updated")
+    __slots__ = (
+        "covers_all",
+        "num_groups",
+        "num_models",
+        "parameters",
+        "replicas",
+        "seen",
+        "sharded",
+        "updated",
+    )
 
     def __init__(
         self,
@@ -56,7 +65,9 @@ class _OptimizerInfo:
 class Gradients:
     """The part of a step that follows the forward. The loop calls `begin` before each forward."""
 
-    def __init__(self, wrapper: Wrapper, *, precision: str, world_size: int, skip_nonfinite: bool) -> None:
+    def __init__(
+        self, wrapper: Wrapper, *, precision: str, world_size: int, skip_nonfinite: bool
+    ) -> None:
         self.wrapper = wrapper
         self.world_size = world_size
         self.device = wrapper.device
@@ -89,13 +100,21 @@ class Gradients:
         self._step_hook.remove()
         self.wrapper.close()
 
-    # -- called by the loop ----------------------------------------------------------------------------
+    # -- called by the loop
+    # ----------------------------------------------------------------------------
 
     def begin(
-        self, mean_scale: float, samples: int | None = None, count: int | None = None,
-        *, first: bool = True, last: bool = True,
-    ) -> None:  # fmt: skip
-        """Begin a micro-step, before its forward: set its weight, and whether the optimizer steps after it."""
+        self,
+        mean_scale: float,
+        samples: int | None = None,
+        count: int | None = None,
+        *,
+        first: bool = True,
+        last: bool = True,
+    ) -> None:
+        """Begin a micro-step, before its forward: set its weight, and whether the optimizer steps
+        after it.
+        """
         self._mean_scale, self._samples, self._count, self._last = mean_scale, samples, count, last
         self._single = first and last
         if first:
@@ -113,7 +132,9 @@ class Gradients:
         self.begin(1.0)
 
     def end_step(self) -> None:
-        """End a step, at the boundary: update the gradient scaler, and clear gradients that belong to no update."""
+        """End a step, at the boundary: update the gradient scaler, and clear gradients that belong
+        to no update.
+        """
         self._leftovers.end_step()
         if self._stepped:
             self._update_scale(waiting=self._leftovers.on)
@@ -133,17 +154,22 @@ class Gradients:
                 torch._foreach_mul_(grads, self.scaler._scale / before)
 
     def _check_none_weighted(self) -> None:
-        """Raise UsageError if an optimizer has skipped the step: its gradients would lose what they are divided by."""
+        """Raise UsageError if an optimizer has skipped the step: its gradients would lose what
+        they are divided by.
+        """
         for model in self.wrapper.models:
             for name, parameter in model.model.named_parameters():
                 if parameter.grad is not None:
                     raise UsageError(
-                        f"{name} has gradients of losses with a weight, but no update has used them in this step.",
-                        hint="Update every optimizer in each step, or freeze parameters that are not trained in this "
+                        f"{name} has gradients of losses with a weight, but no update has used "
+                        "them in this step.",
+                        hint="Update every optimizer in each step, or freeze parameters that are "
+                        "not trained in this "
                         "step (requires_grad_(False)).",
                     )
 
-    # -- called by captured steps ----------------------------------------------------------------------
+    # -- called by captured steps
+    # ----------------------------------------------------------------------
 
     @property
     def skips_nonfinite(self) -> bool:
@@ -168,7 +194,9 @@ class Gradients:
     def all_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all models and optimizers."""
         known = (info.parameters for _, info in self._optimizers.values())
-        return list({id(each): each for each in itertools.chain(self.wrapper.parameters(), *known)}.values())
+        return list(
+            {id(each): each for each in itertools.chain(self.wrapper.parameters(), *known)}.values()
+        )
 
     def end_captured_step(self) -> None:
         """End a step inside its capture. Raises UsageError if a weight is a number of the host."""
@@ -179,12 +207,17 @@ class Gradients:
             self._has_updated = False
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that `update` has stepped. Others may be on some ranks only, inside of another one."""
+        """Return the optimizers that `update` has stepped. Others may be on some ranks only,
+        inside of another one.
+        """
         return [optimizer for optimizer, info in self._optimizers.values() if info.updated]
 
     def warn_of_pending(self) -> None:
-        """Say once that a checkpoint lacks gradients, which wait for an optimizer that skips steps."""
-        plain = {id(parameter) for info in self._plain for parameter in info.parameters}  # cleared by the script
+        """Say once that a checkpoint lacks gradients, which wait for an optimizer that skips
+        steps.
+        """
+        # cleared by the script
+        plain = {id(parameter) for info in self._plain for parameter in info.parameters}
         pending = [
             name
             for model in self.wrapper.models
@@ -194,29 +227,40 @@ class Gradients:
         if pending and not self._warned_of_pending:
             self._warned_of_pending = True
             note(
-                f"{len(pending)} parameters, such as {pending[0]}, have gradients that wait for an update of their "
-                "optimizer. A checkpoint does not contain them: if you resume from this one, the update lacks them. "
+                f"{len(pending)} parameters, such as {pending[0]}, have gradients that wait for "
+                "an update of their "
+                "optimizer. A checkpoint does not contain them: if you resume from this one, the "
+                "update lacks them. "
                 "Save when all optimizers have been updated, with save_every_steps."
             )
 
-    # -- called by the script --------------------------------------------------------------------------
+    # -- called by the script
+    # --------------------------------------------------------------------------
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context that runs the forward pass in the session's precision. Does nothing in fp32."""
+        """Return a context that runs the forward pass in the session's precision. Does nothing in
+        fp32.
+        """
         if self._dtype is None:
             return _NO_AUTOCAST
         return torch.autocast(self.device.type, dtype=self._dtype)
 
     def backward(
-        self, loss: torch.Tensor, *, weight: float | torch.Tensor | None = None, retain_graph: bool = False
+        self,
+        loss: torch.Tensor,
+        *,
+        weight: float | torch.Tensor | None = None,
+        retain_graph: bool = False,
     ) -> None:
         """Run `loss.backward()`, scaled for accumulation and for fp16.
 
         Args:
-            loss: The mean over the samples that this rank got. Short slices are weighted by their true count.
-            weight: With `weight=n`, `loss` is a sum over n samples, tokens or whatever you count: a number, or a tensor
-                with one element. `run.update` divides the gradients by the total of the weights over all micro-steps
-                and ranks, so that they are those of the mean over all tokens of the step.
+            loss: The mean over the samples that this rank got. Short slices are weighted by their
+            true count. weight: With `weight=n`, `loss` is a sum over n samples, tokens or whatever
+            you count: a number, or a tensor
+                with one element. `run.update` divides the gradients by the total of the weights
+                over all micro-steps and ranks, so that they are those of the mean over all tokens
+                of the step.
             retain_graph: As in torch: keep the graph for another backward.
 
         Raises:
@@ -250,8 +294,12 @@ class Gradients:
         return 0.0 if is_filler else scale
 
     def _weigh_nothing(self, info: _OptimizerInfo) -> None:
-        """Take part in the sum of all weights if this rank has no loss for an update, and others may have one."""
-        if (info.replicas or info.sharded) and all(parameter.grad is None for parameter in info.parameters):
+        """Take part in the sum of all weights if this rank has no loss for an update, and others
+        may have one.
+        """
+        if (info.replicas or info.sharded) and all(
+            parameter.grad is None for parameter in info.parameters
+        ):
             self._weights.begin_loss(True, self._single)
             self._weigh(0)
 
@@ -269,23 +317,28 @@ class Gradients:
         Args:
             optimizer: Any torch optimizer, built after `run.wrap`.
             clip: The maximum norm of all gradients of this optimizer; None for no clipping.
-            closure: For LBFGS: a function that computes the loss, calls `run.backward` and returns the loss. The
-                optimizer calls it as often as it likes, with cleared gradients, and gets gradients and loss averaged
-                over all ranks.
+            closure: For LBFGS: a function that computes the loss, calls `run.backward` and returns
+            the loss. The
+                optimizer calls it as often as it likes, with cleared gradients, and gets gradients
+                and loss averaged over all ranks.
 
         Returns:
-            True if the optimizer stepped: step schedulers then. False on micro-steps that only accumulate, and on steps
-            skipped by `on_nonfinite="skip"` or by the gradient scaler of fp16.
+            True if the optimizer stepped: step schedulers then. False on micro-steps that only
+            accumulate, and on steps skipped by `on_nonfinite="skip"` or by the gradient scaler of
+            fp16.
 
         Raises:
-            UsageError: The optimizer holds parameters from before `run.wrap` or of no wrapped model, fp16 is used
-                with FSDP, the gradients do not come from `run.backward` where they must be scaled, or a closure is
-                used with accumulation, fp16 or `on_nonfinite="skip"`.
+            UsageError: The optimizer holds parameters from before `run.wrap` or of no wrapped
+            model, fp16 is used
+                with FSDP, the gradients do not come from `run.backward` where they must be scaled,
+                or a closure is used with accumulation, fp16 or `on_nonfinite="skip"`.
         """
         info = self._find(optimizer)
         if info is None:
             info = self._inspect(optimizer)
-        if closure is not None and (not self._single or self.scaler is not None or self._skip_nonfinite):
+        if closure is not None and (
+            not self._single or self.scaler is not None or self._skip_nonfinite
+        ):
             raise UsageError(
                 "A closure works neither with accumulate nor with fp16 or on_nonfinite='skip'.",
                 hint="Compute the loss of the whole batch in the closure, in fp32 or bf16.",
@@ -294,7 +347,11 @@ class Gradients:
             self._weights.end_turn()
             return False
         leftovers = self._leftovers
-        if closure is None and not self._scaled and (self.scaler is not None or self._needs_scale(info)):
+        if (
+            closure is None
+            and not self._scaled
+            and (self.scaler is not None or self._needs_scale(info))
+        ):
             raise self._unscaled_error()
         self._updating, info.updated = optimizer, True
         try:
@@ -325,7 +382,11 @@ class Gradients:
             torch._foreach_mul_(grads, factor.to(grads[0].device))  # FSDP may keep them on the CPU
 
     def _evaluate(
-        self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None, closure: Callable[[], Any]
+        self,
+        optimizer: torch.optim.Optimizer,
+        info: _OptimizerInfo,
+        clip: float | None,
+        closure: Callable[[], Any],
     ) -> torch.Tensor:
         """Run a closure once. Returns its loss, averaged over the ranks as the gradients are."""
         optimizer.zero_grad(set_to_none=True)
@@ -338,7 +399,9 @@ class Gradients:
         if clip is not None:
             self._clip(info, clip)
         factor = self._weights.factor
-        loss = loss.detach() * (self._mean_scale if factor is None else self._weights.scale * factor)
+        loss = loss.detach() * (
+            self._mean_scale if factor is None else self._weights.scale * factor
+        )
         if self.world_size > 1:
             dist.all_reduce(loss)
             loss /= self.world_size
@@ -350,7 +413,9 @@ class Gradients:
         return nn.utils.clip_grad_norm_(info.parameters, clip)
 
     def _normalize_and_clip(self, info: _OptimizerInfo, clip: float) -> Any:
-        """Do both in one pass over the gradients, which take as long to read as to compute in a large model."""
+        """Do both in one pass over the gradients, which take as long to read as to compute in a
+        large model.
+        """
         factor = self._weights.factor
         grads = [parameter.grad for parameter in info.parameters if parameter.grad is not None]
         if factor is None or len({(grad.device, grad.dtype) for grad in grads}) != 1:
@@ -361,7 +426,9 @@ class Gradients:
         torch._foreach_mul_(grads, shares.to(grads[0].dtype))
         return norm
 
-    def _step(self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None) -> bool:
+    def _step(
+        self, optimizer: torch.optim.Optimizer, info: _OptimizerInfo, clip: float | None
+    ) -> bool:
         weights = self._weights
         if weights.used and not weights:
             self._weigh_nothing(info)
@@ -370,7 +437,8 @@ class Gradients:
             self._reduce(info)
         scaler = self.scaler
         if scaler is not None:
-            if optimizer in self._stepped:  # a loop without `steps`: a second update begins the next step
+            # a loop without `steps`: a second update begins the next step
+            if optimizer in self._stepped:
                 self._update_scale(waiting=True)
             scaler.unscale_(optimizer)
         if is_weighted and clip is not None and not info.sharded:
@@ -390,7 +458,9 @@ class Gradients:
         return True
 
     def _before_any_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Runs before each step of any optimizer in the process: by `update`, or by `opt.step()` in the script."""
+        """Runs before each step of any optimizer in the process: by `update`, or by `opt.step()`
+        in the script.
+        """
         if optimizer is self._updating:
             self._did_step = True
             return
@@ -398,30 +468,40 @@ class Gradients:
             return  # an optimizer that wraps another one
         info = self._find(optimizer)
         if info is None:
-            if not any(self.wrapper.owns(p) for group in optimizer.param_groups for p in group["params"]):
+            if not any(
+                self.wrapper.owns(p) for group in optimizer.param_groups for p in group["params"]
+            ):
                 return  # it trains something else
             info = self._inspect(optimizer)
         if not self._last:
             raise UsageError(
-                f"{type(optimizer).__name__}.step() was called in a micro-step that only accumulates gradients.",
-                hint="Use run.backward(loss) and run.update(opt), which wait for the last micro-step. Or leave out "
+                f"{type(optimizer).__name__}.step() was called in a micro-step that only "
+                "accumulates gradients.",
+                hint="Use run.backward(loss) and run.update(opt), which wait for the last "
+                "micro-step. Or leave out "
                 "accumulate.",
             )
         if not self._scaled and self._needs_scale(info):
             raise self._unscaled_error()
         if self.scaler is not None and self._scaled:
             raise UsageError(
-                f"{type(optimizer).__name__}.step() would use gradients that run.backward has scaled for fp16.",
+                f"{type(optimizer).__name__}.step() would use gradients that run.backward has "
+                "scaled for fp16.",
                 hint="Use run.update(opt), which unscales them.",
             )
         if self._weights:
             raise UsageError(
-                f"{type(optimizer).__name__}.step() would use gradients that are not yet divided by their weights.",
+                f"{type(optimizer).__name__}.step() would use gradients that are not yet divided "
+                "by their weights.",
                 hint="Use run.update(opt), which divides them.",
             )
-        if self.world_size > 1 and kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
+        if (
+            self.world_size > 1
+            and kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
+        ):
             raise UsageError(
-                f"{type(optimizer).__name__}.step(closure) would compute another loss on each rank.",
+                f"{type(optimizer).__name__}.step(closure) would compute another loss on each "
+                "rank.",
                 hint="Use run.update(opt, closure=closure), which averages losses and gradients.",
             )
         if info not in self._plain:
@@ -429,20 +509,27 @@ class Gradients:
         self._reduce(info)
 
     def _needs_scale(self, info: _OptimizerInfo) -> bool:
-        """Return whether losses of this step need a factor. Ranks agree: with equal slices, it is 1 on all of them."""
+        """Return whether losses of this step need a factor. Ranks agree: with equal slices, it is
+        1 on all of them.
+        """
         return not self._single or (self._mean_scale != 1.0 and bool(info.replicas or info.sharded))
 
     def _unscaled_error(self) -> UsageError:
         reason = "ranks have different numbers of samples in this step"
         if self.scaler is not None or not self._single:
-            reason = "steps with accumulate scale losses" if self.scaler is None else "precision='fp16' scales losses"
+            reason = (
+                "steps with accumulate scale losses"
+                if self.scaler is None
+                else "precision='fp16' scales losses"
+            )
         return UsageError(
             f"The gradients come from loss.backward(), but {reason}.",
             hint="Use run.backward(loss), which scales the loss.",
         )
 
     def _is_finite(self, info: _OptimizerInfo, norm: Any) -> bool:
-        """Return whether the gradient norm is finite. Gradients are already reduced, so all ranks agree.
+        """Return whether the gradient norm is finite. Gradients are already reduced, so all ranks
+        agree.
 
         This is the one device sync that `on_nonfinite="skip"` costs.
         """
@@ -461,13 +548,20 @@ class Gradients:
 
     def _inspect(self, optimizer: torch.optim.Optimizer) -> _OptimizerInfo:
         parameters = self.wrapper.check_optimizer(optimizer)
-        if self.scaler is not None and any(isinstance(model, FSDPModel) for model in self.wrapper.models):
+        if self.scaler is not None and any(
+            isinstance(model, FSDPModel) for model in self.wrapper.models
+        ):
             raise UsageError(
-                "precision='fp16' does not work with FSDP: the gradient scaler cannot see all shards.",
+                "precision='fp16' does not work with FSDP: the gradient scaler cannot see all "
+                "shards.",
                 hint="Use precision='bf16', which needs no scaler.",
             )
         own = {id(parameter) for parameter in parameters}
-        others = any(id(p) not in own for p in self.wrapper.parameters() if p.is_floating_point() or p.is_complex())
+        others = any(
+            id(p) not in own
+            for p in self.wrapper.parameters()
+            if p.is_floating_point() or p.is_complex()
+        )
         replicas = [
             each
             for each in self.wrapper.models
@@ -492,6 +586,7 @@ class Gradients:
 def _is_inside(optimizer: torch.optim.Optimizer, outer: torch.optim.Optimizer) -> bool:
     """Return whether all parameters of an optimizer are also those of another one."""
     own, others = (
-        {id(parameter) for group in each.param_groups for parameter in group["params"]} for each in (optimizer, outer)
+        {id(parameter) for group in each.param_groups for parameter in group["params"]}
+        for each in (optimizer, outer)
     )
     return own <= others

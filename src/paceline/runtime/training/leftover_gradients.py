@@ -1,9 +1,9 @@
 """Gradients that a loss leaves in the parameters of other optimizers than the one it was for.
 
-In a GAN, the generator's loss leaves gradients in the discriminator, which must not become part of the discriminator's
-own. So the first backward after an update in the same step starts from zero, and what has accumulated after an
-optimizer's update is dropped when the step ends. Gradients of losses that no update has used yet stay: an optimizer
-that skips steps gets them all.
+In a GAN, the generator's loss leaves gradients in the discriminator, which must not become part of
+the discriminator's own. So the first backward after an update in the same step starts from zero,
+and what has accumulated after an optimizer's update is dropped when the step ends. Gradients of
+losses that no update has used yet stay: an optimizer that skips steps gets them all.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ class LeftoverGradients:
     def __init__(self, parameters: Callable[[], Iterable[nn.Parameter]]) -> None:
         self.on = False
         self._parameters = parameters
-        self._unused: set[frozenset[int]] = set()  # the parameters of each loss that no update has used yet
-        self._updated: set[int] = set()  # the parameters of optimizers that were updated in this step
+        # the parameters of each loss that no update has used yet
+        self._unused: set[frozenset[int]] = set()
+        # the parameters of optimizers that were updated in this step
+        self._updated: set[int] = set()
         self._has_updated = False  # since the last backward
 
     def state(self) -> State:
@@ -31,7 +33,9 @@ class LeftoverGradients:
         return {key: (id(grad), grad._version) for key, grad in grads if grad is not None}
 
     def begin_loss(self) -> State:
-        """Drop what earlier losses of the step have left, if there was an update since. Returns the state."""
+        """Drop what earlier losses of the step have left, if there was an update since. Returns
+        the state.
+        """
         if self._has_updated:
             self._has_updated = False
             kept = self._waiting()

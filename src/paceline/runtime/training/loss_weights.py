@@ -1,7 +1,8 @@
 """The weights of losses that are sums, over samples, tokens or anything else.
 
-The number of tokens in a step is known only after its last micro-step, and only to all ranks together. So gradients of
-sums are added up as they are, and divided by the total of their weights before the optimizer steps.
+The number of tokens in a step is known only after its last micro-step, and only to all ranks
+together. So gradients of sums are added up as they are, and divided by the total of their weights
+before the optimizer steps.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class LossWeights:
 
     def begin_micro_step(self, *, first: bool) -> None:
         """Begin the turns of a micro-step. The same turn of all micro-steps is one sum."""
-        if first and (self.turn or self._turn_has_ended):  # an update has used the losses of earlier steps
+        # an update has used the losses of earlier steps
+        if first and (self.turn or self._turn_has_ended):
             self._means.clear()
         self.turn, self._turn_has_ended = 0, False
 
@@ -64,21 +66,27 @@ class LossWeights:
         if self.turn in (self._means if weighted else self._own):
             raise UsageError(
                 "Some losses of this update have a weight and others do not.",
-                hint="Pass weight= with each of them: the number of samples or tokens that the loss sums over.",
+                hint="Pass weight= with each of them: the number of samples or tokens that the "
+                "loss sums over.",
             )
         if not weighted:
             self._means.add(self.turn)
 
     def add(self, weight: Any, *, samples: int | None) -> float:
-        """Add the weight of a loss, and return the factor that the loss gets at once, the same on all ranks.
+        """Add the weight of a loss, and return the factor that the loss gets at once, the same on
+        all ranks.
 
-        If the number of samples in the global batch is known, the loss gets about as large as a mean: fp16 needs that.
+        If the number of samples in the global batch is known, the loss gets about as large as a
+        mean: fp16 needs that.
         """
-        is_number = isinstance(weight, numbers.Real) or (isinstance(weight, torch.Tensor) and weight.numel() == 1)
+        is_number = isinstance(weight, numbers.Real) or (
+            isinstance(weight, torch.Tensor) and weight.numel() == 1
+        )
         if not is_number:
             raise UsageError(
                 f"weight is a {type(weight).__name__}, not a number.",
-                hint="Pass the number of samples or tokens that the loss sums over, such as len(y) or mask.sum().",
+                hint="Pass the number of samples or tokens that the loss sums over, such as "
+                "len(y) or mask.sum().",
             )
         if isinstance(weight, torch.Tensor):
             weight = weight.detach().reshape(())
@@ -89,16 +97,20 @@ class LossWeights:
         return self.scale
 
     def check_on_device(self) -> None:
-        """Raise UsageError in a captured step whose weight is a number: each replay would use the same one."""
+        """Raise UsageError in a captured step whose weight is a number: each replay would use the
+        same one.
+        """
         if any(not isinstance(own, torch.Tensor) for own in self._own.values()):
             raise UsageError(
-                "weight is a number in the step of run.capture, so it would be the same in every step.",
+                "weight is a number in the step of run.capture, so it would be the same in every "
+                "step.",
                 hint="Pass a tensor on the device, such as mask.sum().",
             )
 
     @property
     def factor(self) -> torch.Tensor | None:
-        """What makes this turn's gradients, averaged over ranks, the mean over all that the losses sum over.
+        """What makes this turn's gradients, averaged over ranks, the mean over all that the losses
+        sum over.
 
         The first time in a turn, it is a collective. None without weights.
         """
@@ -114,7 +126,9 @@ class LossWeights:
             if self._world_size > 1:
                 self._sum(total)
             nothing = total == 0  # every sample is masked: all gradients are zero
-            self._factors[self.turn] = self._world_size / self.scale / torch.where(nothing, 1, total)
+            self._factors[self.turn] = (
+                self._world_size / self.scale / torch.where(nothing, 1, total)
+            )
         return self._factors[self.turn]
 
     def _sum(self, total: torch.Tensor) -> None:
@@ -129,8 +143,10 @@ class LossWeights:
                 time.sleep(0.0001)
             if not work.is_completed():
                 note(
-                    f"rank {dist.get_rank()} is waiting for other ranks to add up the weights of their losses. All "
-                    "ranks need run.backward(loss, weight=...) for an update; weight=0 for one that has no samples."
+                    f"rank {dist.get_rank()} is waiting for other ranks to add up the weights of "
+                    "their losses. All "
+                    "ranks need run.backward(loss, weight=...) for an update; weight=0 for one "
+                    "that has no samples."
                 )
         self._has_summed = True
         work.wait()

@@ -1,7 +1,8 @@
 """Give a model that was built on the meta device its memory and its initial values.
 
-Sharded models are initialized one FSDP2 block at a time: each rank computes the whole block from the same random
-numbers, and keeps its shard. So the values do not depend on the number of ranks, and none ever holds the whole model.
+Sharded models are initialized one FSDP2 block at a time: each rank computes the whole block from
+the same random numbers, and keeps its shard. So the values do not depend on the number of ranks,
+and none ever holds the whole model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ MAX_NAMES_SHOWN = 5  # in an error
 
 @dataclass
 class MetaTensor:
-    """A parameter or buffer without values. Tied ones have several slots: tables of modules, and the keys there."""
+    """A parameter or buffer without values. Tied ones have several slots: tables of modules, and
+    the keys there.
+    """
 
     name: str
     module: nn.Module  # the first that holds it
@@ -49,13 +52,16 @@ def find_meta_tensors(model: nn.Module) -> list[MetaTensor]:
             for key, value in table.items():
                 if value is not None and value.is_meta:
                     name = f"{prefix}.{key}" if prefix else key
-                    found.setdefault(id(value), MetaTensor(name, module, [])).slots.append((table, key))
+                    found.setdefault(id(value), MetaTensor(name, module, [])).slots.append(
+                        (table, key)
+                    )
     return list(found.values())
 
 
 def allocate(model: nn.Module, tensors: list[MetaTensor], device: torch.device) -> None:
     """Allocate memory on the device for all tensors, with undefined values. Tied ones stay tied."""
-    # FSDP2 overrides this method, and learns about its new parameters there; `to_empty` calls it as well.
+    # FSDP2 overrides this method, and learns about its new parameters there; `to_empty` calls it as
+    # well.
     model._apply(  # type: ignore[no-untyped-call]
         lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
     )
@@ -74,9 +80,11 @@ def initialize(
 ) -> None:
     """Compute the initial values of all tensors. The same seed gives the same values on all ranks.
 
-    For each module, children first, this calls its `reset_parameters`, as constructors do, and then `init`.
+    For each module, children first, this calls its `reset_parameters`, as constructors do, and then
+    `init`.
 
-    Raises UsageError if a tensor still has no values, or if a module changes parameters of a block that it contains.
+    Raises UsageError if a tensor still has no values, or if a module changes parameters of a block
+    that it contains.
     """
     numbers = {id(module): number for number, module in enumerate(model.modules())}
 
@@ -93,7 +101,11 @@ def initialize(
             missing += _fill(_tensors_of(modules, tensors), partial(run_steps, modules))
         own = _tensors_of(outer, tensors)
         names = {each.name for each in own} | set(missing)
-        before = {each.name: (each, _fingerprint(each.value)) for each in tensors if each.name not in names}
+        before = {
+            each.name: (each, _fingerprint(each.value))
+            for each in tensors
+            if each.name not in names
+        }
         missing += _fill(own, partial(run_steps, outer))
         changed = [name for name, (each, old) in before.items() if _fingerprint(each.value) != old]
     if missing:
@@ -115,7 +127,9 @@ def _fill(tensors: list[MetaTensor], run_steps: Callable[[], None]) -> list[str]
 
 
 def _units(model: nn.Module, blocks: list[nn.Module]) -> Iterator[list[nn.Module]]:
-    """Yield the modules of each outermost block, and then those outside of all blocks; children before parents."""
+    """Yield the modules of each outermost block, and then those outside of all blocks; children
+    before parents.
+    """
     seen: set[int] = set()
     for block in blocks:
         nested = [each for each in _children_first(block) if id(each) not in seen]
@@ -139,7 +153,9 @@ def _reset(module: nn.Module) -> None:
 
 
 def _seed(seed: int, number: int) -> None:
-    """Seed a module by its number, so that its values do not depend on the order in which blocks are initialized."""
+    """Seed a module by its number, so that its values do not depend on the order in which blocks
+    are initialized.
+    """
     derived = derive_seed(seed, number)
     torch.manual_seed(derived)
     seed_host(derived)
@@ -148,26 +164,34 @@ def _seed(seed: int, number: int) -> None:
 @contextlib.contextmanager
 def _preserve_rng(device: torch.device) -> Iterator[None]:
     indices = [] if device.type == "cpu" or device.index is None else [device.index]
-    with preserve_host_rng(), torch.random.fork_rng(indices, device_type=device.type if indices else "cuda"):
+    with (
+        preserve_host_rng(),
+        torch.random.fork_rng(indices, device_type=device.type if indices else "cuda"),
+    ):
         yield
 
 
 @contextlib.contextmanager
 def _whole(tensors: list[MetaTensor]) -> Iterator[None]:
-    """Put whole tensors without values in the place of these; at the end, keep this rank's shards of what is there."""
+    """Put whole tensors without values in the place of these; at the end, keep this rank's shards
+    of what is there.
+    """
     shards = [tensor.value for tensor in tensors]
     for tensor, shard in zip(tensors, shards, strict=True):
         if hasattr(shard, "device_mesh"):
             whole = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
             is_parameter = isinstance(shard, nn.Parameter)
-            tensor.value = nn.Parameter(whole, requires_grad=shard.requires_grad) if is_parameter else whole
+            tensor.value = (
+                nn.Parameter(whole, requires_grad=shard.requires_grad) if is_parameter else whole
+            )
         _erase(tensor.value)
     yield
     for tensor, shard in zip(tensors, shards, strict=True):
         if hasattr(shard, "device_mesh"):
             shard.to_local().copy_(distribute(tensor.value.detach(), shard).to_local())
             tensor.value = shard
-        elif tensor.value.device != shard.device:  # a buffer that was computed on the CPU, and assigned
+        # a buffer that was computed on the CPU, and assigned
+        elif tensor.value.device != shard.device:
             tensor.value = tensor.value.to(shard.device)
 
 
@@ -196,18 +220,23 @@ def _is_signed(tensor: torch.Tensor) -> bool:
 def _missing_error(names: list[str]) -> UsageError:
     more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
     return UsageError(
-        f"The model was built on the meta device, and nothing initializes {', '.join(names[:MAX_NAMES_SHOWN])}{more}.",
-        hint="What a constructor computes is lost there, such as tables in buffers. Compute it in a method "
+        "The model was built on the meta device, and nothing initializes "
+        f"{', '.join(names[:MAX_NAMES_SHOWN])}{more}.",
+        hint="What a constructor computes is lost there, such as tables in buffers. Compute it in "
+        "a method "
         "reset_parameters of the module, or pass init=f: f(module) is called for each module.",
     )
 
 
 def _changed_error(name: str) -> UsageError:
     return UsageError(
-        f"The initialization of another module changes {name}. That does not work on the meta device: blocks are "
-        "initialized one at a time, and an inner block is already sharded when the block that contains it is "
+        f"The initialization of another module changes {name}. That does not work on the meta "
+        "device: blocks are "
+        "initialized one at a time, and an inner block is already sharded when the block that "
+        "contains it is "
         "initialized.",
-        hint="Set it in a reset_parameters method within its own block, or in init(module) when init is called for "
+        hint="Set it in a reset_parameters method within its own block, or in init(module) when "
+        "init is called for "
         "that block.",
     )
 

@@ -1,12 +1,15 @@
-"""Check that replicas stay the same: ranks compare a checksum of their parameters, and how often optimizers stepped.
+"""Check that replicas stay the same: ranks compare a checksum of their parameters, and how often
+optimizers stepped.
 
-DDP gives every rank the same gradients, so the same weights, bit for bit. A gradient that was not reduced, a weight
-that one rank alone has changed, or a hardware fault ends that, and nothing else would notice. The checksum is computed
-on the device after a step, and moves on by one stage at each consensus: copied to the host, gathered, compared. No step
-waits for it. Before a save, all of that happens at once, so that no checkpoint mixes replicas that differ.
+DDP gives every rank the same gradients, so the same weights, bit for bit. A gradient that was not
+reduced, a weight that one rank alone has changed, or a hardware fault ends that, and nothing else
+would notice. The checksum is computed on the device after a step, and moves on by one stage at each
+consensus: copied to the host, gathered, compared. No step waits for it. Before a save, all of that
+happens at once, so that no checkpoint mixes replicas that differ.
 
-Only ranks with the same `leader` are compared: the lowest of those that hold the same replica. For DDP, these are the
-ranks of its process group. A DTensor is replicated along some dimensions of its mesh, and sharded along the others.
+Only ranks with the same `leader` are compared: the lowest of those that hold the same replica. For
+DDP, these are the ranks of its process group. A DTensor is replicated along some dimensions of its
+mesh, and sharded along the others.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class Replica:
 
 
 class ReplicaCheck:
-    """Compares replicas about every `every` steps. Does nothing with a single rank, or if `every` is 0."""
+    """Compares replicas about every `every` steps. Does nothing with a single rank, or if `every`
+    is 0.
+    """
 
     def __init__(self, wrapper: Wrapper, *, group: Any, every: int) -> None:
         self.on = group is not None and every > 0
@@ -64,7 +69,8 @@ class ReplicaCheck:
         """Take names and further optimizers from what `run.resume` got."""
         self._objects.update(objects)
 
-    # -- stages, called on all ranks at the same boundaries --------------------------------------------------
+    # -- stages, called on all ranks at the same boundaries
+    # --------------------------------------------------
 
     def begin(self, step: int) -> None:
         """Start a check of the state after this step, if one is due."""
@@ -72,7 +78,9 @@ class ReplicaCheck:
             self._compute(step)
 
     def advance(self) -> None:
-        """Move on by one stage. Raises ReplicasDiffer on all ranks if the last comparison found a difference."""
+        """Move on by one stage. Raises ReplicasDiffer on all ranks if the last comparison found a
+        difference.
+        """
         self._compare()
         self._gather()
 
@@ -95,18 +103,27 @@ class ReplicaCheck:
         parts: dict[Hashable, tuple[int, list[torch.Tensor]]] = {}
         for replica in self._replicas():
             parts.setdefault(replica.part, (replica.leader, []))[1].append(replica.tensor)
-        self._computing = step, {key: (leader, Checksum(tensors)) for key, (leader, tensors) in parts.items()}
+        self._computing = (
+            step,
+            {key: (leader, Checksum(tensors)) for key, (leader, tensors) in parts.items()},
+        )
 
     def _gather(self) -> None:
         if self._computing is None:
             return
         step, parts = self._computing
         self._computing = None
-        numbers = [number for leader, checksum in parts.values() for number in (leader, checksum.value())]
+        numbers = [
+            number for leader, checksum in parts.values() for number in (leader, checksum.value())
+        ]
         numbers = [*numbers, *[NO_PART, 0] * MAX_PARTS][: 2 * MAX_PARTS]
         own = torch.tensor(numbers, dtype=torch.int64)
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
-        self._gathering = step, gathered, dist.all_gather(gathered, own, group=self._group, async_op=True)
+        self._gathering = (
+            step,
+            gathered,
+            dist.all_gather(gathered, own, group=self._group, async_op=True),
+        )
 
     def _compare(self) -> None:
         if self._gathering is None:
@@ -119,10 +136,13 @@ class ReplicaCheck:
         if difference := find_difference(digests):
             raise self._error(step, *difference)
 
-    # -- what is compared ------------------------------------------------------------------------------------
+    # -- what is compared
+    # ------------------------------------------------------------------------------------
 
     def _replicas(self) -> Iterator[Replica]:
-        """Yield the parameters of models that are shared between ranks, and the steps of their optimizers."""
+        """Yield the parameters of models that are shared between ranks, and the steps of their
+        optimizers.
+        """
         names = {id(thing): name for name, thing in self._objects.items()}
         models: list[tuple[Any, Any, tuple[Hashable, int] | None]] = []
         for each in self._wrapper.models:
@@ -142,7 +162,11 @@ class ReplicaCheck:
                 parts[id(parameter)] = own or WORLD
                 if name not in ignored:
                     yield from _replica_of(f"{prefix}{name}", parameter, own)
-        optimizers = {id(each): each for each in (*self.optimizers(), *self._objects.values()) if _is_optimizer(each)}
+        optimizers = {
+            id(each): each
+            for each in (*self.optimizers(), *self._objects.values())
+            if _is_optimizer(each)
+        }
         for number, optimizer in enumerate(optimizers.values()):
             found = [parts.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
             if found and None not in found:
@@ -150,10 +174,13 @@ class ReplicaCheck:
                 part, leader = found[0] or WORLD
                 yield Replica(label, _step_count(optimizer), part, leader, is_step_count=True)
 
-    # -- the error -------------------------------------------------------------------------------------------
+    # -- the error
+    # -------------------------------------------------------------------------------------------
 
     def _error(self, step: int, most: list[int], others: list[int]) -> ReplicasDiffer:
-        """Return the error that names the first difference. Waits for all ranks, which all have found it."""
+        """Return the error that names the first difference. Waits for all ranks, which all have
+        found it.
+        """
         own: dict[str, tuple[int, int, float | None]] = {}
         # Step counts first: where they differ, parameters differ as a consequence.
         for each in sorted(self._replicas(), key=lambda each: not each.is_step_count):
@@ -168,27 +195,36 @@ class ReplicaCheck:
                 where = f"The first parameter that differs is {name!r}"
                 counts = [each[name][2] if name in each else None for each in gathered]
                 if counts[most[0]] is not None:
-                    steps = [f"{counts[ranks[0]]:.0f} on {format_ranks(ranks)}" for ranks in (most, others)]
+                    steps = [
+                        f"{counts[ranks[0]]:.0f} on {format_ranks(ranks)}"
+                        for ranks in (most, others)
+                    ]
                     where = f"The optimizer {name!r} has stepped {', but '.join(steps)}"
                 break
         return ReplicasDiffer(
-            f"After step {step}, {format_ranks(others)} no longer {'has' if len(others) == 1 else 'have'} the same "
+            f"After step {step}, {format_ranks(others)} no longer "
+            f"{'has' if len(others) == 1 else 'have'} the same "
             f"replica as {format_ranks(most)}. {where}.",
-            hint="Train with gradients that all ranks share (run.backward and run.update), and change weights "
-            "identically on all ranks. This state was not saved. If replicas are meant to differ, use "
+            hint="Train with gradients that all ranks share (run.backward and run.update), and "
+            "change weights "
+            "identically on all ranks. This state was not saved. If replicas are meant to differ, "
+            "use "
             "session(replica_check=0).",
         )
 
 
 def find_difference(digests: Digests) -> tuple[list[int], list[int]] | None:
-    """Return the ranks that most agree with, and those that differ, of the first part whose replicas differ."""
+    """Return the ranks that most agree with, and those that differ, of the first part whose
+    replicas differ.
+    """
     for part in zip(*digests, strict=True):
         groups: dict[int, dict[int, int]] = {}
         for rank, (leader, digest) in enumerate(part):
             if leader != NO_PART:
                 groups.setdefault(leader, {})[rank] = digest
         for found in groups.values():
-            (usual, _), *rest = Counter(found.values()).most_common()  # of equally many, that of the lowest rank
+            # of equally many, that of the lowest rank
+            (usual, _), *rest = Counter(found.values()).most_common()
             if rest:
                 most = [rank for rank, digest in found.items() if digest == usual]
                 return most, [rank for rank in found if rank not in most]
@@ -198,11 +234,13 @@ def find_difference(digests: Digests) -> tuple[list[int], list[int]] | None:
 def _replica_of(name: str, parameter: Any, own: tuple[Hashable, int] | None) -> Iterator[Replica]:
     if hasattr(parameter, "placements"):  # a DTensor
         mesh = parameter.device_mesh
-        # Only copies whose gradients are averaged. Tensor-parallel ranks compute those of a replicated layer each on
-        # their own, and may round differently.
+        # Only copies whose gradients are averaged. Tensor-parallel ranks compute those of a
+        # replicated layer each on their own, and may round differently.
         averaged = mesh.mesh_dim_names or [REPLICATE] * mesh.ndim
         replicated = tuple(
-            dim for dim, each in enumerate(parameter.placements) if each.is_replicate() and averaged[dim] == REPLICATE
+            dim
+            for dim, each in enumerate(parameter.placements)
+            if each.is_replicate() and averaged[dim] == REPLICATE
         )
         leader = mesh_leader(mesh, replicated)
         local = parameter.detach().to_local()
@@ -213,7 +251,9 @@ def _replica_of(name: str, parameter: Any, own: tuple[Hashable, int] | None) -> 
 
 
 def mesh_leader(mesh: Any, replicated: tuple[int, ...]) -> int | None:
-    """Return the lowest rank of the mesh that holds the same shard as this one; None if no other rank does."""
+    """Return the lowest rank of the mesh that holds the same shard as this one; None if no other
+    rank does.
+    """
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return None
@@ -225,11 +265,17 @@ def mesh_leader(mesh: Any, replicated: tuple[int, ...]) -> int | None:
 def _ddp_part(ddp: DistributedDataParallel | None) -> tuple[Hashable, int]:
     """Return the part that DDP replicates its parameters in, and its leader."""
     ranks = [] if ddp is None else dist.get_process_group_ranks(ddp.process_group)
-    return WORLD if ddp is None or len(ranks) == dist.get_world_size() else (ddp.process_group, min(ranks))
+    return (
+        WORLD
+        if ddp is None or len(ranks) == dist.get_world_size()
+        else (ddp.process_group, min(ranks))
+    )
 
 
 def _ignored_names(ddp: Any) -> set[str]:
-    """Return the names of parameters that DDP was told to ignore, without the prefix of the module around the model."""
+    """Return the names of parameters that DDP was told to ignore, without the prefix of the module
+    around the model.
+    """
     return {name.removeprefix("model.") for name in getattr(ddp, "parameters_to_ignore", ())}
 
 
@@ -239,10 +285,14 @@ def _is_optimizer(thing: Any) -> bool:
 
 def _step_count(optimizer: Any) -> torch.Tensor:
     """Return how often an optimizer has stepped, on its device; 0 for those that do not count."""
-    states = [optimizer.state.get(each) for group in optimizer.param_groups for each in group["params"]]
+    states = [
+        optimizer.state.get(each) for group in optimizer.param_groups for each in group["params"]
+    ]
     steps = [state["step"] for state in states if state and "step" in state]
     local = [each.to_local() if hasattr(each, "to_local") else each for each in steps]
-    on_device = [each.reshape(()) for each in local if isinstance(each, torch.Tensor) and not each.is_cpu]
+    on_device = [
+        each.reshape(()) for each in local if isinstance(each, torch.Tensor) and not each.is_cpu
+    ]
     if on_device:
         return torch.stack(on_device).max().float()
     return torch.tensor(max(map(float, local), default=0.0))

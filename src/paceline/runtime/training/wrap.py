@@ -1,7 +1,9 @@
-"""Wrap a model for several ranks in place: the script keeps its object, with the same class, attributes and state keys.
+"""Wrap a model for several ranks in place: the script keeps its object, with the same class,
+attributes and state keys.
 
-DistributedDataParallel goes inside the model, and FSDP2 works in place. So no `module.` or `_orig_mod.` ever appears in
-names, and code that reads attributes of the model works at every world size.
+DistributedDataParallel goes inside the model, and FSDP2 works in place. So no `module.` or
+`_orig_mod.` ever appears in names, and code that reads attributes of the model works at every world
+size.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import UsageError
 from paceline.runtime.distributed.mesh import RankMesh
 from paceline.runtime.training.ddp import CommHook, DDPModel, find_comm_hook
-from paceline.runtime.training.fsdp import FSDPModel, check_parallelize, fsdp_blocks, replace_parameters, shard
+from paceline.runtime.training.fsdp import (
+    FSDPModel,
+    check_parallelize,
+    fsdp_blocks,
+    replace_parameters,
+    shard,
+)
 from paceline.runtime.training.meta_device import allocate, find_meta_tensors, initialize
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -28,7 +36,9 @@ MODES = ("auto", "none", "ddp", "fsdp")
 
 
 class LocalModel:
-    """A model that is not shared: there is one rank, mode is "none", or there is nothing to share."""
+    """A model that is not shared: there is one rank, mode is "none", or there is nothing to
+    share.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -60,7 +70,8 @@ class Wrapper:
         self.mesh = mesh
         self.low_precision = low_precision
         self._timeout = None if timeout is None else datetime.timedelta(seconds=timeout)
-        self._control: Any = None  # the group over which ranks agree on gradients that DDP has not seen
+        # the group over which ranks agree on gradients that DDP has not seen
+        self._control: Any = None
         self.models: list[WrappedModel] = []
         self.compiles = False  # whether the default compiler has a model to compile
         self._owned: dict[int, weakref.ref[nn.Parameter]] = {}
@@ -80,7 +91,9 @@ class Wrapper:
     ) -> Model:
         """Wrap a model in place and return it. See `Run.wrap`."""
         if mode not in MODES:
-            raise UsageError(f"Unknown mode {mode!r} for run.wrap.", hint=f"Use one of {', '.join(MODES)}.")
+            raise UsageError(
+                f"Unknown mode {mode!r} for run.wrap.", hint=f"Use one of {', '.join(MODES)}."
+            )
         if any(each.model is model for each in self.models):
             raise UsageError("This model is already wrapped.", hint="Call run.wrap once per model.")
         if mode == "auto" and self.mesh.sizes is not None:
@@ -90,11 +103,15 @@ class Wrapper:
         has_values = not find_meta_tensors(model)
         if init is not None and has_values:
             raise UsageError(
-                "run.wrap(..., init=...) is for models on the meta device, but this one already has values.",
-                hint='Build it under `with torch.device("meta"):`, or call model.apply(init) before run.wrap.',
+                "run.wrap(..., init=...) is for models on the meta device, but this one already "
+                "has values.",
+                hint='Build it under `with torch.device("meta"):`, or call model.apply(init) '
+                "before run.wrap.",
             )
         if comm_hook is not None and mode in ("fsdp", "none"):
-            raise UsageError(f"comm_hook needs DDP, but mode is {mode!r}.", hint="Leave out comm_hook.")
+            raise UsageError(
+                f"comm_hook needs DDP, but mode is {mode!r}.", hint="Leave out comm_hook."
+            )
         hook = None if comm_hook is None else find_comm_hook(comm_hook)
         before = list(model.parameters())
         initialize_sharded = mode == "fsdp" and self.world_size > 1 and not has_values
@@ -108,7 +125,11 @@ class Wrapper:
                 self._initialize(model, layers, init)
             if compile_options:
                 model.compile(**_compile_kwargs(compile_options))
-        elif mode == "none" or self.world_size == 1 or not (before or any(True for _ in model.buffers())):
+        elif (
+            mode == "none"
+            or self.world_size == 1
+            or not (before or any(True for _ in model.buffers()))
+        ):
             wrapped = LocalModel(model)
             if compile_options:
                 model.compile(**_compile_kwargs(compile_options))
@@ -118,7 +139,9 @@ class Wrapper:
         self._owned.update(now)
         self._replaced.update({id(old): weakref.ref(old) for old in before if id(old) not in now})
         self.models.append(wrapped)
-        self.compiles |= bool(compile_options) and _compile_kwargs(compile_options).get("backend") in (None, "inductor")
+        self.compiles |= bool(compile_options) and _compile_kwargs(compile_options).get(
+            "backend"
+        ) in (None, "inductor")
         return model
 
     def _replicate(
@@ -131,9 +154,13 @@ class Wrapper:
         if self._control is None:
             self._control = dist.new_group(backend="gloo", timeout=self._timeout)
         return DDPModel(
-            model, device=self.device, control=self._control, compile_options=compile_options, comm_hook=comm_hook,
+            model,
+            device=self.device,
+            control=self._control,
+            compile_options=compile_options,
+            comm_hook=comm_hook,
             options=options,
-        )  # fmt: skip
+        )
 
     def owns(self, parameter: nn.Parameter) -> bool:
         """Return whether a parameter belongs to a wrapped model, as it is now."""
@@ -141,7 +168,11 @@ class Wrapper:
         return found is not None and found() is parameter
 
     def _shard(
-        self, model: nn.Module, layers: Any, parallelize: Callable[[Any, Any], Any] | None, options: dict[str, Any]
+        self,
+        model: nn.Module,
+        layers: Any,
+        parallelize: Callable[[Any, Any], Any] | None,
+        options: dict[str, Any],
     ) -> WrappedModel:
         if self.world_size == 1:
             replace_parameters(model)
@@ -149,7 +180,9 @@ class Wrapper:
         if self.low_precision is not None:
             from torch.distributed.fsdp import MixedPrecisionPolicy
 
-            policy = MixedPrecisionPolicy(param_dtype=self.low_precision, reduce_dtype=torch.float32)
+            policy = MixedPrecisionPolicy(
+                param_dtype=self.low_precision, reduce_dtype=torch.float32
+            )
             options.setdefault("mp_policy", policy)
         return shard(model, mesh=self.mesh, layers=layers, parallelize=parallelize, options=options)
 
@@ -162,7 +195,9 @@ class Wrapper:
         initialize(model, tensors, blocks=blocks, init=init, seed=seed, device=self.device)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-        """Return an optimizer's parameters. Raises UsageError if one does not belong to a wrapped model."""
+        """Return an optimizer's parameters. Raises UsageError if one does not belong to a wrapped
+        model.
+        """
         found = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         name = type(optimizer).__name__
         for parameter in found:
@@ -170,13 +205,16 @@ class Wrapper:
             if old is not None and old() is parameter:
                 raise UsageError(
                     f"{name} holds parameters from before run.wrap, so it would train nothing.",
-                    hint="Wrap the model first, then build the optimizer: opt = Optimizer(model.parameters()).",
+                    hint="Wrap the model first, then build the optimizer: opt = "
+                    "Optimizer(model.parameters()).",
                 )
             if self.world_size > 1 and not self.owns(parameter):
                 raise UsageError(
-                    f"{name} holds a parameter of shape {tuple(parameter.shape)} that belongs to no wrapped model, so "
+                    f"{name} holds a parameter of shape {tuple(parameter.shape)} that belongs to "
+                    "no wrapped model, so "
                     "its values would drift apart between ranks.",
-                    hint="Put it into a module, wrap that module, and build the optimizer after that.",
+                    hint="Put it into a module, wrap that module, and build the optimizer after "
+                    "that.",
                 )
         return found
 
@@ -187,7 +225,11 @@ class Wrapper:
         models = [each.model for each in self.models if not isinstance(each, LocalModel)]
         handled = {id(parameter) for model in models for parameter in model.parameters()}
         groups = getattr(thing, "param_groups", ())
-        parameters = thing.parameters() if isinstance(thing, nn.Module) else (p for g in groups for p in g["params"])
+        parameters = (
+            thing.parameters()
+            if isinstance(thing, nn.Module)
+            else (p for g in groups for p in g["params"])
+        )
         found = [id(parameter) in handled for parameter in parameters]
         return bool(found) and all(found)
 
@@ -208,8 +250,14 @@ class Wrapper:
 
     def join(self, models: tuple[nn.Module, ...]) -> contextlib.AbstractContextManager[Any]:
         """Return torch's Join context over these DDP models, or over all of them."""
-        chosen = [each for each in self.models if not models or any(each.model is model for model in models)]
-        joinable: list[Any] = [each.ddp for each in chosen if isinstance(each, DDPModel) and each.ddp is not None]
+        chosen = [
+            each
+            for each in self.models
+            if not models or any(each.model is model for model in models)
+        ]
+        joinable: list[Any] = [
+            each.ddp for each in chosen if isinstance(each, DDPModel) and each.ddp is not None
+        ]
         if not joinable:
             return contextlib.nullcontext()
         from torch.distributed.algorithms.join import Join

@@ -61,5 +61,7 @@ class JobState:
 
 
 def normalize_state(text: str) -> str:
-    """Strip what Slurm adds to a state: `CANCELLED by 1000` -> `CANCELLED`, `RUNNING+` -> `RUNNING`."""
+    """Strip what Slurm adds to a state: `CANCELLED by 1000` -> `CANCELLED`, `RUNNING+` ->
+    `RUNNING`.
+    """
     return text.split(maxsplit=1)[0].rstrip("+").upper() if text.strip() else ""

@@ -28,19 +28,31 @@ def states(jobs: Iterable[str]) -> dict[str, JobState]:
 def queue() -> dict[str, JobState]:
     """Return all of the user's jobs that the controller still remembers, in a single call."""
     form = f"--format={slurm.SEPARATOR.join(_SQUEUE)}"
-    argv = ["squeue", "--all", "--noheader", "--states=all", "--array", f"--user={os.getuid()}", form]
+    argv = [
+        "squeue",
+        "--all",
+        "--noheader",
+        "--states=all",
+        "--array",
+        f"--user={os.getuid()}",
+        form,
+    ]
     done = slurm.call(argv, environ={**os.environ, "SLURM_TIME_FORMAT": "standard"})
     found = {}
     for line in done.stdout.splitlines():
         values = line.split(slurm.SEPARATOR)
         if len(values) == len(_SQUEUE):
             job, state, reason, nodes, start, elapsed = (value.strip() for value in values)
-            found[job] = JobState(job, normalize_state(state), _reason(reason), nodes, start, elapsed)
+            found[job] = JobState(
+                job, normalize_state(state), _reason(reason), nodes, start, elapsed
+            )
     return found
 
 
 def accounting(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return job states from accounting; empty if the cluster has none or does not allow queries."""
+    """Return job states from accounting; empty if the cluster has none or does not allow
+    queries.
+    """
     found: dict[str, JobState] = {}
     for start in range(0, len(jobs), slurm.JOBS_PER_CALL):
         found |= _account(jobs[start : start + slurm.JOBS_PER_CALL])
@@ -50,10 +62,17 @@ def accounting(jobs: Sequence[str]) -> dict[str, JobState]:
 def _account(jobs: Sequence[str]) -> dict[str, JobState]:
     try:
         done = slurm.call(
-            ["sacct", "--noheader", "--parsable2", f"--delimiter={slurm.SEPARATOR}", "--allocations",
-             f"--jobs={','.join(jobs)}", f"--format={','.join(_SACCT)}"],
+            [
+                "sacct",
+                "--noheader",
+                "--parsable2",
+                f"--delimiter={slurm.SEPARATOR}",
+                "--allocations",
+                f"--jobs={','.join(jobs)}",
+                f"--format={','.join(_SACCT)}",
+            ],
             check=False,
-        )  # fmt: skip
+        )
     except ClusterError:
         return {}
     found = {}
@@ -61,14 +80,23 @@ def _account(jobs: Sequence[str]) -> dict[str, JobState]:
         values = line.split(slurm.SEPARATOR)
         if len(values) == len(_SACCT):
             job, state, reason, nodes, start, elapsed, code = (value.strip() for value in values)
-            found[job] = JobState(job, normalize_state(state), _reason(reason), nodes, start, elapsed, code)
+            found[job] = JobState(
+                job, normalize_state(state), _reason(reason), nodes, start, elapsed, code
+            )
     return found
 
 
 def knows(job: str) -> bool:
-    """Return whether the controller knows a job, anybody's, that is in the queue or has ended a moment ago."""
-    done = slurm.call(["squeue", "--all", "--noheader", "--states=all", f"--jobs={job}", "--format=%i"], check=False)
-    return bool(done.stdout.strip()) if done.returncode == 0 else "Invalid job id" not in done.stderr
+    """Return whether the controller knows a job, anybody's, that is in the queue or has ended a
+    moment ago.
+    """
+    done = slurm.call(
+        ["squeue", "--all", "--noheader", "--states=all", f"--jobs={job}", "--format=%i"],
+        check=False,
+    )
+    return (
+        bool(done.stdout.strip()) if done.returncode == 0 else "Invalid job id" not in done.stderr
+    )
 
 
 def _reason(text: str) -> str:

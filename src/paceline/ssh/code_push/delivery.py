@@ -22,7 +22,12 @@ Note = Callable[[str], None]
 
 
 def deliver(
-    connection: Connection, request: Request, parcel: Parcel, *, note: Note, heard: Note = lambda said: None
+    connection: Connection,
+    request: Request,
+    parcel: Parcel,
+    *,
+    note: Note,
+    heard: Note = lambda said: None,
 ) -> tuple[Installation, str]:
     """Hand a request over, and install Paceline if it is not there; return the name under which the request waits.
 
@@ -44,7 +49,13 @@ def deliver(
 
 
 def _deliver(
-    connection: Connection, installation: Installation, request: Request, parcel: Parcel, *, note: Note, heard: Note
+    connection: Connection,
+    installation: Installation,
+    request: Request,
+    parcel: Parcel,
+    *,
+    note: Note,
+    heard: Note,
 ) -> str | None:
     """Hand a request over; return the name under which it waits there, or None if Paceline is not there."""
     with Conversation(connection, installation.command("receive")) as talk:
@@ -75,7 +86,8 @@ def _deliver(
         heard(read_setup_output(talk.errors))
     if "error" in answer:
         raise EnvironmentProblem(
-            f"{connection.cluster.name} cannot take your code: {answer['error']}", hint=str(answer.get("hint", ""))
+            f"{connection.cluster.name} cannot take your code: {answer['error']}",
+            hint=str(answer.get("hint", "")),
         )
     if not isinstance(answer.get("request"), str):
         raise connection.unclear()
@@ -85,7 +97,9 @@ def _deliver(
 def _read_wanted(wanted: Any, parcel: Parcel) -> dict[str, str] | None:
     """Return the contents that the other side asks for; None if it asks for anything but the files of the parcel."""
     files = parcel.code.files
-    if not isinstance(wanted, dict) or not all(isinstance(name, str) and name in files for name in wanted.values()):
+    if not isinstance(wanted, dict) or not all(
+        isinstance(name, str) and name in files for name in wanted.values()
+    ):
         return None
     return wanted if all(key == key_of(files[name]) for key, name in wanted.items()) else None
 

@@ -33,7 +33,9 @@ class Parcel:
     is_announced: bool = False  # whether the user was told how much it is
 
 
-def pack_code(job: Job, environ: Mapping[str, str], *, runs: Iterable[Path], cluster: str) -> Parcel:
+def pack_code(
+    job: Job, environ: Mapping[str, str], *, runs: Iterable[Path], cluster: str
+) -> Parcel:
     """Return the code of a project: what git tracks and what has changed, within the limits of a snapshot.
 
     `runs` are scratch folders of this machine, where fetched runs are; the job may have the one of the cluster.
@@ -50,7 +52,8 @@ def pack_code(job: Job, environ: Mapping[str, str], *, runs: Iterable[Path], clu
     except CodeTooLarge as problem:  # a job without a snapshot needs the code, too
         hint = _instead(problem.largest, cluster, is_count=problem.is_count)
         raise EnvironmentProblem(problem.message, hint=hint) from None
-    names = [name for name in listed.sizes if not takes_output(listed.folder / name)]  # it changes on the way
+    # it changes on the way
+    names = [name for name in listed.sizes if not takes_output(listed.folder / name)]
     files = describe_files(listed.folder, names)
     if sum(size for _, size, _ in files.values()) > limit:  # holes count on the way
         name = max(files, key=lambda each: files[each][1])
@@ -59,7 +62,9 @@ def pack_code(job: Job, environ: Mapping[str, str], *, runs: Iterable[Path], clu
             hint=_instead([name], cluster),
         )
     identity = identify_code(job.folder, files)
-    code = SentCode(project_folder(job.folder), files, identity.commit, identity.branch, identity.changed)
+    code = SentCode(
+        project_folder(job.folder), files, identity.commit, identity.branch, identity.changed
+    )
     return Parcel(listed.folder, code, listed.skipped_secrets)
 
 
@@ -80,7 +85,8 @@ def pack_settings(folder: Path, files: Iterable[Path]) -> Parcel:
     for name in names:
         if name.startswith("../"):
             raise SpecError(
-                f"{name} is outside of the project.", hint="Move it into the project: only the project is sent."
+                f"{name} is outside of the project.",
+                hint="Move it into the project: only the project is sent.",
             )
     return Parcel(folder, SentCode(project_folder(folder), describe_files(folder, names)))
 
@@ -112,7 +118,8 @@ def write_contents(parcel: Parcel, wanted: Mapping[str, str], stream: IO[bytes])
                 member.size = parcel.code.files[name][1]
                 if os.fstat(descriptor).st_size != member.size:
                     raise EnvironmentProblem(
-                        f"{name} changed while it was sent.", hint="Wait until nothing writes to it."
+                        f"{name} changed while it was sent.",
+                        hint="Wait until nothing writes to it.",
                     )
                 archive.addfile(member, file)
     stream.flush()
@@ -130,4 +137,6 @@ def _runs(job: Job, environ: Mapping[str, str], runs: Iterable[Path]) -> list[Pa
     folders = [*runs]
     with suppress(SpecError):
         folders.append(resolve_scratch(job, environ))
-    return [folder for folder in folders if not job.folder.resolve().is_relative_to(folder.resolve())]
+    return [
+        folder for folder in folders if not job.folder.resolve().is_relative_to(folder.resolve())
+    ]

@@ -21,7 +21,8 @@ from paceline.ssh.shell_text import word
 CHANGED = (23, 24)  # exit codes of rsync if single files could not be sent, or have disappeared
 _PROTOCOL = "is your shell clean"
 _UNTRUSTED = "symlink owned by an untrusted user"  # from rsync 3.5 on, on the way to the target
-_REFUSED = ("Too many levels of symbolic links", "Invalid cross-device link")  # of a link that leads out of the target
+# of a link that leads out of the target
+_REFUSED = ("Too many levels of symbolic links", "Invalid cross-device link")
 _SUMMARY = b"\nNumber of files: "  # how rsync's summary begins
 
 
@@ -42,7 +43,9 @@ class Transfer:
     @property
     def files(self) -> int:
         """How many files and links are new there or have changed."""
-        return self._number("Number of (?:regular )?files transferred") + self._number("Number of created files.*link")
+        return self._number("Number of (?:regular )?files transferred") + self._number(
+            "Number of created files.*link"
+        )
 
     @property
     def size(self) -> int:
@@ -63,9 +66,16 @@ def require_rsync() -> tuple[int, int]:
     """Return the version of rsync here. Raises EnvironmentProblem if there is none that can do this."""
     if shutil.which("rsync") is None:
         raise EnvironmentProblem(
-            "There is no rsync here.", hint="Install it with your system's package manager, e.g. `apt install rsync`."
+            "There is no rsync here.",
+            hint="Install it with your system's package manager, e.g. `apt install rsync`.",
         )
-    done = subprocess.run(["rsync", "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["rsync", "--version"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     match = re.search(r"rsync\s+version v?(\d+)\.(\d+)", done.stdout)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < (3, 0) or "openrsync" in done.stdout:
@@ -76,7 +86,9 @@ def require_rsync() -> tuple[int, int]:
     return version
 
 
-def push(connection: Connection, data: SentData, *, to: str, rsync: str, progress: bool) -> Transfer:
+def push(
+    connection: Connection, data: SentData, *, to: str, rsync: str, progress: bool
+) -> Transfer:
     """Send data. What has arrived stays if it is interrupted, and the next time goes on from there."""
     shown = ["--info=progress2" if require_rsync() >= (3, 1) else "--progress"] if progress else []
     done = run(connection, data, shown, to=to, rsync=rsync, is_shown=progress)
@@ -86,22 +98,50 @@ def push(connection: Connection, data: SentData, *, to: str, rsync: str, progres
 
 
 def run(
-    connection: Connection, data: SentData, options: list[str], *, to: str, rsync: str, is_shown: bool = False
+    connection: Connection,
+    data: SentData,
+    options: list[str],
+    *,
+    to: str,
+    rsync: str,
+    is_shown: bool = False,
 ) -> Transfer:
     """Run rsync, with its output on the terminal if asked to."""
     source, target = f"{data.path.resolve()}", to
     if data.is_folder:
         source, target = f"{source}/", f"{to}/"
     argv = [
-        "rsync", "--recursive", "--links", "--safe-links", "--perms", "--times", "--protect-args", "--from0",
-        "--update", "--keep-dirlinks", "--stats", f"--partial-dir={PARTIAL}", "-e", shlex.join(connection.shell()),
-        f"--rsync-path={shlex.quote(rsync)}", *options,
-    ]  # fmt: skip
+        "rsync",
+        "--recursive",
+        "--links",
+        "--safe-links",
+        "--perms",
+        "--times",
+        "--protect-args",
+        "--from0",
+        "--update",
+        "--keep-dirlinks",
+        "--stats",
+        f"--partial-dir={PARTIAL}",
+        "-e",
+        shlex.join(connection.shell()),
+        f"--rsync-path={shlex.quote(rsync)}",
+        *options,
+    ]
     with tempfile.NamedTemporaryFile(prefix="paceline-excluded-") as excluded:
-        excluded.write(b"\0".join(_pattern(name) for name in (*data.secrets, *data.outside, *data.elsewhere)))
+        excluded.write(
+            b"\0".join(_pattern(name) for name in (*data.secrets, *data.outside, *data.elsewhere))
+        )
         excluded.flush()
-        argv += [f"--exclude-from={excluded.name}", "--", source, f"{_in_brackets(connection.cluster.host)}:{target}"]
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        argv += [
+            f"--exclude-from={excluded.name}",
+            "--",
+            source,
+            f"{_in_brackets(connection.cluster.host)}:{target}",
+        ]
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         try:
             output, errors = _read(process, is_shown)
             process.wait()
@@ -120,7 +160,9 @@ def _read(process: subprocess.Popen[bytes], is_shown: bool) -> tuple[bytes, byte
     assert process.stdout is not None
     assert process.stderr is not None
     errors = list[bytes]()
-    reader = threading.Thread(target=lambda stream: errors.append(stream.read()), args=[process.stderr], daemon=True)
+    reader = threading.Thread(
+        target=lambda stream: errors.append(stream.read()), args=[process.stderr], daemon=True
+    )
     reader.start()
     output, shown = bytearray(), 0
     while part := os.read(process.stdout.fileno(), 1 << 16):
@@ -153,9 +195,13 @@ def problem(connection: Connection, done: Transfer) -> EnvironmentProblem | Conn
     name, code, errors = connection.cluster.name, done.code, done.errors
     again = "What has arrived is kept: the same command continues from there."
     if "No space left" in errors or "quota" in errors.lower():
-        return EnvironmentProblem(f"The disk on {name} is full, or your quota there.", hint=f"Make room there. {again}")
+        return EnvironmentProblem(
+            f"The disk on {name} is full, or your quota there.", hint=f"Make room there. {again}"
+        )
     if not connection.is_open():
-        return ConnectionProblem(f"The connection to {name} was lost.", hint=f"Type: paceline login {name}. {again}")
+        return ConnectionProblem(
+            f"The connection to {name} was lost.", hint=f"Type: paceline login {name}. {again}"
+        )
     if _PROTOCOL in errors:
         return EnvironmentProblem(
             f"The login shell on {name} prints output, which breaks rsync.",
@@ -185,7 +231,9 @@ def _untrusted(connection: Connection, done: Transfer) -> EnvironmentProblem:
 
 def _unescape(name: str) -> str:
     """Return a name without the escapes with which rsync prints characters that its locale lacks."""
-    escaped = re.sub(rb"\\#([0-7]{3})", lambda match: bytes([int(match[1], 8) & 255]), name.encode())
+    escaped = re.sub(
+        rb"\\#([0-7]{3})", lambda match: bytes([int(match[1], 8) & 255]), name.encode()
+    )
     return escaped.decode(errors="surrogateescape")
 
 
@@ -197,4 +245,6 @@ def _lines(errors: str) -> list[str]:
 
 def describe_left(names: Iterable[str], shown: int = 5) -> str:
     listed = sorted(names)
-    return ", ".join(listed[:shown]) + (f" and {len(listed) - shown} more" if len(listed) > shown else "")
+    return ", ".join(listed[:shown]) + (
+        f" and {len(listed) - shown} more" if len(listed) > shown else ""
+    )

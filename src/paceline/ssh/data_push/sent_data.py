@@ -10,7 +10,8 @@ from pathlib import Path
 from paceline.errors import UsageError
 from paceline.launch.secrets.file_names import is_secret
 
-PARTIAL = ".paceline-partial"  # the folder of files that are not complete yet, next to where they go
+# the folder of files that are not complete yet, next to where they go
+PARTIAL = ".paceline-partial"
 
 
 @dataclass
@@ -21,7 +22,8 @@ class SentData:
     files: int = 0
     size: int = 0  # bytes
     secrets: list[str] = field(default_factory=list)  # left out
-    outside: list[str] = field(default_factory=list)  # links that lead out of the folder: left out, too
+    # links that lead out of the folder: left out, too
+    outside: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)  # those that are sent, and where they lead
     elsewhere: list[str] = field(default_factory=list)  # folders that are sent by themselves
@@ -30,7 +32,11 @@ class SentData:
         """Return one of its folders by itself. Links that lead out of that one stay here, too."""
         start = f"{name}/"
         part = SentData(self.path / name, is_folder=True)
-        part.links = {link.removeprefix(start): to for link, to in self.links.items() if link.startswith(start)}
+        part.links = {
+            link.removeprefix(start): to
+            for link, to in self.links.items()
+            if link.startswith(start)
+        }
         part.secrets = [each.removeprefix(start) for each in self.secrets if each.startswith(start)]
         part.outside = [each.removeprefix(start) for each in self.outside if each.startswith(start)]
         part.outside += [link for link, to in part.links.items() if not _is_safe(link, to)]
@@ -44,7 +50,9 @@ class SentData:
 def find_data(path: Path) -> SentData:
     """Return what there is to send. Raises UsageError if there is nothing, or a secret alone."""
     if not path.exists():
-        raise UsageError(f"There is no file or folder {str(path)!r} here.", hint="Pass the path of your data.")
+        raise UsageError(
+            f"There is no file or folder {str(path)!r} here.", hint="Pass the path of your data."
+        )
     if is_secret(path.resolve().name) or is_secret(path.name):
         raise UsageError(
             f"{path} looks like a file of secrets, so it is not sent.",
@@ -55,11 +63,15 @@ def find_data(path: Path) -> SentData:
     if not path.is_dir():
         return SentData(path, is_folder=False, name=name, files=1, size=path.stat().st_size)
     found = SentData(path, is_folder=True, name=name)
-    for parent, folders, names in os.walk(path, onerror=lambda problem: found.unreadable.append(str(problem.filename))):
+    for parent, folders, names in os.walk(
+        path, onerror=lambda problem: found.unreadable.append(str(problem.filename))
+    ):
         links = [each for each in folders if os.path.islink(os.path.join(parent, each))]
         folders[:] = [each for each in folders if each != PARTIAL]  # rsync leaves it out
         for each in (*names, *links):
-            _add(found, os.path.join(parent, each), os.path.relpath(os.path.join(parent, each), path))
+            _add(
+                found, os.path.join(parent, each), os.path.relpath(os.path.join(parent, each), path)
+            )
     return found
 
 

@@ -11,7 +11,9 @@ from paceline.ssh.data_push.sent_data import SentData
 
 _NEWER = " is newer"  # how rsync ends the line about a file that it leaves as it is
 # Print those of the paths on stdin that are links.
-_FIND_LINKS = """while IFS= read -r path; do if [ -L "$path" ]; then printf '%s\\n' "$path"; fi; done\n"""
+_FIND_LINKS = (
+    """while IFS= read -r path; do if [ -L "$path" ]; then printf '%s\\n' "$path"; fi; done\n"""
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,11 @@ class Survey:
     def outside(self) -> list[str]:
         """Links that lead out of what is sent."""
         first = self.parts[0][0].path
-        found = {os.path.relpath(data.path / name, first) for data, _ in self.parts for name in data.outside}
+        found = {
+            os.path.relpath(data.path / name, first)
+            for data, _ in self.parts
+            for name in data.outside
+        }
         return sorted(found)
 
 
@@ -43,7 +49,9 @@ def survey(connection: Connection, data: SentData, *, to: str, rsync: str) -> Su
     """
     said = "--info=skip1" if require_rsync() >= (3, 1) else "-vv"
     done = run(connection, data, ["--dry-run", said], to=to, rsync=rsync)
-    links = _find_links(connection, done.refused, to) if done.refused and done.code in CHANGED else []
+    links = (
+        _find_links(connection, done.refused, to) if done.refused and done.code in CHANGED else []
+    )
     if links and not set(links) & set(data.elsewhere):
         places = [(data.without(links), to), *((data.part(name), f"{to}/{name}") for name in links)]
         return _sum([survey(connection, each, to=place, rsync=rsync) for each, place in places])
@@ -74,6 +82,9 @@ def _find_links(connection: Connection, refused: list[str], to: str) -> list[str
 
 def _sum(surveys: list[Survey]) -> Survey:
     return Survey(
-        [part for each in surveys for part in each.parts], [name for each in surveys for name in each.newer],
-        sum(each.files for each in surveys), sum(each.size for each in surveys), all(each.is_whole for each in surveys),
-    )  # fmt: skip
+        [part for each in surveys for part in each.parts],
+        [name for each in surveys for name in each.newer],
+        sum(each.files for each in surveys),
+        sum(each.size for each in surveys),
+        all(each.is_whole for each in surveys),
+    )

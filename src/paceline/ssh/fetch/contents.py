@@ -22,7 +22,8 @@ RECORD_FOLDERS = (*LOG_FOLDERS, "events", "system")
 LOG_FILES = ("run.json", "launch.json", "job", "requeues", "cancelled", "grant", "slurm.log")
 LARGE_FILES = ("paceline.zip",)
 SECRETS = ("environment.sh",)  # in whatever folder of a run: they never leave the cluster
-PARTS = RunFolder(Path()).arrivals.name  # in a folder that a run is fetched into: what has not arrived whole
+# in a folder that a run is fetched into: what has not arrived whole
+PARTS = RunFolder(Path()).arrivals.name
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,17 @@ class RemoteFile:
 class Contents:
     files: list[RemoteFile] = field(default_factory=list)
     checkpoints: list[str] = field(default_factory=list)  # names of those that come
-    left: dict[str, int] = field(default_factory=dict)  # what stays there: bytes by name in the run folder
-    skipped: list[str] = field(default_factory=list)  # links to elsewhere that would come, with their targets
-    unreadable: dict[str, str] = field(default_factory=dict)  # files and folders that would come, with the reasons
+    # what stays there: bytes by name in the run folder
+    left: dict[str, int] = field(default_factory=dict)
+    # links to elsewhere that would come, with their targets
+    skipped: list[str] = field(default_factory=list)
+    # files and folders that would come, with the reasons
+    unreadable: dict[str, str] = field(default_factory=dict)
 
     def _leave(self, file: RemoteFile) -> None:
         top, _, rest = file.name.partition("/")
-        name = f"{top}/{rest.split('/')[0]}" if top == "checkpoints" else top  # each by itself: some may be at home
+        # each by itself: some may be at home
+        name = f"{top}/{rest.split('/')[0]}" if top == "checkpoints" else top
         self.left[name] = self.left.get(name, 0) + file.size
 
 
@@ -62,9 +67,13 @@ def choose_contents(folder: RunFolder, what: str, *, skip: Collection[str] = ())
     for each in _walk(folder.path, unreadable):
         file = _with_relative_link(each, folder)
         if file.link is not None and not _stays_inside(file):
-            if _comes(file, what, found.checkpoints, folder) and not _is_made_by_us(file, folder, project):
+            if _comes(file, what, found.checkpoints, folder) and not _is_made_by_us(
+                file, folder, project
+            ):
                 found.skipped.append(f"{file.name} -> {file.link}")
-        elif _comes(file, what, found.checkpoints, folder) or (loose_weights and is_weights_file(file.name)):
+        elif _comes(file, what, found.checkpoints, folder) or (
+            loose_weights and is_weights_file(file.name)
+        ):
             found.files.append(file)
         else:
             found._leave(file)
@@ -80,11 +89,15 @@ def choose_contents(folder: RunFolder, what: str, *, skip: Collection[str] = ())
 def _comes(file: RemoteFile, what: str, checkpoints: Collection[str], folder: RunFolder) -> bool:
     top, _, rest = file.name.partition("/")
     if top == "checkpoints":  # and links to them, such as `latest`
-        return rest.split("/")[0] in checkpoints or (what == ALL and file.link is not None and "/" not in rest)
+        return rest.split("/")[0] in checkpoints or (
+            what == ALL and file.link is not None and "/" not in rest
+        )
     if what == ALL:
         return True
     if what == LOGS:
-        return file.name in LOG_FILES or (bool(rest) and (top in LOG_FOLDERS or top.startswith("attempt-")))
+        return file.name in LOG_FILES or (
+            bool(rest) and (top in LOG_FOLDERS or top.startswith("attempt-"))
+        )
     if not rest:
         return top not in LARGE_FILES
     if top in RECORD_FOLDERS or top.startswith("attempt-"):
@@ -99,7 +112,9 @@ def _is_code(file: RemoteFile, folder: RunFolder) -> bool:
         known = os.lstat(original)
         if file.link is not None or not stat.S_ISREG(known.st_mode) or known.st_size != file.size:
             return False
-        return known.st_mtime_ns == file.mtime_ns or filecmp.cmp(folder.path / file.name, original, shallow=False)
+        return known.st_mtime_ns == file.mtime_ns or filecmp.cmp(
+            folder.path / file.name, original, shallow=False
+        )
     except OSError:
         return False
 
@@ -122,7 +137,9 @@ def _walk(root: Path, unreadable: dict[str, str], prefix: str = "") -> Iterator[
 
     def note(problem: OSError) -> None:
         if not isinstance(problem, FileNotFoundError):
-            unreadable[prefix + _relative(problem.filename, root)] = problem.strerror or str(problem)
+            unreadable[prefix + _relative(problem.filename, root)] = problem.strerror or str(
+                problem
+            )
 
     for parent, folders, names in os.walk(root, onerror=note):
         folders.sort()
@@ -143,7 +160,9 @@ def _walk(root: Path, unreadable: dict[str, str], prefix: str = "") -> Iterator[
                 continue
             executable = bool(status.st_mode & stat.S_IXUSR)
             size = 0 if link else status.st_size
-            yield RemoteFile(f"{prefix}{_relative(path, root)}", size, status.st_mtime_ns, executable, link)
+            yield RemoteFile(
+                f"{prefix}{_relative(path, root)}", size, status.st_mtime_ns, executable, link
+            )
 
 
 def _relative(path: str, root: Path) -> str:
@@ -167,7 +186,9 @@ def _with_relative_link(file: RemoteFile, folder: RunFolder) -> RemoteFile:
     target = os.path.normpath(file.link)
     for root in (str(folder.path), os.path.realpath(folder.path)):
         if target == root or target.startswith(f"{root}/"):
-            return replace(file, link=os.path.relpath(target, f"{root}/{os.path.dirname(file.name)}"))
+            return replace(
+                file, link=os.path.relpath(target, f"{root}/{os.path.dirname(file.name)}")
+            )
     return file
 
 

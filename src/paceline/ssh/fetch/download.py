@@ -17,7 +17,8 @@ from paceline.ssh.fetch.local_copy import LocalCopy, Version
 from paceline.ssh.fetch.remote_files import Arrival, Listing, RemoteFiles
 from paceline.ssh.fetch.safe_path import leave_out
 
-TRIES = 5  # of a file that changes while it is sent, and of a checkpoint that the run removes meanwhile
+# of a file that changes while it is sent, and of a checkpoint that the run removes meanwhile
+TRIES = 5
 PAUSE = 0.2  # seconds before a file that has changed is sent again
 SHOWN = 5
 REMOVED = "was removed by the run while it was fetched"
@@ -39,11 +40,14 @@ class Fetched:
     size: int = 0  # bytes that were sent
     checkpoints: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)  # what is there and did not come, with the reasons
+    # what is there and did not come, with the reasons
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 class Download:
-    def __init__(self, remote: RemoteFiles, *, what: str, overwrite: bool, cluster: str, progress: Progress) -> None:
+    def __init__(
+        self, remote: RemoteFiles, *, what: str, overwrite: bool, cluster: str, progress: Progress
+    ) -> None:
         self.remote, self.what, self.overwrite, self.cluster = remote, what, overwrite, cluster
         self.progress = progress
 
@@ -58,10 +62,15 @@ class Download:
             if problem.errno in (errno.ENOSPC, errno.EDQUOT):
                 message, advice = f"The disk of {made.folder} is full.", "Make room and"
             elif problem.errno == errno.EIO:
-                message, advice = f"The disk of {made.folder} fails: {problem.strerror}.", "Check the disk, then"
+                message, advice = (
+                    f"The disk of {made.folder} fails: {problem.strerror}.",
+                    "Check the disk, then",
+                )
             else:
                 raise
-            raise EnvironmentProblem(message, hint=f"What has arrived is kept. {advice} repeat the command.") from None
+            raise EnvironmentProblem(
+                message, hint=f"What has arrived is kept. {advice} repeat the command."
+            ) from None
         return made
 
     def _fetch(self, local: LocalCopy, made: Fetched) -> None:
@@ -81,8 +90,11 @@ class Download:
                 break
             made.listing = self.remote.list(self.what, skip)
         about = {
-            "cluster": self.cluster, "folder": made.listing.folder, "status": made.listing.status, "time": time.time()
-        }  # fmt: skip
+            "cluster": self.cluster,
+            "folder": made.listing.folder,
+            "status": made.listing.status,
+            "time": time.time(),
+        }
         local.finish(about)
 
     def _compare(self, local: LocalCopy, contents: Contents, made: Fetched) -> None:
@@ -90,7 +102,9 @@ class Download:
         for name in local.changed_here(file for file in contents.files if local.has(file)):
             if self.overwrite:
                 local.forget(name)
-            elif (note := f"{name} was changed here since it was fetched; --overwrite restores it") not in made.notes:
+            elif (
+                note := f"{name} was changed here since it was fetched; --overwrite restores it"
+            ) not in made.notes:
                 made.notes.append(note)
 
     def _missing(self, local: LocalCopy, contents: Contents) -> list[RemoteFile]:
@@ -112,7 +126,9 @@ class Download:
             )
         return missing
 
-    def _send_all(self, local: LocalCopy, waiting: Sequence[RemoteFile], made: Fetched) -> dict[str, str]:
+    def _send_all(
+        self, local: LocalCopy, waiting: Sequence[RemoteFile], made: Fetched
+    ) -> dict[str, str]:
         """Send files until each has arrived as it is; return the checkpoints that did not come, and why."""
         files = {file.name: file for file in waiting if file.link is None}
         for file in waiting:
@@ -123,13 +139,17 @@ class Download:
         for count in range(TRIES):
             time.sleep(PAUSE if count else 0)
             why = {}
-            for arrival in self.remote.send({name: local.offset(file) for name, file in files.items()}):
+            for arrival in self.remote.send(
+                {name: local.offset(file) for name, file in files.items()}
+            ):
                 name = arrival.name
                 if not arrival.error:
                     if problem := self._receive(local, arrival, files[name], made):
                         why[name] = problem
                 elif checkpoint := _checkpoint(name):
-                    lost[checkpoint] = REMOVED if arrival.is_gone else f"cannot be read: {arrival.error}"
+                    lost[checkpoint] = (
+                        REMOVED if arrival.is_gone else f"cannot be read: {arrival.error}"
+                    )
                 elif arrival.is_gone:
                     made.notes.append(f"{name} {REMOVED}")
                 else:
@@ -175,7 +195,12 @@ class Download:
         return ""
 
     def _place_checkpoints(
-        self, local: LocalCopy, contents: Contents, made: Fetched, skip: set[str], lost: dict[str, str]
+        self,
+        local: LocalCopy,
+        contents: Contents,
+        made: Fetched,
+        skip: set[str],
+        lost: dict[str, str],
     ) -> set[str]:
         """Give the checkpoints their names; return those that have to be replaced by another one."""
         wrong: set[str] = set()

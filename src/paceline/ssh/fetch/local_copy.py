@@ -175,8 +175,15 @@ class LocalCopy:
             return 0
         make_way(self.parts, part)
         size = _size(part)
-        is_here = path.is_file() and not path.is_symlink() and find_obstacle(self.folder, path) is None
-        if size <= 0 and is_here and CONTINUED <= file.size >= _size(path) > 0 and file.name in self._digests:
+        is_here = (
+            path.is_file() and not path.is_symlink() and find_obstacle(self.folder, path) is None
+        )
+        if (
+            size <= 0
+            and is_here
+            and CONTINUED <= file.size >= _size(path) > 0
+            and file.name in self._digests
+        ):
             shutil.copyfile(path, part)
             size = _size(part)
         return size if CONTINUED <= size <= file.size else 0
@@ -263,9 +270,15 @@ class LocalCopy:
 
     def finish(self, about: dict[str, Any]) -> None:
         """Write the record of what was fetched, and remove all parts."""
-        names = [name for name in sorted(self._versions) if find_obstacle(self.folder, self.path(name)) is None]
+        names = [
+            name
+            for name in sorted(self._versions)
+            if find_obstacle(self.folder, self.path(name)) is None
+        ]
         files = [asdict(self._versions[name]) for name in names]
-        write_atomically(self.folder / RECORD, json.dumps({**about, "files": files}, indent=1) + "\n")
+        write_atomically(
+            self.folder / RECORD, json.dumps({**about, "files": files}, indent=1) + "\n"
+        )
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
@@ -287,13 +300,17 @@ def _is_placed(path: Path, version: Version) -> bool:
         status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(status.st_mode) and (status.st_size, status.st_mtime_ns) == (version.size, version.mtime_ns)
+    return stat.S_ISREG(status.st_mode) and (status.st_size, status.st_mtime_ns) == (
+        version.size,
+        version.mtime_ns,
+    )
 
 
 def _finish(path: Path, version: Version, *, executable: bool) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        if version.size >= CONTINUED:  # small ones, of which there may be thousands, are soon sent again
+        # small ones, of which there may be thousands, are soon sent again
+        if version.size >= CONTINUED:
             try:
                 os.fsync(descriptor)
             except OSError:  # what was read back may not be what is on the disk

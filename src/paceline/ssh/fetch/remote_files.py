@@ -108,7 +108,9 @@ class RemoteFiles:
     def nonsense(self, what: str) -> EnvironmentProblem:
         """Return an error: the other side does not keep to what was agreed."""
         cluster = self._talk.connection.cluster.name
-        return EnvironmentProblem(f"{cluster} sent {what}.", hint="Nothing of that was kept. Ask who runs the cluster.")
+        return EnvironmentProblem(
+            f"{cluster} sent {what}.", hint="Nothing of that was kept. Ask who runs the cluster."
+        )
 
     def _lost(self) -> ConnectionProblem:
         cluster = self._talk.connection.cluster.name
@@ -124,10 +126,23 @@ class RemoteFiles:
 def _read_listing(answer: dict[str, Any]) -> Listing:
     """Raises ValueError, TypeError, KeyError or AttributeError if the answer is no listing."""
     files = [make(RemoteFile, each) for each in answer["files"]]
-    checkpoints, left, run_path = list(answer["checkpoints"]), dict(answer["left"]), tuple(answer["run_path"])
+    checkpoints, left, run_path = (
+        list(answer["checkpoints"]),
+        dict(answer["left"]),
+        tuple(answer["run_path"]),
+    )
     unreadable = dict(answer["unreadable"])
-    texts = [answer["folder"], answer["status"], *answer["skipped"], *left, *unreadable, *unreadable.values()]
-    if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int) for each in left.values()):
+    texts = [
+        answer["folder"],
+        answer["status"],
+        *answer["skipped"],
+        *left,
+        *unreadable,
+        *unreadable.values(),
+    ]
+    if not all(isinstance(each, str) for each in texts) or not all(
+        isinstance(each, int) for each in left.values()
+    ):
         raise ValueError
     if not all(_is_plain(each) for each in (answer["key"], *run_path)):
         raise ValueError
@@ -146,11 +161,20 @@ def is_named_as_run(run_path: tuple[str, ...], key: str) -> bool:
     """
     if not is_run_path("/".join(run_path)):
         return False
-    return is_run_id(key) and key == run_path[-1] if len(run_path) == 3 else key == f"{run_path[2]}-{run_path[4]}"
+    return (
+        is_run_id(key) and key == run_path[-1]
+        if len(run_path) == 3
+        else key == f"{run_path[2]}-{run_path[4]}"
+    )
 
 
 def _is_plain(name: Any) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and "/" not in name
+        and "\0" not in name
+    )
 
 
 def _is_possible(file: RemoteFile | Arrival) -> bool:

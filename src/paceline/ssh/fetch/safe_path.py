@@ -38,7 +38,9 @@ def leave_out(files: Iterable[RemoteFile]) -> tuple[list[RemoteFile], dict[str, 
     """Return the files that may come, and why others may not: the other side may list anything."""
     listed = list(files)
     folders = {
-        "/".join(parts[:end]) for parts in (each.name.split("/") for each in listed) for end in range(len(parts))
+        "/".join(parts[:end])
+        for parts in (each.name.split("/") for each in listed)
+        for end in range(len(parts))
     }
     kept, why = [], {}
     for file in listed:
@@ -66,7 +68,9 @@ def _checkpoint_part(name: str) -> bool:
 def _repository(name: str) -> str | None:
     """Return the `.git` that a file is or lies in; None if there is none. Some file systems ignore case."""
     parts = name.split("/")
-    found = (index for index, part in enumerate(parts) if part.lower().rstrip(". ") in (".git", "git~1"))
+    found = (
+        index for index, part in enumerate(parts) if part.lower().rstrip(". ") in (".git", "git~1")
+    )
     return next(("/".join(parts[: index + 1]) for index in found), None)
 
 
@@ -80,6 +84,10 @@ def is_contained(name: str, target: str) -> bool:
     up = 0
     while up < len(parts) and parts[up] == "..":
         up += 1
-    return bool(target) and not target.startswith("/") and "\0" not in target and up <= name.count("/") and (
-        ".." not in parts[up:]
-    )  # fmt: skip
+    return (
+        bool(target)
+        and not target.startswith("/")
+        and "\0" not in target
+        and up <= name.count("/")
+        and (".." not in parts[up:])
+    )

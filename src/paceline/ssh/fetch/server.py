@@ -40,15 +40,20 @@ class FileServer:
             sink.flush()
 
     def _list(self, what: str, skip: list[str]) -> dict[str, Any]:
-        status = self._status()  # before the files: a run that is over by then has written all of them
+        # before the files: a run that is over by then has written all of them
+        status = self._status()
         found = choose_contents(self.folder, what, skip=skip)
         self._hold([each.name for each in found.files if each.name.startswith("checkpoints/")])
         path = run_path_of(self.folder)
         run_path = [path.project, *path.experiment.split("/"), path.run_id]
         return {
-            "folder": str(self.folder.path), "key": self.folder.key, "run_path": run_path, "status": status,
-            **asdict(found), "files": [asdict(each) for each in found.files],
-        }  # fmt: skip
+            "folder": str(self.folder.path),
+            "key": self.folder.key,
+            "run_path": run_path,
+            "status": status,
+            **asdict(found),
+            "files": [asdict(each) for each in found.files],
+        }
 
     def _hold(self, names: list[str]) -> None:
         """Open the files of checkpoints, as far as the system allows: a run removes old ones while they are sent."""
@@ -74,7 +79,9 @@ class FileServer:
                 descriptor = open_regular(path, follow=name.startswith("code/"))[0]
         except OSError as problem:
             is_gone = problem.errno in (errno.ENOENT, errno.ENOTDIR)
-            write_line(sink, {"name": name, "error": problem.strerror or str(problem), "is_gone": is_gone})
+            write_line(
+                sink, {"name": name, "error": problem.strerror or str(problem), "is_gone": is_gone}
+            )
             return
         with open(descriptor, "rb", buffering=0) as file:
             status = os.fstat(descriptor)
@@ -106,7 +113,10 @@ class FileServer:
             position += len(part)
         write_frame(sink, b"", compress=False)
         after = os.fstat(file.fileno())
-        changed = position < size or (after.st_size, after.st_mtime_ns) != (size, before.st_mtime_ns)
+        changed = position < size or (after.st_size, after.st_mtime_ns) != (
+            size,
+            before.st_mtime_ns,
+        )
         if changed and position == size and _is_appended(name):
             changed = not _begins_with(file, size, total.digest())
         return {"sha256": total.hexdigest(), "size": position, "changed": changed}

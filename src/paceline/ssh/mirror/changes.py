@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.files.shared_folders import open_regular
-from paceline.ssh.mirror.frames import CHUNK, CLAIM, DATA, GONE, MAX_NUMBER, NEW, NEXT, REPLACED, Frame
+from paceline.ssh.mirror.frames import (
+    CHUNK,
+    CLAIM,
+    DATA,
+    GONE,
+    MAX_NUMBER,
+    NEW,
+    NEXT,
+    REPLACED,
+    Frame,
+)
 from paceline.ssh.mirror.frames import RECORD as RECORD_FRAME
 from paceline.ssh.mirror.run_files import (
     HEAD_BYTES,
@@ -41,7 +51,10 @@ class _Growing:
         """What the mirror has already, up to an offset."""
         size = offset - first
         last = min(TAIL_BYTES, size)
-        head, tail = os.pread(descriptor, min(HEAD_BYTES, size), first), os.pread(descriptor, last, offset - last)
+        head, tail = (
+            os.pread(descriptor, min(HEAD_BYTES, size), first),
+            os.pread(descriptor, last, offset - last),
+        )
         return cls(inode, first, offset, head, tail)
 
     def add(self, content: bytes) -> None:
@@ -62,7 +75,13 @@ class RunChanges:
     """One run folder. `copies` are what the mirror has of it, `log_bytes` how much of a log is sent at first."""
 
     def __init__(
-        self, scratch: Path, run: str, copies: Mapping[str, Copy], log_bytes: int, *, logs: bool = True
+        self,
+        scratch: Path,
+        run: str,
+        copies: Mapping[str, Copy],
+        log_bytes: int,
+        *,
+        logs: bool = True,
     ) -> None:
         self.run, self.folder, self._log_bytes, self._logs = run, scratch / run, log_bytes, logs
         self._copies = dict(copies)  # until they have been compared with the files
@@ -79,12 +98,21 @@ class RunChanges:
         found = list_files(self.folder)
         if not found:
             return  # it was removed, or cannot be read now: the mirror keeps what it has
-        claims = {number: name for number, name in list_claims(self.folder).items() if self._claims.get(number) != name}
-        read = [self._read_record(path, known) for path, known in found.items() if kind_of(path) == RECORD]
+        claims = {
+            number: name
+            for number, name in list_claims(self.folder).items()
+            if self._claims.get(number) != name
+        }
+        read = [
+            self._read_record(path, known)
+            for path, known in found.items()
+            if kind_of(path) == RECORD
+        ]
         records = [frame for frame in read if frame is not None]
         if records:
             found |= list_files(self.folder)  # with what was written before them
-        for path, known in sorted(found.items(), key=lambda item: kind_of(item[0]) == LOG):  # after their times
+        # after their times
+        for path, known in sorted(found.items(), key=lambda item: kind_of(item[0]) == LOG):
             if kind_of(path) == RECORD or (is_of_log(path) and not self._logs):
                 continue
             if self._stamps.get(path) != _stamp(known):
@@ -115,7 +143,9 @@ class RunChanges:
         if len(content) > MAX_RECORD:
             return None
         self._stamps[path] = _stamp(now)
-        return Frame(RECORD_FRAME, {"run": self.run, "path": path, "modified": _modified(now)}, content)
+        return Frame(
+            RECORD_FRAME, {"run": self.run, "path": path, "modified": _modified(now)}, content
+        )
 
     def _grow(self, path: str, *, is_log: bool) -> Iterator[Frame]:
         try:
@@ -132,7 +162,9 @@ class RunChanges:
             if relation != NEXT and begun.offset == known.st_size:  # an empty file is one too
                 yield self._data(path, begun.offset, b"", known, relation)
             while begun.offset < known.st_size:
-                content = os.pread(descriptor, min(CHUNK, known.st_size - begun.offset), begun.offset)
+                content = os.pread(
+                    descriptor, min(CHUNK, known.st_size - begun.offset), begun.offset
+                )
                 if not content:
                     return  # it has become shorter: the next time it is sent anew
                 start = begun.offset
@@ -143,16 +175,32 @@ class RunChanges:
         finally:
             os.close(descriptor)
 
-    def _begin(self, path: str, descriptor: int, known: os.stat_result, *, is_log: bool) -> tuple[int, int, int]:
+    def _begin(
+        self, path: str, descriptor: int, known: os.stat_result, *, is_log: bool
+    ) -> tuple[int, int, int]:
         """Return where the mirror's part of a file begins, from where to send it, and how that relates to that part."""
         copy = self._copies.pop(path, None)
-        first = _line_start(descriptor, known.st_size - self._log_bytes, known.st_size) if is_log else 0
-        if copy is not None and copy.skipped <= first and copy.is_part_of(descriptor, known.st_size):
+        first = (
+            _line_start(descriptor, known.st_size - self._log_bytes, known.st_size) if is_log else 0
+        )
+        if (
+            copy is not None
+            and copy.skipped <= first
+            and copy.is_part_of(descriptor, known.st_size)
+        ):
             return copy.skipped, copy.size, NEXT
         return first, first, NEW if copy is None and path not in self._growing else REPLACED
 
-    def _data(self, path: str, offset: int, content: bytes, known: os.stat_result, relation: int) -> Frame:
-        values = {"run": self.run, "path": path, "offset": offset, "relation": relation, "modified": _modified(known)}
+    def _data(
+        self, path: str, offset: int, content: bytes, known: os.stat_result, relation: int
+    ) -> Frame:
+        values = {
+            "run": self.run,
+            "path": path,
+            "offset": offset,
+            "relation": relation,
+            "modified": _modified(known),
+        }
         return Frame(DATA, values, content)
 
 

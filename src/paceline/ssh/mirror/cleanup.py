@@ -29,7 +29,9 @@ def clean_mirrors(folder: Path, *, limit: int = LIMIT) -> None:
         if _age(folder / STAMP) < INTERVAL:
             return
         used: list[Path] = []
-        for base in sorted(path for path in folder.glob("*/*") if path.is_dir() and not path.is_symlink()):
+        for base in sorted(
+            path for path in folder.glob("*/*") if path.is_dir() and not path.is_symlink()
+        ):
             for left in base.glob(f"{GONE}*"):  # by a command that was interrupted
                 shutil.rmtree(left, ignore_errors=True)
             if _age(base / STATE) > UNUSED and _age(base) > UNUSED:
@@ -41,7 +43,12 @@ def clean_mirrors(folder: Path, *, limit: int = LIMIT) -> None:
 
 
 def _remove_oldest(bases: list[Path], limit: int) -> None:
-    found = [(run, base) for base in bases for run in (base / "runs").glob("*/*/*") if not run.is_symlink()]
+    found = [
+        (run, base)
+        for base in bases
+        for run in (base / "runs").glob("*/*/*")
+        if not run.is_symlink()
+    ]
     runs = [(*_describe(run), run, base) for run, base in found]
     total = sum(size for _, size, _, _ in runs)
     for changed, size, run, base in sorted(runs):
@@ -61,7 +68,8 @@ def _describe(run: Path) -> tuple[float, int]:
     for path in _files(run):
         with suppress(OSError):
             status = path.lstat()
-            changed, size = max(changed, status.st_mtime), size + 512 * status.st_blocks  # logs may have holes
+            # logs may have holes
+            changed, size = max(changed, status.st_mtime), size + 512 * status.st_blocks
     return changed, size
 
 

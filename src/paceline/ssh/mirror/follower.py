@@ -28,9 +28,15 @@ class Follower(threading.Thread):
     """
 
     def __init__(
-        self, mirror: Mirror, scope: Scope, connect: Connect, *, cluster: str, say: Callable[[str], None],
+        self,
+        mirror: Mirror,
+        scope: Scope,
+        connect: Connect,
+        *,
+        cluster: str,
+        say: Callable[[str], None],
         warn: Callable[[str], None] = lambda text: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(name="paceline-follower", daemon=True)
         self._mirror, self._scope, self._connect = mirror, scope, connect
         self._cluster, self._say, self._warn = cluster, say, warn
@@ -41,7 +47,8 @@ class Follower(threading.Thread):
         self._problem: PacelineError | None = None  # what prevents the start
         self._end: PacelineError | None = None  # what has ended it later
         self._lost: float | None = None  # when the connection was lost
-        self._busy: MirrorBusy | None = None  # why nothing is written, although there is a connection
+        # why nothing is written, although there is a connection
+        self._busy: MirrorBusy | None = None
         self.found: Mapping[str, str] = {}
 
     # -- for the thread that shows it ------------------------------------------------------------------
@@ -61,7 +68,9 @@ class Follower(threading.Thread):
         if self._end is not None:
             return f"{self._end.message} Showing data received until {show_moment(lost)}"
         if self._busy is not None:
-            return f"{self._busy.message.rstrip('.')}; showing data received until {show_moment(lost)}"
+            return (
+                f"{self._busy.message.rstrip('.')}; showing data received until {show_moment(lost)}"
+            )
         return f"no connection to {self._cluster} since {show_moment(lost)}; showing data received until then"
 
     def end(self) -> PacelineError | None:
@@ -72,7 +81,8 @@ class Follower(threading.Thread):
         self._over.set()
         if (talk := self._talk) is not None:
             talk.end()
-        self.join(10 if talk is not None else 1)  # it may be about to connect, which takes long where nobody answers
+        # it may be about to connect, which takes long where nobody answers
+        self.join(10 if talk is not None else 1)
 
     # -- the thread ------------------------------------------------------------------------------------
 
@@ -90,16 +100,26 @@ class Follower(threading.Thread):
         except PacelineError as problem:
             self._fail(problem)
         except OSError as problem:
-            self._fail(ConnectionProblem(f"Cannot write the mirror: {problem.strerror}: {problem.filename}."))
+            self._fail(
+                ConnectionProblem(
+                    f"Cannot write the mirror: {problem.strerror}: {problem.filename}."
+                )
+            )
         except Exception as problem:  # whoever waits for this thread must hear of its end
-            self._fail(ConnectionProblem(f"Cannot follow {self._cluster}: {type(problem).__name__}: {problem}."))
+            self._fail(
+                ConnectionProblem(
+                    f"Cannot follow {self._cluster}: {type(problem).__name__}: {problem}."
+                )
+            )
         finally:
             if self._follower_lock is not None:
                 self._follower_lock.end()
 
     def _follow(self) -> Session:
         """Follow until the stream ends. What stands in the way at first is raised; later it is waited for."""
-        session = Session(self._mirror, self._scope, self._claim, self._has_arrived, self._warn_once)
+        session = Session(
+            self._mirror, self._scope, self._claim, self._has_arrived, self._warn_once
+        )
         try:
             with self._connect() as talk:
                 self._talk = talk
@@ -154,7 +174,11 @@ class Follower(threading.Thread):
         if self._lost is None:
             self._lost = time.time()
             self._tell()
-            again = self._busy.hint if self._busy else f"If it does not come back: paceline login {self._cluster}"
+            again = (
+                self._busy.hint
+                if self._busy
+                else f"If it does not come back: paceline login {self._cluster}"
+            )
             self._say(f"{self.status()}. {again}")
 
     # -- several processes -----------------------------------------------------------------------------

@@ -32,7 +32,9 @@ class FollowerLock:
         self._descriptor = open_own_file(folder / name, os.O_RDWR | os.O_CREAT)
         self._is_taken = False
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="paceline-follower-lock", daemon=True)
+        self._thread = threading.Thread(
+            target=self._live, name="paceline-follower-lock", daemon=True
+        )
 
     def take(self) -> bool:
         """Return whether this process holds the lock, now or already."""

@@ -20,7 +20,8 @@ MAX_FRAME = MAX_BODY + (1 << 20)
 MAX_NUMBER = (1 << 63) - 1  # what a file system can take
 
 # How the bytes of a file relate to what the mirror has.
-NEXT, NEW, REPLACED = 0, 1, 2  # they follow it; the reader knows of nothing that they follow; it is another file now
+# they follow it; the reader knows of nothing that they follow; it is another file now
+NEXT, NEW, REPLACED = 0, 1, 2
 
 # The kinds of frames.
 FOUND = "found"  # what the names mean that were asked for

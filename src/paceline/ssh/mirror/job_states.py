@@ -40,7 +40,11 @@ def from_row(row: Any) -> JobState | None:
     if row is None:
         return None
     names = [each.name for each in fields(JobState)]
-    if not isinstance(row, list) or len(row) != len(names) or not all(isinstance(each, _CELL) for each in row):
+    if (
+        not isinstance(row, list)
+        or len(row) != len(names)
+        or not all(isinstance(each, _CELL) for each in row)
+    ):
         raise ValueError("a row is not the state of a job")
     values = dict(zip(names, row, strict=True))
     if not isinstance(values["start"], str):
@@ -59,7 +63,9 @@ def keep_states(folder: Path, rows: Mapping[str, Any], problem: str, hint: str) 
     if not problem:
         known = {**known, **rows}
     kept = dict(list(known.items())[-MAX_JOBS:])
-    write_atomically(folder / FILE, json.dumps({"jobs": kept, "problem": problem, "hint": hint}), mode=0o600)
+    write_atomically(
+        folder / FILE, json.dumps({"jobs": kept, "problem": problem, "hint": hint}), mode=0o600
+    )
 
 
 def read_states(folder: Path, jobs: Iterable[str]) -> dict[str, JobState]:

@@ -23,7 +23,15 @@ from paceline.launch.plan.run_path import is_run_path
 from paceline.ssh.mirror import frames
 from paceline.ssh.mirror.frames import BadStream, Frame
 from paceline.ssh.mirror.job_states import keep_states
-from paceline.ssh.mirror.run_files import LOG, MAX_RECORD, RECORD, describe_copy, is_claim, kind_of, list_files
+from paceline.ssh.mirror.run_files import (
+    LOG,
+    MAX_RECORD,
+    RECORD,
+    describe_copy,
+    is_claim,
+    kind_of,
+    list_files,
+)
 from paceline.ssh.mirror.write_lock import write_lock
 from paceline.watch.logs.log_file import skipped_bytes, skipped_path
 
@@ -49,7 +57,8 @@ class Mirror:
     """The mirror of one scratch folder. `apply` may raise BadStream: the stream is then of no use any more."""
 
     def __init__(self, base: Path) -> None:
-        self.base, self.folder = base, base / "runs"  # what is said about the mirror, and the mirror itself
+        # what is said about the mirror, and the mirror itself
+        self.base, self.folder = base, base / "runs"
         self._unchecked = CHECK_INTERVAL
         self._scratch = ""
 
@@ -76,14 +85,18 @@ class Mirror:
 
     def _noted(self, file: str, path: Path | str) -> float:
         with suppress(OSError, ValueError, TypeError, KeyError):
-            return float(read_object(self.base / file)[Path(path).relative_to(self.folder).as_posix()])
+            return float(
+                read_object(self.base / file)[Path(path).relative_to(self.folder).as_posix()]
+            )
         return 0.0
 
     def copies(self, run: str) -> dict[str, list[int]]:
         """Return what it has of a run, for the reader."""
         folder, found = self._run(run), {}
         for path in list_files(folder):
-            copy = describe_copy(folder / path, skipped_bytes(folder / path) if kind_of(path) == LOG else 0)
+            copy = describe_copy(
+                folder / path, skipped_bytes(folder / path) if kind_of(path) == LOG else 0
+            )
             if copy is not None:
                 found[path] = copy.to_row()
         return found
@@ -94,8 +107,11 @@ class Mirror:
         """Write down what a frame says."""
         try:
             self._apply(frame)
-        except (ValueError, ArithmeticError, TypeError) as problem:  # also a name that no file can have
-            raise BadStream(f"{frame.kind[:50]!r} has a bad value: {type(problem).__name__}") from None
+        # also a name that no file can have
+        except (ValueError, ArithmeticError, TypeError) as problem:
+            raise BadStream(
+                f"{frame.kind[:50]!r} has a bad value: {type(problem).__name__}"
+            ) from None
 
     def _apply(self, frame: Frame) -> None:
         if frame.kind == frames.FOUND:
@@ -113,7 +129,9 @@ class Mirror:
     def _change(self, frame: Frame) -> None:
         if frame.kind == frames.JOBS:
             try:
-                keep_states(self.base, frame.table("jobs"), frame.text("problem"), frame.text("hint"))
+                keep_states(
+                    self.base, frame.table("jobs"), frame.text("problem"), frame.text("hint")
+                )
             except ValueError as problem:
                 raise BadStream(str(problem)) from None
         elif frame.kind == frames.CLAIM:
@@ -139,7 +157,9 @@ class Mirror:
             fits = False
         else:
             with open(descriptor, "r+b", buffering=0) as file:
-                fits = _append(file, offset, content, modified, first=skipped_bytes(path), relation=relation)
+                fits = _append(
+                    file, offset, content, modified, first=skipped_bytes(path), relation=relation
+                )
         if not fits and relation == frames.NEXT:
             raise BadStream("a file has other content than before")
         if not fits:
@@ -172,12 +192,20 @@ class Mirror:
             with suppress(OSError, ValueError):
                 known = read_object(file)
             table = known | dict.fromkeys(runs, time.time())
-            kept = {run: moment for run, moment in table.items() if is_run_path(run) and (self.folder / run).is_dir()}
+            kept = {
+                run: moment
+                for run, moment in table.items()
+                if is_run_path(run) and (self.folder / run).is_dir()
+            }
             write_atomically(file, json.dumps(kept), mode=0o600)
 
     def _hear(self, frame: Frame) -> None:
         there = frame.values.get("time")
-        if not isinstance(there, int | float) or isinstance(there, bool) or not 0 <= there < MAX_TIME:
+        if (
+            not isinstance(there, int | float)
+            or isinstance(there, bool)
+            or not 0 <= there < MAX_TIME
+        ):
             raise BadStream("the reader has no clock")
         table = {"scratch": self._scratch, "there": there, "here": time.time()}
         write_atomically(self.base / STATE, json.dumps(table), mode=0o600)
@@ -201,7 +229,9 @@ class Mirror:
         """Make the folder of a file. Raises BadStream if a link leads out of the mirror."""
         parent = path.parent
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.path.realpath(parent) != os.path.join(os.path.realpath(self.folder), parent.relative_to(self.folder)):
+        if os.path.realpath(parent) != os.path.join(
+            os.path.realpath(self.folder), parent.relative_to(self.folder)
+        ):
             raise BadStream(f"{parent} is a link")
         return parent
 
@@ -219,7 +249,9 @@ class Mirror:
             yield
 
 
-def _append(file: Any, offset: int, content: bytes, modified: int, *, first: int, relation: int) -> bool:
+def _append(
+    file: Any, offset: int, content: bytes, modified: int, *, first: int, relation: int
+) -> bool:
     """Append what a file lacks of a content; return whether that fits to what it has from the byte `first` on."""
     size = os.fstat(file.fileno()).st_size
     known = min(max(0, size - offset), len(content))

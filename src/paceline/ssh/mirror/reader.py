@@ -50,11 +50,13 @@ class Scope:
 
     names: list[str] = field(default_factory=list)
     newest: int = 0
-    known: list[str] = field(default_factory=list)  # their paths in the scratch folder; they may be gone
+    # their paths in the scratch folder; they may be gone
+    known: list[str] = field(default_factory=list)
     logs: bool = True
     follow: bool = False
     log_bytes: int = 1 << 20  # of each log at first
-    silence: float = SILENCE  # the reader waits half as long again, and says that it is alive six times meanwhile
+    # the reader waits half as long again, and says that it is alive six times meanwhile
+    silence: float = SILENCE
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -68,7 +70,12 @@ class Reader:
     """Sends changes to a stream. `find` returns the folder that a name means."""
 
     def __init__(self, scratch: Path, find: Find, source: IO[bytes], sink: IO[bytes]) -> None:
-        self._scratch, self._find, self._source, self._writer = scratch, find, source, FrameWriter(sink)
+        self._scratch, self._find, self._source, self._writer = (
+            scratch,
+            find,
+            source,
+            FrameWriter(sink),
+        )
         self._copies: dict[str, dict[str, Copy]] = {}
         self._runs: dict[str, RunChanges] = {}
         self._due: dict[str, float] = {}
@@ -90,10 +97,16 @@ class Reader:
             self._send(Frame(ERROR, {"message": problem.message, "hint": problem.hint}))
             return 0
         runs = self._list(scope, found.values())
-        about = {"scratch": str(self._scratch), "names": found, "runs": runs, "left_out": self._left_out}
+        about = {
+            "scratch": str(self._scratch),
+            "names": found,
+            "runs": runs,
+            "left_out": self._left_out,
+        }
         self._send(Frame(FOUND, {**about, "time": time.time()}))
         while (line := self._source.readline(MAX_LINE)).isspace():
-            pass  # empty lines say that somebody listens; a busy node may start so slowly that some came already
+            # empty lines say that somebody listens; a busy node may start so slowly that some came already
+            pass
         if not line:
             return 0
         self._read_copies(json.loads(line))
@@ -107,11 +120,21 @@ class Reader:
             if time.monotonic() >= self._next_scan:
                 if removed := next(filter(self._is_removed, found.values()), ""):
                     hint = f"See which runs there are: {to_type('ps')}"
-                    self._send(Frame(ERROR, {"message": f"{self._scratch / removed} was removed.", "hint": hint}))
+                    self._send(
+                        Frame(
+                            ERROR,
+                            {"message": f"{self._scratch / removed} was removed.", "hint": hint},
+                        )
+                    )
                     return 0
                 self._watch(self._list(scope, found.values()), scope)
             self._pass(scope)
-            time.sleep(max(INTERVAL if scope.names else LIST_INTERVAL, IDLE_SHARE * (time.thread_time() - began)))
+            time.sleep(
+                max(
+                    INTERVAL if scope.names else LIST_INTERVAL,
+                    IDLE_SHARE * (time.thread_time() - began),
+                )
+            )
 
     # -- what to watch ---------------------------------------------------------------------------------
 
@@ -121,7 +144,10 @@ class Reader:
             path = folder.resolve().relative_to(self._scratch.resolve()).as_posix()
             if is_run_path(path):
                 return path
-        raise UsageError(f"{folder} is not in {self._scratch}.", hint="Only runs in your scratch folder are watched.")
+        raise UsageError(
+            f"{folder} is not in {self._scratch}.",
+            hint="Only runs in your scratch folder are watched.",
+        )
 
     def _list(self, scope: Scope, named: Collection[str]) -> list[str]:
         """Return the runs to watch, the newest first. Those of a sweep belong to it."""
@@ -129,7 +155,9 @@ class Reader:
         wanted, self._left_out = [*named, *filter(is_run_path, scope.known)], 0
         if scope.newest:
             runs, sweeps = list_runs_and_sweeps(self._scratch)
-            ages = {path: path.rpartition("/")[2] for path in runs} | {path: _begun(path) for path in sweeps}
+            ages = {path: path.rpartition("/")[2] for path in runs} | {
+                path: _begun(path) for path in sweeps
+            }
             newest = sorted(ages, key=ages.__getitem__, reverse=True)
             wanted += [os.path.relpath(path, self._scratch) for path in newest[: scope.newest]]
         room = max(0, MAX_RUNS - len(wanted))  # for trials of a list
@@ -159,14 +187,17 @@ class Reader:
 
     def _read_copies(self, table: dict[str, dict[str, Any]]) -> None:
         self._copies = {
-            run: {path: Copy(*map(int, row)) for path, row in files.items()} for run, files in table.items()
+            run: {path: Copy(*map(int, row)) for path, row in files.items()}
+            for run, files in table.items()
         }
 
     def _watch(self, runs: Iterable[str], scope: Scope) -> None:
         for run in runs:
             if run not in self._runs:
                 copies = self._copies.pop(run, {})
-                self._runs[run] = RunChanges(self._scratch, run, copies, scope.log_bytes, logs=scope.logs)
+                self._runs[run] = RunChanges(
+                    self._scratch, run, copies, scope.log_bytes, logs=scope.logs
+                )
                 self._due[run] = 0.0
 
     # -- what to send ----------------------------------------------------------------------------------
@@ -182,7 +213,9 @@ class Reader:
                 self._changed[run] = time.monotonic()
                 sent += 1
             is_quiet = now - self._changed.get(run, 0.0) > QUIET
-            self._due[run] = now + ((QUIET_INTERVAL if scope.names else QUIET_LIST_INTERVAL) if is_quiet else 0.0)
+            self._due[run] = now + (
+                (QUIET_INTERVAL if scope.names else QUIET_LIST_INTERVAL) if is_quiet else 0.0
+            )
         if jobs is not None:
             self._send(jobs)
             sent += 1
@@ -199,7 +232,9 @@ class Reader:
         runs that have no job, or are over, so they do not show that it answers again.
         """
         folders = [RunFolder(self._scratch / run) for run in runs]
-        found = read_evidence((each, job) for each in folders if (job := slurm.read_job_id(each)) is not None)
+        found = read_evidence(
+            (each, job) for each in folders if (job := slurm.read_job_id(each)) is not None
+        )
         seen = self._unanswered | found
         if not seen:
             return None
@@ -210,7 +245,9 @@ class Reader:
         except ClusterError as error:
             problem, hint = error.message, error.hint
             self._unanswered = {job: each for job, each in seen.items() if not each.is_closed}
-        new = {job: row for job, row in rows.items() if job not in self._jobs or self._jobs[job] != row}
+        new = {
+            job: row for job, row in rows.items() if job not in self._jobs or self._jobs[job] != row
+        }
         if not new and problem == self._problem:
             return None
         self._jobs |= new

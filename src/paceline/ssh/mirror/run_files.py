@@ -15,19 +15,29 @@ from pathlib import Path
 
 from paceline.contract.files.shared_folders import open_without_waiting
 
-RECORD, GROWING, LOG = "record", "growing", "log"  # replaced as a whole; appended to; appended to, and perhaps huge
+# replaced as a whole; appended to; appended to, and perhaps huge
+RECORD, GROWING, LOG = "record", "growing", "log"
 MAX_RECORD = 4 << 20  # bytes; a larger one is left out
 MAX_LOGS = 10_000  # logs of ranks and nodes of one run, and the files with their times
 HEAD_BYTES, TAIL_BYTES = 256, 64  # of a file that tell whether it is still the same one
 
 _JOB_START = "stop|verdict|unsaved|process|requeue|agent|no-scontrol|requeue-failed|notified|excluded-nodes|node-lost"
 _KINDS = (
-    (RECORD, r"(?:run|launch|config|fitness|trial|result|sweep)\.json|job|job\.sbatch|requeues|cancelled|pruned|grant"),
+    (
+        RECORD,
+        r"(?:run|launch|config|fitness|trial|result|sweep)\.json|job|job\.sbatch|requeues|cancelled|pruned|grant",
+    ),
     (RECORD, rf"job-starts/[\w-]{{1,100}}/(?:{_JOB_START}|head)"),
-    (RECORD, r"attempt-\d{1,9}/(?:start|verdict|failure\.json|error-\d{1,9}\.json|stacks-\d{1,9}\.txt)"),
+    (
+        RECORD,
+        r"attempt-\d{1,9}/(?:start|verdict|failure\.json|error-\d{1,9}\.json|stacks-\d{1,9}\.txt)",
+    ),
     (RECORD, r"checkpoints/step-\d{1,18}/complete\.json"),
     (RECORD, r"chosen/(?:\d{1,9}(?:-study)?\.json|exhausted)"),
-    (GROWING, r"(?:metrics|reports|points|jobs)\.jsonl|optuna\.journal|(?:events|system)/[\w.-]{1,100}\.jsonl"),
+    (
+        GROWING,
+        r"(?:metrics|reports|points|jobs)\.jsonl|optuna\.journal|(?:events|system)/[\w.-]{1,100}\.jsonl",
+    ),
     (GROWING, r"attempt-\d{1,9}/(?:rank|node)-\d{1,9}\.times"),
     (LOG, r"attempt-\d{1,9}/(?:rank|node)-\d{1,9}\.log|slurm\.log"),
 )
@@ -60,7 +70,9 @@ def list_files(folder: Path) -> dict[str, os.stat_result]:
     entries = {path: entry for path, entry in _all_entries(folder) if kind_of(path) is not None}
     logs = {path: match for path in entries if (match := _RANK_LOG.fullmatch(path))}
     if len(logs) > MAX_LOGS:
-        for path in sorted(logs, key=lambda path: (-int(logs[path][1]), int(logs[path][2])))[MAX_LOGS:]:
+        for path in sorted(logs, key=lambda path: (-int(logs[path][1]), int(logs[path][2])))[
+            MAX_LOGS:
+        ]:
             del entries[path]
     found: dict[str, os.stat_result] = {}
     for path, entry in entries.items():
@@ -122,14 +134,20 @@ class Copy:
 
     def is_part_of(self, descriptor: int, size: int) -> bool:
         """Return whether an open file begins with what the mirror has."""
-        return self.size <= size and fingerprint(descriptor, self.size, self.skipped) == (self.head, self.tail)
+        return self.size <= size and fingerprint(descriptor, self.size, self.skipped) == (
+            self.head,
+            self.tail,
+        )
 
 
 def fingerprint(descriptor: int, size: int, skipped: int = 0) -> tuple[int, int]:
     """Return the checksums of the first and the last bytes of the first `size` bytes of a file."""
     known = max(0, size - skipped)
     last = min(TAIL_BYTES, known)
-    head, tail = os.pread(descriptor, min(HEAD_BYTES, known), skipped), os.pread(descriptor, last, size - last)
+    head, tail = (
+        os.pread(descriptor, min(HEAD_BYTES, known), skipped),
+        os.pread(descriptor, last, size - last),
+    )
     return zlib.crc32(head), zlib.crc32(tail)
 
 
@@ -141,6 +159,11 @@ def describe_copy(path: Path, skipped: int = 0) -> Copy | None:
         return None
     try:
         known = os.fstat(descriptor)
-        return Copy(known.st_size, known.st_mtime_ns, *fingerprint(descriptor, known.st_size, skipped), skipped)
+        return Copy(
+            known.st_size,
+            known.st_mtime_ns,
+            *fingerprint(descriptor, known.st_size, skipped),
+            skipped,
+        )
     finally:
         os.close(descriptor)

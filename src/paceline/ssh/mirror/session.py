@@ -11,7 +11,16 @@ from typing import IO, Any, Protocol
 
 from paceline.errors import ConnectionProblem, UsageError
 from paceline.launch.plan.run_path import is_run_path
-from paceline.ssh.mirror.frames import ALIVE, ERROR, FOUND, PASS, BadStream, CutStream, Frame, FrameReader
+from paceline.ssh.mirror.frames import (
+    ALIVE,
+    ERROR,
+    FOUND,
+    PASS,
+    BadStream,
+    CutStream,
+    Frame,
+    FrameReader,
+)
 from paceline.ssh.mirror.mirror_folder import Mirror
 from paceline.ssh.mirror.reader import SILENCE, Scope
 
@@ -38,7 +47,12 @@ Connect = Callable[[], Talk]
 
 
 def update(
-    mirror: Mirror, scope: Scope, connect: Connect, *, cluster: str, warn: Callable[[str], None] = lambda text: None
+    mirror: Mirror,
+    scope: Scope,
+    connect: Connect,
+    *,
+    cluster: str,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, str]:
     """Bring a mirror up to date once; return what the names mean. Raises ConnectionProblem if the link breaks."""
     session = Session(mirror, scope, warn=warn)
@@ -97,13 +111,17 @@ class Session:
             self._runs.add(run)
         if frame.kind == FOUND:
             names, runs = frame.table("names"), frame.values.get("runs")
-            if not isinstance(runs, list) or not all(isinstance(each, str) for each in (*runs, *names.values())):
+            if not isinstance(runs, list) or not all(
+                isinstance(each, str) for each in (*runs, *names.values())
+            ):
                 raise BadStream("the reader names no runs")
             if not all(map(is_run_path, names.values())):
                 raise BadStream("the reader names something that is not a run")
             self.found = {name: str(run) for name, run in names.items()}
             if left_out := frame.number("left_out"):
-                self._warn(f"only the newest trials of large sweeps are shown; {left_out:,} older ones are left out")
+                self._warn(
+                    f"only the newest trials of large sweeps are shown; {left_out:,} older ones are left out"
+                )
             self.is_refused = not self._claim(self.found)
             self._runs |= set(runs)
             talk.send(f"{json.dumps({run: self._mirror.copies(run) for run in runs})}\n".encode())
@@ -119,7 +137,9 @@ class Session:
         begun = spoken = time.monotonic()
         while not over.wait(1.0):
             # Until the first word, the reader may still be starting on a busy node.
-            patience = self._scope.silence if heard[0] > begun else max(self._scope.silence, SILENCE)
+            patience = (
+                self._scope.silence if heard[0] > begun else max(self._scope.silence, SILENCE)
+            )
             if time.monotonic() - heard[0] > patience:
                 talk.end()
                 return
@@ -133,5 +153,9 @@ def explain(problem: Exception, cluster: str) -> ConnectionProblem:
     if isinstance(problem, ConnectionProblem):
         return problem
     if isinstance(problem, BadStream) and not isinstance(problem, CutStream):
-        return ConnectionProblem(f"{cluster} sent data that cannot be used: {problem}.", hint="Try again.")
-    return ConnectionProblem(f"The connection to {cluster} was lost.", hint=f"Type: paceline login {cluster}")
+        return ConnectionProblem(
+            f"{cluster} sent data that cannot be used: {problem}.", hint="Try again."
+        )
+    return ConnectionProblem(
+        f"The connection to {cluster} was lost.", hint=f"Type: paceline login {cluster}"
+    )

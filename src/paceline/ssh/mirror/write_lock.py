@@ -58,7 +58,8 @@ def _busy(holder: bytes, path: Path) -> MirrorBusy:
     number = holder.split()[0].decode(errors="replace") if holder.split() else ""
     if not number.isdigit():
         return MirrorBusy(
-            f"Another process has not finished writing to {path.parent}.", hint="Continue that process, or kill it."
+            f"Another process has not finished writing to {path.parent}.",
+            hint="Continue that process, or kill it.",
         )
     return MirrorBusy(
         f"Process {number} {_state(int(number))} while it writes to {path.parent}, so no updates arrive.",

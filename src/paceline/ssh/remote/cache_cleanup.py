@@ -65,7 +65,11 @@ def _unused(cache: Path, installation: Path) -> Iterator[Path]:
             yield folder
     for folder in (cache / CODE).glob("[!.]*"):
         # Some jobs run in the sent project itself, today or in weeks.
-        if _age(folder) > UNUSED and not (folder / KEPT).exists() and not _is_open(folder, open_paths):
+        if (
+            _age(folder) > UNUSED
+            and not (folder / KEPT).exists()
+            and not _is_open(folder, open_paths)
+        ):
             yield folder
     yield from (path for path in (cache / SUBMISSIONS).glob("*") if _age(path) > REMEMBERED)
     for path in (cache / OBJECTS).glob("??/*"):
@@ -81,7 +85,9 @@ def _remove(path: Path, cache: Path) -> None:
         if not path.is_dir():
             path.unlink()
             return
-        gone = (cache / CODE if path.parent.name == CODE else cache) / f"{PARTIAL}{os.urandom(6).hex()}"
+        gone = (
+            cache / CODE if path.parent.name == CODE else cache
+        ) / f"{PARTIAL}{os.urandom(6).hex()}"
         os.rename(path, gone)
         shutil.rmtree(gone, ignore_errors=True)
 
@@ -91,7 +97,9 @@ def _open_paths() -> set[str]:
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            found.update(os.fsdecode(part) for part in (process / "cmdline").read_bytes().split(b"\0"))
+            found.update(
+                os.fsdecode(part) for part in (process / "cmdline").read_bytes().split(b"\0")
+            )
             found.add(os.readlink(process / "cwd"))
     return found
 

@@ -38,7 +38,9 @@ class CodeStore:
     def missing(self, code: SentCode) -> dict[str, str]:
         """Return the contents that are not here: their keys, and for each one name of a file that has it."""
         found = {key_of(each): (name, each) for name, each in code.files.items() if each[0] != LINK}
-        return {key: name for key, (name, each) in found.items() if not _holds(self._object(key), each)}
+        return {
+            key: name for key, (name, each) in found.items() if not _holds(self._object(key), each)
+        }
 
     def receive(self, stream: IO[bytes], wanted: dict[str, str]) -> None:
         """Store the wanted contents from a stream in tar format, each only if it is what its key says."""
@@ -62,7 +64,9 @@ class CodeStore:
                 shutil.copyfileobj(content, file, 1 << 20)
             partial.chmod(0o500 if kind == PROGRAM else 0o400)
             if read_file(partial) != CodeFile(kind, digest):
-                raise EnvironmentProblem(f"{name} changed while it was sent.", hint="Wait until nothing writes to it.")
+                raise EnvironmentProblem(
+                    f"{name} changed while it was sent.", hint="Wait until nothing writes to it."
+                )
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
@@ -86,7 +90,11 @@ class CodeStore:
 
     def _name(self, partial: Path, code: SentCode, *, own: bool) -> Path:
         """Give a complete folder the first name that is free. What has a name is never moved: a job may work in it."""
-        folders = iter([self.projects / secrets.token_hex(10) / code.project]) if own else self._folders(code)
+        folders = (
+            iter([self.projects / secrets.token_hex(10) / code.project])
+            if own
+            else self._folders(code)
+        )
         for folder in folders:
             try:
                 os.rename(partial, folder.parent)
@@ -102,7 +110,9 @@ class CodeStore:
         try:
             os.link(source, copy)
         except FileNotFoundError:
-            raise EnvironmentProblem(f"{copy.name} was removed from the cache meanwhile.", hint="Try again.") from None
+            raise EnvironmentProblem(
+                f"{copy.name} was removed from the cache meanwhile.", hint="Try again."
+            ) from None
         except OSError:  # no hard links here
             shutil.copy(source, copy)
 

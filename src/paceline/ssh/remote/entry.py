@@ -26,7 +26,17 @@ from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError
 from paceline.ssh.remote.cache_cleanup import SUBMISSIONS, clean_cache, is_damaged, note_use
 from paceline.ssh.remote.unpack import COMPLETE
-from paceline.ssh.request import ABSENT, ENDED, OUTCOME, REQUEST, SSH_FAILED, UNSETTLED, Accepted, Request, end_mark
+from paceline.ssh.request import (
+    ABSENT,
+    ENDED,
+    OUTCOME,
+    REQUEST,
+    SSH_FAILED,
+    UNSETTLED,
+    Accepted,
+    Request,
+    end_mark,
+)
 
 if TYPE_CHECKING:
     from paceline.launch.confirmation.submission import RunOutcome
@@ -35,10 +45,12 @@ if TYPE_CHECKING:
 GRACE = 5.0  # seconds between an interrupt and the end of a command that nobody reads any more
 EXPIRY = 3600.0  # seconds after which what a command has left behind is removed
 REQUEST_EXPIRY = 300.0  # the same for a request, which is taken within seconds
-OUTPUT_EXPIRY = 86_400.0  # the same for files for the laptop, which a command may write and send for hours
+# the same for files for the laptop, which a command may write and send for hours
+OUTPUT_EXPIRY = 86_400.0
 OUTPUT = "output-"  # folders of files that a command writes for the laptop
 EARLIER = "when you typed this command earlier; not submitted again"
-_taken: list[tuple[Path, bool]] = []  # the request that this process carries out, and whether its end is noted
+# the request that this process carries out, and whether its end is noted
+_taken: list[tuple[Path, bool]] = []
 
 
 def main() -> int | None:
@@ -76,9 +88,15 @@ def receive(cache: Path, installation: Path | None = None) -> int:
         print(json.dumps({"error": problem.message, "hint": problem.hint}), flush=True)
     except OSError as problem:
         where = f": {problem.filename}" if problem.filename else ""
-        print(json.dumps({"error": f"{problem.strerror or problem}{where}", "hint": ""}), flush=True)
-    except (ValueError, KeyError, TypeError, EOFError):  # also what tarfile raises for a stream that was cut
-        print(json.dumps({"error": "The request arrived incomplete.", "hint": "Try again."}), flush=True)
+        print(
+            json.dumps({"error": f"{problem.strerror or problem}{where}", "hint": ""}), flush=True
+        )
+    # also what tarfile raises for a stream that was cut
+    except (ValueError, KeyError, TypeError, EOFError):
+        print(
+            json.dumps({"error": "The request arrived incomplete.", "hint": "Try again."}),
+            flush=True,
+        )
     return 0
 
 
@@ -100,9 +118,14 @@ def _receive(cache: Path, request: Request) -> str:
     cwd.mkdir(parents=True, exist_ok=True)
     variables = {**request.variables, SENT_FOLDER: str(project)}
     accepted = Accepted(
-        request.args, str(cwd), variables, request.secrets, request.secret_sources, request.submission,
+        request.args,
+        str(cwd),
+        variables,
+        request.secrets,
+        request.secret_sources,
+        request.submission,
         request.code.digest,
-    )  # fmt: skip
+    )
     name = f"{REQUEST}{secrets.token_hex(12)}"
     descriptor = os.open(cache / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
@@ -124,7 +147,9 @@ def _remove_old(cache: Path) -> None:
 def _last_change(path: Path) -> float:
     """Return when a path, or what is directly in it, has changed: the growth of a file does not change its folder."""
     inside = list(os.scandir(path)) if path.is_dir() and not path.is_symlink() else []
-    return max(path.lstat().st_mtime, *(each.stat(follow_symlinks=False).st_mtime for each in inside), 0.0)
+    return max(
+        path.lstat().st_mtime, *(each.stat(follow_symlinks=False).st_mtime for each in inside), 0.0
+    )
 
 
 # -- carrying it out -------------------------------------------------------------------------------------------
@@ -155,7 +180,9 @@ def take_over(path: Path, *, terminal: bool) -> int | None:
     if not request.submission:
         return None
     is_question = tuple(request.args) == OUTCOME
-    return _answer_again(path.parent / SUBMISSIONS, request.submission, is_question=is_question, code=request.code)
+    return _answer_again(
+        path.parent / SUBMISSIONS, request.submission, is_question=is_question, code=request.code
+    )
 
 
 def _answer_again(folder: Path, identity: str, *, is_question: bool, code: str = "") -> int | None:
@@ -168,16 +195,27 @@ def _answer_again(folder: Path, identity: str, *, is_question: bool, code: str =
     path = folder / identity
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = submissions.settle_submission(path) if is_question else submissions.begin_submission(path, code=code)
+        found = (
+            submissions.settle_submission(path)
+            if is_question
+            else submissions.begin_submission(path, code=code)
+        )
         earlier = submissions.read_code(path.read_bytes())
     except PacelineError as problem:
         _say_error(problem.message, problem.hint)
         return UNSETTLED
     except OSError as problem:
-        _say_error(f"Cannot use {path}: {problem.strerror or problem}.", "Make room there, then repeat the command.")
+        _say_error(
+            f"Cannot use {path}: {problem.strerror or problem}.",
+            "Make room there, then repeat the command.",
+        )
         return UNSETTLED
     if is_question:
-        run = {"run": found.folder.key, "job": found.job} if isinstance(found, RunOutcome) else {"run": None}
+        run = (
+            {"run": found.folder.key, "job": found.job}
+            if isinstance(found, RunOutcome)
+            else {"run": None}
+        )
         print(json.dumps(run), flush=True)
         return 0
     if found is None:
@@ -204,7 +242,11 @@ def _report_other_code(found: RunOutcome | SweepOutcome) -> None:
         what, cancel, again = f"{name} was submitted as job {found.job}", "cancel", "the command"
     else:
         name = quote(found.sweep.name)
-        what, cancel, again = f"The sweep {name} was submitted", "sweep cancel", "the command with another --name"
+        what, cancel, again = (
+            f"The sweep {name} was submitted",
+            "sweep cancel",
+            "the command with another --name",
+        )
     _say_error(
         f"{what} when you typed this command earlier, and your code has changed since. Nothing was submitted now.",
         f"To use your code as it is now: paceline {cancel} {name} --on {on}; then repeat {again}.",
@@ -221,7 +263,10 @@ def _report_run(found: RunOutcome) -> None:
 
 def _report_sweep(found: SweepOutcome) -> None:
     name, on = quote(found.sweep.name), os.environ.get(ON_CLUSTER, "")
-    trials, jobs = f"{found.trials} trial{'s' * (found.trials != 1)}", f"job{'s' * (len(found.jobs) > 1)}"
+    trials, jobs = (
+        f"{found.trials} trial{'s' * (found.trials != 1)}",
+        f"job{'s' * (len(found.jobs) > 1)}",
+    )
     print(f"submitted {trials} of {name} as {jobs} {', '.join(found.jobs)}, {EARLIER}")
     print(f"  folder  {found.sweep.path}")
     print(f"  state   paceline sweep show {name} --on {on}")

@@ -6,7 +6,8 @@ Whatever is not in that file is imported from the folder as usual, so that nothi
 
 import sys
 
-if __name__ == "__main__":  # last, so that nobody looks into this folder for modules of Python itself
+# last, so that nobody looks into this folder for modules of Python itself
+if __name__ == "__main__":
     sys.path.append(sys.path.pop(0))
 
 import marshal
@@ -19,12 +20,14 @@ from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 INTERRUPTED_EXIT = 130
-if __name__ == "__main__":  # Python starts without Ctrl-C. Until the command begins, there is nothing to clean up.
+# Python starts without Ctrl-C. Until the command begins, there is nothing to clean up.
+if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED_EXIT))
 
 COMPLETE = "paceline-complete"  # name of a file: with it, this folder counts as complete
 ABSENT = 97  # exit code: the laptop installs this again, and repeats what it has sent
-MODULES = "modules"  # name of the file: {name of a module: (its file, whether it is a package, its code)}
+# name of the file: {name of a module: (its file, whether it is a package, its code)}
+MODULES = "modules"
 
 
 class OneFile:

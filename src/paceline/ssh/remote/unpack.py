@@ -14,7 +14,8 @@ import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
-COMPLETE = "paceline-complete"  # a file that the folder has once everything is in it: a list of its files
+# a file that the folder has once everything is in it: a list of its files
+COMPLETE = "paceline-complete"
 MODULES = "modules"  # a file with all modules, as `start` reads it
 RARE = ("pygments/lexers/", "pygments/styles/", "paceline/templates/files/")  # not worth compiling
 THREADS = 32
@@ -65,7 +66,9 @@ def is_whole(folder: str) -> bool:
     except (OSError, ValueError):
         return False
     with ThreadPoolExecutor(THREADS) as pool:
-        return bool(lines) and all(pool.map(lambda line: is_there(folder, *line.split(" ", 1)), lines))
+        return bool(lines) and all(
+            pool.map(lambda line: is_there(folder, *line.split(" ", 1)), lines)
+        )
 
 
 def is_there(folder: str, size: str, name: str = "") -> bool:
@@ -83,9 +86,15 @@ def extract(packed: zipfile.ZipFile, folder: str) -> None:
     os.mkdir(folder)
     with ThreadPoolExecutor(THREADS) as pool:
         for depth in sorted({name.count("/") for name in folders if name}):
-            level = [os.path.join(folder, name) for name in sorted(folders) if name and name.count("/") == depth]
+            level = [
+                os.path.join(folder, name)
+                for name in sorted(folders)
+                if name and name.count("/") == depth
+            ]
             list(pool.map(os.mkdir, level))
-        written = [pool.submit(write, os.path.join(folder, name), packed.read(name)) for name in names]
+        written = [
+            pool.submit(write, os.path.join(folder, name), packed.read(name)) for name in names
+        ]
         for each in written:
             each.result()
 
@@ -114,7 +123,11 @@ def write_modules(packed: zipfile.ZipFile, folder: str, final: str) -> None:
             except (SyntaxError, ValueError):  # a template, or for another Python
                 continue
             module, is_package = name[:-3].replace("/", "."), name.endswith("/__init__.py")
-            modules[module[: -len(".__init__")] if is_package else module] = (name, is_package, marshal.dumps(code))
+            modules[module[: -len(".__init__")] if is_package else module] = (
+                name,
+                is_package,
+                marshal.dumps(code),
+            )
     write(os.path.join(folder, MODULES), marshal.dumps(modules))
 
 
@@ -130,7 +143,10 @@ def receive(path: str) -> str:
 
 def remove_abandoned(cache: str) -> None:
     for entry in os.scandir(cache):
-        if entry.name.startswith(".partial-") and time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED:
+        if (
+            entry.name.startswith(".partial-")
+            and time.time() - entry.stat(follow_symlinks=False).st_mtime > ABANDONED
+        ):
             shutil.rmtree(entry.path, ignore_errors=True)
 
 

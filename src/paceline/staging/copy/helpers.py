@@ -1,6 +1,8 @@
-"""Helper processes that copy small files: Python threads in one process do it no faster than one thread.
+"""Helper processes that copy small files: Python threads in one process do it no faster than one
+thread.
 
-A helper gets one group at a time on its stdin. It ends when that closes, so it never outlives the agent.
+A helper gets one group at a time on its stdin. It ends when that closes, so it never outlives the
+agent.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ class Helper:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             self.process = subprocess.Popen(
-                python_command(sys.executable, "staging.copy.small_files", bare=True), stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, pass_fds=() if copier.pack is None else (copier.pack,),
-            )  # fmt: skip
+                python_command(sys.executable, "staging.copy.small_files", bare=True),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=() if copier.pack is None else (copier.pack,),
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._is_configured = False
@@ -56,7 +60,11 @@ class Helper:
         if kind == "copied":
             checksums, problem = values
             return checksums, problem
-        raise OSError(*values) if kind == "os_error" else EnvironmentProblem(values[0], hint=values[1])
+        raise (
+            OSError(*values)
+            if kind == "os_error"
+            else EnvironmentProblem(values[0], hint=values[1])
+        )
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -75,7 +83,9 @@ class Helper:
 
 
 class HelperPool:
-    """Copies groups with as many helpers as there are threads; without helpers where there is little to do."""
+    """Copies groups with as many helpers as there are threads; without helpers where there is
+    little to do.
+    """
 
     def __init__(self, copier: SmallFileCopier) -> None:
         self.copier = copier

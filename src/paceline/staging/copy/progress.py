@@ -33,7 +33,10 @@ class Progress:
         rate = transfer.done / max(now - self._started, 1e-3)
         remaining = (transfer.total - transfer.done) / rate if rate else 0.0
         share = min(1.0, transfer.done / transfer.total)
-        text = f"{share:.0%} of {format_size(transfer.total)}, {format_size(rate)}/s, {remaining:.0f} s left"
+        text = (
+            f"{share:.0%} of {format_size(transfer.total)}, {format_size(rate)}/s, "
+            f"{remaining:.0f} s left"
+        )
         if self._is_terminal:
             self._shown = True
             with suppress(OSError):

@@ -1,7 +1,9 @@
-"""Copy small files a group at a time: from their source or out of a pack, into a new pack and onto the node's disk.
+"""Copy small files a group at a time: from their source or out of a pack, into a new pack and onto
+the node's disk.
 
-`main` is what a helper process runs. Helpers start with this module, so it imports little: no `typing`, and nothing of
-ours but errors. A file is a plain tuple (path, size, mtime, mode, ctime) here.
+`main` is what a helper process runs. Helpers start with this module, so it imports little: no
+`typing`, and nothing of ours but errors. A file is a plain tuple (path, size, mtime, mode, ctime)
+here.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     File: TypeAlias = tuple[str, int, int, int, int]
-    CopyResult: TypeAlias = tuple[dict[str, int], str]  # checksums, if requested; why the pack was not written
+    # checksums, if requested; why the pack was not written
+    CopyResult: TypeAlias = tuple[dict[str, int], str]
 
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -35,18 +38,27 @@ class SmallFileCopier:
     readahead = READAHEAD
 
     def __init__(
-        self, source: str, target: str, *, pack: int | None = None, pack_is_new: bool = False, fresh: bool = True,
+        self,
+        source: str,
+        target: str,
+        *,
+        pack: int | None = None,
+        pack_is_new: bool = False,
+        fresh: bool = True,
         checksum: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.source, self.target = source, target  # without a target, files go into the pack only
         self.pack = pack  # a descriptor
-        self.pack_is_new = pack_is_new  # written while copying; otherwise it is read instead of the files
+        # written while copying; otherwise it is read instead of the files
+        self.pack_is_new = pack_is_new
         self.fresh = fresh  # the target is empty
         self.checksum = checksum
 
     def copy(self, files: Sequence[File], *, offset: int, size: int) -> CopyResult:
         """Copy a group that begins at `offset` in the pack."""
-        missing = files if self.fresh else [each for each in files if not is_copied(self.target, each)]
+        missing = (
+            files if self.fresh else [each for each in files if not is_copied(self.target, each)]
+        )
         if self.pack_is_new:
             return self._pack_and_copy(files, offset, missing)
         if missing and self.pack is not None:
@@ -55,19 +67,25 @@ class SmallFileCopier:
             self._write_files(missing, b"".join(self._read(missing)), missing)
         return {}, ""
 
-    def _pack_and_copy(self, files: Sequence[File], offset: int, missing: Sequence[File]) -> CopyResult:
+    def _pack_and_copy(
+        self, files: Sequence[File], offset: int, missing: Sequence[File]
+    ) -> CopyResult:
         """Read all files, even those already copied: other jobs will read the pack."""
         contents = self._read(files)
         data = b"".join(contents)
         checksums = {}
         if self.checksum:
-            checksums = {path: zlib.crc32(content) for (path, *_), content in zip(files, contents, strict=True)}
+            checksums = {
+                path: zlib.crc32(content)
+                for (path, *_), content in zip(files, contents, strict=True)
+            }
         problem = self._write_pack(memoryview(data), offset)
         if self.target:
             self._write_files(files, data, missing)
         return checksums, problem
 
-    # -- reading ---------------------------------------------------------------------------------------
+    # -- reading
+    # ---------------------------------------------------------------------------------------
 
     def _read_pack(self, offset: int, size: int) -> bytes:
         assert self.pack is not None
@@ -75,7 +93,8 @@ class SmallFileCopier:
         _start_readahead(self.pack, offset + size, size)
         if len(data) != size:
             raise EnvironmentProblem(
-                "[data] stage: A pack of small files is truncated.", hint="Remove the .staged folder."
+                "[data] stage: A pack of small files is truncated.",
+                hint="Remove the .staged folder.",
             )
         return data
 
@@ -105,10 +124,13 @@ class SmallFileCopier:
             raise source_changed(join(self.source, path))
         return content
 
-    # -- writing ---------------------------------------------------------------------------------------
+    # -- writing
+    # ---------------------------------------------------------------------------------------
 
     def _write_pack(self, data: memoryview, offset: int) -> str:
-        """Write into the pack. Returns the problem: a pack is for later jobs, and this one does without."""
+        """Write into the pack. Returns the problem: a pack is for later jobs, and this one does
+        without.
+        """
         assert self.pack is not None
         try:
             write_all(self.pack, data, offset)
@@ -117,7 +139,9 @@ class SmallFileCopier:
         return ""
 
     def _write_files(self, files: Sequence[File], data: bytes, missing: Sequence[File]) -> None:
-        """Write the missing ones of these files; `data` holds the contents of all, one after the other."""
+        """Write the missing ones of these files; `data` holds the contents of all, one after the
+        other.
+        """
         view, begin = memoryview(data), 0
         only = None if len(missing) == len(files) else set(missing)
         folder, descriptor = None, -1
@@ -129,7 +153,10 @@ class SmallFileCopier:
                     if parent != folder:  # resolve a folder once for all files in it
                         if descriptor >= 0:
                             os.close(descriptor)
-                        folder, descriptor = (parent, os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+                        folder, descriptor = (
+                            parent,
+                            os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC),
+                        )
                     self._write_file(base, descriptor, view[begin:end], file)
                 begin = end
         finally:
@@ -166,13 +193,16 @@ def is_copied(target: str, file: File) -> bool:
 
 def source_changed(path: str) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"[data] stage: {path!r} changed while it was being staged.", hint="Wait until nothing writes to it."
+        f"[data] stage: {path!r} changed while it was being staged.",
+        hint="Wait until nothing writes to it.",
     )
 
 
 def read_all(descriptor: int, size: int, offset: int) -> bytes:
     content = os.pread(descriptor, size, offset)
-    while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
+    while len(content) < size and (
+        more := os.pread(descriptor, size - len(content), offset + len(content))
+    ):
         content += more
     return content
 

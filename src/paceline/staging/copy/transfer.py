@@ -1,6 +1,7 @@
 """Copy items with several threads: small files in groups, large ones in pieces.
 
-A file gets the modification time of its source only when it is complete, so an interrupted copy can be resumed.
+A file gets the modification time of its source only when it is complete, so an interrupted copy can
+be resumed.
 """
 
 from __future__ import annotations
@@ -17,12 +18,27 @@ from pathlib import Path
 from paceline.contract.files.sparse import data_ranges
 from paceline.errors import EnvironmentProblem
 from paceline.staging.copy.helpers import HelperPool
-from paceline.staging.copy.small_files import WRITE_FLAGS, SmallFileCopier, is_copied, join, source_changed, write_all
+from paceline.staging.copy.small_files import (
+    WRITE_FLAGS,
+    SmallFileCopier,
+    is_copied,
+    join,
+    source_changed,
+    write_all,
+)
 from paceline.staging.manifest import FileEntry, FileGroup, Manifest
 
 PIECE = 64 << 20  # bytes of a large file that one thread copies at a time
 # Errors after which another way of copying may work.
-_UNSUPPORTED = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.EIO)
+_UNSUPPORTED = (
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+    errno.EBADF,
+    errno.EIO,
+)
 
 Task = Callable[[], None]
 
@@ -40,7 +56,9 @@ def count_cores() -> int:
 
 
 def count_threads() -> int:
-    """Return the number of copying threads: at least 4, since most of the time each waits for a disk or a server."""
+    """Return the number of copying threads: at least 4, since most of the time each waits for a
+    disk or a server.
+    """
     return max(4, min(16, count_cores()))
 
 
@@ -68,12 +86,16 @@ class Transfer:
             self.parent.add(size)
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Run all tasks, or raise the first error. Threads start far apart, so that they work in different folders."""
+        """Run all tasks, or raise the first error. Threads start far apart, so that they work in
+        different folders.
+        """
         if not tasks:
             return
         count = count_threads()
         stride = -(-len(tasks) // count)
-        spread = [tasks[start] for first in range(stride) for start in range(first, len(tasks), stride)]
+        spread = [
+            tasks[start] for first in range(stride) for start in range(first, len(tasks), stride)
+        ]
         pool = ThreadPoolExecutor(count, thread_name_prefix="staging")
         try:
             futures = [pool.submit(self._run_task, task) for task in spread]
@@ -97,16 +119,34 @@ class Transfer:
 class ItemCopy:
     """Copies one item to `target`; must be closed.
 
-    `pack` is an archive of its small files, read or written while copying. Without a target, only the pack is written.
+    `pack` is an archive of its small files, read or written while copying. Without a target, only
+    the pack is written.
     """
 
     def __init__(
-        self, manifest: Manifest, target: Path | None, *, transfer: Transfer, fresh: bool, pack: int | None = None,
-        pack_is_new: bool = False, checksum: bool = False,
-    ) -> None:  # fmt: skip
-        self.manifest, self.target, self.transfer, self.fresh = manifest, str(target or ""), transfer, fresh
+        self,
+        manifest: Manifest,
+        target: Path | None,
+        *,
+        transfer: Transfer,
+        fresh: bool,
+        pack: int | None = None,
+        pack_is_new: bool = False,
+        checksum: bool = False,
+    ) -> None:
+        self.manifest, self.target, self.transfer, self.fresh = (
+            manifest,
+            str(target or ""),
+            transfer,
+            fresh,
+        )
         copier = SmallFileCopier(
-            manifest.source, self.target, pack=pack, pack_is_new=pack_is_new, fresh=fresh, checksum=checksum
+            manifest.source,
+            self.target,
+            pack=pack,
+            pack_is_new=pack_is_new,
+            fresh=fresh,
+            checksum=checksum,
         )
         self._helpers = HelperPool(copier)
         self.pack_problem = ""
@@ -149,14 +189,16 @@ class ItemCopy:
         self.pack_problem = self.pack_problem or problem
         self.transfer.add(group.size)
 
-    # -- large files -----------------------------------------------------------------------------------
+    # -- large files
+    # -----------------------------------------------------------------------------------
 
     def _piece_tasks(self, file: FileEntry) -> list[Task]:
         if not self.fresh and is_copied(self.target, file):
             self.transfer.add(file.size)
             return []
         if not self.fresh:
-            _unlink(join(self.target, file.path))  # what is left of it may be where the source has a hole
+            # what is left of it may be where the source has a hole
+            _unlink(join(self.target, file.path))
         starts = range(0, file.size, PIECE)
         self._missing_pieces[file.path] = len(starts)
         return [lambda start=start: self._copy_piece(file, start) for start in starts]  # type: ignore[misc]
@@ -174,7 +216,10 @@ class ItemCopy:
                 if is_last:
                     if os.fstat(writer).st_size < file.size:
                         os.ftruncate(writer, file.size)  # it ends with a hole
-                    if (os.fstat(reader).st_size, os.fstat(writer).st_size) != (file.size, file.size):
+                    if (os.fstat(reader).st_size, os.fstat(writer).st_size) != (
+                        file.size,
+                        file.size,
+                    ):
                         raise source_changed(path)
                     os.utime(writer, ns=(file.mtime, file.mtime))
             finally:
@@ -182,10 +227,13 @@ class ItemCopy:
         finally:
             os.close(reader)
 
-    # -- verification ----------------------------------------------------------------------------------
+    # -- verification
+    # ----------------------------------------------------------------------------------
 
     def verify_tasks(self, checksums: dict[str, int]) -> list[Task]:
-        """Return tasks that compare every copy with its source; a source whose checksum is known is not read again."""
+        """Return tasks that compare every copy with its source; a source whose checksum is known
+        is not read again.
+        """
         files = self.manifest.files
         return [lambda file=file: self._verify(file, checksums.get(file.path)) for file in files]  # type: ignore[misc]
 
@@ -195,7 +243,8 @@ class ItemCopy:
         if compute_checksum(join(self.target, file.path), self.transfer) != expected:
             raise CopyDiffers(
                 f"[data] stage: The copy of {source!r} differs from its source.",
-                hint="The source changed, or the node's disk is bad: try again, or exclude the node.",
+                hint="The source changed, or the node's disk is bad: try again, or exclude the "
+                "node.",
             )
 
 
@@ -210,7 +259,9 @@ def compute_checksum(path: str, transfer: Transfer) -> int:
 
 
 def copy_range(reader: int, writer: int, start: int, size: int, transfer: Transfer) -> None:
-    """Copy a part of a file to the same offset of another, inside the kernel where it can, and leave out holes."""
+    """Copy a part of a file to the same offset of another, inside the kernel where it can, and
+    leave out holes.
+    """
     position = start
     for begin, end in data_ranges(reader, start, start + size):
         transfer.add(begin - position)
@@ -243,7 +294,9 @@ def _copy_data(reader: int, writer: int, start: int, end: int, transfer: Transfe
 
 
 def _by_copy_file_range(reader: int, writer: int, count: int, position: int) -> int:
-    """Within one file system or between two of a kind: the server or the disk may do the copying."""
+    """Within one file system or between two of a kind: the server or the disk may do the
+    copying.
+    """
     return os.copy_file_range(reader, writer, count, position, position)
 
 
@@ -261,7 +314,9 @@ def _by_read_and_write(reader: int, writer: int, count: int, position: int) -> i
 
 # Python builds for old systems lack copy_file_range, and sendfile is a different call on macOS.
 _METHODS = {"copy_file_range": _by_copy_file_range, "sendfile": _by_sendfile}
-_IN_KERNEL = [method for name, method in _METHODS.items() if sys.platform == "linux" and hasattr(os, name)]
+_IN_KERNEL = [
+    method for name, method in _METHODS.items() if sys.platform == "linux" and hasattr(os, name)
+]
 
 
 def _unlink(path: str) -> None:

@@ -1,4 +1,6 @@
-"""What the scripts of a sweep's trials have passed to `run.config`, besides the sweep's own parameters."""
+"""What the scripts of a sweep's trials have passed to `run.config`, besides the sweep's own
+parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A sweep's trials as CSV: one line per trial, one column per parameter and per setting in `run.config`."""
+"""A sweep's trials as CSV: one line per trial, one column per parameter and per setting in
+`run.config`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ def to_csv(sweep: Sweep) -> str:
     writer = csv.writer(out, lineterminator="\n")
     named = columns(sweep)
     configs = {trial.number: flatten(read_config(trial.folder)) for trial in sweep.trials}
-    more = [name for name in dict.fromkeys(name for each in configs.values() for name in each) if name not in named]
+    more = [
+        name
+        for name in dict.fromkeys(name for each in configs.values() for name in each)
+        if name not in named
+    ]
     writer.writerow([*BEFORE, *named.values(), *AFTER, *(f"config {name}" for name in more)])
     for trial in sweep.trials:
         config = configs[trial.number]

@@ -24,7 +24,9 @@ LEFT_OUT = ("template", "title", "width", "height")  # the page has its own
 
 
 def make_figures(sweep: Sweep) -> list[dict[str, Any]]:
-    """Return `{"title", "figure"}` for each figure that the trials allow. Raises EnvironmentProblem without Optuna."""
+    """Return `{"title", "figure"}` for each figure that the trials allow. Raises
+    EnvironmentProblem without Optuna.
+    """
     optuna = import_optuna()
     _require_plotly()
     done = finished(sweep.trials)
@@ -41,16 +43,38 @@ def make_figures(sweep: Sweep) -> list[dict[str, Any]]:
     history = sweep.trials[:: 1 + len(sweep.trials) // MAX_HISTORY]
     whole = make_study(optuna, sweep, history, [])
     known = _KnownImportance(optuna, shares) if shares else None
-    drawn = [_figure("History", lambda: _number_axis(
-        draw.plot_optimization_history(whole, target_name=sweep.metric), history))]  # fmt: skip
+    drawn = [
+        _figure(
+            "History",
+            lambda: _number_axis(
+                draw.plot_optimization_history(whole, target_name=sweep.metric), history
+            ),
+        )
+    ]
     if known is not None:
-        drawn.append(_figure("Importance", lambda: draw.plot_param_importances(some, evaluator=known.evaluator)))
+        drawn.append(
+            _figure(
+                "Importance", lambda: draw.plot_param_importances(some, evaluator=known.evaluator)
+            )
+        )
     if len(everywhere) > 0:
-        drawn.append(_figure("Parallel coordinates", lambda: draw.plot_parallel_coordinate(
-            few, params=everywhere, target_name=sweep.metric)))  # fmt: skip
+        drawn.append(
+            _figure(
+                "Parallel coordinates",
+                lambda: draw.plot_parallel_coordinate(
+                    few, params=everywhere, target_name=sweep.metric
+                ),
+            )
+        )
     if varying:
-        drawn.append(_figure("Slices", lambda: _number_colours(
-            draw.plot_slice(some, params=varying, target_name=sweep.metric), dots)))  # fmt: skip
+        drawn.append(
+            _figure(
+                "Slices",
+                lambda: _number_colours(
+                    draw.plot_slice(some, params=varying, target_name=sweep.metric), dots
+                ),
+            )
+        )
     return [figure for figure in drawn if figure]
 
 
@@ -59,7 +83,9 @@ class _KnownImportance:
 
     def __init__(self, optuna: Any, shares: dict[str, float]) -> None:
         class Evaluator(optuna.importance.BaseImportanceEvaluator):  # type: ignore[misc]
-            def evaluate(self, study: Any, params: Sequence[str] | None = None, **_: Any) -> dict[str, float]:
+            def evaluate(
+                self, study: Any, params: Sequence[str] | None = None, **_: Any
+            ) -> dict[str, float]:
                 return dict(shares)
 
         self.evaluator = Evaluator()
@@ -81,12 +107,23 @@ def _number_axis(figure: Any, trials: Sequence[Trial]) -> Any:
 
 
 def _figure(title: str, draw: Callable[[], Any]) -> dict[str, Any]:
-    """Return a figure as the page takes it; empty if Optuna cannot draw it, such as for one equal value."""
-    with warnings.catch_warnings(), contextlib.suppress(ValueError, ZeroDivisionError, RuntimeError):
+    """Return a figure as the page takes it; empty if Optuna cannot draw it, such as for one equal
+    value.
+    """
+    with (
+        warnings.catch_warnings(),
+        contextlib.suppress(ValueError, ZeroDivisionError, RuntimeError),
+    ):
         warnings.simplefilter("ignore")  # some are experimental
         figure = json.loads(draw().to_json())
-        layout = {key: value for key, value in figure.get("layout", {}).items() if key not in LEFT_OUT}
-        return {"title": title, "figure": {"data": figure["data"], "layout": layout}} if figure["data"] else {}
+        layout = {
+            key: value for key, value in figure.get("layout", {}).items() if key not in LEFT_OUT
+        }
+        return (
+            {"title": title, "figure": {"data": figure["data"], "layout": layout}}
+            if figure["data"]
+            else {}
+        )
     return {}
 
 

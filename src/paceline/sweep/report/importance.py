@@ -1,7 +1,7 @@
 """The importance of each parameter, by Optuna's PED-ANOVA over trials that ended with a value.
 
-It compares each parameter's distribution among the best trials with that among all. It needs no other package, and
-handles parameters that only some trials have.
+It compares each parameter's distribution among the best trials with that among all. It needs no
+other package, and handles parameters that only some trials have.
 """
 
 from __future__ import annotations
@@ -31,15 +31,21 @@ def importances(sweep: Sweep) -> dict[str, float]:
         quantile = max(BEST, 3 / len(trials))
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=quantile)
         for group in _groups(trials, keys):
-            found |= optuna.importance.get_param_importances(study, evaluator=evaluator, params=group, normalize=False)
+            found |= optuna.importance.get_param_importances(
+                study, evaluator=evaluator, params=group, normalize=False
+            )
     total = sum(found.values())
     if not total or not math.isfinite(total):
         return {}
-    return dict(sorted(((key, share / total) for key, share in found.items()), key=lambda each: -each[1]))
+    return dict(
+        sorted(((key, share / total) for key, share in found.items()), key=lambda each: -each[1])
+    )
 
 
 def _groups(trials: list[Trial], keys: list[str]) -> list[list[str]]:
-    """Group parameters that the same trials have: Optuna only uses trials that have all parameters of a query."""
+    """Group parameters that the same trials have: Optuna only uses trials that have all parameters
+    of a query.
+    """
     groups: dict[tuple[bool, ...], list[str]] = {}
     for key in keys:
         groups.setdefault(tuple(key in trial.point for trial in trials), []).append(key)

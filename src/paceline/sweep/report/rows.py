@@ -1,4 +1,6 @@
-"""The order of a sweep's trials: best first, or by any column. Trials of one point with different seeds share a row."""
+"""The order of a sweep's trials: best first, or by any column. Trials of one point with different
+seeds share a row.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class Row:
     """One point: a trial, or its trials with several seeds."""
 
     trials: tuple[Trial, ...]
-    value: float | None  # for repeats, the mean over those that are done; of a pruned point over all
+    # for repeats, the mean over those that are done; of a pruned point over all
+    value: float | None
     deviation: float | None  # sample standard deviation; None for fewer than two
     count: int  # values in the mean
 
@@ -35,12 +38,20 @@ class Row:
 
     @property
     def state(self) -> str:
-        return next(state for state in _PRECEDENCE if any(trial.state == state for trial in self.trials))
+        return next(
+            state for state in _PRECEDENCE if any(trial.state == state for trial in self.trials)
+        )
 
     @property
     def counts(self) -> bool:
-        """Whether its value ranks it: a single trial's once it is done, a mean from the first repeat on."""
-        return self.value is not None and not self.is_pruned and (self.state == DONE or len(self.trials) > 1)
+        """Whether its value ranks it: a single trial's once it is done, a mean from the first
+        repeat on.
+        """
+        return (
+            self.value is not None
+            and not self.is_pruned
+            and (self.state == DONE or len(self.trials) > 1)
+        )
 
     @property
     def is_pruned(self) -> bool:
@@ -50,7 +61,11 @@ class Row:
     def status(self) -> str:
         """The state; if repeats differ, how many are in each."""
         counted = Counter(trial.state for trial in self.trials)
-        return self.state if len(counted) == 1 else ", ".join(f"{n} {state}" for state, n in counted.most_common())
+        return (
+            self.state
+            if len(counted) == 1
+            else ", ".join(f"{n} {state}" for state, n in counted.most_common())
+        )
 
     @property
     def seconds(self) -> float | None:
@@ -65,7 +80,9 @@ def has_repeats(sweep: Sweep) -> bool:
 def rows(sweep: Sweep) -> list[Row]:
     """Return a row for each point, by number."""
     if not has_repeats(sweep):
-        return [Row((trial,), trial.value, None, int(trial.value is not None)) for trial in sweep.trials]
+        return [
+            Row((trial,), trial.value, None, int(trial.value is not None)) for trial in sweep.trials
+        ]
     together: dict[int, list[Trial]] = {}
     for trial in sweep.trials:
         together.setdefault(trial.group, []).append(trial)
@@ -74,7 +91,11 @@ def rows(sweep: Sweep) -> list[Row]:
 
 def _repeats(trials: list[Trial]) -> Row:
     pruned = any(trial.state == PRUNED for trial in trials)  # by the mean of all: show that
-    values = [trial.value for trial in trials if (pruned or trial.state == DONE) and trial.value is not None]
+    values = [
+        trial.value
+        for trial in trials
+        if (pruned or trial.state == DONE) and trial.value is not None
+    ]
     return Row(
         tuple(trials),
         value=statistics.fmean(values) if values else None,
@@ -106,12 +127,18 @@ def best_first(sweep: Sweep, listed: Iterable[Row]) -> list[Row]:
 
 
 def sort_by(sweep: Sweep, listed: Iterable[Row], key: str) -> list[Row]:
-    """Sort by `value` (best first), `number`, `state`, `seconds` or a parameter; `-key` reverses."""
+    """Sort by `value` (best first), `number`, `state`, `seconds` or a parameter; `-key`
+    reverses.
+    """
     name, backwards = key.removeprefix("-"), key.startswith("-")
     if name in ("value", sweep.metric):
         found = best_first(sweep, listed)
         return _backwards(found) if backwards else found
-    own = {"number": lambda row: row.number, "state": lambda row: row.state, "seconds": lambda row: row.seconds}
+    own = {
+        "number": lambda row: row.number,
+        "state": lambda row: row.state,
+        "seconds": lambda row: row.seconds,
+    }
     if name in sweep.keys:
         pick: Any = lambda row: row.point.get(name)  # noqa: E731
     elif name in own:
@@ -121,7 +148,9 @@ def sort_by(sweep: Sweep, listed: Iterable[Row], key: str) -> list[Row]:
             f"Invalid --sort {key}: the sweep {sweep.name} has no column {name!r}.",
             hint=f"The columns are: {', '.join(['value', *own, *sweep.keys])}",
         )
-    known = sorted((row for row in listed if pick(row) is not None), key=lambda row: _comparable(pick(row)))
+    known = sorted(
+        (row for row in listed if pick(row) is not None), key=lambda row: _comparable(pick(row))
+    )
     without = [row for row in listed if pick(row) is None]  # last in either direction
     return [*(reversed(known) if backwards else known), *without]
 

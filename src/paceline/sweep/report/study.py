@@ -24,7 +24,9 @@ def import_optuna() -> Any:
 
 
 def make_study(optuna: Any, sweep: Sweep, trials: Sequence[Trial], keys: Sequence[str]) -> Any:
-    """Return a study with these parameters. Trials without a value count as failed: the others keep their numbers."""
+    """Return a study with these parameters. Trials without a value count as failed: the others
+    keep their numbers.
+    """
     spread = {key: _distribution(optuna, sweep, key, trials) for key in keys}
     study = optuna.create_study(direction="maximize" if sweep.maximizes else "minimize")
     study.add_trials([_frozen(optuna, trial, spread) for trial in trials])
@@ -53,7 +55,9 @@ def _distribution(optuna: Any, sweep: Sweep, key: str, trials: Sequence[Trial]) 
         return optuna.distributions.CategoricalDistribution(sorted(distinct, key=_order))
     low, high = min(numbers), max(numbers)
     log = sweep.is_log(key)
-    return optuna.distributions.FloatDistribution(low, high, log=low > 0 and (wide(low, high) if log is None else log))
+    return optuna.distributions.FloatDistribution(
+        low, high, log=low > 0 and (wide(low, high) if log is None else log)
+    )
 
 
 def _order(value: object) -> tuple[int, float, str]:
@@ -71,9 +75,13 @@ def _frozen(optuna: Any, trial: Trial, spread: dict[str, Any]) -> Any:
         is_choice = isinstance(distribution, optuna.distributions.CategoricalDistribution)
         values[key] = plain(value) if is_choice else float(value)
     if trial.value is None or trial.state not in (DONE, PRUNED):
-        return optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL, params=values, distributions=used)
+        return optuna.trial.create_trial(
+            state=optuna.trial.TrialState.FAIL, params=values, distributions=used
+        )
     if trial.state == PRUNED:
         state = optuna.trial.TrialState.PRUNED
         reports = {trial.step or 0: trial.value}
-        return optuna.trial.create_trial(state=state, params=values, distributions=used, intermediate_values=reports)
+        return optuna.trial.create_trial(
+            state=state, params=values, distributions=used, intermediate_values=reports
+        )
     return optuna.trial.create_trial(params=values, distributions=used, value=trial.value)

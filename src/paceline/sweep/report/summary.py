@@ -37,8 +37,9 @@ def describe_sweep(sweep: Sweep) -> dict[str, Any]:
 def describe_trials(sweep: Sweep) -> dict[str, Any]:
     """Return the facts of a sweep with its trials and its figures.
 
-    `rows` has one entry per point, best first: a trial, or its trials with several seeds. `settings` are those that all
-    scripts have passed to `run.config`; those that differ stand in the rows as `config`.
+    `rows` has one entry per point, best first: a trial, or its trials with several seeds.
+    `settings` are those that all scripts have passed to `run.config`; those that differ stand in
+    the rows as `config`.
     """
     ordered = best_first(sweep, rows(sweep))
     configs = read_configs(sweep, ordered[:MAX_TRIALS])
@@ -81,9 +82,17 @@ def _row(row: Row) -> dict[str, Any]:
 
 def _trial(trial: Trial) -> dict[str, Any]:
     return {
-        "number": trial.number, "group": trial.group, "state": trial.state, "value": trial.value, "point": trial.point,
-        "seed": trial.seed, "seconds": trial.seconds, "step": trial.step, "error": trial.error, "job": trial.job,
-    }  # fmt: skip
+        "number": trial.number,
+        "group": trial.group,
+        "state": trial.state,
+        "value": trial.value,
+        "point": trial.point,
+        "seed": trial.seed,
+        "seconds": trial.seconds,
+        "step": trial.step,
+        "error": trial.error,
+        "job": trial.job,
+    }
 
 
 def _text(spec: Mapping[str, Any], key: str) -> str:

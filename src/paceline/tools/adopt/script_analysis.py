@@ -1,4 +1,6 @@
-"""What a script says: its imports, functions and classes, who calls whom, and what encloses what."""
+"""What a script says: its imports, functions and classes, who calls whom, and what encloses
+what.
+"""
 
 from __future__ import annotations
 
@@ -76,10 +78,13 @@ class Script:
         self.names |= {node.arg for node in self.nodes if isinstance(node, ast.arg)}
         self.names |= {*self.functions, *self.classes, *self.imports}
 
-    # -- names -----------------------------------------------------------------------------------------
+    # -- names
+    # -----------------------------------------------------------------------------------------
 
     def dotted(self, node: ast.AST) -> str:
-        """Return the full name of what an expression refers to: `optim.SGD` is "torch.optim.SGD"; "" if unknown."""
+        """Return the full name of what an expression refers to: `optim.SGD` is "torch.optim.SGD";
+        "" if unknown.
+        """
         if isinstance(node, ast.Name):
             return self.imports.get(node.id, "")
         if isinstance(node, ast.Attribute):
@@ -97,9 +102,12 @@ class Script:
         """Whether a class is an nn.Module."""
         bases = [self.dotted(base) or getattr(base, "id", "") for base in node.bases]
         local = [self.classes[base] for base in bases if base in self.classes and base != node.name]
-        return any(base.endswith("Module") for base in bases) or any(map(self.is_module_class, local))
+        return any(base.endswith("Module") for base in bases) or any(
+            map(self.is_module_class, local)
+        )
 
-    # -- structure -------------------------------------------------------------------------------------
+    # -- structure
+    # -------------------------------------------------------------------------------------
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         while node in self.parents:
@@ -130,11 +138,16 @@ class Script:
     def guard(self) -> ast.If | None:
         """`if __name__ == "__main__":`."""
         for node in self.tree.body:
-            if isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and "'__name__'" in ast.dump(node.test):
+            if (
+                isinstance(node, ast.If)
+                and isinstance(node.test, ast.Compare)
+                and "'__name__'" in ast.dump(node.test)
+            ):
                 return node
         return None
 
-    # -- calls -----------------------------------------------------------------------------------------
+    # -- calls
+    # -----------------------------------------------------------------------------------------
 
     def callees(self, call: ast.Call) -> list[Function]:
         """Return the functions of this script that a call may call."""
@@ -147,16 +160,23 @@ class Script:
         if isinstance(name, ast.Name):
             if name.id in self.classes:
                 body = self.classes[name.id].body
-                return [each for each in body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+                return [
+                    each
+                    for each in body
+                    if isinstance(each, ast.FunctionDef) and each.name == "__init__"
+                ]
             return [self.functions[name.id]] if name.id in self.functions else []
         if isinstance(name, ast.Attribute) and not self.dotted(name):
             methods = self.methods.get(name.attr, [])
-            made = self._made.get(ast.unparse(name.value).removeprefix("self.")) if methods else None
+            made = (
+                self._made.get(ast.unparse(name.value).removeprefix("self.")) if methods else None
+            )
             return [each for each in methods if self._may_call(call, made, each)]
         return []
 
     def _may_call(self, call: ast.Call, made: set[str | None] | None, method: Function) -> bool:
-        """Whether a call of a method may be for this one: `model.train()` is not for the `train` of a Trainer.
+        """Whether a call of a method may be for this one: `model.train()` is not for the `train` of
+        a Trainer.
 
         `made` is by calling what the object gets its value, if that is known.
         """
@@ -181,7 +201,9 @@ class Script:
             if each not in found:
                 found.add(each)
                 waiting += [
-                    self.classes[name] for base in each.bases if (name := getattr(base, "id", "")) in self.classes
+                    self.classes[name]
+                    for base in each.bases
+                    if (name := getattr(base, "id", "")) in self.classes
                 ]
         return found
 
@@ -189,11 +211,15 @@ class Script:
         return self._callers.get(function, [])
 
     def uses(self, function: Function) -> list[ast.Call]:
-        """Return the calls of a function, and those that get it as an argument: `optimizer.step(closure)`."""
+        """Return the calls of a function, and those that get it as an argument:
+        `optimizer.step(closure)`.
+        """
         return [*self.callers(function), *self._passed.get(function, [])]
 
     def repeats(self, node: ast.AST, depth: int = 0) -> bool:
-        """Whether a node may run more than once: in a loop, or in a function that is called several times."""
+        """Whether a node may run more than once: in a loop, or in a function that is called
+        several times.
+        """
         if self.loop_around(node) is not None:
             return True
         function = self.function_of(node)
@@ -229,7 +255,9 @@ def walk_run(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _made(tree: ast.Module) -> dict[str, set[str | None]]:
-    """Return names, without `self.`, and by calling what they get their value; None for values that are no calls."""
+    """Return names, without `self.`, and by calling what they get their value; None for values
+    that are no calls.
+    """
     found: dict[str, set[str | None]] = {}
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else []
@@ -260,11 +288,22 @@ def _imports(tree: ast.Module) -> dict[str, str]:
 
 def _star(tree: ast.Module, module: str) -> dict[str, str]:
     """Return what `from module import *` defines, as far as it matters here."""
-    defined = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    defined |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    defined = {
+        node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    }
+    defined |= {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     known = STARS.get(module)
-    if known is None and not module.startswith("torch"):  # a module of the user, which may import these itself
-        names = {name: f"{origin}.{name}" for origin in ("torch.utils.data", "torch.optim") for name in STARS[origin]}
+    # a module of the user, which may import these itself
+    if known is None and not module.startswith("torch"):
+        names = {
+            name: f"{origin}.{name}"
+            for origin in ("torch.utils.data", "torch.optim")
+            for name in STARS[origin]
+        }
         names["torch"] = "torch"
     else:
         names = {name: f"{module}.{name}" for name in known or ()}

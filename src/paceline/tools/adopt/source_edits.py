@@ -1,4 +1,6 @@
-"""The text of a script, and edits that leave everything else unchanged: comments, layout, line endings, encoding."""
+"""The text of a script, and edits that leave everything else unchanged: comments, layout, line
+endings, encoding.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Source:
         if column <= 0:
             return start
         whole = self.text[start : self._starts[line] if line < len(self._starts) else None]
-        return start + len(whole.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "surrogatepass"))
+        return start + len(
+            whole.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "surrogatepass")
+        )
 
     def start(self, node: ast.AST) -> int:
         return self.offset(node.lineno, node.col_offset)  # type: ignore[attr-defined]
@@ -69,18 +73,26 @@ class Source:
         return self.text[self.start(node) : self.end(node)]
 
     def indent(self, statement: ast.stmt) -> str | None:
-        """Return what a statement is indented by; None if something else is before it in its line."""
+        """Return what a statement is indented by; None if something else is before it in its
+        line.
+        """
         before = self.text[self.offset(_first_line(statement), 0) : self.start(statement)]
-        before = before if not getattr(statement, "decorator_list", None) else before.partition("@")[0]
-        return before.rpartition("\f")[2] if not before.strip() else None  # a form feed begins the column anew
+        before = (
+            before if not getattr(statement, "decorator_list", None) else before.partition("@")[0]
+        )
+        # a form feed begins the column anew
+        return before.rpartition("\f")[2] if not before.strip() else None
 
-    # -- edits -----------------------------------------------------------------------------------------
+    # -- edits
+    # -----------------------------------------------------------------------------------------
 
     def replace(self, node: ast.AST, text: str, reason: str) -> Edit:
         return Edit(self.start(node), self.end(node), text, reason)
 
     def replace_method(self, call: ast.Call, text: str, reason: str) -> Edit:
-        """Replace `cuda()` of `model.cuda()`: what is before the dot stays, and may have changes of its own."""
+        """Replace `cuda()` of `model.cuda()`: what is before the dot stays, and may have changes
+        of its own.
+        """
         assert isinstance(call.func, ast.Attribute)
         return Edit(self.end(call.func) - len(call.func.attr), self.end(call), text, reason)
 
@@ -97,7 +109,9 @@ class Source:
         return Edit(offset, offset, text, reason)
 
     def line_before(self, statement: ast.stmt, line: str, reason: str) -> Edit:
-        """Add a simple statement before another one, as a line of its own if that one begins its line."""
+        """Add a simple statement before another one, as a line of its own if that one begins its
+        line.
+        """
         indent = self.indent(statement)
         if indent is None:  # as in `a = 1; b = 2`
             start = self.start(statement)
@@ -106,7 +120,9 @@ class Source:
         return Edit(offset, offset, f"{indent}{line}{self.newline}", reason)
 
     def line_after(self, statement: ast.stmt, line: str, reason: str) -> Edit:
-        """Add a simple statement after another one, as a line of its own if that one has a line of its own."""
+        """Add a simple statement after another one, as a line of its own if that one has a line of
+        its own.
+        """
         indent = self.indent(statement)
         rest = _LINE_END.search(self.text, self.end(statement))
         tail = self._tail(statement)
@@ -127,9 +143,18 @@ class Source:
             if isinstance(node, (ast.JoinedStr, ast.Constant)) and node.end_lineno
             for line in range(node.lineno + 1, node.end_lineno + 1)
         }
-        lines = [n for n in range(statement.lineno, (statement.end_lineno or 0) + 1) if n not in inside]
-        offsets = [offset for line in lines if not _LINE_END.match(self.text, offset := self.offset(line, 0))]
-        offsets = [re.compile(r"(?:[ \t]*\f)*").match(self.text, offset).end() for offset in offsets]  # type: ignore[union-attr]
+        lines = [
+            n for n in range(statement.lineno, (statement.end_lineno or 0) + 1) if n not in inside
+        ]
+        offsets = [
+            offset
+            for line in lines
+            if not _LINE_END.match(self.text, offset := self.offset(line, 0))
+        ]
+        offsets = [
+            re.compile(r"(?:[ \t]*\f)*").match(self.text, offset).end()  # type: ignore[union-attr]
+            for offset in offsets
+        ]
         more: list[Edit | Remark] = [Edit(offset, offset, self.unit, reason) for offset in offsets]
         return [first, *more]
 
@@ -147,7 +172,9 @@ class Source:
 
 
 def apply(source: Source, edits: Iterable[Edit]) -> str:
-    """Return the text with all edits. Those at the same offset come in the order in which they are given."""
+    """Return the text with all edits. Those at the same offset come in the order in which they are
+    given.
+    """
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
     for one, two in pairwise(ordered):
         if two.start < one.end:
@@ -168,7 +195,9 @@ def read_source(path: Path) -> Source:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         return Source(content.decode(encoding), str(path), encoding)
     except (SyntaxError, UnicodeDecodeError) as problem:
-        raise UsageError(f"Python cannot read {path} as text: {problem}.", hint="Fix its encoding.") from None
+        raise UsageError(
+            f"Python cannot read {path} as text: {problem}.", hint="Fix its encoding."
+        ) from None
 
 
 def _parse(text: str, name: str) -> ast.Module:
@@ -179,7 +208,8 @@ def _parse(text: str, name: str) -> ast.Module:
         where = f" in line {line}" if line else ""
         what = getattr(problem, "msg", None) or str(problem)
         raise UsageError(
-            f"{name} is not valid Python{where}: {what}.", hint="Fix that first: `python` shows the same error."
+            f"{name} is not valid Python{where}: {what}.",
+            hint="Fix that first: `python` shows the same error.",
         ) from None
     except (RecursionError, MemoryError):
         raise UsageError(f"{name} is nested too deeply to read.") from None

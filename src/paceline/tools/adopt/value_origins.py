@@ -1,4 +1,6 @@
-"""Where a value comes from: follow names, attributes, parameters and return values back to the calls that make it."""
+"""Where a value comes from: follow names, attributes, parameters and return values back to the
+calls that make it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ WRAPPERS = ("enumerate", *PROGRESS, "iter", "list", "zip", "prefetch")
 def unwrap(node: ast.expr, wrappers: tuple[str, ...] = WRAPPERS) -> ast.expr:
     """Return what a loop really iterates over: `loader` of `enumerate(tqdm(loader))`."""
     while isinstance(node, ast.Call) and node.args:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
         if name not in wrappers:
             break
         node = node.args[0]
@@ -23,7 +27,9 @@ def unwrap(node: ast.expr, wrappers: tuple[str, ...] = WRAPPERS) -> ast.expr:
 
 
 class Origins:
-    """Finds the calls that make a value. Paths and branches are not told apart: all of them count."""
+    """Finds the calls that make a value. Paths and branches are not told apart: all of them
+    count.
+    """
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -34,7 +40,9 @@ class Origins:
             self._record(node)
 
     def of(self, node: ast.expr) -> set[ast.Call]:
-        """Return the calls that an expression's value may come from; wrappers such as `tqdm` are looked through."""
+        """Return the calls that an expression's value may come from; wrappers such as `tqdm` are
+        looked through.
+        """
         self._seen = set()
         return set(self._find(node))
 
@@ -45,7 +53,9 @@ class Origins:
         return [value for value in found if isinstance(value, ast.expr)]
 
     def is_local(self, name: str, near: ast.AST) -> bool:
-        """Whether a name belongs to the function around a node, or to the module if there is none."""
+        """Whether a name belongs to the function around a node, or to the module if there is
+        none.
+        """
         return self._scope(name, near) is self.script.function_of(near)
 
     def names_in(self, function: Function | None) -> list[str]:
@@ -54,9 +64,14 @@ class Origins:
         return [*names, *(each.arg for each in _parameters(function))] if function else names
 
     def attributes_of(self, owner: ast.ClassDef | None) -> list[str]:
-        return [name for scope, name in self._assigned if scope is owner and name.startswith("self.")] if owner else []
+        return (
+            [name for scope, name in self._assigned if scope is owner and name.startswith("self.")]
+            if owner
+            else []
+        )
 
-    # -- finding -----------------------------------------------------------------------------------------
+    # -- finding
+    # -----------------------------------------------------------------------------------------
 
     def _find(self, node: ast.AST, index: int | None = None) -> Iterator[ast.Call]:
         if (id(node), index) in self._seen or len(self._seen) > MAX_LOOKS:
@@ -108,7 +123,9 @@ class Origins:
                     yield from self._find(part, index)
 
     def _find_item(self, node: ast.Subscript) -> Iterator[ast.Call]:
-        """Look for an entry of a dictionary that is written as one: all of them if it is not clear which one."""
+        """Look for an entry of a dictionary that is written as one: all of them if it is not clear
+        which one.
+        """
         if not isinstance(node.value, (ast.Name, ast.Attribute)):
             return
         wanted = node.slice.value if isinstance(node.slice, ast.Constant) else None
@@ -121,7 +138,8 @@ class Origins:
                     if wanted is None or (isinstance(key, ast.Constant) and key.value == wanted):
                         yield from self._find(entry)
 
-    # -- recording ---------------------------------------------------------------------------------------
+    # -- recording
+    # ---------------------------------------------------------------------------------------
 
     def _record(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign):
@@ -146,8 +164,14 @@ class Origins:
             function = self.script.function_of(target)
             declared = function is not None and target.id in self.declared_global(function)
             self._assigned.setdefault((None if declared else function, target.id), []).append(entry)
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-            self._assigned.setdefault((self.script.class_of(target), f"self.{target.attr}"), []).append(entry)
+        elif (
+            isinstance(target, ast.Attribute)
+            and isinstance(target.value, ast.Name)
+            and target.value.id == "self"
+        ):
+            self._assigned.setdefault(
+                (self.script.class_of(target), f"self.{target.attr}"), []
+            ).append(entry)
 
     def declared_global(self, function: Function) -> set[str]:
         """Return the names that a function declares as global."""
@@ -159,7 +183,9 @@ class Origins:
     def _scope(self, name: str, near: ast.AST) -> Function | None:
         function = self.script.function_of(near)
         while function is not None:
-            if (function, name) in self._assigned or name in [each.arg for each in _parameters(function)]:
+            if (function, name) in self._assigned or name in [
+                each.arg for each in _parameters(function)
+            ]:
                 return function
             function = self.script.function_of(function)
         return None

@@ -35,18 +35,30 @@ class Request:
 
     def recorder(self, folder: Path, cwd: Path) -> Program:
         """Return the program that runs the script and records its loaders."""
-        script = ("-m", self.program.name) if self.program.is_module else (str(cwd / self.program.name),)
-        args = (str(folder / RECORDS), str(self.epochs), str(self.limit or 0), *script, *self.program.args)
+        script = (
+            ("-m", self.program.name) if self.program.is_module else (str(cwd / self.program.name),)
+        )
+        args = (
+            str(folder / RECORDS),
+            str(self.epochs),
+            str(self.limit or 0),
+            *script,
+            *self.program.args,
+        )
         return Program(MODULE, args, is_module=True)
 
 
 def overrides(folder: Path) -> list[Flag]:
-    """Return the settings of a run that nobody wants to keep: its own folder, no copy of the code, no trackers."""
+    """Return the settings of a run that nobody wants to keep: its own folder, no copy of the code,
+    no trackers.
+    """
     return [
-        Flag("--scratch", "project.scratch", str(folder)), Flag("--no-snapshot", "project.snapshot", False),
-        Flag("--no-wandb", "tracking.wandb", False), Flag("--no-tensorboard", "tracking.tensorboard", False),
+        Flag("--scratch", "project.scratch", str(folder)),
+        Flag("--no-snapshot", "project.snapshot", False),
+        Flag("--no-wandb", "tracking.wandb", False),
+        Flag("--no-tensorboard", "tracking.tensorboard", False),
         Flag("--max-attempts", "resume.max_attempts", 1),
-    ]  # fmt: skip
+    ]
 
 
 def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
@@ -55,23 +67,31 @@ def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
     run = NewRun(job)
     try:
         run.prepare(command)
-    except RunFolderProblem as error:  # its hint is about the scratch folder, which is not used here
-        raise EnvironmentProblem(error.message, hint="Set TMPDIR to a folder with more space.") from None
+    # its hint is about the scratch folder, which is not used here
+    except RunFolderProblem as error:
+        raise EnvironmentProblem(
+            error.message, hint="Set TMPDIR to a folder with more space."
+        ) from None
     verdicts: list[str] = []
     runs = ParallelRuns(1)
     again = 0.0
 
     def end_at_once() -> None:
-        """There is nothing to save, and a rank that only reads its loader reaches no boundary between steps."""
+        """There is nothing to save, and a rank that only reads its loader reaches no boundary
+        between steps.
+        """
         nonlocal again
         if runs.stopping and time.monotonic() >= again:
             again = time.monotonic() + INTERRUPT_INTERVAL
             runs.interrupt()
 
     runs.run(
-        [0], begin=lambda *_: run.plan, end=lambda _, verdict: verdicts.append(verdict), stop=lambda _: None,
+        [0],
+        begin=lambda *_: run.plan,
+        end=lambda _, verdict: verdicts.append(verdict),
+        stop=lambda _: None,
         poll=end_at_once,
-    )  # fmt: skip
+    )
     if runs.interrupted:
         raise SystemExit(INTERRUPTED_EXIT)
     failure: list[str] = []
@@ -79,21 +99,28 @@ def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
         _require_space(folder)
         run_folder = run.plan.run_path.folder
         log = read_tail(run_folder.slurm_log, TAIL).decode(errors="replace").splitlines()
-        failure = [line for line in describe_failure(run_folder) if "paceline logs" not in line] or log[-5:]
+        failure = [
+            line for line in describe_failure(run_folder) if "paceline logs" not in line
+        ] or log[-5:]
     samples = read_samples(folder / RECORDS, failure)
     if samples is None:
         if failure:
-            raise LaunchError("The script failed before it read any data.", hint="\n  ".join(failure))
+            raise LaunchError(
+                "The script failed before it read any data.", hint="\n  ".join(failure)
+            )
         raise LaunchError(
             "The script used neither run.loader nor a DataLoader.",
-            hint="Pass the arguments that you train with. Paceline does not see loaders in processes that the script "
+            hint="Pass the arguments that you train with. Paceline does not see loaders in "
+            "processes that the script "
             "starts itself.",
         )
     return samples
 
 
 def _require_space(folder: Path) -> None:
-    """Raise EnvironmentProblem if the disk is full: what follows from that says nothing about the script."""
+    """Raise EnvironmentProblem if the disk is full: what follows from that says nothing about the
+    script.
+    """
     if shutil.disk_usage(folder).free < LEAST_SPACE:
         raise EnvironmentProblem(
             f"{folder.parent} has no space left to record the samples.",

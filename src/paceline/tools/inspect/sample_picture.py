@@ -1,4 +1,6 @@
-"""A picture of who gets which samples: for each epoch, sample against step, and how often each sample comes."""
+"""A picture of who gets which samples: for each epoch, sample against step, and how often each
+sample comes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ LEFT, PLOT_WIDTH, PLOT_HEIGHT, STRIP_HEIGHT = 76, 800, 260, 46
 EPOCH_HEIGHT = PLOT_HEIGHT + STRIP_HEIGHT + 96
 BINS = 200
 STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#667080}.title{font-size:15px;font-weight:600;fill:#1b1f24}"
+    "text{font:12px "
+    "system-ui,sans-serif;fill:#667080}.title{font-size:15px;font-weight:600;fill:#1b1f24}"
     ".frame{fill:none;stroke:#c4cad3}.paper{fill:#fff}.several{fill:#1b1f24}"
     "@media(prefers-color-scheme:dark){.paper{fill:#14171b}.title,.several{fill:#e6e9ee}"
     "text{fill:#97a1af}.frame{stroke:#343b45}}"
@@ -26,17 +29,27 @@ def draw_samples(samples: Samples, title: str) -> str:
     epochs = samples.epochs[:2]
     positions = _positions(samples)
     width, height = LEFT + PLOT_WIDTH + 24, 74 + EPOCH_HEIGHT * len(epochs)
-    parts = [f'<rect class="paper" width="{width}" height="{height}"/>', _text(LEFT, 28, title, kind="title")]
+    parts = [
+        f'<rect class="paper" width="{width}" height="{height}"/>',
+        _text(LEFT, 28, title, kind="title"),
+    ]
     x = LEFT
     for rank in range(min(samples.facts.world_size, len(COLOURS))):
-        parts.append(f'<circle cx="{x + 5}" cy="48" r="5" fill="{colour(rank)}"/>' + _text(x + 14, 52, f"rank {rank}"))
+        parts.append(
+            f'<circle cx="{x + 5}" cy="48" r="5" fill="{colour(rank)}"/>'
+            + _text(x + 14, 52, f"rank {rank}")
+        )
         x += 76
     if any(len(ranks) > 1 for epoch in epochs for ranks in _ranks(epoch, positions).values()):
-        parts.append(f'<circle class="several" cx="{x + 5}" cy="48" r="5"/>' + _text(x + 14, 52, "several ranks"))
+        parts.append(
+            f'<circle class="several" cx="{x + 5}" cy="48" r="5"/>'
+            + _text(x + 14, 52, "several ranks")
+        )
     for index, epoch in enumerate(epochs):
         parts += _draw_epoch(samples, epoch, positions, 84 + index * EPOCH_HEIGHT)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" '
         'style="max-width:100%;height:auto">'
         f"<style>{STYLE}</style>{''.join(parts)}</svg>\n"
     )
@@ -56,7 +69,9 @@ def _positions(samples: Samples) -> dict[Key, int]:
 
 
 def _ranks(epoch: Epoch, positions: dict[Key, int]) -> dict[tuple[int, int], set[int]]:
-    """Return which ranks get a sample in a step: dots on top of each other would look like those of one rank."""
+    """Return which ranks get a sample in a step: dots on top of each other would look like those
+    of one rank.
+    """
     found: dict[tuple[int, int], set[int]] = {}
     for rank, batch in epoch.batches():
         for key in batch.keys:
@@ -79,7 +94,7 @@ def _draw_epoch(samples: Samples, epoch: Epoch, positions: dict[Key, int], top: 
         _frame(top + 10, PLOT_HEIGHT),
         _text(LEFT - 8, top + 22, "step 0", "end"),
         _text(LEFT - 8, top + 8 + PLOT_HEIGHT, str(steps - 1), "end"),
-    ]  # fmt: skip
+    ]
     for (position, step), ranks in dots[::every]:
         x = LEFT + (position + 0.5) / total * PLOT_WIDTH
         y = top + 10 + (step + 0.5) / steps * PLOT_HEIGHT
@@ -89,10 +104,11 @@ def _draw_epoch(samples: Samples, epoch: Epoch, positions: dict[Key, int], top: 
     parts += [_frame(base, STRIP_HEIGHT), *_draw_strip(epoch, positions, total, base)]
     what = "sample, by its contents" if samples.facts.keys == CONTENT else "sample"
     parts += [
-        _text(LEFT - 8, base + 16, "how often", "end"), _text(LEFT, base + STRIP_HEIGHT + 18, "0"),
+        _text(LEFT - 8, base + 16, "how often", "end"),
+        _text(LEFT, base + STRIP_HEIGHT + 18, "0"),
         _text(LEFT + PLOT_WIDTH / 2, base + STRIP_HEIGHT + 18, what, "middle"),
         _text(LEFT + PLOT_WIDTH, base + STRIP_HEIGHT + 18, f"{total - 1:,}", "end"),
-    ]  # fmt: skip
+    ]
     return parts
 
 
@@ -114,11 +130,15 @@ def _draw_strip(epoch: Epoch, positions: dict[Key, int], total: int, base: float
             if high > 0:
                 y -= high
                 parts.append(
-                    f'<rect x="{LEFT + index * width:.2f}" y="{y:.2f}" width="{width:.2f}" height="{high:.2f}" '
+                    f'<rect x="{LEFT + index * width:.2f}" y="{y:.2f}" width="{width:.2f}" '
+                    f'height="{high:.2f}" '
                     f'fill="{colour(rank)}"/>'
                 )
     once = base + STRIP_HEIGHT - STRIP_HEIGHT / most
-    parts.append(f'<line class="frame" x1="{LEFT}" x2="{LEFT + PLOT_WIDTH}" y1="{once:.1f}" y2="{once:.1f}"/>')
+    parts.append(
+        f'<line class="frame" x1="{LEFT}" x2="{LEFT + PLOT_WIDTH}" y1="{once:.1f}" '
+        f'y2="{once:.1f}"/>'
+    )
     parts.append(_text(LEFT + PLOT_WIDTH + 4, once + 4, "1"))
     return parts
 

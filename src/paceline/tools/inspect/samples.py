@@ -29,7 +29,8 @@ class RankSamples:
     facts: LoaderFacts
     batches: list[Batch]
     ended: frozenset[int]  # epochs that it read to their end
-    items: Sequence[str | None] = ()  # digests of the first items of its dataset; None if one is not always the same
+    # digests of the first items of its dataset; None if one is not always the same
+    items: Sequence[str | None] = ()
 
     def of_epoch(self, epoch: int) -> list[Batch]:
         return [batch for batch in self.batches if batch.epoch == epoch]
@@ -68,11 +69,15 @@ class Epoch:
         return found
 
     def has_order_of(self, other: Epoch) -> bool:
-        """Return whether all ranks get the same as in another epoch, in the same order, as far as both were read."""
+        """Return whether all ranks get the same as in another epoch, in the same order, as far as
+        both were read.
+        """
         compared = 0
         for rank, batches in self.ranks.items():
-            mine, theirs = ([text for batch in each for text in batch.digests or batch.keys]
-                            for each in (batches, other.ranks.get(rank, [])))  # fmt: skip
+            mine, theirs = (
+                [text for batch in each for text in batch.digests or batch.keys]
+                for each in (batches, other.ranks.get(rank, []))
+            )
             common = min(len(mine), len(theirs))
             if mine[:common] != theirs[:common]:
                 return False
@@ -82,7 +87,10 @@ class Epoch:
     @property
     def steps(self) -> dict[int, int]:
         """The number of steps of each rank."""
-        return {rank: 1 + max((batch.step for batch in batches), default=-1) for rank, batches in self.ranks.items()}
+        return {
+            rank: 1 + max((batch.step for batch in batches), default=-1)
+            for rank, batches in self.ranks.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,9 @@ class Samples:
 
     @cached_property
     def different_item(self) -> tuple[int, int] | None:
-        """A rank, and the first item in which its dataset differs from that of rank 0; None if there is none."""
+        """A rank, and the first item in which its dataset differs from that of rank 0; None if
+        there is none.
+        """
         first = self.ranks[0].items
         for rank in self.ranks[1:]:
             for index, pair in enumerate(zip(first, rank.items, strict=False)):
@@ -106,7 +116,10 @@ class Samples:
     @property
     def is_unsplit(self) -> bool:
         """Whether the loader gives each rank all of its dataset."""
-        return self.facts.kind == "DataLoader" and self.facts.sampler in ("RandomSampler", "SequentialSampler")
+        return self.facts.kind == "DataLoader" and self.facts.sampler in (
+            "RandomSampler",
+            "SequentialSampler",
+        )
 
     @property
     def has_own_data(self) -> bool:
@@ -122,18 +135,20 @@ class Samples:
         numbers = sorted({batch.epoch for rank in self.ranks for batch in rank.batches})
         return [
             Epoch(
-                number, {rank.facts.rank: rank.of_epoch(number) for rank in self.ranks},
+                number,
+                {rank.facts.rank: rank.of_epoch(number) for rank in self.ranks},
                 all(number in rank.ended for rank in self.ranks),
             )
             for number in numbers
-        ]  # fmt: skip
+        ]
 
 
 def read_samples(folder: Path, failure: Sequence[str] = ()) -> Samples | None:
-    """Return what the ranks recorded of the loader that they train with, or None if no loader was used.
+    """Return what the ranks recorded of the loader that they train with, or None if no loader was
+    used.
 
-    It is the one whose batches reach a backward pass; of several, the one with the most samples. Without any, it is the
-    first one that the script reads.
+    It is the one whose batches reach a backward pass; of several, the one with the most samples.
+    Without any, it is the first one that the script reads.
     """
     loaders: dict[int, list[RankSamples]] = defaultdict(list)
     trained = set()
@@ -144,7 +159,9 @@ def read_samples(folder: Path, failure: Sequence[str] = ()) -> Samples | None:
             loaders[facts.number].append(_read_rank(facts, records))
             if any(isinstance(each, Trained) for each in records):
                 trained.add(facts.number)
-    used = [number for number, ranks in sorted(loaders.items()) if any(rank.batches for rank in ranks)]
+    used = [
+        number for number, ranks in sorted(loaders.items()) if any(rank.batches for rank in ranks)
+    ]
     if not used:
         return None
 
@@ -158,9 +175,13 @@ def read_samples(folder: Path, failure: Sequence[str] = ()) -> Samples | None:
 
 
 def _read_rank(facts: LoaderFacts, records: Sequence[Record]) -> RankSamples:
-    begun = {each.epoch: index for index, each in enumerate(records) if isinstance(each, EpochStart)}
+    begun = {
+        each.epoch: index for index, each in enumerate(records) if isinstance(each, EpochStart)
+    }
     batches = [
-        each for index, each in enumerate(records) if isinstance(each, Batch) and index > begun.get(each.epoch, 0)
+        each
+        for index, each in enumerate(records)
+        if isinstance(each, Batch) and index > begun.get(each.epoch, 0)
     ]
     ended = frozenset(each.epoch for each in records if isinstance(each, EpochEnd))
     items = next((each.digests for each in records if isinstance(each, Items)), [])

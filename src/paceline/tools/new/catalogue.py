@@ -1,4 +1,6 @@
-"""The templates: which files each takes from where, what its training reaches, and how its test trains for a moment."""
+"""The templates: which files each takes from where, what its training reaches, and how its test
+trains for a moment.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ FILES = Path(__file__).parent / "files"
 
 @dataclass(frozen=True)
 class Template:
-    """One template. `quick` are the arguments with which its test trains; `result` is what the script prints last."""
+    """One template. `quick` are the arguments with which its test trains; `result` is what the
+    script prints last.
+    """
 
     about: str  # one line for --help
     title: str  # what the project does, for its README
@@ -39,7 +43,8 @@ GRACE = '\n[resume]\ngrace = "2m"   # how long before the time limit the ranks a
 TEMPLATES: Mapping[str, Template] = {
     "blank": Template(
         "a short loop with made-up data: replace its model and its data with yours",
-        "A short training loop. Replace the network, the data and the loss with yours; the rest of `main` can stay.",
+        "A short training loop. Replace the network, the data and the loss with yours; the rest "
+        "of `main` can stay.",
         ("train.py", "requirements.txt"),
         "reaches a test error below 0.01 in about 5 s",
         "The script makes up its data. Replace `make_data` with your dataset.",
@@ -49,10 +54,17 @@ TEMPLATES: Mapping[str, Template] = {
     "mnist": Template(
         "a network for handwritten digits",
         "A small network that reads handwritten digits.",
-        ("train.py", "digits.py", "requirements.txt", *(f"data/{name}-ubyte.xz" for name in DIGITS)),
+        (
+            "train.py",
+            "digits.py",
+            "requirements.txt",
+            *(f"data/{name}-ubyte.xz" for name in DIGITS),
+        ),
         "reads more than 90% of the test digits in about 30 s",
-        "`data/` has a sixth of MNIST. For all of it, run `paceline run train.py --download`: it downloads the images"
-        " to `mnist-data` once. On a cluster whose nodes have no internet, copy that folder there, and use"
+        "`data/` has a sixth of MNIST. For all of it, run `paceline run train.py --download`: it "
+        "downloads the images"
+        " to `mnist-data` once. On a cluster whose nodes have no internet, copy that folder "
+        "there, and use"
         " `--data-dir /path/to/mnist-data`.",
         quick="--dry-run",
         example="mnist",
@@ -63,7 +75,8 @@ TEMPLATES: Mapping[str, Template] = {
         "A language model with the architecture of GPT-2, from 120,000 to 124 million parameters.",
         ("train.py", "loss.py", "model.py", "stories.py", "tokens.py", "requirements.txt"),
         "gets to a perplexity below 2 per byte in about 40 s",
-        "Without `--data`, the script makes up stories. Use your own text with `paceline run train.py --data FILE`, or"
+        "Without `--data`, the script makes up stories. Use your own text with `paceline run "
+        "train.py --data FILE`, or"
         " a folder of `.txt` files, and `--tokenizer bpe` for a large one.",
         quick="--steps 4 --sample 10",
         result="final perplexity",
@@ -74,19 +87,24 @@ TEMPLATES: Mapping[str, Template] = {
         "A classifier of labelled texts, trained from scratch or fine-tuned from Hugging Face.",
         ("train.py", "batches.py", "model.py", "tickets.py", "requirements.txt"),
         "labels 95% of the test messages correctly in about 30 s",
-        "Without `--data`, the script makes up messages. Use your own with `paceline run train.py --data FILE`: a"
-        ' `.csv` or `.jsonl` file with "text" and "label". `--hf-model distilbert-base-uncased` fine-tunes a model.',
+        "Without `--data`, the script makes up messages. Use your own with `paceline run train.py "
+        "--data FILE`: a"
+        ' `.csv` or `.jsonl` file with "text" and "label". `--hf-model distilbert-base-uncased` '
+        "fine-tunes a model.",
         quick="--epochs 1",
         example="classify",
         settings="\n[environment.variables]\n"
-        'TOKENIZERS_PARALLELISM = "false"   # its threads do not survive the fork of data-loader workers\n',
+        'TOKENIZERS_PARALLELISM = "false"   # its threads do not survive the fork of data-loader '
+        "workers\n",
     ),
     "stream": Template(
         "a stream of unequal shards, for data that is too large to index",
-        "Training on a stream of shards that differ in length. Each rank and each of its workers reads its own.",
+        "Training on a stream of shards that differ in length. Each rank and each of its workers "
+        "reads its own.",
         ("train.py", "requirements.txt"),
         "classifies 95% of the points correctly in about 10 s",
-        "The script writes shards of made-up points into the run folder. Replace `make_shards` with a list of your"
+        "The script writes shards of made-up points into the run folder. Replace `make_shards` "
+        "with a list of your"
         " files, and adapt how `Shards` reads lines to your format.",
         quick="--epochs 1 --shards 4",
         example="stream",
@@ -113,10 +131,12 @@ TEMPLATES: Mapping[str, Template] = {
     ),
     "hf": Template(
         "Hugging Face's Trainer",
-        "Hugging Face's Trainer with a tiny GPT-2, which is built from a configuration: nothing is downloaded.",
+        "Hugging Face's Trainer with a tiny GPT-2, which is built from a configuration: nothing "
+        "is downloaded.",
         ("train.py", "sentences.py", "requirements.txt"),
         "gets to a perplexity below 3, from 14, in about 30 s",
-        "`sentences.py` makes up its data. Replace `samples` with your dataset, with `datasets.load_dataset` for"
+        "`sentences.py` makes up its data. Replace `samples` with your dataset, with "
+        "`datasets.load_dataset` for"
         " example, and the model with `AutoModelForCausalLM.from_pretrained`.",
         quick="--steps 4",
         result="final perplexity",

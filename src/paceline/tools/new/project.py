@@ -15,7 +15,13 @@ from paceline.errors import EnvironmentProblem, UsageError
 from paceline.tools.new.catalogue import FILES, TEMPLATES, Template
 
 MAX_NAME = 64
-DEVICES = {"con", "prn", "aux", "nul", *(f"{kind}{number}" for kind in ("com", "lpt") for number in range(10))}
+DEVICES = {
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    *(f"{kind}{number}" for kind in ("com", "lpt") for number in range(10)),
+}
 # Git and the builder of the wheel would obey files with their real names.
 COMMON = {
     "paceline.toml": "paceline.toml",
@@ -31,7 +37,10 @@ def find_template(name: str) -> Template:
         return TEMPLATES[name]
     close = difflib.get_close_matches(name.lower(), TEMPLATES, n=1, cutoff=0.4)
     known = f"The templates are {', '.join(TEMPLATES)}."
-    raise UsageError(f"There is no template {name!r}.", hint=f"Did you mean {close[0]!r}? {known}" if close else known)
+    raise UsageError(
+        f"There is no template {name!r}.",
+        hint=f"Did you mean {close[0]!r}? {known}" if close else known,
+    )
 
 
 def check_name(name: str) -> None:
@@ -39,31 +48,45 @@ def check_name(name: str) -> None:
     if name in (".", ".."):
         raise UsageError(
             f"The folder {name!r} already exists.",
-            hint="Choose a new name. For an existing project, use `paceline init` and `paceline adopt train.py`.",
+            hint="Choose a new name. For an existing project, use `paceline init` and `paceline "
+            "adopt train.py`.",
         )
     if name.endswith(".py"):
         raise UsageError(
             f"{name!r} is the name of a script, not of a project.",
-            hint=f"Choose a new folder, e.g. `paceline new {name[:-3] or 'digits'}`. For an existing script, use"
+            hint=f"Choose a new folder, e.g. `paceline new {name[:-3] or 'digits'}`. For an "
+            "existing script, use"
             " `paceline adopt`.",
         )
     if "/" in name or "\\" in name:
-        hint = "Choose a name for the new folder, e.g. `paceline new digits`. To create it elsewhere, `cd` there first."
+        hint = (
+            "Choose a name for the new folder, e.g. `paceline new digits`. To create it "
+            "elsewhere, `cd` there first."
+        )
         raise UsageError(f"{name!r} is a path, not a name.", hint=hint)
     if not re.fullmatch(r"[^\W_][\w.-]*", name) or name.endswith(".") or len(name) > MAX_NAME:
-        rules = f"letters, digits, '_', '-' and '.', at most {MAX_NAME}, and begin with a letter or a digit"
+        rules = (
+            f"letters, digits, '_', '-' and '.', at most {MAX_NAME}, and begin with a letter "
+            "or a digit"
+        )
         raise UsageError(f"{name!r} is not a name for a project.", hint=f"Use {rules}.")
     if keyword.iskeyword(name) or name.lower().partition(".")[0] in DEVICES:
-        raise UsageError(f"{name!r} is a reserved word of Python or Windows.", hint=f"Use another, e.g. my-{name}.")
+        raise UsageError(
+            f"{name!r} is a reserved word of Python or Windows.",
+            hint=f"Use another, e.g. my-{name}.",
+        )
 
 
 def create_project(name: str, template: Template, parent: Path) -> list[str]:
-    """Make the folder `name` in `parent`; return its files. If anything fails, nothing is left of it."""
+    """Make the folder `name` in `parent`; return its files. If anything fails, nothing is left of
+    it.
+    """
     check_name(name)
     folder = parent / name
     if os.path.lexists(folder):
         raise UsageError(
-            f"A file or folder named {name} already exists.", hint="Choose another name; nothing was changed."
+            f"A file or folder named {name} already exists.",
+            hint="Choose another name; nothing was changed.",
         )
     partial = parent / f".{name[:40]}.{os.urandom(8).hex()}.partial"
     try:
@@ -73,7 +96,8 @@ def create_project(name: str, template: Template, parent: Path) -> list[str]:
     except OSError as problem:
         reason = problem.strerror or str(problem)
         raise EnvironmentProblem(
-            f"Cannot create {folder}: {reason}.", hint="Change to a folder that you may write to, with enough space."
+            f"Cannot create {folder}: {reason}.",
+            hint="Change to a folder that you may write to, with enough space.",
         ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -119,4 +143,6 @@ def _rows(template: Template) -> str:
             about = (ast.get_docstring(tree) or "").partition("\n")[0].rstrip(".")
             rows.append(f"| `{path}` | {about} |\n")
     folders = dict.fromkeys(path.partition("/")[0] for path in template.files if "/" in path)
-    return "".join([*rows, *(f"| `{name}/` | the data that the script trains on |\n" for name in folders)])
+    return "".join(
+        [*rows, *(f"| `{name}/` | the data that the script trains on |\n" for name in folders)]
+    )

@@ -21,7 +21,8 @@ class Case:
     steps: int
     style: str = DEFAULT_STYLE
     interrupted: bool = False  # stopped in the middle, and resumed
-    changes: tuple[str, ...] = ()  # what is off or different, to find out what a difference comes from
+    # what is off or different, to find out what a difference comes from
+    changes: tuple[str, ...] = ()
     without: tuple[str, ...] = ()  # the same for all cases of a proof, so not part of the name
     repeat: int = 0
     batch_factor: int = 1  # of the global batch
@@ -45,7 +46,11 @@ class Case:
         if self.batch_factor > 1:
             parts.append(f"{self.batch_factor} x the batch")
         if self.batch_factor > 1:
-            parts.append(f"{self.lr_factor:.3g} x the learning rate" if self.lr_factor != 1 else "the same rate")
+            parts.append(
+                f"{self.lr_factor:.3g} x the learning rate"
+                if self.lr_factor != 1
+                else "the same rate"
+            )
         return ", ".join(parts)
 
     @property
@@ -64,22 +69,30 @@ def plan_scaled(ranks: Sequence[int], *, steps: int, rule: str) -> list[Case]:
     for count in sorted({1, *ranks}):
         own = max(2, steps * largest // count)
         factor = float(count) if rule == "linear" else math.sqrt(count)
-        found.append(Case(count, own, batch_factor=count, lr_factor=factor, lr_warmup=own // WARMUP_SHARE))
+        found.append(
+            Case(count, own, batch_factor=count, lr_factor=factor, lr_warmup=own // WARMUP_SHARE)
+        )
     return [*found, replace(found[-1], lr_factor=1.0)] if largest > 1 else found
 
 
-def plan_cases(ranks: Sequence[int], styles: Sequence[str], *, steps: int, interrupt: bool) -> list[Case]:
+def plan_cases(
+    ranks: Sequence[int], styles: Sequence[str], *, steps: int, interrupt: bool
+) -> list[Case]:
     """Return the runs of a proof, the reference first.
 
     Every number of ranks runs in the first style. The other styles, and the interruption, run at the first number
     above one: they have to repeat that run bit for bit.
     """
     if not ranks or min(ranks) < 1 or len(set(ranks)) < len(ranks):
-        raise UsageError("--ranks needs different numbers, each at least 1.", hint="For example --ranks 1,2,4.")
+        raise UsageError(
+            "--ranks needs different numbers, each at least 1.", hint="For example --ranks 1,2,4."
+        )
     if not styles:
         raise UsageError("--styles is empty.", hint="For example --styles fork,torchrun.")
     if steps < 2:
-        raise UsageError(f"--steps {steps} is too few to compare.", hint="Use at least 2; the default is 30.")
+        raise UsageError(
+            f"--steps {steps} is too few to compare.", hint="Use at least 2; the default is 30."
+        )
     found = [Case(count, steps, styles[0]) for count in ranks]
     several = next((case for case in found if case.ranks > 1), found[0])
     found += [replace(several, style=style) for style in styles[1:]]

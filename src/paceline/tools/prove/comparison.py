@@ -38,7 +38,11 @@ class LossSource:
     def curve(self, records: CaseRecords) -> dict[int, float]:
         if self.kind in (LOGGED, FILE):
             return records.logged.get(self.name, {})
-        return records.backward_losses() if self.kind == BACKWARD else records.printed_losses(self.name)
+        return (
+            records.backward_losses()
+            if self.kind == BACKWARD
+            else records.printed_losses(self.name)
+        )
 
     def __str__(self) -> str:
         if self.kind == BACKWARD:
@@ -77,27 +81,44 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        return not self.note and self.loss <= self.limit and (self.weights is None or self.weights <= self.limit)
+        return (
+            not self.note
+            and self.loss <= self.limit
+            and (self.weights is None or self.weights <= self.limit)
+        )
 
 
 def tolerance(records: CaseRecords) -> float:
     return TOLERANCES.get(records.dtype, TOLERANCES["float32"])
 
 
-def compare(records: CaseRecords, against: CaseRecords, source: LossSource, *, limit: float) -> Comparison:
+def compare(
+    records: CaseRecords, against: CaseRecords, source: LossSource, *, limit: float
+) -> Comparison:
     one, other = source.curve(records), source.curve(against)
     loss, step = largest_difference(one, other, scale=loss_scale(other, against.dtype))
     found = records.first.end.get("differences", {}).get(against.case.name, {})
     note = records.note or found.get("error", "")
     if not note and len(one) != len(other):
         note = f"{len(one)} losses, but {len(other)} with {against.case.name}"
-    note = note or compare_replicas(records) or compare_replicas(against) or compare_samples(records, against)
+    note = (
+        note
+        or compare_replicas(records)
+        or compare_replicas(against)
+        or compare_samples(records, against)
+    )
     note = note or compare_gradients(records, against) or _compare_movement(found, against, limit)
     note = note or compare_modules(records, against)
     return Comparison(
-        records.case.name, against.case.name, limit, loss, step, found.get("difference"), found.get("parameter", ""),
+        records.case.name,
+        against.case.name,
+        limit,
+        loss,
+        step,
+        found.get("difference"),
+        found.get("parameter", ""),
         note,
-    )  # fmt: skip
+    )
 
 
 def compare_replicas(records: CaseRecords) -> str:
@@ -106,7 +127,9 @@ def compare_replicas(records: CaseRecords) -> str:
     if any(end.get("shapes") != ends[0].get("shapes") for end in ends):
         return ""
     count = len({end.get("weights") for end in ends})
-    return f"the {records.ranks_text} end with {count} different sets of weights" if count > 1 else ""
+    return (
+        f"the {records.ranks_text} end with {count} different sets of weights" if count > 1 else ""
+    )
 
 
 def compare_modules(records: CaseRecords, against: CaseRecords) -> str:
@@ -147,7 +170,9 @@ def _compare_movement(found: Mapping[str, Any], against: CaseRecords, limit: flo
 def compare_gradients(records: CaseRecords, against: CaseRecords) -> str:
     """Return how the gradients of the first step differ; empty if they agree, or if one was not recorded."""
     first = min(records.first.steps, default=0)
-    (one, clipped), (other, other_clipped) = (_gradient_norm(each, first) for each in (records, against))
+    (one, clipped), (other, other_clipped) = (
+        _gradient_norm(each, first) for each in (records, against)
+    )
     if clipped != other_clipped:  # before clipping, or after it
         return ""
     if one is None or other is None or max(one, other) < ROUNDING:
@@ -161,7 +186,10 @@ def _gradient_norm(records: CaseRecords, step: int) -> tuple[float | None, bool]
     """Return the norm with which the optimizer steps, or that before clipping, and whether it is the latter."""
     steps = [rank.steps.get(step, {}) for rank in records.ranks]
     sizes = [(each.get("clip") or {}).get("size") for each in steps]
-    found, is_clipped = steps[0].get("norm"), sizes[0] is not None and all(size == sizes[0] for size in sizes)
+    found, is_clipped = (
+        steps[0].get("norm"),
+        sizes[0] is not None and all(size == sizes[0] for size in sizes),
+    )
     if is_clipped:
         found = sizes[0]
     return None if found is None else abs(float(found)), is_clipped

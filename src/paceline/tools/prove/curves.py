@@ -42,12 +42,16 @@ class Axes:
     log: bool = False
 
     def x(self, position: float) -> float:
-        return LEFT + (position - self.first) / ((self.last - self.first) or 1.0) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (position - self.first) / ((self.last - self.first) or 1.0) * (
+            WIDTH - LEFT - RIGHT
+        )
 
     def y(self, value: float) -> float:
         if self.log:
             value = math.log10(value) if value > 0 else self.low
-        return BOTTOM - (min(max(value, self.low), self.high) - self.low) / (self.high - self.low) * (BOTTOM - TOP)
+        return BOTTOM - (min(max(value, self.low), self.high) - self.low) / (
+            self.high - self.low
+        ) * (BOTTOM - TOP)
 
 
 def draw_losses(curves: Sequence[Curve], *, across: str = "step") -> str:
@@ -62,14 +66,23 @@ def draw_losses(curves: Sequence[Curve], *, across: str = "step") -> str:
 
 def draw_differences(curves: Sequence[Curve], limit: float) -> str:
     """Draw how far each curve is from its reference, on a logarithmic axis. Zeros are on the bottom line."""
-    values = [value for curve in curves for value in curve.points.values() if value > 0 and math.isfinite(value)]
+    values = [
+        value
+        for curve in curves
+        for value in curve.points.values()
+        if value > 0 and math.isfinite(value)
+    ]
     low = math.floor(math.log10(min([*values, limit or 1.0]))) - 1
     high = math.ceil(math.log10(max([*values, limit or 1e-16]))) + 1
     axes = Axes(*_range(curves), low, high, log=True)
     every = max(1, round((high - low) / 6))
     marks = [(10.0**power, f"1e{power}") for power in range(int(low) + 1, high, every)]
     line = f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{axes.y(limit):.1f}" y2="{axes.y(limit):.1f}"/>'
-    extra = [line, _label(WIDTH - RIGHT, axes.y(limit) - 5, f"allowed: {limit:g}", "end", "mark")] if limit else []
+    extra = (
+        [line, _label(WIDTH - RIGHT, axes.y(limit) - 5, f"allowed: {limit:g}", "end", "mark")]
+        if limit
+        else []
+    )
     extra.append(_label(LEFT - 8, BOTTOM + 4, "0", "end", "mark"))
     return _draw(curves, axes, marks, across="step", up="difference of losses", extra=extra)
 
@@ -80,15 +93,25 @@ def _range(curves: Sequence[Curve]) -> tuple[float, float]:
 
 
 def _draw(
-    curves: Sequence[Curve], axes: Axes, marks: Sequence[tuple[float, str]], *, across: str, up: str,
-    has_reference: bool = False, extra: Sequence[str] = (),
-) -> str:  # fmt: skip
+    curves: Sequence[Curve],
+    axes: Axes,
+    marks: Sequence[tuple[float, str]],
+    *,
+    across: str,
+    up: str,
+    has_reference: bool = False,
+    extra: Sequence[str] = (),
+) -> str:
     parts = []
     for value, text in marks:
         y = axes.y(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
         parts.append(_label(LEFT - 8, y + 4, text, "end", "mark"))
-    for value in round_numbers(axes.first, axes.last, 8) if axes.last > axes.first else [axes.first]:
+    for value in (
+        round_numbers(axes.first, axes.last, 8) if axes.last > axes.first else [axes.first]
+    ):
         if value == int(value):
             parts.append(_label(axes.x(value), BOTTOM + 20, f"{int(value):,}", "middle", "mark"))
     parts += extra
@@ -96,9 +119,14 @@ def _draw(
     for number, curve in enumerate(curves):
         # A run has the same colour in both pictures; the reference is only in one of them.
         style = _style(number if has_reference else number + 1, wide=has_reference and number == 0)
-        parts.append(f'<path class="line" d="{_path(curve, axes)}" {style}><title>{escape(curve.name)}</title></path>')
+        parts.append(
+            f'<path class="line" d="{_path(curve, axes)}" {style}><title>{escape(curve.name)}</title></path>'
+        )
         x, y = LEFT + number % columns * (825 // columns), BOTTOM + 62 + number // columns * ROW
-        parts.append(f'<path class="line" d="M{x} {y}h34" {style}/>' + _label(x + 42, y + 4, curve.name, "start", ""))
+        parts.append(
+            f'<path class="line" d="M{x} {y}h34" {style}/>'
+            + _label(x + 42, y + 4, curve.name, "start", "")
+        )
     parts.append(_label((LEFT + WIDTH - RIGHT) / 2, BOTTOM + 38, across, "middle", "name"))
     parts.append(_label(4, 12, up, "start", "name"))
     height = BOTTOM + 62 + -(-len(curves) // columns) * ROW
@@ -116,12 +144,21 @@ def _style(number: int, *, wide: bool) -> str:
 
 
 def _path(curve: Curve, axes: Axes) -> str:
-    dots = [(axes.x(at), axes.y(value)) for at, value in sorted(curve.points.items()) if math.isfinite(value)]
-    return "".join(f"{'L' if number else 'M'}{x:.1f} {y:.1f}" for number, (x, y) in enumerate(dots)) or "M0 0"
+    dots = [
+        (axes.x(at), axes.y(value))
+        for at, value in sorted(curve.points.items())
+        if math.isfinite(value)
+    ]
+    return (
+        "".join(f"{'L' if number else 'M'}{x:.1f} {y:.1f}" for number, (x, y) in enumerate(dots))
+        or "M0 0"
+    )
 
 
 def _label(x: float, y: float, text: str, anchor: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return (
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    )
 
 
 def stand_alone(svg: str) -> str:

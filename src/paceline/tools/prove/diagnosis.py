@@ -46,9 +46,15 @@ class Diagnosis:
     """Finds out why a case differs from the reference. `earlier` are all cases that ran before, in their order."""
 
     def __init__(
-        self, reference: CaseRecords, other: CaseRecords, source: LossSource, *, limit: float, rerun: Rerun,
+        self,
+        reference: CaseRecords,
+        other: CaseRecords,
+        source: LossSource,
+        *,
+        limit: float,
+        rerun: Rerun,
         earlier: Sequence[CaseRecords] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.reference, self.other, self.source, self.limit = reference, other, source, limit
         self.earlier = list(earlier)
         self.is_reproducible = False  # whether equal runs are known to be equal
@@ -58,7 +64,12 @@ class Diagnosis:
 
     def causes(self) -> list[Cause]:
         if self.reference.case.ranks == self.other.case.ranks:
-            return [self._replicas() or self._unrepeated() or self._resume_cause() or self._style_cause()]
+            return [
+                self._replicas()
+                or self._unrepeated()
+                or self._resume_cause()
+                or self._style_cause()
+            ]
         found = self._printed_loss() or self._unrepeated() or self._initial_weights()
         if found is not None:
             return [found]
@@ -73,7 +84,12 @@ class Diagnosis:
     def _printed_loss(self) -> Cause | None:
         """Rank 0 usually prints the loss of its own samples, which are others at every number of ranks."""
         found = compare(self.other, self.reference, self.source, limit=self.limit)
-        if self.source.kind != PRINTED or found.note or found.weights is None or found.weights > self.limit:
+        if (
+            self.source.kind != PRINTED
+            or found.note
+            or found.weights is None
+            or found.weights > self.limit
+        ):
             return None
         return Cause(
             "the printed loss",
@@ -96,14 +112,18 @@ class Diagnosis:
         if self.is_reproducible:
             return None
         again = self._rerun(self.reference.case.ranks, (), 1)
-        return find_earlier_cause(again, known) or find_repeat_cause(self.reference, again, self.source)
+        return find_earlier_cause(again, known) or find_repeat_cause(
+            self.reference, again, self.source
+        )
 
     def _resume_cause(self) -> Cause | None:
         if not self.other.case.interrupted:
             return None
         found = SampleComparison(self.reference, self.other).compare()
         one, other = self.source.curve(self.reference), self.source.curve(self.other)
-        first = next((step for step in sorted(one.keys() & other.keys()) if one[step] != other[step]), 0)
+        first = next(
+            (step for step in sorted(one.keys() & other.keys()) if one[step] != other[step]), 0
+        )
         what = f"From step {first} on, the losses differ" if first else "The final weights differ"
         what = f"{what} from those without the interruption."
         state = compare_modules(self.other, self.reference)
@@ -168,7 +188,9 @@ class Diagnosis:
 
     def _model_causes(self) -> list[Cause]:
         """Run both again without what depends on the rank. What makes the difference go away is the cause."""
-        suspects = [each for each in (DROPOUT, BATCHNORM) if each in self.other.uses | self.reference.uses]
+        suspects = [
+            each for each in (DROPOUT, BATCHNORM) if each in self.other.uses | self.reference.uses
+        ]
         suspects = [each for each in suspects if each not in self.other.case.without]
         if not suspects:
             return [self._rest(self.reference, self.other)]
@@ -176,7 +198,9 @@ class Diagnosis:
         if self._agree(*pair, before=self._evidence.step):
             # Each of several is a cause if the difference is still there without the others.
             several = suspects if len(suspects) > 1 else []
-            counted = [each for each in several if not self._agree(*self._pair(_without(several, each)))]
+            counted = [
+                each for each in several if not self._agree(*self._pair(_without(several, each)))
+            ]
             return [self._model_cause(each, pair) for each in counted or suspects]
         # Something else differs, too. Each suspect counts if it changes the loss.
         counted = [each for each in suspects if self._changes_loss(each)]
@@ -192,8 +216,10 @@ class Diagnosis:
             return compare(other, reference, self.source, limit=self.limit).agrees
         if before <= min(reference.first.steps):
             return True
-        one, two = ({step: loss for step, loss in self.source.curve(each).items() if step < before}
-                    for each in (reference, other))  # fmt: skip
+        one, two = (
+            {step: loss for step, loss in self.source.curve(each).items() if step < before}
+            for each in (reference, other)
+        )
         loss, _ = largest_difference(two, one, scale=self._scale)
         return loss <= self.limit and not compare_gradients(other, reference)
 
@@ -253,13 +279,23 @@ class Diagnosis:
             "of the script.",
         )
 
-    def _unexplained(self, reference: CaseRecords, other: CaseRecords, gradients: GradientComparison) -> Cause:
+    def _unexplained(
+        self, reference: CaseRecords, other: CaseRecords, gradients: GradientComparison
+    ) -> Cause:
         one, two = self.source.curve(reference), self.source.curve(other)
         first = next(
-            (step for step in sorted(one.keys() & two.keys())
-             if not relative(two[step], one[step], self._scale) <= self.limit), 0
-        )  # fmt: skip
-        measured = [f"The losses differ by more than {self.limit:g} from step {first} on."] if first else []
+            (
+                step
+                for step in sorted(one.keys() & two.keys())
+                if not relative(two[step], one[step], self._scale) <= self.limit
+            ),
+            0,
+        )
+        measured = (
+            [f"The losses differ by more than {self.limit:g} from step {first} on."]
+            if first
+            else []
+        )
         if DRAWS in reference.uses | other.uses:
             measured.append("The forward pass draws random numbers.")
         measured += [str(self._evidence), "The initial weights agree.", str(gradients)]

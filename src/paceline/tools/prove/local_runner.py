@@ -40,7 +40,8 @@ class Script:
     """The script, and how its arguments depend on the number of ranks."""
 
     program: Program
-    batch_arg: str | None = None  # the option for the batch size per rank, whose value here is the global one
+    # the option for the batch size per rank, whose value here is the global one
+    batch_arg: str | None = None
     global_batch: int | None = None  # for {batch_per_rank}
     metrics: str | None = None  # the file of JSON lines that it writes
 
@@ -48,7 +49,9 @@ class Script:
         values = {"ranks": str(case.ranks), "steps": str(case.steps), "folder": str(folder)}
         args = self._divided(case) if self.batch_arg else list(self.program.args)
         if self.global_batch is not None:
-            values["batch_per_rank"] = str(divide(self.global_batch * case.batch_factor, case.ranks))
+            values["batch_per_rank"] = str(
+                divide(self.global_batch * case.batch_factor, case.ranks)
+            )
         return tuple(_fill(each, values) for each in args)
 
     def metrics_file(self, case: Case, folder: Path, *, cwd: Path) -> Path | None:
@@ -66,7 +69,10 @@ class Script:
             where = number if equals else number + 1
             text = value if equals else (found[where] if where < len(found) else "")
             if not text.isdigit():
-                raise UsageError(f"{flag} has no number in the script's arguments.", hint=f"For example {flag} 64.")
+                raise UsageError(
+                    f"{flag} has no number in the script's arguments.",
+                    hint=f"For example {flag} 64.",
+                )
             each_rank = divide(int(text) * case.batch_factor, case.ranks)
             found[where] = f"{name}={each_rank}" if equals else str(each_rank)
             return found
@@ -87,7 +93,9 @@ def divide(batch: int, ranks: int) -> int:
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
     if "{batch_per_rank}" in text and "batch_per_rank" not in values:
-        raise UsageError("{batch_per_rank} needs the size of the global batch.", hint="Add --global-batch 64.")
+        raise UsageError(
+            "{batch_per_rank} needs the size of the global batch.", hint="Add --global-batch 64."
+        )
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
     return text
@@ -126,9 +134,12 @@ class LocalRunner:
             raise KeyboardInterrupt
         if verdict == FAILED:
             raise _failure(case, folder)
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)  # the final weights are in a file of their own
+        # the final weights are in a file of their own
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
         metrics = self.script.metrics_file(case, own, cwd=Path(run.plan.launch_spec.cwd))
-        return replace(self._read(case, own, folder, metrics), note=note, stopped_after=stopped_after)
+        return replace(
+            self._read(case, own, folder, metrics), note=note, stopped_after=stopped_after
+        )
 
     def _prepare(self, case: Case, own: Path, spec: Path) -> _RecordedRun:
         """Create the folder of a run, with a copy of the project, if there can be one."""
@@ -139,7 +150,9 @@ class LocalRunner:
                 raise
             self._has_copies = False
             run = self._create(case, own, spec)
-            self.tell(f"all runs work in {run.job.cwd}, and find each other's files: {problem.message}")
+            self.tell(
+                f"all runs work in {run.job.cwd}, and find each other's files: {problem.message}"
+            )
             return run
 
     def _create(self, case: Case, own: Path, spec: Path) -> _RecordedRun:
@@ -187,7 +200,9 @@ class LocalRunner:
         if shutil.disk_usage(self.folder).free < MIN_FREE:
             raise full_disk(self.folder)
 
-    def _resume(self, case: Case, own: Path, spec: ProofSpec, folder: RunFolder) -> tuple[str, int, str]:
+    def _resume(
+        self, case: Case, own: Path, spec: ProofSpec, folder: RunFolder
+    ) -> tuple[str, int, str]:
         """Start a run again that has stopped. Returns what kept it from that, the step, and the verdict."""
         saved = find_checkpoints(folder.path)
         if not saved:
@@ -205,25 +220,33 @@ class LocalRunner:
         printed = read_output(folder)
         logged = read_logged(folder.metrics if metrics is None else metrics)
         if metrics is not None and not logged:
-            raise RunError(f"The script has written no numbers to {metrics}.", hint="Check --metrics.")
+            raise RunError(
+                f"The script has written no numbers to {metrics}.", hint="Check --metrics."
+            )
         return CaseRecords(case, read_ranks(own, case.ranks), logged, printed)
 
 
 def read_output(folder: RunFolder) -> str:
     """Return what rank 0 has printed, in all attempts: a run that was interrupted has two."""
     logs = [attempt.log(0) for attempt in folder.attempts()]
-    return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists())
+    return "".join(
+        log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists()
+    )
 
 
 def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) -> ProofSpec:
     """Return what the ranks of a case record in the folder `own`, with their final weights in `weights`."""
     return ProofSpec(
-        folder=str(own), steps=case.steps, changes=[*case.without, *case.changes],
+        folder=str(own),
+        steps=case.steps,
+        changes=[*case.without, *case.changes],
         weights=str(weights / f"{case.slug}.pt"),
         references={each.name: str(weights / f"{each.slug}.pt") for each in against},
         stop_at=max(1, case.steps // 3) if case.interrupted else 0,
-        batch_factor=case.batch_factor, lr_factor=case.lr_factor, lr_warmup=case.lr_warmup,
-    )  # fmt: skip
+        batch_factor=case.batch_factor,
+        lr_factor=case.lr_factor,
+        lr_warmup=case.lr_warmup,
+    )
 
 
 class _RecordedRun(NewRun):
@@ -241,11 +264,17 @@ class _RecordedRun(NewRun):
             return str(path_in_run(Path(path), job=job, run_path=run_path))
 
         old = plan.launch_spec
-        return replace(plan, launch_spec=replace(
-            old, variables={**old.variables, env.PROOF: str(self._spec)}, cwd=in_copy(job.cwd),
-            program=old.program if old.is_module else in_copy(old.program), source=in_copy(job.folder),
-            import_path=[in_copy(each) for each in old.import_path],
-        ))  # fmt: skip
+        return replace(
+            plan,
+            launch_spec=replace(
+                old,
+                variables={**old.variables, env.PROOF: str(self._spec)},
+                cwd=in_copy(job.cwd),
+                program=old.program if old.is_module else in_copy(old.program),
+                source=in_copy(job.folder),
+                import_path=[in_copy(each) for each in old.import_path],
+            ),
+        )
 
 
 def _write(spec: ProofSpec, own: Path) -> Path:
@@ -272,9 +301,14 @@ def _failure(case: Case, folder: RunFolder) -> RunError:
     if shutil.disk_usage(folder.path).free < MIN_FREE:
         return full_disk(folder.path)
     lines = describe_failure(folder)
-    where = quote(str(folder.path))  # a run's id does not lead there: it is not in the user's scratch folder
-    what = "\n  ".join(line.replace(folder.path.name, where) if "paceline logs" in line else line for line in lines)
-    return RunError(f"The script failed with {case.name}.", hint=what or f"See its logs in {folder.path}.")
+    # a run's id does not lead there: it is not in the user's scratch folder
+    where = quote(str(folder.path))
+    what = "\n  ".join(
+        line.replace(folder.path.name, where) if "paceline logs" in line else line for line in lines
+    )
+    return RunError(
+        f"The script failed with {case.name}.", hint=what or f"See its logs in {folder.path}."
+    )
 
 
 def choose_folder(output: Path | None, project: Path, script: str) -> Path:
@@ -286,7 +320,9 @@ def choose_folder(output: Path | None, project: Path, script: str) -> Path:
         try:
             output.mkdir(parents=True)
         except FileExistsError:
-            raise UsageError(f"{output} already exists.", hint="Choose a new folder with --output.") from None
+            raise UsageError(
+                f"{output} already exists.", hint="Choose a new folder with --output."
+            ) from None
         return output.absolute()
     name, number = Path(script).stem, 1
     (project / "proofs").mkdir(parents=True, exist_ok=True)

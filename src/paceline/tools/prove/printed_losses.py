@@ -9,13 +9,40 @@ from paceline.errors import RunError
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)\b"
 # A name, such as "loss", and its number: `loss 0.5`, `loss=0.5`, `"loss": 0.5`, `loss: tensor(0.5)`. What follows the
 # number must not make another one of it: 12/100 and 1,234 are no losses.
-VALUE = r"(?<![\w/.-]){name}['\"]?\s*(?:[:=]|->|\bis\b)?\s*(?:tensor\()?({number})(?![\w%]|[/:.,]\d)"
+VALUE = (
+    r"(?<![\w/.-]){name}['\"]?\s*(?:[:=]|->|\bis\b)?\s*(?:tensor\()?({number})(?![\w%]|[/:.,]\d)"
+)
 # Words before the name that make it another value: `val loss 0.5` is not the loss of training.
 OTHERS = (
-    "val", "valid", "validation", "test", "testing", "eval", "evaluation", "dev", "holdout", "best", "min", "max",
-    "minimum", "lowest", "final", "last", "previous", "old", "mean", "avg", "average", "averaged", "running",
-    "smoothed", "epoch", "aux", "auxiliary", "total",
-)  # fmt: skip
+    "val",
+    "valid",
+    "validation",
+    "test",
+    "testing",
+    "eval",
+    "evaluation",
+    "dev",
+    "holdout",
+    "best",
+    "min",
+    "max",
+    "minimum",
+    "lowest",
+    "final",
+    "last",
+    "previous",
+    "old",
+    "mean",
+    "avg",
+    "average",
+    "averaged",
+    "running",
+    "smoothed",
+    "epoch",
+    "aux",
+    "auxiliary",
+    "total",
+)
 LAST_WORD = re.compile(r"([A-Za-z]+)[\s_./-]*$")
 
 
@@ -29,7 +56,11 @@ def read_printed(text: str, name: str) -> dict[int, float]:
     found: dict[int, float] = {}
     for line in text.split("\n"):
         shown = line.rstrip("\r").rsplit("\r", 1)[-1]
-        values = [match[1] for match in pattern.finditer(shown) if not _is_other(shown[: match.start()], name)]
+        values = [
+            match[1]
+            for match in pattern.finditer(shown)
+            if not _is_other(shown[: match.start()], name)
+        ]
         if len({float(value) for value in values}) > 1:
             raise RunError(
                 f"A line that the script prints has several values of {name!r}: {shown.strip()[:200]}",
@@ -49,4 +80,8 @@ def _pattern(name: str) -> re.Pattern[str]:
 def _is_other(before: str, name: str) -> bool:
     """Return whether the words before a name make it another one."""
     word = LAST_WORD.search(before)
-    return word is not None and word[1].lower() in OTHERS and word[1].lower() not in name.lower().split()
+    return (
+        word is not None
+        and word[1].lower() in OTHERS
+        and word[1].lower() not in name.lower().split()
+    )

@@ -9,7 +9,13 @@ from typing import Protocol
 
 from paceline.errors import RunError
 from paceline.tools.prove.cases import Case
-from paceline.tools.prove.comparison import Comparison, LossSource, choose_source, compare, tolerance
+from paceline.tools.prove.comparison import (
+    Comparison,
+    LossSource,
+    choose_source,
+    compare,
+    tolerance,
+)
 from paceline.tools.prove.diagnosis import Diagnosis
 from paceline.tools.prove.evidence.cause import Cause
 from paceline.tools.prove.records import CaseRecords
@@ -69,9 +75,13 @@ class Prover:
     """Carries a request out."""
 
     def __init__(
-        self, request: Request, runner: Runner, *, tell: Callable[[str], None] = lambda text: None,
+        self,
+        request: Request,
+        runner: Runner,
+        *,
+        tell: Callable[[str], None] = lambda text: None,
         skip: Callable[[int], None] = lambda count: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.request, self.runner, self.tell, self.skip = request, runner, tell, skip
         self.proof = Proof()
         self._known: dict[Case, CaseRecords] = {}
@@ -86,7 +96,9 @@ class Prover:
             self.skip(sum(case.interrupted for case in self.request.cases))
         for case in map(self._changed, self.request.cases[1:]):
             if case.interrupted and not reference.uses_runtime:
-                proof.skipped[case.name] = "the script does not use paceline.session, which saves and resumes"
+                proof.skipped[case.name] = (
+                    "the script does not use paceline.session, which saves and resumes"
+                )
                 continue
             twin = next((each for each in proof.cases if each.case.ranks == case.ranks), None)
             against = reference if twin is None else twin
@@ -119,11 +131,15 @@ class Prover:
 
     def _learn(self, reference: CaseRecords) -> None:
         """Find out from the first run where the losses are, and how precise they are."""
-        source = choose_source(reference, self.request.metric, has_file=self.request.has_metrics_file)
+        source = choose_source(
+            reference, self.request.metric, has_file=self.request.has_metrics_file
+        )
         if source is None:
             raise no_loss(reference, self.request.metric or "loss")
         self.proof.source = source
-        self.proof.limit = tolerance(reference) if self.request.tolerance is None else self.request.tolerance
+        self.proof.limit = (
+            tolerance(reference) if self.request.tolerance is None else self.request.tolerance
+        )
         losses = source.curve(reference).values()
         if not all(map(math.isfinite, losses)):
             raise RunError(
@@ -140,13 +156,21 @@ class Prover:
 
         def rerun(ranks: int, changes: Sequence[str], repeat: int) -> CaseRecords:
             case = replace(reference.case, ranks=ranks, changes=tuple(changes), repeat=repeat)
-            others = [replace(reference.case, changes=tuple(changes))] if ranks != reference.case.ranks else []
+            others = (
+                [replace(reference.case, changes=tuple(changes))]
+                if ranks != reference.case.ranks
+                else []
+            )
             return self._run(case, others)
 
         self.tell(f"{failed.name} and {failed.against} differ; looking for the cause")
         earlier = list(self._known.values())
-        diagnosis = Diagnosis(reference, other, proof.source, limit=proof.limit, rerun=rerun, earlier=earlier)
-        diagnosis.is_reproducible = any(each.limit == 0 and each.agrees for each in proof.comparisons)
+        diagnosis = Diagnosis(
+            reference, other, proof.source, limit=proof.limit, rerun=rerun, earlier=earlier
+        )
+        diagnosis.is_reproducible = any(
+            each.limit == 0 and each.agrees for each in proof.comparisons
+        )
         proof.causes = diagnosis.causes()
 
 
@@ -161,7 +185,9 @@ def no_loss(records: CaseRecords, name: str) -> RunError:
     """Return the error for a script whose training nothing shows."""
     if records.logged:
         names = ", ".join(sorted(set(records.logged) - {"step", "epoch", "time", "seconds"}))
-        return RunError(f"Nothing was logged as {name!r}.", hint=f"Name one of these with --metric: {names}.")
+        return RunError(
+            f"Nothing was logged as {name!r}.", hint=f"Name one of these with --metric: {names}."
+        )
     return RunError(
         "The script shows no loss: it calls neither backward() nor run.log, and prints no line with a loss.",
         hint=f'Log it with run.log({name}=...), print lines such as "{name} 0.123", or write JSON lines and name the '

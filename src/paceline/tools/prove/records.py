@@ -104,6 +104,10 @@ def read_logged(path: Path) -> dict[str, dict[int, float]]:
     for number, line in enumerate(read_objects(path), start=1):
         step = line.get("step", line.get("iteration", number))
         for name, value in line.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and isinstance(step, int):
+            if (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and isinstance(step, int)
+            ):
                 found.setdefault(name, {})[step] = float(value)
     return found

@@ -26,7 +26,9 @@ def write_report(proof: Proof, folder: Path, *, title: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     losses = draw_losses([Curve(each.case.name, proof.curve(each)) for each in proof.cases])
     (folder / "curves.svg").write_text(stand_alone(losses), encoding="utf-8")
-    (folder / "proof.json").write_text(json.dumps(to_table(proof), indent=1) + "\n", encoding="utf-8")
+    (folder / "proof.json").write_text(
+        json.dumps(to_table(proof), indent=1) + "\n", encoding="utf-8"
+    )
     report = folder / "report.html"
     report.write_text(render(proof, losses, title=title), encoding="utf-8")
     return report
@@ -56,11 +58,17 @@ def render(proof: Proof, losses: str, *, title: str) -> str:
         f"<h1>{escape(title)}</h1><p class='facts'>{escape(' · '.join(facts))}</p><p class='verdict'>{verdict}</p>",
         _causes(proof),
         _comparisons(proof),
-        _section("Losses", losses, f"The wide line is {reference.case.name}; the others are drawn on top of it."),
+        _section(
+            "Losses",
+            losses,
+            f"The wide line is {reference.case.name}; the others are drawn on top of it.",
+        ),
         _differences(proof),
         _scaled(proof),
     ]
-    return PAGE.format(title=escape(f"proof of {title}"), style=STYLE + OWN_STYLE, body="\n".join(body))
+    return PAGE.format(
+        title=escape(f"proof of {title}"), style=STYLE + OWN_STYLE, body="\n".join(body)
+    )
 
 
 def _causes(proof: Proof) -> str:
@@ -113,10 +121,17 @@ def _differences(proof: Proof) -> str:
     for each in proof.comparisons:
         one, other = proof.curve(by_name[each.name]), proof.curve(by_name[each.against])
         scale = loss_scale(other, by_name[each.against].dtype)
-        points = {step: relative(one[step], other[step], scale) for step in sorted(one.keys() & other.keys())}
+        points = {
+            step: relative(one[step], other[step], scale)
+            for step in sorted(one.keys() & other.keys())
+        }
         curves.append(Curve(f"{each.name} - {each.against}", points))
     note = "Each run's losses minus those of the run that it is compared with. Equal losses are on the bottom line."
-    return _section("Differences by step", draw_differences(curves, proof.limit), note) if curves else ""
+    return (
+        _section("Differences by step", draw_differences(curves, proof.limit), note)
+        if curves
+        else ""
+    )
 
 
 def _scaled(proof: Proof) -> str:
@@ -128,7 +143,9 @@ def _scaled(proof: Proof) -> str:
         "The global batch grows with the ranks, and the learning rate with it, after a warm-up. A scaling that works "
         f"keeps the curves together. Mean loss over the last fifth: {ends}."
     )
-    return _section("Scaled batches and learning rates", draw_losses(curves, across="samples seen"), note)
+    return _section(
+        "Scaled batches and learning rates", draw_losses(curves, across="samples seen"), note
+    )
 
 
 def by_samples(records: CaseRecords, proof: Proof) -> dict[int, float]:

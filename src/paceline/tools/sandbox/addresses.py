@@ -1,4 +1,6 @@
-"""Ports, subnets and interface names that no other sandbox uses. The search starts at a hash of the folder's path."""
+"""Ports, subnets and interface names that no other sandbox uses. The search starts at a hash of
+the folder's path.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def fingerprint(folder: Path) -> str:
 def allocation_lock() -> Iterator[None]:
     """Hold a lock, so that two sandboxes that start at the same time do not choose the same port.
 
-    The lock ends with the process that holds it, and the file names that process for those who wait.
+    The lock ends with the process that holds it, and the file names that process for those who
+    wait.
     """
     path = make_own_folder(tempfile.gettempdir()) / "sandbox.lock"
     descriptor = open_own_file(path, os.O_RDWR | os.O_CREAT)
@@ -55,17 +58,23 @@ def _wait_for_lock(descriptor: int, path: Path) -> None:
         waited = time.monotonic() - started
         if waited > LOCK_TIMEOUT:
             raise EnvironmentProblem(
-                f"Another sandbox has been starting for {waited:.0f} s: process {holder} holds {path}.",
+                f"Another sandbox has been starting for {waited:.0f} s: process {holder} holds "
+                f"{path}.",
                 hint=f"Wait for it, or end it with `kill {holder}`.",
             )
         if waited > next_note:
-            print(f"paceline: waiting for another sandbox to start (process {holder} holds {path})", file=sys.stderr)
+            print(
+                f"paceline: waiting for another sandbox to start (process {holder} holds {path})",
+                file=sys.stderr,
+            )
             next_note += NOTE_EVERY
         time.sleep(0.05)
 
 
 def free_ports(folder: Path, count: int) -> list[int]:
-    """Return free ports below the kernel's ephemeral range, so that outgoing connections do not take them."""
+    """Return free ports below the kernel's ephemeral range, so that outgoing connections do not
+    take them.
+    """
     ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
     first, end = 10_000, int(ephemeral[0])
     if end - first < 2_000:
@@ -93,9 +102,14 @@ def _is_free(port: int) -> bool:
 def free_subnet(folder: Path) -> str:
     """Return a subnet 10.x.y that no interface or route of this machine uses."""
     ip = program("ip")
-    routes = subprocess.run([ip, "-4", "-o", "route", "show", "table", "all"], text=True, capture_output=True)
+    routes = subprocess.run(
+        [ip, "-4", "-o", "route", "show", "table", "all"], text=True, capture_output=True
+    )
     addresses = subprocess.run([ip, "-4", "-o", "address"], text=True, capture_output=True)
-    used = {".".join(item.split("/")[0].split(".")[:3]) for item in (routes.stdout + addresses.stdout).split()}
+    used = {
+        ".".join(item.split("/")[0].split(".")[:3])
+        for item in (routes.stdout + addresses.stdout).split()
+    }
     # Office networks and VPNs tend to use the lower half of 10/8, so stay in the upper half.
     start = int(fingerprint(folder)[8:16], 16)
     for step in range(127 * 256):
@@ -103,9 +117,13 @@ def free_subnet(folder: Path) -> str:
         subnet = f"10.{128 + index // 256}.{index % 256}"
         if subnet not in used:
             return subnet
-    raise EnvironmentProblem("No subnet in 10.128.0.0/9 is free on this machine.", hint="Use --network plain.")
+    raise EnvironmentProblem(
+        "No subnet in 10.128.0.0/9 is free on this machine.", hint="Use --network plain."
+    )
 
 
 def bridge_name(folder: Path) -> str:
-    """Return a name that stays within the kernel's 15 characters after a node number is appended."""
+    """Return a name that stays within the kernel's 15 characters after a node number is
+    appended.
+    """
     return f"pl{fingerprint(folder)[:7]}"

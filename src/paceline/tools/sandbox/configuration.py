@@ -6,7 +6,9 @@ from paceline.tools.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRec
 
 
 def slurm_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
-    """Return slurm.conf: a small cluster with short intervals that a busy machine can still meet."""
+    """Return slurm.conf: a small cluster with short intervals that a busy machine can still
+    meet.
+    """
     settings = record.settings
     lines = {
         "ClusterName": "sandbox",
@@ -15,8 +17,9 @@ def slurm_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
         "SlurmUser": user,
         "SlurmdUser": user,
         "AuthType": "auth/munge",
-        # A requeued job can restart only after its old credential has expired (default 120 s, minimum 5 s). A busy
-        # machine takes a few seconds to start a step, and the credential must still be valid then.
+        # A requeued job can restart only after its old credential has expired (default 120 s,
+        # minimum 5 s). A busy machine takes a few seconds to start a step, and the credential must
+        # still be valid then.
         "AuthInfo": f"socket={paths.munge_socket},cred_expire=12",
         "StateSaveLocation": str(paths.path / "state"),
         "SlurmdSpoolDir": str(paths.path / "spool" / "%n"),
@@ -30,7 +33,8 @@ def slurm_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
         "SlurmdParameters": "config_overrides",
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
-        "TmpFS": str(paths.path / "tmp" / "%n"),  # nodes share /tmp, where PMIx would create equal names
+        # nodes share /tmp, where PMIx would create equal names
+        "TmpFS": str(paths.path / "tmp" / "%n"),
         "PlugStackConfig": "/dev/null",
         "MailProg": "/bin/true",
         "JobAcctGatherType": "jobacct_gather/linux",
@@ -44,7 +48,8 @@ def slurm_conf(paths: SandboxPaths, record: SandboxRecord, *, user: str) -> str:
         "PreemptMode": "REQUEUE",
         "JobRequeue": "1",
         "MaxArraySize": str(settings.max_array_size),
-        "ReturnToService": "2",  # a node that comes back is used again, whatever the reason it was down
+        # a node that comes back is used again, whatever the reason it was down
+        "ReturnToService": "2",
         "SlurmctldTimeout": "60",
         "SlurmdTimeout": "40",
         "MessageTimeout": "15",
@@ -88,22 +93,27 @@ def _override(lines: dict[str, str], options: dict[str, str]) -> None:
 
 def _nodes(record: SandboxRecord) -> list[str]:
     settings = record.settings
-    kind = f"gpu:{settings.gpu_type}:{settings.gpus}" if settings.gpu_type else f"gpu:{settings.gpus}"
+    kind = (
+        f"gpu:{settings.gpu_type}:{settings.gpus}" if settings.gpu_type else f"gpu:{settings.gpus}"
+    )
     gres = f" Gres={kind}" if settings.gpus else ""
     found = []
     for name in settings.names:
         host = name if settings.network == NAMESPACES else "localhost"
         found.append(
-            f"NodeName={name} NodeHostname={host} NodeAddr={record.address(name)} Port={record.ports[name]} "
+            f"NodeName={name} NodeHostname={host} NodeAddr={record.address(name)} "
+            f"Port={record.ports[name]} "
             f"CPUs={settings.cpus} RealMemory={settings.memory}{gres} State=UNKNOWN"
         )
     return found
 
 
 def _partitions(user: str) -> list[str]:
-    """Return the partitions: `high` preempts jobs in `low` at once, and those in `grace` ten seconds after SIGTERM.
+    """Return the partitions: `high` preempts jobs in `low` at once, and those in `grace` ten
+    seconds after SIGTERM.
 
-    A node daemon that is not root's runs every job as its own user, so nobody else may submit one. Slurm always admits
+    A node daemon that is not root's runs every job as its own user, so nobody else may submit one.
+    Slurm always admits
     `SlurmUser` and root, whatever the groups.
     """
     allowed = "" if user == "root" else " AllowGroups=root"
@@ -128,7 +138,9 @@ def gres_conf(paths: SandboxPaths, record: SandboxRecord) -> str:
 
 
 def cgroup_conf() -> str:
-    """Return cgroup.conf. No cgroup is used, but naming the plugin skips a detection that fails in namespaces."""
+    """Return cgroup.conf. No cgroup is used, but naming the plugin skips a detection that fails in
+    namespaces.
+    """
     return "CgroupPlugin=cgroup/v1\n"
 
 
@@ -168,7 +180,11 @@ def database_conf(record: SandboxRecord, *, user: str) -> str:
 
 def hosts(record: SandboxRecord, *, machine: str) -> str:
     """Return /etc/hosts of the nodes: all nodes, and the machine that submits."""
-    lines = ["127.0.0.1 localhost", "::1 localhost", f"{record.controller_address} {machine} controller"]
+    lines = [
+        "127.0.0.1 localhost",
+        "::1 localhost",
+        f"{record.controller_address} {machine} controller",
+    ]
     lines += [f"{record.address(name)} {name}" for name in record.settings.names]
     return "\n".join(lines) + "\n"
 

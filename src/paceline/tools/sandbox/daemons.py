@@ -28,7 +28,9 @@ def user() -> str:
 
 
 def environment(paths: SandboxPaths, record: SandboxRecord) -> dict[str, str]:
-    """Return the environment of the daemons, which inherits nothing else from the shell that starts them."""
+    """Return the environment of the daemons, which inherits nothing else from the shell that
+    starts them.
+    """
     return {
         "PATH": search_path(),
         "HOME": os.environ.get("HOME", "/"),
@@ -54,7 +56,8 @@ def write_files(paths: SandboxPaths, record: SandboxRecord) -> None:
     (paths.etc / "gres.conf").write_text(configuration.gres_conf(paths, record))
     (paths.etc / "cgroup.conf").write_text(configuration.cgroup_conf())
     for index in range(record.settings.gpus):
-        # Slurm expects a character device. A link to one is enough, and does not need root to create.
+        # Slurm expects a character device. A link to one is enough, and does not need root to
+        # create.
         device = paths.devices / f"nvidia{index}"
         device.unlink(missing_ok=True)
         device.symlink_to("/dev/null")
@@ -66,13 +69,17 @@ def write_files(paths: SandboxPaths, record: SandboxRecord) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only this user can enter. Raises EnvironmentProblem if somebody else has made it."""
+    """Make a folder that only this user can enter. Raises EnvironmentProblem if somebody else has
+    made it.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise EnvironmentProblem(f"{folder} is not your own folder.", hint="Choose another path with --dir.")
+        raise EnvironmentProblem(
+            f"{folder} is not your own folder.", hint="Choose another path with --dir."
+        )
     folder.chmod(0o700)
 
 
@@ -83,12 +90,16 @@ def _write_secret(path: Path, content: bytes) -> None:
 
 def start_munged(paths: SandboxPaths, record: SandboxRecord) -> None:
     argv = [
-        program("munged"), "--foreground",
+        program("munged"),
+        "--foreground",
         "--force",  # otherwise munged rejects a folder whose parents others cannot enter
-        f"--key-file={paths.munge_key}", f"--socket={paths.munge_socket}",
-        f"--pid-file={paths.run / 'munged.pid'}", f"--log-file={paths.log('munged')}",
-        f"--seed-file={paths.run / 'munged.seed'}", "--num-threads=4",
-    ]  # fmt: skip
+        f"--key-file={paths.munge_key}",
+        f"--socket={paths.munge_socket}",
+        f"--pid-file={paths.run / 'munged.pid'}",
+        f"--log-file={paths.log('munged')}",
+        f"--seed-file={paths.run / 'munged.seed'}",
+        "--num-threads=4",
+    ]
     process = _start(paths, record, "munged", argv)
     _wait_until("munged", process, paths, paths.munge_socket.exists)
 
@@ -102,17 +113,33 @@ def start_controller(paths: SandboxPaths, record: SandboxRecord) -> None:
 
 
 def start_node(paths: SandboxPaths, record: SandboxRecord, node: str) -> None:
-    """Start a node's daemon, in its own namespaces if configured. It registers itself with the controller."""
+    """Start a node's daemon, in its own namespaces if configured. It registers itself with the
+    controller.
+    """
     daemon = [program("slurmd"), "-D", "-N", node, "-f", str(paths.slurm_conf)]
     if record.settings.network != NAMESPACES:
         _start(paths, record, node, daemon, log=f"slurmd-{node}")
         return
     # Propagation "slave": this machine's later mounts appear in the nodes, but not the reverse.
     argv = [
-        program("unshare"), "--net", "--uts", "--ipc", "--pid", "--mount", "--propagation=slave",
-        "--fork", "--kill-child", "--mount-proc", program("bash"), str(paths.init),
-        node, record.address(node), str(paths.hosts), str(record.settings.memory), *daemon,
-    ]  # fmt: skip
+        program("unshare"),
+        "--net",
+        "--uts",
+        "--ipc",
+        "--pid",
+        "--mount",
+        "--propagation=slave",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        program("bash"),
+        str(paths.init),
+        node,
+        record.address(node),
+        str(paths.hosts),
+        str(record.settings.memory),
+        *daemon,
+    ]
     outer = _start(paths, record, node, argv)
     init = network.find_init(outer)
     if init is None:
@@ -129,7 +156,9 @@ def start_accounting(paths: SandboxPaths, record: SandboxRecord) -> None:
     _wait_until("mariadbd", process, paths, lambda: administrator.run("select 1"))
     password = secrets.token_hex(16)
     if not administrator.run(database.statements(password)):
-        raise EnvironmentProblem(f"Cannot create the accounting database:\n{tail(paths.log('mariadbd'))}")
+        raise EnvironmentProblem(
+            f"Cannot create the accounting database:\n{tail(paths.log('mariadbd'))}"
+        )
     text = configuration.slurmdbd_conf(paths, record, user=user(), password=password)
     _write_secret(paths.etc / "slurmdbd.conf", text.encode())
     process = _start(paths, record, "slurmdbd", [program("slurmdbd"), "-D"])
@@ -147,7 +176,9 @@ def _accepts(port: int, *, host: str = "127.0.0.1") -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def _start(paths: SandboxPaths, record: SandboxRecord, name: str, argv: list[str], *, log: str = "") -> Process:
+def _start(
+    paths: SandboxPaths, record: SandboxRecord, name: str, argv: list[str], *, log: str = ""
+) -> Process:
     process = start(argv, log=_output(paths, log or name), environment=environment(paths, record))
     if process is None:
         raise _exited(name, paths)
@@ -156,14 +187,17 @@ def _start(paths: SandboxPaths, record: SandboxRecord, name: str, argv: list[str
     return process
 
 
-def _wait_until(name: str, process: Process, paths: SandboxPaths, ready: Callable[[], bool]) -> None:
+def _wait_until(
+    name: str, process: Process, paths: SandboxPaths, ready: Callable[[], bool]
+) -> None:
     deadline = time.monotonic() + START_TIMEOUT
     while not ready():
         if not process.alive():
             raise _exited(name, paths)
         if time.monotonic() > deadline:
             raise EnvironmentProblem(
-                f"{name} did not respond within {START_TIMEOUT:.0f} s. Its log ends with:\n{log_tail(name, paths)}"
+                f"{name} did not respond within {START_TIMEOUT:.0f} s. Its log ends "
+                f"with:\n{log_tail(name, paths)}"
             )
         time.sleep(0.02)
 
@@ -179,7 +213,11 @@ def _output(paths: SandboxPaths, name: str) -> Path:
 
 def log_tail(name: str, paths: SandboxPaths) -> str:
     """Return the end of a daemon's or a node's log."""
-    name = f"slurmd-{name}" if name.startswith("node") and paths.log(f"slurmd-{name}").exists() else name
+    name = (
+        f"slurmd-{name}"
+        if name.startswith("node") and paths.log(f"slurmd-{name}").exists()
+        else name
+    )
     return tail(paths.log(name)) or tail(_output(paths, name)) or f"  ({paths.log(name)} is empty)"
 
 

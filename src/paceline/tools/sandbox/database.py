@@ -1,4 +1,6 @@
-"""The database server of a sandbox's accounting: not run by root, in a folder that only its user can enter."""
+"""The database server of a sandbox's accounting: not run by root, in a folder that only its user
+can enter.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SERVER_USERS = ("mysql", "mariadb", "nobody")  # for root: the first of them tha
 
 
 def make_folder() -> str:
-    """Make the folder of a new database. It may not lie in the sandbox's: root's is closed to the server's user."""
+    """Make the folder of a new database. It may not lie in the sandbox's: root's is closed to the
+    server's user.
+    """
     folder = tempfile.mkdtemp(prefix="paceline-database-")
     server = _server_user()
     os.chown(folder, server.pw_uid, server.pw_gid)
@@ -32,18 +36,25 @@ def remove_folder(record: SandboxRecord) -> None:
 
 
 def install(record: SandboxRecord, *, owner: str, environment: dict[str, str]) -> None:
-    """Write the server's settings and its own tables. Its administrator is `owner`, known by their Unix account."""
+    """Write the server's settings and its own tables. Its administrator is `owner`, known by their
+    Unix account.
+    """
     server = _server_user()
     settings = _settings(record)
     settings.write_text(configuration.database_conf(record, user=server.pw_name))
     os.chown(settings, server.pw_uid, server.pw_gid)
     made = subprocess.run(
         [
-            program("mariadb-install-db"), f"--defaults-file={settings}", "--skip-test-db",
-            "--auth-root-authentication-method=socket", f"--auth-root-socket-user={owner}",
+            program("mariadb-install-db"),
+            f"--defaults-file={settings}",
+            "--skip-test-db",
+            "--auth-root-authentication-method=socket",
+            f"--auth-root-socket-user={owner}",
         ],
-        env=environment, text=True, capture_output=True,
-    )  # fmt: skip
+        env=environment,
+        text=True,
+        capture_output=True,
+    )
     if made.returncode:
         output = "\n".join((made.stdout + made.stderr).strip().splitlines()[-8:])
         raise EnvironmentProblem(f"mariadb-install-db failed:\n{output}")
@@ -69,10 +80,19 @@ class Administrator:
     environment: dict[str, str]
 
     def run(self, statements: str) -> bool:
-        """Run statements, and return whether they succeeded. They may hold a password, so they are not arguments."""
-        options = ["--no-defaults", f"--socket={self.record.database_socket}", f"--user={self.user}"]
+        """Run statements, and return whether they succeeded. They may hold a password, so they are
+        not arguments.
+        """
+        options = [
+            "--no-defaults",
+            f"--socket={self.record.database_socket}",
+            f"--user={self.user}",
+        ]
         done = subprocess.run(
-            [program("mariadb"), *options], input=statements.encode(), env=self.environment, capture_output=True
+            [program("mariadb"), *options],
+            input=statements.encode(),
+            env=self.environment,
+            capture_output=True,
         )
         return done.returncode == 0
 
@@ -82,7 +102,9 @@ def _settings(record: SandboxRecord) -> Path:
 
 
 def _server_user() -> pwd.struct_passwd:
-    """Return the account that the server runs as: your own, or one without privileges if you are root."""
+    """Return the account that the server runs as: your own, or one without privileges if you are
+    root.
+    """
     if os.geteuid() != 0:
         return pwd.getpwuid(os.geteuid())
     for name in SERVER_USERS:

@@ -12,7 +12,9 @@ from paceline.tools.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRec
 
 
 def start_all(paths: SandboxPaths, settings: Settings, *, owner: int | None) -> None:
-    """Allocate addresses, write the files and start the daemons, recording each one as soon as it runs."""
+    """Allocate addresses, write the files and start the daemons, recording each one as soon as it
+    runs.
+    """
     with addresses.allocation_lock():
         names = ["slurmctld", "slurmdbd", *settings.names]
         isolated = settings.network == NAMESPACES
@@ -37,7 +39,9 @@ def start_all(paths: SandboxPaths, settings: Settings, *, owner: int | None) -> 
 
 
 def stop_all(paths: SandboxPaths) -> bool:
-    """Stop everything in the record, and return whether there was one. It remains if something cannot be stopped."""
+    """Stop everything in the record, and return whether there was one. It remains if something
+    cannot be stopped.
+    """
     record = SandboxRecord.load(paths)
     if record is None:
         return False
@@ -71,6 +75,8 @@ def power_off(paths: SandboxPaths, record: SandboxRecord, name: str) -> None:
             break
         kill_all(found)
     else:
-        raise PacelineError(f"Cannot stop {name}: processes {[each.pid for each in found]} are still running.")
+        raise PacelineError(
+            f"Cannot stop {name}: processes {[each.pid for each in found]} are still running."
+        )
     if process is not None:
         process.wait(30.0)

@@ -1,4 +1,6 @@
-"""The network of nodes in namespaces: a bridge on this machine, and a virtual cable (veth pair) to each node."""
+"""The network of nodes in namespaces: a bridge on this machine, and a virtual cable (veth pair) to
+each node.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ IP_TIMEOUT = 60.0  # seconds; the kernel may still be removing the network of de
 def ip(*args: str, check: bool = True) -> str:
     """Run the `ip` command and return its output."""
     try:
-        done = subprocess.run([program("ip"), *args], text=True, capture_output=True, timeout=IP_TIMEOUT)
+        done = subprocess.run(
+            [program("ip"), *args], text=True, capture_output=True, timeout=IP_TIMEOUT
+        )
     except subprocess.TimeoutExpired:
         raise EnvironmentProblem(
             f"`ip {' '.join(args)}` did not finish within {IP_TIMEOUT:.0f} s.",
@@ -64,7 +68,9 @@ def is_cut(record: SandboxRecord, node: str) -> bool:
 
 
 def find_init(outer: Process, *, timeout: float = 30.0) -> Process | None:
-    """Return a node's process 1 as this machine sees it: the child of `unshare` inside the new namespaces."""
+    """Return a node's process 1 as this machine sees it: the child of `unshare` inside the new
+    namespaces.
+    """
     deadline = time.monotonic() + timeout
     while outer.alive() and time.monotonic() < deadline:
         if children := outer.children():

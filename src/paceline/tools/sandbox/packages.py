@@ -15,7 +15,12 @@ from paceline.tools.sandbox.settings import NAMESPACES, Settings
 SEARCH = "/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/sbin:/opt/slurm/bin"
 
 ALWAYS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sinfo": "slurm-client", "munged": "munge"}
-WITH_NAMESPACES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
+WITH_NAMESPACES = {
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "mount": "mount",
+}
 WITH_ACCOUNTING = {
     "slurmdbd": "slurmdbd",
     "mariadbd": "mariadb-server",
@@ -41,7 +46,9 @@ def program(name: str) -> str:
     """Return the path of a program that `require` has checked for."""
     found = find(name)
     if not found:
-        raise EnvironmentProblem(f"{name} is not installed.", hint="Install it with `paceline sandbox up --install`.")
+        raise EnvironmentProblem(
+            f"{name} is not installed.", hint="Install it with `paceline sandbox up --install`."
+        )
     return found
 
 
@@ -79,19 +86,25 @@ def _missing_error(missing: list[str], hint: str) -> EnvironmentProblem:
 
 
 def install(settings: Settings) -> list[str]:
-    """Install the missing packages and return their names. Works only as root, on Debian and its relatives."""
+    """Install the missing packages and return their names. Works only as root, on Debian and its
+    relatives.
+    """
     missing = missing_packages(settings)
     if not missing:
         return []
     apt = find("apt-get")
     if os.geteuid() != 0 or not apt:
-        raise _missing_error(missing, "--install works as root on Debian and Ubuntu. Otherwise, install them yourself.")
+        raise _missing_error(
+            missing,
+            "--install works as root on Debian and Ubuntu. Otherwise, install them yourself.",
+        )
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for args in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *missing]):
         done = subprocess.run([apt, *args], env=quiet, text=True, capture_output=True)
         if done.returncode:
             output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
             raise EnvironmentProblem(
-                f"apt-get {args[0]} failed:\n{output}", hint=f"Install {' '.join(missing)} yourself."
+                f"apt-get {args[0]} failed:\n{output}",
+                hint=f"Install {' '.join(missing)} yourself.",
             )
     return missing

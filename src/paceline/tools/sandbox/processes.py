@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 
-DAEMONS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "unshare", "env")  # `env` is about to become one
+# `env` is about to become one
+DAEMONS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "unshare", "env")
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,19 @@ class Process:
 def start(argv: list[str], *, log: Path, environment: dict[str, str]) -> Process | None:
     """Start a program that outlives us; return None if it exited at once (its log says why).
 
-    The shell in between detaches it, so that we need not reap it. `env` restores the default signals: a background
-    job ignores SIGINT, and so would every task of the cluster.
+    The shell in between detaches it, so that we need not reap it. `env` restores the default
+    signals: a background job ignores SIGINT, and so would every task of the cluster.
     """
     shell = 'log=$1; shift; env --default-signal "$@" </dev/null >>"$log" 2>&1 & echo $!'
     done = subprocess.run(
         ["sh", "-c", shell, "sh", str(log), *argv],
-        env=environment, start_new_session=True, cwd="/", text=True, stdout=subprocess.PIPE, check=True,
-    )  # fmt: skip
+        env=environment,
+        start_new_session=True,
+        cwd="/",
+        text=True,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     return Process.of(int(done.stdout))
 
 
@@ -97,18 +103,24 @@ def kill_all(processes: Iterable[Process]) -> None:
 def node_processes(*, node: str, log: Path, slurm_conf: Path) -> list[Process]:
     """Return all processes of a node that shares this machine's process table with others.
 
-    The daemon and its step daemons detach from each other and clear their environments, so we find them by the log
-    file that they hold open. Tasks, even detached ones, have the node's name in their environment.
+    The daemon and its step daemons detach from each other and clear their environments, so we find
+    them by the log file that they hold open. Tasks, even detached ones, have the node's name in
+    their environment.
     """
     pids: set[int] = set()
     for process in psutil.process_iter():
         try:
             if process.name() in ("slurmd", "slurmstepd"):
-                if any(_target(link) == str(log) for link in Path(f"/proc/{process.pid}/fd").iterdir()):
+                if any(
+                    _target(link) == str(log) for link in Path(f"/proc/{process.pid}/fd").iterdir()
+                ):
                     pids |= {each.pid for each in (process, *process.children(recursive=True))}
             else:
                 variables = process.environ()
-                if (variables.get("SLURMD_NODENAME"), variables.get("SLURM_CONF")) == (node, str(slurm_conf)):
+                if (variables.get("SLURMD_NODENAME"), variables.get("SLURM_CONF")) == (
+                    node,
+                    str(slurm_conf),
+                ):
                     pids.add(process.pid)
         except (psutil.Error, OSError):
             continue
@@ -116,7 +128,9 @@ def node_processes(*, node: str, log: Path, slurm_conf: Path) -> list[Process]:
 
 
 def unrecorded_daemons(slurm_conf: Path) -> list[Process]:
-    """Return the daemons of a sandbox that its record may miss: whoever started them was killed at that moment."""
+    """Return the daemons of a sandbox that its record may miss: whoever started them was killed at
+    that moment.
+    """
     found = []
     for process in psutil.process_iter():
         try:

@@ -36,7 +36,9 @@ class Node:
 
 
 class Sandbox:
-    """A running sandbox. `Sandbox.up(folder, ...)` starts one, `Sandbox(folder)` opens one that is running."""
+    """A running sandbox. `Sandbox.up(folder, ...)` starts one, `Sandbox(folder)` opens one that is
+    running.
+    """
 
     def __init__(self, folder: Path | str) -> None:
         self.paths = SandboxPaths(Path(folder).absolute())
@@ -70,9 +72,16 @@ class Sandbox:
         `owner` is the pid of the process that needs the sandbox. It goes into the sandbox's record.
         """
         settings = Settings(
-            nodes=nodes, cpus=cpus, memory=memory, gpus=gpus, gpu_type=gpu_type, network=network,
-            accounting=accounting, max_array_size=max_array_size, options=dict(options or {}),
-        )  # fmt: skip
+            nodes=nodes,
+            cpus=cpus,
+            memory=memory,
+            gpus=gpus,
+            gpu_type=gpu_type,
+            network=network,
+            accounting=accounting,
+            max_array_size=max_array_size,
+            options=dict(options or {}),
+        )
         paths = SandboxPaths(Path(folder).absolute())
         paths.check()
         require(settings)
@@ -81,7 +90,8 @@ class Sandbox:
         if SandboxRecord.load(paths) is not None:
             raise UsageError(
                 f"A sandbox is already running in {paths.path}.",
-                hint=f'Use it: eval "$(paceline sandbox env{paths.dir_flag})". To stop it: paceline sandbox'
+                hint=f'Use it: eval "$(paceline sandbox env{paths.dir_flag})". To stop it: '
+                "paceline sandbox"
                 f" down{paths.dir_flag}",
             )
         daemons.make_private(paths.path)
@@ -107,17 +117,31 @@ class Sandbox:
     def nodes(self) -> list[str]:
         return self.record.settings.names
 
-    def run(self, argv: Sequence[str], *, check: bool = True, timeout: float = 120, input: str = "") -> Completed:
+    def run(
+        self, argv: Sequence[str], *, check: bool = True, timeout: float = 120, input: str = ""
+    ) -> Completed:
         """Run a command on this machine as if it were the cluster's login node."""
         done = subprocess.run(
-            list(argv), env=self._variables(), timeout=timeout, text=True, capture_output=True, input=input
+            list(argv),
+            env=self._variables(),
+            timeout=timeout,
+            text=True,
+            capture_output=True,
+            input=input,
         )
         if check and done.returncode:
-            raise ClusterError(f"`{' '.join(argv)}` failed with code {done.returncode}: {done.stderr.strip()}.")
+            raise ClusterError(
+                f"`{' '.join(argv)}` failed with code {done.returncode}: {done.stderr.strip()}."
+            )
         return done
 
     def exec(
-        self, node: str | int, argv: Sequence[str], *, capture: bool = True, timeout: float | None = None
+        self,
+        node: str | int,
+        argv: Sequence[str],
+        *,
+        capture: bool = True,
+        timeout: float | None = None,
     ) -> Completed:
         """Run a command on a node, in the current folder."""
         inside = list(argv)
@@ -126,7 +150,12 @@ class Sandbox:
             enter = [program("nsenter"), "--target", str(init.pid), "--all", "--"]
             inside = [*enter, "sh", "-c", 'cd "$0" && exec "$@"', str(Path.cwd()), *argv]
         return subprocess.run(
-            inside, env=self._variables(), timeout=timeout, text=True, capture_output=capture, check=False
+            inside,
+            env=self._variables(),
+            timeout=timeout,
+            text=True,
+            capture_output=capture,
+            check=False,
         )
 
     def _variables(self) -> dict[str, str]:
@@ -138,10 +167,14 @@ class Sandbox:
         """Return a node's name: `2`, `"2"` and `"node2"` mean the same node."""
         name = f"node{node}" if str(node).isdigit() else str(node)
         if name not in self.nodes:
-            raise UsageError(f"There is no node {node!r}.", hint=f"The nodes are {self.nodes[0]} to {self.nodes[-1]}.")
+            raise UsageError(
+                f"There is no node {node!r}.",
+                hint=f"The nodes are {self.nodes[0]} to {self.nodes[-1]}.",
+            )
         return name
 
-    # -- state ------------------------------------------------------------------------------------------
+    # -- state
+    # ------------------------------------------------------------------------------------------
 
     def controller_responds(self) -> bool:
         return self.run(["scontrol", "ping"], check=False).returncode == 0
@@ -154,9 +187,14 @@ class Sandbox:
             name, state, cpus, reason = line.split("|", 3)
             reason = "" if reason == "none" else reason
             found[name] = Node(
-                name=name, state=state, reason=reason, cpus=cpus,
-                address=self.record.address(name), running=self.is_running(name), cut=self.is_cut(name),
-            )  # fmt: skip
+                name=name,
+                state=state,
+                reason=reason,
+                cpus=cpus,
+                address=self.record.address(name),
+                running=self.is_running(name),
+                cut=self.is_cut(name),
+            )
         return found
 
     def is_running(self, name: str) -> bool:
@@ -177,27 +215,38 @@ class Sandbox:
                 if not self.is_running(name):
                     tail = daemons.log_tail(name, self.paths)
                     raise ClusterError(f"{name} has exited. Its log ends with:\n{tail}")
-            starting = {name for name in starting if not daemons.accepts_connections(self.record, name)}
+            starting = {
+                name for name in starting if not daemons.accepts_connections(self.record, name)
+            }
             states = self.states() if not starting and self.controller_responds() else {}
-            waiting = [name for name in wanted if name not in states or states[name].state not in READY]
+            waiting = [
+                name for name in wanted if name not in states or states[name].state not in READY
+            ]
             if not waiting:
                 return
             if time.monotonic() > deadline:
                 listed = ", ".join(
-                    f"{name} is {states[name].state if name in states else 'unknown'}" for name in waiting
+                    f"{name} is {states[name].state if name in states else 'unknown'}"
+                    for name in waiting
                 )
                 tail = daemons.log_tail(waiting[0], self.paths)
                 raise ClusterError(
-                    f"Not ready after {timeout:.0f} s: {listed}. The log of {waiting[0]} ends with:\n{tail}",
-                    hint=f"The controller's log ends with:\n{daemons.log_tail('slurmctld', self.paths)}",
+                    f"Not ready after {timeout:.0f} s: {listed}. The log of {waiting[0]} ends "
+                    f"with:\n{tail}",
+                    hint="The controller's log ends "
+                    f"with:\n{daemons.log_tail('slurmctld', self.paths)}",
                 )
-            # A state with a star means that the node does not respond, and then it cannot be resumed.
+            # A state with a star means that the node does not respond, and then it cannot be
+            # resumed.
             for name in waiting:
                 if states and states[name].state in ("down", "drained", "draining"):
-                    self.run(["scontrol", "update", f"nodename={name}", "state=resume"], check=False)
+                    self.run(
+                        ["scontrol", "update", f"nodename={name}", "state=resume"], check=False
+                    )
             time.sleep(0.1)
 
-    # -- faults -----------------------------------------------------------------------------------------
+    # -- faults
+    # -----------------------------------------------------------------------------------------
 
     def kill_node(self, node: str | int, *, mark_down: bool = False) -> None:
         """Cut a node's power: its daemon and everything it runs are gone at once.
@@ -226,7 +275,9 @@ class Sandbox:
         network.set_cable(self.record, self._isolated_node(node), connected=True)
 
     def restart_controller(self, *, kill: bool = False, timeout: float = 90.0) -> None:
-        """Stop the controller, gracefully or with SIGKILL, and start it again. Jobs keep running meanwhile."""
+        """Stop the controller, gracefully or with SIGKILL, and start it again. Jobs keep running
+        meanwhile.
+        """
         controller = self.record.processes.get("slurmctld")
         if controller is not None:
             controller.kill() if kill else controller.end(grace=30.0)
@@ -245,8 +296,10 @@ class Sandbox:
     def _isolated_node(self, node: str | int) -> str:
         if self.record.settings.network != NAMESPACES:
             raise UsageError(
-                "Nodes of a plain sandbox share this machine's network, so they cannot be disconnected.",
-                hint=f"Start the sandbox with `paceline sandbox up --network {NAMESPACES}{self.paths.dir_flag}`.",
+                "Nodes of a plain sandbox share this machine's network, so they cannot be "
+                "disconnected.",
+                hint="Start the sandbox with `paceline sandbox up --network "
+                f"{NAMESPACES}{self.paths.dir_flag}`.",
             )
         return self.name(node)
 

@@ -41,15 +41,23 @@ class Settings:
         for name, minimum in (("cpus", 1), ("memory", 1), ("gpus", 0), ("max_array_size", 2)):
             if getattr(self, name) < minimum:
                 flag = name.replace("_", "-")
-                raise UsageError(f"Invalid --{flag} {getattr(self, name)}.", hint=f"Use at least {minimum}.")
+                raise UsageError(
+                    f"Invalid --{flag} {getattr(self, name)}.", hint=f"Use at least {minimum}."
+                )
         if self.network not in (PLAIN, NAMESPACES):
-            raise UsageError(f"Invalid --network {self.network!r}.", hint=f"Use {PLAIN} or {NAMESPACES}.")
+            raise UsageError(
+                f"Invalid --network {self.network!r}.", hint=f"Use {PLAIN} or {NAMESPACES}."
+            )
         if self.gpu_type and not re.fullmatch(r"[A-Za-z0-9_.-]+", self.gpu_type):
-            raise UsageError(f"Invalid --gpu-type {self.gpu_type!r}.", hint="Use letters, digits, '_', '.' and '-'.")
+            raise UsageError(
+                f"Invalid --gpu-type {self.gpu_type!r}.",
+                hint="Use letters, digits, '_', '.' and '-'.",
+            )
         for key, value in self.options.items():
             if not re.fullmatch(r"[A-Za-z]+", key) or "\n" in value:
                 raise UsageError(
-                    f"Invalid --slurm-option {f'{key}={value}'!r}.", hint="Use KEY=VALUE, as in slurm.conf."
+                    f"Invalid --slurm-option {f'{key}={value}'!r}.",
+                    hint="Use KEY=VALUE, as in slurm.conf.",
                 )
 
     @property
@@ -66,7 +74,9 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True)
 class SandboxPaths:
-    """The paths of a sandbox. All its files are in its folder; nothing else on the machine is touched."""
+    """The paths of a sandbox. All its files are in its folder; nothing else on the machine is
+    touched.
+    """
 
     path: Path
 
@@ -74,7 +84,8 @@ class SandboxPaths:
     etc = Entry("etc")
     slurm_conf = Entry("etc/slurm.conf")
     hosts = Entry("etc/hosts")
-    init = Entry("etc/node-init.sh")  # the script that runs as process 1 of a node with its own namespaces
+    # the script that runs as process 1 of a node with its own namespaces
+    init = Entry("etc/node-init.sh")
     munge_key = Entry("etc/munge.key")
     run = Entry("run")
     munge_socket = Entry("run/munge.socket")
@@ -83,7 +94,11 @@ class SandboxPaths:
     @property
     def dir_flag(self) -> str:
         """What a command needs to find this sandbox: nothing if it is the default one."""
-        return "" if self.path == default_folder().absolute() else f" --dir {shlex.quote(str(self.path))}"
+        return (
+            ""
+            if self.path == default_folder().absolute()
+            else f" --dir {shlex.quote(str(self.path))}"
+        )
 
     def log(self, name: str) -> Path:
         return self.path / "log" / f"{name}.log"
@@ -102,7 +117,8 @@ class SandboxPaths:
         longest = len(os.fsencode(self.munge_socket)) + 12
         if longest > 107:  # munged adds a suffix, and a socket's address has at most 107 bytes
             raise EnvironmentProblem(
-                f"The path {self.path} is too long for a socket.", hint="Choose a shorter one with --dir."
+                f"The path {self.path} is too long for a socket.",
+                hint="Choose a shorter one with --dir.",
             )
         if re.search(r"[\s#%,\[\]\"'\\=]", str(self.path)):
             raise EnvironmentProblem(
@@ -119,9 +135,11 @@ class SandboxRecord:
     ports: dict[str, int]
     subnet: str = ""  # "10.x.y", with namespaces
     bridge: str = ""
-    database: str = ""  # the folder of the accounting database, with its socket; only its user can enter it
+    # the folder of the accounting database, with its socket; only its user can enter it
+    database: str = ""
     processes: dict[str, Process] = field(default_factory=dict)  # daemons and nodes, by name
-    owner: Process | None = None  # the process that needs this sandbox; without it the sandbox is orphaned
+    # the process that needs this sandbox; without it the sandbox is orphaned
+    owner: Process | None = None
 
     def address(self, node: str) -> str:
         return f"{self.subnet}.{node_number(node)}" if self.subnet else "127.0.0.1"

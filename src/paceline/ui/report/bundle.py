@@ -1,6 +1,8 @@
-"""Join the ES modules of the pages into one script: a page that is opened as a file cannot import any.
+"""Join the ES modules of the pages into one script: a page that is opened as a file cannot import
+any.
 
-Each module becomes a function that returns its exports, and what it imports is taken from the functions before it.
+Each module becomes a function that returns its exports, and what it imports is taken from the
+functions before it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ _LEFT = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 
 
 def bundle_modules(folder: Path, entry: str = "app") -> str:
-    """Return a module and all that it imports as one script. Raises ValueError if modules import each other."""
+    """Return a module and all that it imports as one script. Raises ValueError if modules import
+    each other.
+    """
     parts: dict[str, str] = {}
     _add(folder, entry, parts, ())
     return '"use strict";\n' + "".join(parts.values())

@@ -1,4 +1,6 @@
-"""The answers that a report contains: those of the dashboard, thinned out to stay small enough for a mail."""
+"""The answers that a report contains: those of the dashboard, thinned out to stay small enough for
+a mail.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def _run(folder: RunFolder, key: str, details: dict[str, Any], *, share: int) ->
 
 
 def thin_curve(curve: Curve, points: int) -> dict[str, Any]:
-    """Return at most so many points: of neighbours, the lowest and the highest, so that no spike disappears."""
+    """Return at most so many points: of neighbours, the lowest and the highest, so that no spike
+    disappears.
+    """
     length = len(curve.values)
     kept = list(range(length))
     if length > points:
@@ -96,13 +100,18 @@ def thin_curve(curve: Curve, points: int) -> dict[str, Any]:
 
 
 def _extremes(values: Sequence[float], first: int, last: int) -> tuple[int, int]:
-    return min(range(first, last), key=values.__getitem__), max(range(first, last), key=values.__getitem__)
+    return min(range(first, last), key=values.__getitem__), max(
+        range(first, last), key=values.__getitem__
+    )
 
 
 def _thin_nodes(nodes: list[dict[str, Any]], samples: int) -> list[dict[str, Any]]:
     """Keep the newest sample of each node, and an even share of those before it."""
     each = max(2, samples // max(1, sum(1 + len(node["gpus"]) for node in nodes)))
-    return [{**node, "samples": [_rounded(sample) for sample in _evenly(node["samples"], each)]} for node in nodes]
+    return [
+        {**node, "samples": [_rounded(sample) for sample in _evenly(node["samples"], each)]}
+        for node in nodes
+    ]
 
 
 def _evenly(values: Sequence[Any], count: int) -> list[Any]:
@@ -133,4 +142,10 @@ def _difference(path: str, folder: RunFolder, size: int) -> Answers:
         text = compare_run(folder).to_text()
     except (EnvironmentProblem, OSError):
         return {}
-    return {path: {"diff": text if len(text) <= size else f"{text[:size]}\n… and {len(text) - size:,} characters more"}}
+    return {
+        path: {
+            "diff": text
+            if len(text) <= size
+            else f"{text[:size]}\n… and {len(text) - size:,} characters more"
+        }
+    }

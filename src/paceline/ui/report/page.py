@@ -19,7 +19,9 @@ _TITLE = re.compile(r"<title>.*</title>")
 
 
 def render(answers: Mapping[str, Any], *, title: str, light: bool) -> str:
-    """Return a page that has these answers, by the path of their question. A light one has no Plotly."""
+    """Return a page that has these answers, by the path of their question. A light one has no
+    Plotly.
+    """
     scripts = [bundle_modules(STATIC)]
     if not light:
         scripts.insert(0, plotly_path().read_text(encoding="utf-8"))
@@ -28,7 +30,8 @@ def render(answers: Mapping[str, Any], *, title: str, light: bool) -> str:
     page = _SCRIPT.sub("", _LINK.sub("", page))
     style = (STATIC / "style.css").read_text(encoding="utf-8")
     head = (
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n<style>\n{style}</style>\n</head>'
+        '<meta http-equiv="Content-Security-Policy" '
+        f'content="{_policy(scripts)}">\n<style>\n{style}</style>\n</head>'
     )
     page = page.replace("</head>", head, 1)
     page = _TITLE.sub(lambda _: f"<title>{escape(title)}</title>", page, count=1)
@@ -36,11 +39,15 @@ def render(answers: Mapping[str, Any], *, title: str, light: bool) -> str:
         page = page.replace('<html lang="en">', '<html lang="en" data-charts="still">', 1)
     data = f'<script type="application/json" id="answers">{encode_for_script(answers)}</script>'
     plotly, own = (f"<script>{scripts[0]}</script>\n" if not light else ""), scripts[-1]
-    return page.replace("</body>", f'{data}\n{plotly}<script type="module">{own}</script>\n</body>', 1)
+    return page.replace(
+        "</body>", f'{data}\n{plotly}<script type="module">{own}</script>\n</body>', 1
+    )
 
 
 def encode_for_script(answers: Any) -> str:
-    """Return JSON that cannot end the script element that it stands in. Numbers that JSON lacks become null."""
+    """Return JSON that cannot end the script element that it stands in. Numbers that JSON lacks
+    become null.
+    """
     text = encode(answers).decode("ascii")
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

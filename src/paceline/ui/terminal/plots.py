@@ -10,11 +10,13 @@ from itertools import pairwise
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"
 BRAILLE = 0x2800
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a character: rows from the top, two columns
+# of a character: rows from the top, two columns
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 ASCII_DOTS = {0: " ", 1: "'", 2: ".", 3: ":"}  # two rows, one column
 LARGEST = 1e300  # so that differences are finite
 LOG_SPAN = 100.0  # the largest value over the smallest, above which a curve needs a log scale
-LOG_NAMES = ("{} (y: log scale)", "{} (log y)", "log y", "log")  # of the axis below, by the room that there is
+# of the axis below, by the room that there is
+LOG_NAMES = ("{} (y: log scale)", "{} (log y)", "log y", "log")
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 Point = tuple[float, float]
@@ -55,7 +57,9 @@ def sparkline(values: Iterable[float], width: int, *, unicode: bool = True) -> s
     if high / 2 - low / 2 <= 0:
         return blocks[top // 2] * columns
     # Halves, so that the difference of the largest floats is one too.
-    return "".join(blocks[1 + round((mean / 2 - low / 2) / (high / 2 - low / 2) * (top - 1))] for mean in means)
+    return "".join(
+        blocks[1 + round((mean / 2 - low / 2) / (high / 2 - low / 2) * (top - 1))] for mean in means
+    )
 
 
 def line_plot(
@@ -99,7 +103,13 @@ def divide_width(amounts: Mapping[str, float], width: int) -> dict[str, int]:
 
 
 def _plot(
-    points: Sequence[Point], *, width: int, height: int, unicode: bool, x_name: str, log: bool = False
+    points: Sequence[Point],
+    *,
+    width: int,
+    height: int,
+    unicode: bool,
+    x_name: str,
+    log: bool = False,
 ) -> list[str]:
     low, high = _range([y for _, y in points])
     labels = _tick_labels(low, high, height, log=log)
@@ -119,7 +129,10 @@ def _plot(
     between = columns - len(first) - len(last)
     named = f"{x_name:^{between}}" if between >= len(x_name) + 2 else " " * max(1, between)
     below = f"{first}{named}{last}"[:columns]
-    return [row.rstrip() for row in [*rows, f"{'':>{margin}} {corner}{line * columns}", f"{'':>{margin}}  {below}"]]
+    return [
+        row.rstrip()
+        for row in [*rows, f"{'':>{margin}} {corner}{line * columns}", f"{'':>{margin}}  {below}"]
+    ]
 
 
 def _tick_labels(low: float, high: float, height: int, *, log: bool) -> dict[int, str]:
@@ -130,7 +143,10 @@ def _tick_labels(low: float, high: float, height: int, *, log: bool) -> dict[int
     if log:
         return {row: short_number(10.0**tick) for row, tick in ticks.items()}
     # Beside the others, a tiny number is 0.
-    return {row: short_number(tick if abs(tick) > (high - low) * 1e-6 else 0.0) for row, tick in ticks.items()}
+    return {
+        row: short_number(tick if abs(tick) > (high - low) * 1e-6 else 0.0)
+        for row, tick in ticks.items()
+    }
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -157,12 +173,17 @@ class _Canvas:
 
     def draw(self, points: Sequence[Point]) -> None:
         """Draw a line through points within (0, 0), at the lower left, and (1, 1)."""
-        dots = [(round(x * (self._width - 1)), round((1 - y) * (self._height - 1))) for x, y in points]
+        dots = [
+            (round(x * (self._width - 1)), round((1 - y) * (self._height - 1))) for x, y in points
+        ]
         self._set(*dots[0])
         for (x, y), (to_x, to_y) in pairwise(dots):
             length = max(abs(to_x - x), abs(to_y - y))
             for position in range(1, length + 1):
-                self._set(round(x + (to_x - x) * position / length), round(y + (to_y - y) * position / length))
+                self._set(
+                    round(x + (to_x - x) * position / length),
+                    round(y + (to_y - y) * position / length),
+                )
 
     def _set(self, x: int, y: int) -> None:
         bit = DOTS[y % 4][x % 2] if self._unicode else 1 << y % 2
@@ -170,5 +191,7 @@ class _Canvas:
 
     def rows(self) -> list[str]:
         if self._unicode:
-            return ["".join(chr(BRAILLE + cell) if cell else " " for cell in row) for row in self._cells]
+            return [
+                "".join(chr(BRAILLE + cell) if cell else " " for cell in row) for row in self._cells
+            ]
         return ["".join(ASCII_DOTS[cell] for cell in row) for row in self._cells]

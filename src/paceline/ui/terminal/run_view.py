@@ -22,7 +22,15 @@ BAR = 6  # characters
 MAX_NODES = 8
 NAME_WIDTH = 20
 MEASURED = frozenset(
-    {"seconds", "data_wait", "samples_per_second", "tokens_per_second", "tflops_per_second", "mfu", "peak_memory"}
+    {
+        "seconds",
+        "data_wait",
+        "samples_per_second",
+        "tokens_per_second",
+        "tflops_per_second",
+        "mfu",
+        "peak_memory",
+    }
 )
 
 
@@ -34,7 +42,9 @@ def failure_lines(failure: Failure | None) -> list[Line]:
     shown = lines[-TRACEBACK_LINES:]
     if len(lines) > len(shown):
         shown = ["...", *shown]
-    title = Text(f"of rank {failure.rank} on {printable(failure.host)}, attempt {failure.attempt}", "red")
+    title = Text(
+        f"of rank {failure.rank} on {printable(failure.host)}, attempt {failure.attempt}", "red"
+    )
     return [("traceback", title), *(("", Text(line, "dim")) for line in shown)]
 
 
@@ -46,12 +56,17 @@ def curve_lines(curves: Sequence[Curve], *, first: str, width: int, unicode: boo
             points = list(zip(curve.steps, curve.values, strict=True))
             plot = line_plot(points, width=width, height=PLOT_HEIGHT, unicode=unicode)
             for number, row in enumerate(plot):
-                axis = len(plot[-2]) - len(plot[-2].lstrip()) + 1 if number < PLOT_HEIGHT else len(row)
+                axis = (
+                    len(plot[-2]) - len(plot[-2].lstrip()) + 1 if number < PLOT_HEIGHT else len(row)
+                )
                 text = Text().append(row[:axis], "dim").append(row[axis:], "green")
                 lines.append(("" if number else shorten(curve.name, 10), text))
     others = [curve for curve in curves if curve.name != first and curve.values]
     others.sort(key=lambda curve: curve.name in MEASURED)  # what the script logs comes first
-    margin = max((min(NAME_WIDTH, len(printable(curve.name))) for curve in others[:MAX_SPARKLINES]), default=0)
+    margin = max(
+        (min(NAME_WIDTH, len(printable(curve.name))) for curve in others[:MAX_SPARKLINES]),
+        default=0,
+    )
     for number, curve in enumerate(others[:MAX_SPARKLINES]):
         value = short_number(curve.values[-1])
         line = sparkline(curve.values, min(40, width - margin - 12), unicode=unicode)

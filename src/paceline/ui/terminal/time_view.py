@@ -17,24 +17,32 @@ Line = tuple[str, Text]  # a label and what stands beside it
 
 # How each category looks: colour, and a character that tells it apart without colours.
 LOOKS = {
-    "queued": ("grey50", "░", "."), "starting": ("yellow", "▒", "s"), "running": ("blue", "█", "r"),
-    "training": ("green", "█", "#"), "saving": ("cyan", "▓", "w"), "lost": ("red", "x", "x"),
+    "queued": ("grey50", "░", "."),
+    "starting": ("yellow", "▒", "s"),
+    "running": ("blue", "█", "r"),
+    "training": ("green", "█", "#"),
+    "saving": ("cyan", "▓", "w"),
+    "lost": ("red", "x", "x"),
     "idle": ("grey37", "·", "-"),
-}  # fmt: skip
+}
 UNKNOWN_LOOK = ("default", "?", "?")
 PART_NAMES = {"first_batch": "first batch", "setup": "set-up", "data": "waiting for data"}
 MIN_PART = 0.005  # of the wall time: a smaller part is not named
 MAX_ATTEMPTS = 8
 
 
-def goodput_lines(goodput: GoodputDetails, *, width: int, unicode: bool, with_bar: bool = True) -> list[Line]:
+def goodput_lines(
+    goodput: GoodputDetails, *, width: int, unicode: bool, with_bar: bool = True
+) -> list[Line]:
     """Return a bar of all categories, their shares, and how often the run has failed."""
     if goodput.total <= 0:
         return []
     lines: list[Line] = []
     if with_bar:
         bar = Text()
-        for name, columns in divide_width({name: goodput.seconds[name] for name in SHARES}, width).items():
+        for name, columns in divide_width(
+            {name: goodput.seconds[name] for name in SHARES}, width
+        ).items():
             bar.append(glyph(name, unicode=unicode) * columns, LOOKS[name][0])
         lines.append(("goodput", bar))
     lines.append(("" if with_bar else "goodput", Text()))
@@ -61,7 +69,9 @@ def _legend(goodput: GoodputDetails, *, unicode: bool) -> Iterable[Text]:
         }
         parts.pop("compute" if name == "training" else UNMEASURED, None)
         if parts:
-            named = ", ".join(f"{part} {_share(seconds, goodput.total)}" for part, seconds in parts.items())
+            named = ", ".join(
+                f"{part} {_share(seconds, goodput.total)}" for part, seconds in parts.items()
+            )
             text.append(f" ({named})", "dim")
         yield text
 
@@ -75,7 +85,9 @@ def _sum(goodput: GoodputDetails) -> str:
     if goodput.failures:
         text += f"; {goodput.failures} failure{'s' * (goodput.failures > 1)}"
     if goodput.failures > 1:  # one alone tells nothing about how often
-        text += f", one per {show_seconds(goodput.seconds_between_failures or 0.0)} of time on nodes"
+        text += (
+            f", one per {show_seconds(goodput.seconds_between_failures or 0.0)} of time on nodes"
+        )
     return text
 
 
@@ -99,7 +111,9 @@ def timeline_lines(details: RunDetails, *, width: int, unicode: bool) -> list[Li
     return lines
 
 
-def draw_spans(spans: Sequence[Span], began: float, ended: float, *, width: int, unicode: bool) -> Text:
+def draw_spans(
+    spans: Sequence[Span], began: float, ended: float, *, width: int, unicode: bool
+) -> Text:
     """Return a line whose columns show what most of their time went into; blank where the run was over."""
     text = Text()
     column = (ended - began) / width
@@ -112,7 +126,9 @@ def draw_spans(spans: Sequence[Span], began: float, ended: float, *, width: int,
         for span in spans[position:]:
             if span.began >= right:
                 break
-            shares[span.kind] = shares.get(span.kind, 0.0) + min(right, span.ended) - max(left, span.began)
+            shares[span.kind] = (
+                shares.get(span.kind, 0.0) + min(right, span.ended) - max(left, span.began)
+            )
         kind = max(shares, key=lambda each: shares[each]) if shares else ""
         text.append(glyph(kind, unicode=unicode) if kind else " ", LOOKS[kind][0] if kind else "")
     return text
@@ -139,7 +155,9 @@ def _ends(began: float, ended: float, width: int) -> Text:
 
 def describe_attempt(attempt: AttemptDetails) -> str:
     """Return how an attempt ended, and how long it took."""
-    verdict = attempt.verdict or ("runs" if attempt.ended is None and attempt.began is not None else "no verdict")
+    verdict = attempt.verdict or (
+        "runs" if attempt.ended is None and attempt.began is not None else "no verdict"
+    )
     took = ""
     if attempt.began is not None and attempt.ended is not None:
         took = f" after {show_seconds(attempt.ended - attempt.began)}"

@@ -1,4 +1,5 @@
-"""The answers to everything that a page asks, as objects for JSON. A server sends them, and a report contains them.
+"""The answers to everything that a page asks, as objects for JSON. A server sends them, and a
+report contains them.
 
 api/runs                    all rows (`Overview`), and the sweeps (`SweepOverview`)
 api/runs/KEY                one run (`RunDetails`); KEY is a run id, or SWEEP-3 for a trial
@@ -53,14 +54,17 @@ class NotAllowed(UsageError):
 class Answers:
     """Answers questions about the runs of a scratch folder. Threads may share it."""
 
-    def __init__(self, scratch: Path, query: QueryStates = query_states, *, allow_actions: bool = False) -> None:
+    def __init__(
+        self, scratch: Path, query: QueryStates = query_states, *, allow_actions: bool = False
+    ) -> None:
         self.scratch = scratch
         self.allow_actions = allow_actions
         self.rows = Rows(scratch, query)
         self._query = query
         self._readers: OrderedDict[str, RunReader] = OrderedDict()
         self._lock = Lock()
-        self._sweeps: dict[tuple[Path, str], tuple[float, dict[str, Any]]] = {}  # until when an answer counts, and it
+        # until when an answer counts, and it
+        self._sweeps: dict[tuple[Path, str], tuple[float, dict[str, Any]]] = {}
         self._sweep_lock = Lock()
 
     def reader(self, key: str) -> RunReader:
@@ -91,14 +95,18 @@ class Answers:
         """Cancel, stop or requeue a run. Raises NotAllowed if the server only reads."""
         if not self.allow_actions:
             raise NotAllowed(
-                "This server is read-only.", hint="Start it with `paceline ui --allow-actions` to act on your runs."
+                "This server is read-only.",
+                hint="Start it with `paceline ui --allow-actions` to act on your runs.",
             )
         if verb not in VERBS:
             raise UsageError(f"Unknown action {verb[:50]!r}.")
         return {"message": act(self.reader(key).folder, verb)}
 
     def curves(self, key: str, query: Query = NO_QUERY) -> dict[str, Any]:
-        names = [*query.get("name", ()), *(name for text in query.get("names", ()) for name in text.split(",") if name)]
+        names = [
+            *query.get("name", ()),
+            *(name for text in query.get("names", ()) for name in text.split(",") if name),
+        ]
         return self.reader(key).curves(names or None)
 
     def log(self, key: str, query: Query = NO_QUERY) -> dict[str, Any]:
@@ -111,13 +119,19 @@ class Answers:
         return self.reader(key).log(count, rank=rank, attempt=attempt, grep=grep)
 
     def difference(self, key: str) -> dict[str, Any]:
-        """Return how the project's code has changed since a run was started, or in `note` why that is not known."""
+        """Return how the project's code has changed since a run was started, or in `note` why that
+        is not known.
+        """
         try:
             viewpoint.require_code(key)
             text = compare_run(self.reader(key).folder).to_text()
         except EnvironmentProblem as problem:
             return {"diff": "", "note": f"{problem.message} {problem.hint}"}
-        note = "" if len(text) <= MAX_DIFFERENCE else f"Only the first {MAX_DIFFERENCE:,} characters are shown."
+        note = (
+            ""
+            if len(text) <= MAX_DIFFERENCE
+            else f"Only the first {MAX_DIFFERENCE:,} characters are shown."
+        )
         return {"diff": text[:MAX_DIFFERENCE], "note": note}
 
     def sweeps(self) -> dict[str, Any]:
@@ -129,8 +143,12 @@ class Answers:
         """Return a sweep with its trials and Optuna's figures."""
         return self._describe(find_sweep_folder(name, self.scratch), describe_trials)
 
-    def _describe(self, folder: SweepFolder, describe: Callable[[Sweep], dict[str, Any]]) -> dict[str, Any]:
-        """Describe a sweep, for all pages that ask within some seconds. What took long is kept longer."""
+    def _describe(
+        self, folder: SweepFolder, describe: Callable[[Sweep], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Describe a sweep, for all pages that ask within some seconds. What took long is kept
+        longer.
+        """
         key = (folder.path, describe.__name__)
         with self._sweep_lock:
             until, known = self._sweeps.get(key, (0.0, {}))
@@ -138,11 +156,15 @@ class Answers:
             if began >= until:
                 known = describe(read_sweep(folder, self._query))
                 took = time.monotonic() - began
-                self._sweeps[key] = (time.monotonic() + max(SWEEP_INTERVAL, IDLE_SHARE * took), known)
+                self._sweeps[key] = (
+                    time.monotonic() + max(SWEEP_INTERVAL, IDLE_SHARE * took),
+                    known,
+                )
             return known
 
     def find(self, path: str, query: Query = NO_QUERY) -> dict[str, Any] | bytes:
-        """Return the answer to a path such as `api/runs/KEY/curves`, in bytes if it is JSON already.
+        """Return the answer to a path such as `api/runs/KEY/curves`, in bytes if it is JSON
+        already.
 
         Raises NoSuchRun if there is none.
         """
@@ -157,7 +179,9 @@ class Answers:
             ("sweeps", 2, ""): self.sweeps,
             ("sweeps", 3, ""): lambda: self.sweep(parts[2]),
         }
-        answer = known.get((parts[1] if len(parts) > 1 else "", len(parts), parts[3] if len(parts) == 4 else ""))
+        answer = known.get(
+            (parts[1] if len(parts) > 1 else "", len(parts), parts[3] if len(parts) == 4 else "")
+        )
         if parts[0] != "api" or answer is None:
             raise NoSuchRun(f"There is no answer to {path[:100]!r}.")
         return answer()

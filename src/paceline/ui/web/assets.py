@@ -16,8 +16,11 @@ from paceline.errors import EnvironmentProblem
 
 STATIC = Path(__file__).parent / "static"
 PLOTLY = "plotly.min.js"
-# A style element that gets its text from a literal; one with escapes would have another hash, and does not occur.
-_STYLE_TEXT = re.compile(r"""createElement\("style"\).{0,200}?\.textContent=(['"`])((?:(?!\1)[^\\])*)\1""")
+# A style element that gets its text from a literal; one with escapes would have another hash, and
+# does not occur.
+_STYLE_TEXT = re.compile(
+    r"""createElement\("style"\).{0,200}?\.textContent=(['"`])((?:(?!\1)[^\\])*)\1"""
+)
 INDEX = "static/index.html"  # the page itself
 TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -42,7 +45,9 @@ class Asset:
 
 
 def find_asset(name: str) -> Asset | None:
-    """Return a file that pages may load: ours in `static`, Plotly's JavaScript, or the page itself (no name)."""
+    """Return a file that pages may load: ours in `static`, Plotly's JavaScript, or the page itself
+    (no name).
+    """
     path = _known().get(name)
     if path is None:
         return None
@@ -56,22 +61,28 @@ def plotly_path() -> Path:
     path = Path(spec.origin).parent / "package_data" / PLOTLY if spec and spec.origin else None
     if path is None or not path.is_file():
         raise EnvironmentProblem(
-            "The pages draw with Plotly, which is not installed.", hint="Install it: pip install 'paceline[ui]'"
+            "The pages draw with Plotly, which is not installed.",
+            hint="Install it: pip install 'paceline[ui]'",
         )
     return path
 
 
 def style_hashes() -> tuple[str, ...]:
-    """Return what a policy has to allow so that Plotly can style its charts, and nothing else can use inline styles.
+    """Return what a policy has to allow so that Plotly can style its charts, and nothing else can
+    use inline styles.
 
-    Its bundle fills an empty style element rule by rule, and clears style attributes. Newer ones also add the style of
-    their maps as one text.
+    Its bundle fills an empty style element rule by rule, and clears style attributes. Newer ones
+    also add the style of their maps as one text.
     """
     try:
-        texts = [match[2] for match in _STYLE_TEXT.finditer(plotly_path().read_text(encoding="utf-8"))]
+        texts = [
+            match[2] for match in _STYLE_TEXT.finditer(plotly_path().read_text(encoding="utf-8"))
+        ]
     except (EnvironmentProblem, OSError, ValueError):
         texts = []
-    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in ["", *texts])
+    hashes = (
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in ["", *texts]
+    )
     return tuple(f"'sha256-{each}'" for each in hashes)
 
 

@@ -21,12 +21,15 @@ MAX_JOBS = 1000
 NOTHING: Mapping[str, Any] = MappingProxyType(
     {"cluster": "", "partitions": [], "queue": [], "problem": "", "command": ""}
 )
-NOT_MIRRORED = "Its nodes and its queue are not listed on this machine. To see what it has and what is free:"
+NOT_MIRRORED = (
+    "Its nodes and its queue are not listed on this machine. To see what it has and what is free:"
+)
 NO_RUNS: Mapping[str, Overview] = MappingProxyType({})
 
 
 def read_cluster(runs: Mapping[str, Overview] = NO_RUNS) -> dict[str, Any]:
-    """Return partitions and queue from answers of Slurm that all processes share; or why there are none.
+    """Return partitions and queue from answers of Slurm that all processes share; or why there are
+    none.
 
     `runs` are those that are known, by their job.
     """
@@ -34,7 +37,12 @@ def read_cluster(runs: Mapping[str, Overview] = NO_RUNS) -> dict[str, Any]:
         partitions, queue = query_node_use(), query_queue()
     except ClusterError as error:
         if (view := viewpoint.current()) is not None:
-            return {**NOTHING, "cluster": view.cluster, "problem": NOT_MIRRORED, "command": to_type("doctor")}
+            return {
+                **NOTHING,
+                "cluster": view.cluster,
+                "problem": NOT_MIRRORED,
+                "command": to_type("doctor"),
+            }
         return {**NOTHING, "problem": " ".join(filter(None, (error.message, error.hint)))}
     jobs = [_job(each, runs.get(each.id)) for each in queue[:MAX_JOBS]]
     return {**NOTHING, "partitions": [_partition(each) for each in partitions], "queue": jobs}
@@ -46,7 +54,9 @@ def _job(state: JobState, run: Overview | None) -> dict[str, Any]:
     known = "" if state.start in ("N/A", "Unknown") else state.start.replace("T", " ")
     return {
         "job": state.id,
-        "run": None if run is None else {"key": run.key, "name": run.name, "program": run.program, "trial": run.trial},
+        "run": None
+        if run is None
+        else {"key": run.key, "name": run.name, "program": run.program, "trial": run.trial},
         "state": state.label,
         "reason": explain_reason(state.reason, gpus=False) if is_waiting else "",
         "nodes": state.nodes,
@@ -64,5 +74,8 @@ def _partition(use: PartitionUse) -> dict[str, Any]:
         "idle_nodes": use.idle_nodes,
         "cpus": use.cpus,
         "free_cpus": use.free_cpus,
-        "gpus": [{"kind": kind, "count": use.gpus[kind], "free": use.free_gpus.get(kind, 0)} for kind in use.gpus],
+        "gpus": [
+            {"kind": kind, "count": use.gpus[kind], "free": use.free_gpus.get(kind, 0)}
+            for kind in use.gpus
+        ],
     }

@@ -1,13 +1,15 @@
-"""Tell open pages what has changed, with server-sent events. One task reads for all pages, while there are any.
+"""Tell open pages what has changed, with server-sent events. One task reads for all pages, while
+there are any.
 
-    api/events?since=P           `runs`: {"time", "position", "runs": [rows that changed], "sweeps", "gone": [paths]}
-    api/events?key=KEY&since=P   `details`: RunDetails; `curves`: {"position", "whole", "curves": [new points]};
+    api/events?since=P           `runs`: {"time", "position", "runs": [rows that changed], "sweeps",
+    "gone": [paths]} api/events?key=KEY&since=P   `details`: RunDetails; `curves`: {"position",
+    "whole", "curves": [new points]};
                                  `log`: {"position", "whole", "lines": [new lines]}
     both                         `clock`: {"now", "runs": whether the clock advances or is stopped}
 
-`since` is the `position` of the answer that the page has (0: it has none). A connection that breaks resumes by itself,
-because the position is the id of the event. New points replace those of the same and of later steps; `whole` says that
-they replace everything that the page has.
+`since` is the `position` of the answer that the page has (0: it has none). A connection that breaks
+resumes by itself, because the position is the id of the event. New points replace those of the same
+and of later steps; `whole` says that they replace everything that the page has.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Page:
     details: bytes = b""  # what it was sent last
 
     def send(self, event: bytes) -> None:
-        """Send an event. A page that does not take them is disconnected; it comes back if it is alive."""
+        """Send an event. A page that does not take them is disconnected; it comes back if it is
+        alive.
+        """
         if self.queue.full():
             self.end()
         else:
@@ -124,10 +128,13 @@ class Events:
                         await self._send_rows(pages)
                     else:
                         await self._send_run(key, pages)
-                except Exception:  # such as a run folder that was removed meanwhile; the page asks again, and is told
+                # such as a run folder that was removed meanwhile; the page asks again, and is told
+                except Exception:
                     for page in pages:
                         page.end()
-            self._next_details = {key: at for key, at in self._next_details.items() if at > began - 3600}
+            self._next_details = {
+                key: at for key, at in self._next_details.items() if at > began - 3600
+            }
             await asyncio.sleep(max(INTERVAL, time.monotonic() - began))
 
     async def _send_rows(self, pages: list[Page]) -> None:
@@ -147,14 +154,20 @@ class Events:
                 page.position = news.position
                 state = {"position": news.position, "whole": news.whole}
                 if news.curves:
-                    page.send(format_event("curves", {**state, "curves": news.curves}, news.position))
+                    page.send(
+                        format_event("curves", {**state, "curves": news.curves}, news.position)
+                    )
                 if news.lines:
                     page.send(format_event("log", {**state, "lines": news.lines}, news.position))
-        if time.monotonic() > self._next_details.get(key, 0.0) or any(not page.details for page in pages):
+        if time.monotonic() > self._next_details.get(key, 0.0) or any(
+            not page.details for page in pages
+        ):
             began = time.monotonic()
             details = await asyncio.to_thread(self.answers.run, key)
             pause = DETAILS_OF_ENDED if details["overview"]["is_over"] else DETAILS
-            self._next_details[key] = time.monotonic() + max(pause, IDLE_SHARE * (time.monotonic() - began))
+            self._next_details[key] = time.monotonic() + max(
+                pause, IDLE_SHARE * (time.monotonic() - began)
+            )
             event = format_event("details", details)
             for page in [page for page in pages if page.details != event]:
                 page.details = event

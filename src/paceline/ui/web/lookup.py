@@ -1,4 +1,6 @@
-"""Find the run or the sweep that a page names. A name is compared with what exists and never used as a path."""
+"""Find the run or the sweep that a page names. A name is compared with what exists and never used
+as a path.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,11 @@ from paceline.launch.plan.run_path import STORE
 from paceline.watch.records import find_runs
 
 MAX_KEY = 300  # characters
-# What the pages show of a run folder. `code` is a link out of it by design, and is read for your own runs alone.
-_SHOWN = re.compile(r"run\.json|config\.json|metrics\.jsonl|events|system|attempt-\d+|slurm\.log|fitness\.json")
+# What the pages show of a run folder. `code` is a link out of it by design, and is read for your
+# own runs alone.
+_SHOWN = re.compile(
+    r"run\.json|config\.json|metrics\.jsonl|events|system|attempt-\d+|slurm\.log|fitness\.json"
+)
 
 
 class NoSuchRun(UsageError):
@@ -24,14 +29,18 @@ class NoSuchRun(UsageError):
 
 
 def find_key(key: str, scratch: Path, known: RunFolder | None = None) -> RunFolder:
-    """Return the run with an id, or the trial SWEEP-3. `known` is where it was before. Raises NoSuchRun."""
+    """Return the run with an id, or the trial SWEEP-3. `known` is where it was before. Raises
+    NoSuchRun.
+    """
     folder = known if known is not None and known.run_json.is_file() else None
     if folder is None:
         folder = _find(key, scratch) if 0 < len(key) <= MAX_KEY else None
     if folder is None:
         raise NoSuchRun(f"There is no run {key[:MAX_KEY]!r} in {scratch}.")
     if problem := find_link_out(folder.path, scratch):
-        raise NoSuchRun(f"Run {key!r} is not shown: {problem} is a link that points outside the run's folder.")
+        raise NoSuchRun(
+            f"Run {key!r} is not shown: {problem} is a link that points outside the run's folder."
+        )
     return folder
 
 
@@ -41,12 +50,16 @@ def _find(key: str, scratch: Path) -> RunFolder | None:
         sweeps = [sweep for sweep in find_sweeps(scratch) if sweep.name == match[1]]
         trials = [RunFolder(sweep.path / TRIALS / str(int(match[2]))) for sweep in sweeps]
         found = [trial for trial in trials if trial.run_json.is_file()]
-    return next((folder for folder in found if is_own_folder(folder.path)), found[0] if found else None)
+    return next(
+        (folder for folder in found if is_own_folder(folder.path)), found[0] if found else None
+    )
 
 
 def find_sweeps(scratch: Path) -> list[SweepFolder]:
     """Return the sweeps in a scratch folder, newest first."""
-    found = [path.parent for path in scratch.glob("*/*/*/sweep.json") if path.parent.parent.name != STORE]
+    found = [
+        path.parent for path in scratch.glob("*/*/*/sweep.json") if path.parent.parent.name != STORE
+    ]
     return [SweepFolder(path) for path in sorted(found, key=_modified, reverse=True)]
 
 
@@ -56,8 +69,16 @@ def find_trials(sweeps: Iterable[SweepFolder]) -> list[RunFolder]:
     for sweep in sweeps:
         if sweep.trials.is_symlink():
             continue
-        entries = [entry for entry in _entries(sweep.trials) if entry.name.isdigit() and not entry.is_symlink()]
-        found += [folder for entry in entries if (folder := RunFolder(Path(entry.path))).run_json.is_file()]
+        entries = [
+            entry
+            for entry in _entries(sweep.trials)
+            if entry.name.isdigit() and not entry.is_symlink()
+        ]
+        found += [
+            folder
+            for entry in entries
+            if (folder := RunFolder(Path(entry.path))).run_json.is_file()
+        ]
     return found
 
 
@@ -69,14 +90,18 @@ def find_sweep_folder(name: str, scratch: Path) -> SweepFolder:
         raise NoSuchRun(f"There is no sweep {name[:MAX_KEY]!r} in {scratch}.")
     sweep = (own or found)[0]
     if not _is_inside(sweep.path, scratch) or not _is_inside(sweep.spec, sweep.path):
-        raise NoSuchRun(f"Sweep {name!r} is not shown: it is a link that points outside its folder.")
+        raise NoSuchRun(
+            f"Sweep {name!r} is not shown: it is a link that points outside its folder."
+        )
     return sweep
 
 
 def find_link_out(folder: Path, scratch: Path) -> str:
-    """Return which file or folder of a run is a link to something outside of it; empty if there is none.
+    """Return which file or folder of a run is a link to something outside of it; empty if there is
+    none.
 
-    In a shared scratch folder, another user could make one that leads to a file that only you can read.
+    In a shared scratch folder, another user could make one that leads to a file that only you can
+    read.
     """
     if not _is_inside(folder, scratch):
         return folder.name

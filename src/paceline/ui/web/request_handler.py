@@ -1,4 +1,6 @@
-"""The ASGI application: it judges each request, then answers it in a thread, because answers read files."""
+"""The ASGI application: it judges each request, then answers it in a thread, because answers read
+files.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from paceline.ui.web.server import Strangers
 from paceline.watch import viewpoint
 
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]")
-CLOCK = "x-paceline-clock"  # the header with the time by which a page counts ages: the browser's may be wrong
+# the header with the time by which a page counts ages: the browser's may be wrong
+CLOCK = "x-paceline-clock"
 SMALL = 1000  # bytes that are not worth compressing
 # A page of its own, because a browser sends the new cookie only with requests that come from us.
 ENTRANCE = (
@@ -41,7 +44,9 @@ ENTRANCE = (
 
 
 def make_app(answers: Answers, access: Access) -> Starlette:
-    """Return the application. Its `state` has the open pages (`events`) and the connections without the token."""
+    """Return the application. Its `state` has the open pages (`events`) and the connections
+    without the token.
+    """
     events, strangers = Events(answers), Strangers()
 
     async def action(request: Request) -> Response:
@@ -59,7 +64,8 @@ def make_app(answers: Answers, access: Access) -> Starlette:
         since = request.headers.get("last-event-id") or request.query_params.get("since") or "0"
         position = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else 0
         if key is not None:
-            await run_in_threadpool(answers.reader, key)  # an unknown run is an error, and not an empty stream
+            # an unknown run is an error, and not an empty stream
+            await run_in_threadpool(answers.reader, key)
         return StreamingResponse(events.stream(key, position), media_type="text/event-stream")
 
     async def page(request: Request) -> Response:
@@ -71,7 +77,11 @@ def make_app(answers: Answers, access: Access) -> Starlette:
         found = await run_in_threadpool(find_asset, request.path_params.get("path", ""))
         if found is None:
             raise HTTPException(404, "There is no such page.")
-        headers = {"etag": found.tag, "cache-control": "private, no-cache", "vary": "accept-encoding"}
+        headers = {
+            "etag": found.tag,
+            "cache-control": "private, no-cache",
+            "vary": "accept-encoding",
+        }
         if request.headers.get("if-none-match") == found.tag:
             return Response(status_code=304, headers=headers)
         if _takes_gzip(request):
@@ -97,9 +107,13 @@ def make_app(answers: Answers, access: Access) -> Starlette:
 
 
 class Guard:
-    """Refuses what `judge` refuses, and adds headers to every answer. A connection that is refused ends."""
+    """Refuses what `judge` refuses, and adds headers to every answer. A connection that is refused
+    ends.
+    """
 
-    def __init__(self, app: ASGIApp, access: Access, headers: Mapping[str, str], strangers: Strangers) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, headers: Mapping[str, str], strangers: Strangers
+    ) -> None:
         self.app = app
         self.access = access
         self.headers = headers
@@ -121,7 +135,9 @@ class Guard:
 
         refusal = judge(_plain(scope), self.access)
         if refusal is not None:
-            await _error(Request(scope), refusal.status, refusal.reason)(scope, receive, send_guarded)
+            await _error(Request(scope), refusal.status, refusal.reason)(
+                scope, receive, send_guarded
+            )
             return
         self.strangers.remove(scope.get("client"))
         await self.app(scope, receive, send_guarded)
@@ -150,19 +166,32 @@ async def _answer(request: Request, question: Callable[[], dict[str, Any] | byte
             answer = _json(request, question())
             answer.headers[CLOCK] = encode(viewpoint.clock()).decode()
             return answer
-        except OSError as error:  # such as a folder of another user, or one that has just been removed
-            return _error(request, 404, f"{error.strerror or 'It cannot be read'}: {error.filename or ''}".rstrip(": "))
+        # such as a folder of another user, or one that has just been removed
+        except OSError as error:
+            return _error(
+                request,
+                404,
+                f"{error.strerror or 'It cannot be read'}: {error.filename or ''}".rstrip(": "),
+            )
         except PacelineError:
             raise
-        except Exception:  # it must not end in silence, nor may what a run contains act on the terminal
+        # it must not end in silence, nor may what a run contains act on the terminal
+        except Exception:
             print(_UNSAFE.sub("?", traceback.format_exc()), file=sys.stderr)
-            return _error(request, 500, "Paceline could not read this. The terminal of `paceline ui` says why.")
+            return _error(
+                request,
+                500,
+                "Paceline could not read this. The terminal of `paceline ui` says why.",
+            )
 
     return await run_in_threadpool(work)
 
 
 def _json(request: Request, answer: Any, status: int = 200) -> Response:
-    content, headers = answer if isinstance(answer, bytes) else encode(answer), {"vary": "accept-encoding"}
+    content, headers = (
+        answer if isinstance(answer, bytes) else encode(answer),
+        {"vary": "accept-encoding"},
+    )
     if len(content) > SMALL and _takes_gzip(request):
         content, headers["content-encoding"] = gzip.compress(content, 1), "gzip"
     return Response(content, status, headers=headers, media_type="application/json")

@@ -23,7 +23,8 @@ from paceline.watch.records import LOST, QueryStates, find_runs
 INTERVAL = 1.0  # seconds between reads of the runs that are not over, at least
 LISTING_INTERVAL = 20.0  # seconds after which all runs are listed even if no folder has changed
 RESTLESS = 10.0  # seconds after such a change in which a new run may still get its first files
-SETTLED = 120.0  # seconds after its last change in which a run that is over may go back into the queue
+# seconds after its last change in which a run that is over may go back into the queue
+SETTLED = 120.0
 RECHECK = 5.0  # seconds between looks at such a run
 IDLE_SHARE = 5  # a look that takes long is followed by a pause of so many times its duration
 
@@ -48,7 +49,9 @@ class _SweepRow:
 
 
 class Rows:
-    """The rows of a scratch folder. `position` counts changes; each row knows when it last changed."""
+    """The rows of a scratch folder. `position` counts changes; each row knows when it last
+    changed.
+    """
 
     def __init__(self, scratch: Path, query: QueryStates) -> None:
         self.scratch = scratch
@@ -67,14 +70,17 @@ class Rows:
         self._lock = Lock()
 
     def read(self) -> bytes:
-        """Return all rows as JSON: runs and started trials of sweeps, newest first; and the sweeps."""
+        """Return all rows as JSON: runs and started trials of sweeps, newest first; and the
+        sweeps.
+        """
         with self._lock:
             self._refresh()
             about = {"scratch": self._place, "time": time.time(), "position": self.position}
             return _join(about, sweeps=self._sweeps.values(), runs=self._rows.values())
 
     def read_new(self, since: int) -> tuple[int, bytes]:
-        """Return the position, and as JSON the rows that have changed after an earlier one and the paths of those gone.
+        """Return the position, and as JSON the rows that have changed after an earlier one and the
+        paths of those gone.
 
         The JSON is empty if nothing has.
         """
@@ -83,7 +89,12 @@ class Rows:
             if self.position <= since:
                 return self.position, b""
             gone = [path for position, path in self._gone if position > since]
-            about = {"scratch": self._place, "time": time.time(), "position": self.position, "gone": gone}
+            about = {
+                "scratch": self._place,
+                "time": time.time(),
+                "position": self.position,
+                "gone": gone,
+            }
             sweeps = [row for row in self._sweeps.values() if row.position > since]
             runs = [row for row in self._rows.values() if row.position > since]
             return self.position, _join(about, sweeps=sweeps, runs=runs)
@@ -96,10 +107,14 @@ class Rows:
     def by_job(self) -> dict[str, Overview]:
         """Return the runs that are known already, by their newest job."""
         with self._lock:
-            return {row.overview.job: row.overview for row in self._rows.values() if row.overview.job}
+            return {
+                row.overview.job: row.overview for row in self._rows.values() if row.overview.job
+            }
 
     def _refresh(self) -> None:
-        """Read the runs that may have changed. New ones are looked for if a folder that contains runs has changed."""
+        """Read the runs that may have changed. New ones are looked for if a folder that contains
+        runs has changed.
+        """
         began = time.monotonic()
         if began < self._next:
             return
@@ -112,8 +127,12 @@ class Rows:
             self._restless_until = began + RESTLESS
         if began > self._next_listing or began < self._restless_until:
             self._list()
-            self._next_listing = time.monotonic() + max(LISTING_INTERVAL, IDLE_SHARE * (time.monotonic() - began))
-        stale = [RunFolder(path) for path, stamp in self._stamps.items() if self._is_stale(path, stamp)]
+            self._next_listing = time.monotonic() + max(
+                LISTING_INTERVAL, IDLE_SHARE * (time.monotonic() - began)
+            )
+        stale = [
+            RunFolder(path) for path, stamp in self._stamps.items() if self._is_stale(path, stamp)
+        ]
         self._put(dict(zip((each.path for each in stale), self._read(stale), strict=True)), began)
         self._put_sweeps(self._sweep_overviews.read(self._sweep_folders))
         self._next = time.monotonic() + max(INTERVAL, IDLE_SHARE * (time.monotonic() - began))
@@ -123,8 +142,15 @@ class Rows:
         self._sweep_folders = find_sweeps(self.scratch)
         folders = [*find_runs(self.scratch), *find_trials(self._sweep_folders)]
         self._stamps = {folder.path: _stamp(folder) for folder in folders}
-        parents = {folder.path.parent for folder in folders} | {sweep.path.parent for sweep in self._sweep_folders}
-        above = {path for parent in parents for path in list(parent.parents)[:2] if path.is_relative_to(self.scratch)}
+        parents = {folder.path.parent for folder in folders} | {
+            sweep.path.parent for sweep in self._sweep_folders
+        }
+        above = {
+            path
+            for parent in parents
+            for path in list(parent.parents)[:2]
+            if path.is_relative_to(self.scratch)
+        }
         self._marks = {path: _changed(path) for path in {self.scratch, *parents, *above}}
         gone = self._rows.keys() - self._stamps.keys()
         self.position += bool(gone)
@@ -137,16 +163,24 @@ class Rows:
 
     def _put(self, read: dict[Path, Overview], now: float) -> None:
         added = read.keys() - self._rows.keys()
-        changed = {path: row for path, row in read.items() if path in added or row != self._rows[path].overview}
+        changed = {
+            path: row
+            for path, row in read.items()
+            if path in added or row != self._rows[path].overview
+        }
         self.position += bool(changed)
         for path, overview in read.items():
             if path in changed:
-                row = _Row(overview, encode(overview.to_json()), self._stamps[path], now, self.position)
+                row = _Row(
+                    overview, encode(overview.to_json()), self._stamps[path], now, self.position
+                )
             else:
                 row = replace(self._rows[path], stamp=self._stamps[path], read=now)
             self._rows[path] = row
         if added:
-            ordered = sorted(self._rows.items(), key=lambda item: item[1].overview.created or 0.0, reverse=True)
+            ordered = sorted(
+                self._rows.items(), key=lambda item: item[1].overview.created or 0.0, reverse=True
+            )
             self._rows = dict(ordered)
             by_key: dict[str, list[Path]] = {}
             for path, row in ordered:
@@ -155,7 +189,11 @@ class Rows:
 
     def _put_sweeps(self, read: list[SweepOverview]) -> None:
         rows = {sweep.path: sweep for sweep in read}
-        changed = {path for path, row in rows.items() if path not in self._sweeps or row != self._sweeps[path].overview}
+        changed = {
+            path
+            for path, row in rows.items()
+            if path not in self._sweeps or row != self._sweeps[path].overview
+        }
         gone = self._sweeps.keys() - rows.keys()
         self.position += bool(changed or gone)
         self._gone = [*self._gone[-999:], *((self.position, path) for path in gone)]
@@ -164,11 +202,14 @@ class Rows:
         self._sweeps = {path: self._sweeps[path] for path in rows}
 
     def _is_stale(self, path: Path, stamp: Stamp) -> bool:
-        """A run that is over changes only if it is resumed, or if it was on its way back into the queue."""
+        """A run that is over changes only if it is resumed, or if it was on its way back into the
+        queue.
+        """
         row = self._rows.get(path)
         if row is None or not row.overview.is_over or row.stamp != stamp:
             return True
-        may_come_back = row.overview.status == LOST and bool(row.overview.job)  # its controller may have been away
+        # its controller may have been away
+        may_come_back = row.overview.status == LOST and bool(row.overview.job)
         is_recent = time.time() - max(stamp) / 1e9 < SETTLED
         return (is_recent or may_come_back) and time.monotonic() - row.read > RECHECK
 
@@ -176,9 +217,13 @@ class Rows:
 def _join(about: dict[str, Any], *, sweeps: Iterable[_SweepRow], runs: Iterable[_Row]) -> bytes:
     """Return an object with lists of rows, which are JSON already."""
     return (
-        encode(about)[:-1] + b',"sweeps":[' + b",".join(row.text for row in sweeps)
-        + b'],"runs":[' + b",".join(row.text for row in runs) + b"]}"
-    )  # fmt: skip
+        encode(about)[:-1]
+        + b',"sweeps":['
+        + b",".join(row.text for row in sweeps)
+        + b'],"runs":['
+        + b",".join(row.text for row in runs)
+        + b"]}"
+    )
 
 
 def _stamp(folder: RunFolder) -> Stamp:

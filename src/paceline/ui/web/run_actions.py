@@ -30,13 +30,18 @@ def allowed_verbs(folder: RunFolder, row: Mapping[str, Any]) -> list[str]:
 
 
 def act(folder: RunFolder, verb: str) -> str:
-    """Do it, and return what was done. Raises UsageError if the run is another user's, or if it cannot be done."""
+    """Do it, and return what was done. Raises UsageError if the run is another user's, or if it
+    cannot be done.
+    """
     if (view := viewpoint.current()) is not None:  # it happens where the run is
         return view.act(verb, folder.key)
-    record = read_record(folder, squeue_and_sacct.states)  # as it is now: a job of a minute ago may have ended
+    # as it is now: a job of a minute ago may have ended
+    record = read_record(folder, squeue_and_sacct.states)
     run, running = folder.key, record.status == "running"
     if verb == REQUEUE:
-        return f"{run} is requeued as job {requeue_run(folder, running=running, over=record.is_over)}."
+        return (
+            f"{run} is requeued as job {requeue_run(folder, running=running, over=record.is_over)}."
+        )
     if record.is_over:
         raise UsageError(f"{run} has already ended: {record.status}.")
     cancel_run(folder, running=running, save=verb == STOP)

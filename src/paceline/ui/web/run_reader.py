@@ -1,4 +1,6 @@
-"""One run, kept for all pages that show it: its curves and its log, of which only what is new is read."""
+"""One run, kept for all pages that show it: its curves and its log, of which only what is new is
+read.
+"""
 
 from __future__ import annotations
 
@@ -51,19 +53,33 @@ class RunReader:
         """Return the curves with these names, or all."""
         with self._lock:
             self._refresh()
-            wanted = self._curves.names if names is None else [name for name in names if name in self._curves.names]
-            return {"position": self.position, "curves": [asdict(self._curves.curve(name)) for name in wanted]}
+            wanted = (
+                self._curves.names
+                if names is None
+                else [name for name in names if name in self._curves.names]
+            )
+            return {
+                "position": self.position,
+                "curves": [asdict(self._curves.curve(name)) for name in wanted],
+            }
 
-    def log(self, count: int, *, rank: int | None, attempt: int | None, grep: str) -> dict[str, Any]:
-        """Return the last lines of the run's output, up to where `read_new` goes on from that position."""
+    def log(
+        self, count: int, *, rank: int | None, attempt: int | None, grep: str
+    ) -> dict[str, Any]:
+        """Return the last lines of the run's output, up to where `read_new` goes on from that
+        position.
+        """
         with self._lock:
             self._refresh()
             position, until = self.position, self._log.positions()
-        lines = RunLog(self.folder).tail(count, rank=rank, attempt=attempt, grep=grep, until=until, scan=SCAN)
+        lines = RunLog(self.folder).tail(
+            count, rank=rank, attempt=attempt, grep=grep, until=until, scan=SCAN
+        )
         return {"position": position, "lines": lines_to_json(lines)}
 
     def read_new(self, since: int) -> list[News]:
-        """Return what is new after a position. At the beginning, or after a long absence, it is everything.
+        """Return what is new after a position. At the beginning, or after a long absence, it is
+        everything.
 
         So it is for a page that is ahead: another reader, which is gone, has told it what it knows.
         """
@@ -74,7 +90,14 @@ class RunReader:
             found = [each for each in self._batches if each.position > since]
             if since < 1 or not found or found[0].position > since + 1:
                 lines = RunLog(self.folder).tail(FIRST_LINES, until=self._log.positions())
-                return [News(self.position, curves_to_json(self._curves.all()), lines_to_json(lines), whole=True)]
+                return [
+                    News(
+                        self.position,
+                        curves_to_json(self._curves.all()),
+                        lines_to_json(lines),
+                        whole=True,
+                    )
+                ]
             return found
 
     def _refresh(self) -> None:
@@ -92,12 +115,14 @@ class RunReader:
             new.add(records)
             went_back = self._curves.add(records)
             self.position += 1
-            # No page wants that many lines, and none may miss some without a sign, or keep points that a restart has
-            # undone: all begin anew.
+            # No page wants that many lines, and none may miss some without a sign, or keep points
+            # that a restart has undone: all begin anew.
             if len(lines) > MAX_LINES or went_back:
                 self._batches.clear()
             else:
-                self._batches.append(News(self.position, curves_to_json(new.all()), lines_to_json(lines)))
+                self._batches.append(
+                    News(self.position, curves_to_json(new.all()), lines_to_json(lines))
+                )
 
 
 def curves_to_json(curves: Iterable[Curve]) -> list[dict[str, Any]]:
@@ -105,4 +130,7 @@ def curves_to_json(curves: Iterable[Curve]) -> list[dict[str, Any]]:
 
 
 def lines_to_json(lines: Iterable[LogLine]) -> list[dict[str, Any]]:
-    return [{"time": each.time, "rank": each.rank, "attempt": each.attempt, "text": each.text} for each in lines]
+    return [
+        {"time": each.time, "rank": each.rank, "attempt": each.attempt, "text": each.text}
+        for each in lines
+    ]

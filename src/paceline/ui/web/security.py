@@ -1,11 +1,13 @@
 """Who may ask the server, and what browsers may do with its answers.
 
-The server listens on this machine's loopback address only, but everybody who is logged in here can connect to that, and
-every page that is open in your browser can send requests to it. Therefore:
+The server listens on this machine's loopback address only, but everybody who is logged in here can
+connect to that, and every page that is open in your browser can send requests to it. Therefore:
 
 - every request needs the token. The link has it, and the first answer moves it into a cookie;
-- the cookie belongs to a path with a random name: browsers send it to every port of this host, but only for this path;
-- the Host header has to name this machine: another name that leads here is a page that lets itself be rebound;
+- the cookie belongs to a path with a random name: browsers send it to every port of this host, but
+  only for this path;
+- the Host header has to name this machine: another name that leads here is a page that lets itself
+  be rebound;
 - requests that another page has caused (Origin, Sec-Fetch-Site) are rejected.
 """
 
@@ -33,7 +35,8 @@ HEADERS = {
 
 
 def make_policy(style_hashes: Sequence[str]) -> str:
-    """Return the Content-Security-Policy: nothing inline but these styles, nothing from elsewhere, no `eval`.
+    """Return the Content-Security-Policy: nothing inline but these styles, nothing from elsewhere,
+    no `eval`.
 
     Pictures of charts, to save them, are data and blob URLs.
     """
@@ -72,7 +75,9 @@ class Access:
 
 @dataclass(frozen=True)
 class Request:
-    """What the decision is made from. Header names are in lower case; a header may come several times."""
+    """What the decision is made from. Header names are in lower case; a header may come several
+    times.
+    """
 
     method: str
     path: str
@@ -112,8 +117,12 @@ def _judge_origin(request: Request, host: str) -> Refusal | None:
         return Refusal(403, "Requests from other pages are rejected.")
     if request.method not in ("GET", "HEAD") and origin is None:
         return Refusal(403, "A request that changes something needs an Origin header.")
-    # A link in another page may lead to ours, which then needs its token; nothing else may come from there.
-    is_visit = request.header("sec-fetch-mode") == "navigate" and request.header("sec-fetch-dest") == "document"
+    # A link in another page may lead to ours, which then needs its token; nothing else may come
+    # from there.
+    is_visit = (
+        request.header("sec-fetch-mode") == "navigate"
+        and request.header("sec-fetch-dest") == "document"
+    )
     if site not in (None, "same-origin", "none") and not is_visit:
         return Refusal(403, "Requests from other pages are rejected.")
     return None
@@ -128,6 +137,12 @@ def is_entrance(request: Request, access: Access) -> bool:
 
 
 def _has_cookie(request: Request, access: Access) -> bool:
-    """Return whether any cookie of our name has the token: another port of this host may have set more."""
-    pairs = (pair.strip().partition("=") for text in request.headers.get("cookie", ()) for pair in text.split(";"))
+    """Return whether any cookie of our name has the token: another port of this host may have set
+    more.
+    """
+    pairs = (
+        pair.strip().partition("=")
+        for text in request.headers.get("cookie", ())
+        for pair in text.split(";")
+    )
     return any(access.is_token(value) for name, _, value in pairs if name == COOKIE)

@@ -38,7 +38,8 @@ def listen(port: int) -> socket.socket:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
         raise EnvironmentProblem(
-            f"Cannot listen on port {port}: {reason}.", hint="Choose another --port, or omit it to get a free one."
+            f"Cannot listen on port {port}: {reason}.",
+            hint="Choose another --port, or omit it to get a free one.",
         ) from None
     return listener
 
@@ -52,9 +53,17 @@ def serve(app: Starlette, listener: socket.socket) -> None:
 def make_server(app: Starlette) -> uvicorn.Server:
     """Return a server. Pages that are open do not delay its end."""
     config = uvicorn.Config(
-        app, log_level="error", access_log=False, server_header=False, proxy_headers=False, lifespan="off", ws="none",
-        http=Connection, loop="asyncio", timeout_graceful_shutdown=GRACE,
-    )  # fmt: skip
+        app,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        ws="none",
+        http=Connection,
+        loop="asyncio",
+        timeout_graceful_shutdown=GRACE,
+    )
     return _Server(config, app)
 
 
@@ -66,17 +75,22 @@ def opened_browser(link: str) -> Iterator[None]:
     """
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:  # mode 0700
         page = Path(folder, "open.html")
-        page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(link)}">', encoding="utf-8")
+        page.write_text(
+            f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(link)}">',
+            encoding="utf-8",
+        )
         # A browser may not return before it ends.
         threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
         yield
 
 
 class Strangers:
-    """The connections that have not shown the token yet: anybody on this machine can open as many as they like.
+    """The connections that have not shown the token yet: anybody on this machine can open as many
+    as they like.
 
-    They compete among themselves only. Each has some seconds to send a request with the token, and the one that has
-    waited longest makes room for the next. So your page always finds a connection, and the server a file handle.
+    They compete among themselves only. Each has some seconds to send a request with the token, and
+    the one that has waited longest makes room for the next. So your page always finds a connection,
+    and the server a file handle.
     """
 
     def __init__(self) -> None:
@@ -102,7 +116,9 @@ class Strangers:
 
 
 class Connection(H11Protocol):
-    """A connection of the server. The application has the strangers in its state, and removes those with the token."""
+    """A connection of the server. The application has the strangers in its state, and removes
+    those with the token.
+    """
 
     def __init__(self, config: Any, *args: Any, **options: Any) -> None:
         super().__init__(config, *args, **options)

@@ -12,6 +12,15 @@ from paceline.watch.details.run_details import (
 from paceline.watch.goodput import Span
 
 __all__ = [
-    "AttemptDetails", "CheckpointDetails", "Failure", "GoodputDetails", "JobStartDetails", "NodeDetails", "RankDetails",
-    "RunDetails", "Span", "read_details", "renew_numbers",
-]  # fmt: skip
+    "AttemptDetails",
+    "CheckpointDetails",
+    "Failure",
+    "GoodputDetails",
+    "JobStartDetails",
+    "NodeDetails",
+    "RankDetails",
+    "RunDetails",
+    "Span",
+    "read_details",
+    "renew_numbers",
+]

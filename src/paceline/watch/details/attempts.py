@@ -54,9 +54,16 @@ class JobStartDetails:
 
 
 def read_attempts(
-    folder: RunFolder, goodput: Goodput, *, is_over: bool, status: str, events: Iterable[dict[str, Any]] = ()
+    folder: RunFolder,
+    goodput: Goodput,
+    *,
+    is_over: bool,
+    status: str,
+    events: Iterable[dict[str, Any]] = (),
 ) -> list[AttemptDetails]:
-    """Return all attempts, oldest first. The last one of a run that was cancelled was cancelled, too."""
+    """Return all attempts, oldest first. The last one of a run that was cancelled was cancelled,
+    too.
+    """
     attempts = folder.attempts()
     newest = attempts[-1].number if attempts else 0
     reasons = _stop_reasons(events)
@@ -73,7 +80,9 @@ def read_attempts(
 
 
 def _stop_reasons(events: Iterable[dict[str, Any]]) -> dict[int, str]:
-    """Return why attempts were asked to stop, as their head agents said: the first request counts."""
+    """Return why attempts were asked to stop, as their head agents said: the first request
+    counts.
+    """
     found: dict[int, str] = {}
     current = 0
     for event in events:
@@ -111,7 +120,9 @@ def _failure(attempt: AttemptFolder, failure: dict[str, Any]) -> Failure:
     return Failure(attempt.number, rank, host, failure_text(failure), where, traceback)
 
 
-def read_job_starts(folder: RunFolder, goodput: Goodput, *, is_over: bool, status: str) -> list[JobStartDetails]:
+def read_job_starts(
+    folder: RunFolder, goodput: Goodput, *, is_over: bool, status: str
+) -> list[JobStartDetails]:
     """Return all job starts whose agents have arrived, oldest first."""
     found = []
     for start in goodput.job_starts:
@@ -123,5 +134,7 @@ def read_job_starts(folder: RunFolder, goodput: Goodput, *, is_over: bool, statu
         ended = None if is_newest and not is_over else start.ended
         if is_newest and status == CANCELLED and verdict in (None, STOPPED):
             verdict = CANCELLED
-        found.append(JobStartDetails(start.name, job, start.nodes, start.began, ended, verdict or ""))
+        found.append(
+            JobStartDetails(start.name, job, start.nodes, start.began, ended, verdict or "")
+        )
     return found

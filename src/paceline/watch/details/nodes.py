@@ -16,8 +16,12 @@ from paceline.watch.rank_samples import newest_samples, read_ranks, slow_ranks
 MAX_SAMPLES = 200  # of a node, evenly spaced
 STARTING = "starting"
 STATES = {
-    ABSENT: STARTING, READY: STARTING, RUNNING: "running", SAVED_AND_STOPPED: "stopped", FINISHED: "finished"
-}  # fmt: skip
+    ABSENT: STARTING,
+    READY: STARTING,
+    RUNNING: "running",
+    SAVED_AND_STOPPED: "stopped",
+    FINISHED: "finished",
+}
 ENDED = {DONE: "finished", DONE_UNSAVED: "finished", STOPPED: "stopped"}  # by the status of the run
 
 
@@ -61,38 +65,59 @@ def make_ranks(usage: Sequence[NodeUsage]) -> list[RankDetails]:
         last = known[-1]
         found.append(
             RankDetails(
-                rank, last.host, STATES.get(last.state, "running"), last.step, last.seconds_per_step, last.waited,
-                last.age, is_slow=rank in slow, seen=last.time,
+                rank,
+                last.host,
+                STATES.get(last.state, "running"),
+                last.step,
+                last.seconds_per_step,
+                last.waited,
+                last.age,
+                is_slow=rank in slow,
+                seen=last.time,
             )
-        )  # fmt: skip
+        )
     return found
 
 
-def settle_ranks(ranks: Sequence[RankDetails], run: Overview, goodput: Goodput) -> list[RankDetails]:
-    """Return the ranks as they are now: agents take samples at intervals, and none after the end of a run.
+def settle_ranks(
+    ranks: Sequence[RankDetails], run: Overview, goodput: Goodput
+) -> list[RankDetails]:
+    """Return the ranks as they are now: agents take samples at intervals, and none after the end of
+    a run.
 
     A script without the runtime has no heartbeats, so nobody sees that its ranks have started.
     """
     if run.is_over:
         return [_ended(rank, run) for rank in ranks]
     runs = bool(goodput.timeline) and goodput.timeline[-1].kind == "running"
-    return [replace(rank, state="running") if runs and rank.state == STARTING else rank for rank in ranks]
+    return [
+        replace(rank, state="running") if runs and rank.state == STARTING else rank
+        for rank in ranks
+    ]
 
 
 def _ended(rank: RankDetails, run: Overview) -> RankDetails:
-    """Return a rank at the end of its run. One that failed may have lagged behind, as the last sample saw it."""
+    """Return a rank at the end of its run. One that failed may have lagged behind, as the last
+    sample saw it.
+    """
     state = ENDED.get(run.status, "ended")
     is_behind = state != "ended" or rank.state == STARTING
-    return replace(rank, state=state, step=max(rank.step, run.step or 0) if is_behind else rank.step)
+    return replace(
+        rank, state=state, step=max(rank.step, run.step or 0) if is_behind else rank.step
+    )
 
 
 def _node(usage: NodeUsage) -> NodeDetails:
     gpus = usage.details.get("gpus")
     cores, memory = usage.details.get("cores"), usage.details.get("memory_total")
     return NodeDetails(
-        usage.node, usage.host, cores if isinstance(cores, int) else None, memory if isinstance(memory, int) else None,
-        [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else [], _thin(usage.samples),
-    )  # fmt: skip
+        usage.node,
+        usage.host,
+        cores if isinstance(cores, int) else None,
+        memory if isinstance(memory, int) else None,
+        [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else [],
+        _thin(usage.samples),
+    )
 
 
 def _thin(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,9 +14,21 @@ from paceline.contract.typed_command import cluster, to_type, type_again
 from paceline.contract.verdict import DONE
 from paceline.watch import viewpoint
 from paceline.watch.config import flatten, read_config
-from paceline.watch.details.attempts import AttemptDetails, Failure, JobStartDetails, read_attempts, read_job_starts
+from paceline.watch.details.attempts import (
+    AttemptDetails,
+    Failure,
+    JobStartDetails,
+    read_attempts,
+    read_job_starts,
+)
 from paceline.watch.details.json_values import finite
-from paceline.watch.details.nodes import NodeDetails, RankDetails, make_nodes, make_ranks, settle_ranks
+from paceline.watch.details.nodes import (
+    NodeDetails,
+    RankDetails,
+    make_nodes,
+    make_ranks,
+    settle_ranks,
+)
 from paceline.watch.goodput import Goodput, Span, read_goodput
 from paceline.watch.node_usage import read_node_usage
 from paceline.watch.overview import Overview, make_overview
@@ -28,7 +40,9 @@ MAX_NODES = 64
 
 @dataclass(frozen=True)
 class GoodputDetails:
-    """Where the time went. The seconds sum to the wall time, and those of parts to their category."""
+    """Where the time went. The seconds sum to the wall time, and those of parts to their
+    category.
+    """
 
     seconds: dict[str, float]
     total: float
@@ -72,12 +86,16 @@ def read_details(record: Record) -> RunDetails:
     """Read all that a run's folder tells, except its metrics and logs."""
     folder, details = record.folder, record.details
     usage = read_node_usage(folder, max_nodes=MAX_NODES)
-    goodput = read_goodput(folder, record.events, is_over=record.is_over, is_waiting=record.is_waiting)
+    goodput = read_goodput(
+        folder, record.events, is_over=record.is_over, is_waiting=record.is_waiting
+    )
     with typed_there(folder):
         typed = type_again(details)
     found = find_checkpoints(folder.path)
     best = find_best(found)
-    attempts = read_attempts(folder, goodput, is_over=record.is_over, status=record.status, events=record.events)
+    attempts = read_attempts(
+        folder, goodput, is_over=record.is_over, status=record.status, events=record.events
+    )
     overview = make_overview(record)
     return RunDetails(
         overview=overview,
@@ -103,21 +121,30 @@ def read_details(record: Record) -> RunDetails:
 
 
 def renew_numbers(details: RunDetails, record: Record) -> RunDetails:
-    """Return details with the numbers of now: progress and goodput, but not what nodes and checkpoints say."""
-    goodput = read_goodput(record.folder, record.events, is_over=record.is_over, is_waiting=record.is_waiting)
+    """Return details with the numbers of now: progress and goodput, but not what nodes and
+    checkpoints say.
+    """
+    goodput = read_goodput(
+        record.folder, record.events, is_over=record.is_over, is_waiting=record.is_waiting
+    )
     return replace(details, overview=make_overview(record), goodput=_describe_goodput(goodput))
 
 
 def _describe_goodput(goodput: Goodput) -> GoodputDetails:
     return GoodputDetails(
-        dict(goodput.seconds), goodput.total, goodput.parts, goodput.failures, goodput.seconds_between_failures
+        dict(goodput.seconds),
+        goodput.total,
+        goodput.parts,
+        goodput.failures,
+        goodput.seconds_between_failures,
     )
 
 
 def _commands(record: Record) -> dict[str, str]:
     """Return what to type to do more with a run."""
     name = record.folder.key
-    commands = {"logs": to_type(f"logs {quote(name)}")}  # these are here, also of a run that was fetched
+    # these are here, also of a run that was fetched
+    commands = {"logs": to_type(f"logs {quote(name)}")}
     if cluster() and record.is_over:
         commands["fetch"] = to_type(f"fetch {quote(name)}")
     with typed_there(record.folder):
@@ -130,7 +157,11 @@ def _commands_there(record: Record, commands: dict[str, str]) -> dict[str, str]:
     first = [*earlier, details][0]  # later ones may only resume it
     command, cwd = first.get("command"), details.get("cwd")
     is_elsewhere = bool(cluster())
-    if isinstance(command, list) and not _is_trial(record) and not (is_elsewhere and command[1:2] != ["submit"]):
+    if (
+        isinstance(command, list)
+        and not _is_trial(record)
+        and not (is_elsewhere and command[1:2] != ["submit"])
+    ):
         place = f"cd {quote(cwd)} && " if isinstance(cwd, str) and not is_elsewhere else ""
         commands = {"repeat": place + type_again(first), **commands}
     if not record.is_over:

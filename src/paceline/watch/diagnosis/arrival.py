@@ -30,7 +30,9 @@ def check_arrival(evidence: Evidence) -> list[Finding]:
         text = f"{count} of {count} have joined{where} {_list(hosts.values())}"
         return [Finding("nodes", GOOD, text)]
     missing = [index for index in range(expected) if index not in agents]
-    blocked = [agent for agent in agents.values() if agent.unreachable is not None and not agent.joined]
+    blocked = [
+        agent for agent in agents.values() if agent.unreachable is not None and not agent.joined
+    ]
     found = [_absent(evidence, missing)] if missing and not _is_over_with(evidence, blocked) else []
     return [*found, *(_blocked(agent, evidence) for agent in _one_per_host(blocked))]
 
@@ -44,7 +46,11 @@ def _absent(evidence: Evidence, missing: list[int]) -> Finding:
     hosts = list(dict.fromkeys(evidence.host_of_agent(index) for index in missing))
     here = [agent.host for agent in evidence.agents.values()]
     head = evidence.agents.get(0)
-    since = f", the first one {evidence.now - float(head.node.get('time', 0)):.0f} s ago" if head else ""
+    since = (
+        f", the first one {evidence.now - float(head.node.get('time', 0)):.0f} s ago"
+        if head
+        else ""
+    )
     facts = [
         f"{_list(dict.fromkeys(here))} started{since if evidence.is_live else ''}",
         f"events/ has nothing from agent {_list(str(index) for index in missing)}",
@@ -52,15 +58,23 @@ def _absent(evidence: Evidence, missing: list[int]) -> Finding:
     if evidence.batch_log and (lines := _mentions(evidence.batch_log, hosts)):
         facts.append(f"slurm.log: {lines[-1]}")
     return Finding(
-        "nodes", PROBLEM, f"No agent has started on {_list(hosts)}: the others wait for it.",
-        f"Check the node: sinfo -R -n {','.join(hosts)}; or open a shell there: `paceline shell RUN --node "
+        "nodes",
+        PROBLEM,
+        f"No agent has started on {_list(hosts)}: the others wait for it.",
+        f"Check the node: sinfo -R -n {','.join(hosts)}; or open a shell there: `paceline shell "
+        "RUN --node "
         f"{hosts[0]}`. To continue without it, add --exclude {','.join(hosts)}.",
-        evidence=tuple(facts), docs=f"{DOCS}#a-node-has-not-joined",
-    )  # fmt: skip
+        evidence=tuple(facts),
+        docs=f"{DOCS}#a-node-has-not-joined",
+    )
 
 
 def _mentions(text: str, hosts: Iterable[str]) -> list[str]:
-    return [line.strip()[:200] for line in text.splitlines() if any(host in line for host in hosts) and "error" in line]
+    return [
+        line.strip()[:200]
+        for line in text.splitlines()
+        if any(host in line for host in hosts) and "error" in line
+    ]
 
 
 def _one_per_host(agents: list[AgentEvidence]) -> list[AgentEvidence]:
@@ -83,30 +97,46 @@ def _blocked(agent: AgentEvidence, evidence: Evidence) -> Finding:
         facts.append(f"the head node {head.host} has {head.addresses}, and listens on port {port}")
     if not resolved:
         return Finding(
-            "name", PROBLEM, f"{agent.host} cannot resolve the name of the head node, {host}.",
-            f"Check `getent hosts {host}` there. Until it works, exclude the node: --exclude {agent.host}.",
-            evidence=tuple(facts), docs=f"{DOCS}#a-node-has-not-joined",
-        )  # fmt: skip
+            "name",
+            PROBLEM,
+            f"{agent.host} cannot resolve the name of the head node, {host}.",
+            f"Check `getent hosts {host}` there. Until it works, exclude the node: --exclude "
+            f"{agent.host}.",
+            evidence=tuple(facts),
+            docs=f"{DOCS}#a-node-has-not-joined",
+        )
     known = set((head.node.get("interfaces") or {}).values()) if head else set()
     if known and not known & set(resolved):
         return Finding(
-            "address", PROBLEM, f"{agent.host} resolves {host} to {resolved[0]}, which is not an address of that node.",
-            f"Correct /etc/hosts or DNS on {agent.host}, or exclude the node: --exclude {agent.host}.",
-            evidence=tuple(facts), docs=f"{DOCS}#the-wrong-interface-or-address",
-        )  # fmt: skip
+            "address",
+            PROBLEM,
+            f"{agent.host} resolves {host} to {resolved[0]}, which is not an address of that node.",
+            f"Correct /etc/hosts or DNS on {agent.host}, or exclude the node: --exclude "
+            f"{agent.host}.",
+            evidence=tuple(facts),
+            docs=f"{DOCS}#the-wrong-interface-or-address",
+        )
     if event.get("answers"):
         facts.append(f"{resolved[0]} answers on other ports")
         return Finding(
-            "firewall", PROBLEM, f"A firewall blocks port {port} between {agent.host} and {host}.",
-            "Ask your administrators to open all TCP ports between compute nodes: ranks choose theirs at random.",
-            evidence=tuple(facts), docs=f"{DOCS}#a-firewall",
-        )  # fmt: skip
+            "firewall",
+            PROBLEM,
+            f"A firewall blocks port {port} between {agent.host} and {host}.",
+            "Ask your administrators to open all TCP ports between compute nodes: ranks choose "
+            "theirs at random.",
+            evidence=tuple(facts),
+            docs=f"{DOCS}#a-firewall",
+        )
     return Finding(
-        "network", PROBLEM, f"{agent.host} cannot reach {host} at all: the network between them is down.",
-        f"Check the link with `ping {resolved[0]}` on {agent.host}. To continue without the node, add --exclude"
+        "network",
+        PROBLEM,
+        f"{agent.host} cannot reach {host} at all: the network between them is down.",
+        f"Check the link with `ping {resolved[0]}` on {agent.host}. To continue without the node, "
+        "add --exclude"
         f" {agent.host}.",
-        evidence=tuple(facts), docs=f"{DOCS}#a-node-was-lost",
-    )  # fmt: skip
+        evidence=tuple(facts),
+        docs=f"{DOCS}#a-node-was-lost",
+    )
 
 
 def check_answers(evidence: Evidence) -> list[Finding]:
@@ -114,19 +144,30 @@ def check_answers(evidence: Evidence) -> list[Finding]:
     silent = {each.host: each.problem for each in evidence.answers if each.problem}
     answered = [each.host for each in evidence.answers if not each.problem]
     if not silent:
-        return [Finding("answers", GOOD, f"from {_list(answered)}, next to the ranks")] if answered else []
+        return (
+            [Finding("answers", GOOD, f"from {_list(answered)}, next to the ranks")]
+            if answered
+            else []
+        )
     if not answered:
-        return [Finding("answers", GOOD, f"no node could be asked: {next(iter(silent.values()))[:200]}")]
+        return [
+            Finding("answers", GOOD, f"no node could be asked: {next(iter(silent.values()))[:200]}")
+        ]
     hosts = _list(silent)
     return [
         Finding(
-            "node", PROBLEM, f"{hosts} is not responding: it is down or disconnected.",
+            "node",
+            PROBLEM,
+            f"{hosts} is not responding: it is down or disconnected.",
             f"Check the node: sinfo -R -n {','.join(silent)}. To continue without it, add --exclude"
             f" {','.join(silent)}.",
-            evidence=(*(f"{host}: {problem[:200]}" for host, problem in silent.items()), f"{_list(answered)} answers"),
+            evidence=(
+                *(f"{host}: {problem[:200]}" for host, problem in silent.items()),
+                f"{_list(answered)} answers",
+            ),
             docs=f"{DOCS}#a-node-was-lost",
         )
-    ]  # fmt: skip
+    ]
 
 
 def check_silence(evidence: Evidence) -> list[Finding]:
@@ -139,26 +180,48 @@ def check_silence(evidence: Evidence) -> list[Finding]:
     if alive:
         return [
             Finding(
-                "agents", WARNING, f"The ranks on {_list(alive)} are alive, but their agents write nothing.",
-                f"Check that {alive[0]} can write to the run folder: `paceline shell RUN --node {alive[0]}`.",
-                evidence=tuple(facts), docs=f"{DOCS}#no-sign-of-life",
+                "agents",
+                WARNING,
+                f"The ranks on {_list(alive)} are alive, but their agents write nothing.",
+                f"Check that {alive[0]} can write to the run folder: `paceline shell RUN --node "
+                f"{alive[0]}`.",
+                evidence=tuple(facts),
+                docs=f"{DOCS}#no-sign-of-life",
             )
-        ]  # fmt: skip
-    facts += [f"{each.host}: {each.problem[:200] or 'no rank of the run is there'}" for each in evidence.answers]
-    otherwise = f" If Slurm refuses: `scancel {record.job}`, then `{to_type(f'submit --resume {record.run_id}')}`."
-    what = "Restart it from its newest checkpoint" if newest_verdict(record.folder) not in (DONE, FAILED) else "End it"
+        ]
+    facts += [
+        f"{each.host}: {each.problem[:200] or 'no rank of the run is there'}"
+        for each in evidence.answers
+    ]
+    otherwise = (
+        f" If Slurm refuses: `scancel {record.job}`, then "
+        f"`{to_type(f'submit --resume {record.run_id}')}`."
+    )
+    what = (
+        "Restart it from its newest checkpoint"
+        if newest_verdict(record.folder) not in (DONE, FAILED)
+        else "End it"
+    )
     return [
         Finding(
-            "job", PROBLEM, f"Slurm shows job {record.job} as running, but {record.state.nodes} gives no sign of life.",
+            "job",
+            PROBLEM,
+            f"Slurm shows job {record.job} as running, but {record.state.nodes} gives no sign of "
+            "life.",
             f"{what}: {record.restart_command}.{otherwise * record.restarts_by_requeue}",
-            evidence=tuple(facts[:MAX_NAMED]), docs=f"{DOCS}#no-sign-of-life",
+            evidence=tuple(facts[:MAX_NAMED]),
+            docs=f"{DOCS}#no-sign-of-life",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _has_ranks(answer: NodeAnswer) -> bool:
     rows = answer.answer.get("ranks")
-    known = [row for row in rows if isinstance(row, list) and len(row) > 4] if isinstance(rows, list) else []
+    known = (
+        [row for row in rows if isinstance(row, list) and len(row) > 4]
+        if isinstance(rows, list)
+        else []
+    )
     return any(row[4] not in GONE for row in known)
 
 
@@ -171,7 +234,11 @@ def check_lost(evidence: Evidence) -> list[Finding]:
     facts = [fact]
     hint = f"Check the node: sinfo -R -n {host}. A submitted run is requeued without this node."
     docs = f"{DOCS}#a-node-was-lost"
-    others = "" if lost is None else _list(str(event.get("host")) for event in lost.lost) or _lost_early(lost)
+    others = (
+        ""
+        if lost is None
+        else _list(str(event.get("host")) for event in lost.lost) or _lost_early(lost)
+    )
     if lost is not None and others:
         facts.append(f"the agent on {host} was still running: it lost {others} in turn")
         facts.append(f"{host} uses {lost.addresses}")
@@ -186,7 +253,9 @@ def _lost_host(evidence: Evidence) -> tuple[str, str]:
     """Return the node that was lost in the newest attempt or before it began, and how we know."""
     if evidence.failure.get("cause") == "lost":
         number = evidence.attempt.number if evidence.attempt else "?"
-        return str(evidence.failure.get("host", "?")), f"attempt {number}: {evidence.failure.get('message', '')}"
+        return str(
+            evidence.failure.get("host", "?")
+        ), f"attempt {number}: {evidence.failure.get('message', '')}"
     head = evidence.agents.get(0)
     host = _lost_early(head) if head is not None else ""
     return host, str((head.failed or {}).get("reason", "")) if head is not None else ""

@@ -13,7 +13,12 @@ from paceline.watch.diagnosis.hang import check_hang
 from paceline.watch.diagnosis.interfaces import check_interfaces
 from paceline.watch.diagnosis.out_of_memory import check_memory
 from paceline.watch.diagnosis.pace import check_data, check_stragglers
-from paceline.watch.diagnosis.resources import check_cores, check_gpu_health, check_gpus, check_versions
+from paceline.watch.diagnosis.resources import (
+    check_cores,
+    check_gpu_health,
+    check_gpus,
+    check_versions,
+)
 from paceline.watch.diagnosis.run_error import check_failure, mention_failure
 from paceline.watch.diagnosis.speed import check_fitness
 
@@ -21,9 +26,16 @@ Check = Callable[[Evidence], list[Finding]]
 
 # What a run cannot do without.
 CAUSES: tuple[Check, ...] = (
-    check_silence, check_arrival, check_versions, check_gpus, check_gpu_health, check_interfaces, check_lost,
-    check_memory, check_disk,
-)  # fmt: skip
+    check_silence,
+    check_arrival,
+    check_versions,
+    check_gpus,
+    check_gpu_health,
+    check_interfaces,
+    check_lost,
+    check_memory,
+    check_disk,
+)
 PACE: tuple[Check, ...] = (check_fitness, check_cores, check_data, check_stragglers)
 # What those lead to: a problem here is news only if nothing explains it yet.
 CONSEQUENCES: tuple[Check, ...] = (check_flight_recorder, check_hang, check_failure)
@@ -52,5 +64,11 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 def _queued(evidence: Evidence) -> list[Finding]:
     record = evidence.record
     if record.status in ("queued", "held"):
-        return [Finding("queue", GOOD, f"the job is {record.status}: {record.detail or 'Slurm has not said why'}")]
+        return [
+            Finding(
+                "queue",
+                GOOD,
+                f"the job is {record.status}: {record.detail or 'Slurm has not said why'}",
+            )
+        ]
     return []

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_bounded, read_objects
+from paceline.contract.files.foreign_records import (
+    NUMBER,
+    Fields,
+    keep_valid,
+    read_bounded,
+    read_objects,
+)
 from paceline.contract.files.foreign_records import read_tail as read_end
 from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
@@ -27,13 +33,41 @@ from paceline.watch.records import Record
 Event = dict[str, Any]
 
 AGENT_FIELDS: Fields = {
-    "time": NUMBER, "event": str, "job_start": str, "index": int, "host": str, "nodelist": str, "interfaces": dict,
-    "addresses": list, "cpus": int, "ranks": list, "python": str, "torch": str, "nccl": str, "paceline": str,
-    "gpu_driver": str, "address": str, "error": str, "resolved": list, "interface": str, "answers": bool, "peer": str,
-    "chosen": dict, "set": dict, "closed": bool, "reason": str, "visible_gpus": int, "slurm_gpus": int,
-    "gpu_devices": int, "run_free": int, "tmp_free": int, "shm_free": int, "memory_free": int, "attempt": int,
+    "time": NUMBER,
+    "event": str,
+    "job_start": str,
+    "index": int,
+    "host": str,
+    "nodelist": str,
+    "interfaces": dict,
+    "addresses": list,
+    "cpus": int,
+    "ranks": list,
+    "python": str,
+    "torch": str,
+    "nccl": str,
+    "paceline": str,
+    "gpu_driver": str,
+    "address": str,
+    "error": str,
+    "resolved": list,
+    "interface": str,
+    "answers": bool,
+    "peer": str,
+    "chosen": dict,
+    "set": dict,
+    "closed": bool,
+    "reason": str,
+    "visible_gpus": int,
+    "slurm_gpus": int,
+    "gpu_devices": int,
+    "run_free": int,
+    "tmp_free": int,
+    "shm_free": int,
+    "memory_free": int,
+    "attempt": int,
     "lost_host": str,
-}  # fmt: skip
+}
 OWN_LINE = re.compile(r"(slurmstepd|srun|slurmd|paceline|bash|/\S*(job|sbatch|slurm_script)\S*): ")
 LOG_TAIL = 65536  # bytes
 STRAGGLER_AGE = 400.0  # seconds after which a report of a slow rank is history
@@ -59,12 +93,19 @@ class AgentEvidence:
     def addresses(self) -> str:
         """Its interfaces and their addresses, without the loopback."""
         known = self.node.get("interfaces") or {}
-        return ", ".join(f"{name} {address}" for name, address in known.items() if name != "lo") or "loopback only"
+        return (
+            ", ".join(f"{name} {address}" for name, address in known.items() if name != "lo")
+            or "loopback only"
+        )
 
     @property
     def address(self) -> str:
-        """The interface that leads to the other nodes, or else the first one, and how many others there are."""
-        known = {name: each for name, each in (self.node.get("interfaces") or {}).items() if name != "lo"}
+        """The interface that leads to the other nodes, or else the first one, and how many others
+        there are.
+        """
+        known = {
+            name: each for name, each in (self.node.get("interfaces") or {}).items() if name != "lo"
+        }
         if not known:
             return "loopback only"
         route = (self.network or {}).get("interface")
@@ -104,12 +145,15 @@ class Evidence:
         return not self.record.is_over and self.record.status not in ("queued", "held", "prepared")
 
     def seconds_silent(self) -> float | None:
-        """Return how long ago a rank of the newest attempt has printed anything; None if none has."""
+        """Return how long ago a rank of the newest attempt has printed anything; None if none
+        has.
+        """
         printed = self.attempt.last_output() if self.attempt is not None else None
         return max(0.0, self.now - printed) if printed is not None else None
 
     def own_lines(self) -> list[str]:
-        """Return what Slurm, the shell and Paceline have written to the log of a run that is not done.
+        """Return what Slurm, the shell and Paceline have written to the log of a run that is not
+        done.
 
         The script's output is there too, and may say anything.
         """
@@ -148,12 +192,23 @@ def read_evidence(record: Record, answers: Sequence[NodeAnswer] = ()) -> Evidenc
     lists = [str(agent.node.get("nodelist") or "") for agent in agents.values()]
     nodes = _expand(next(filter(None, lists), "") or (record.state.nodes if record.state else ""))
     return Evidence(
-        record=record, launch_spec=launch_spec, agents=agents, expected=_agent_count(launch_spec, agents), nodes=nodes,
-        attempt=attempt, failure=failure, stacks=stacks, usage=usage,
-        ranks=read_ranks([*usage, *map(_as_usage, answers)]), answers=list(answers),
-        **_read_saves(folder), stragglers=_read_stragglers(folder, usage),
-        motion=motion, log=_read_log(attempt, failure) if attempt else "", batch_log=_tail(folder.slurm_log),
-    )  # fmt: skip
+        record=record,
+        launch_spec=launch_spec,
+        agents=agents,
+        expected=_agent_count(launch_spec, agents),
+        nodes=nodes,
+        attempt=attempt,
+        failure=failure,
+        stacks=stacks,
+        usage=usage,
+        ranks=read_ranks([*usage, *map(_as_usage, answers)]),
+        answers=list(answers),
+        **_read_saves(folder),
+        stragglers=_read_stragglers(folder, usage),
+        motion=motion,
+        log=_read_log(attempt, failure) if attempt else "",
+        batch_log=_tail(folder.slurm_log),
+    )
 
 
 def _read_launch_spec(folder: RunFolder) -> LaunchSpec | None:
@@ -181,7 +236,10 @@ def _read_agents(folder: RunFolder) -> dict[int, AgentEvidence]:
         if number.isdigit():
             streams[int(number)] = [_clean(line) for line in read_objects(path)]
     arrivals = {
-        index: max((position for position, event in enumerate(events) if event.get("event") == "node"), default=None)
+        index: max(
+            (position for position, event in enumerate(events) if event.get("event") == "node"),
+            default=None,
+        )
         for index, events in streams.items()
     }
     newest = _newest_job_start(folder, streams, arrivals)
@@ -209,7 +267,9 @@ def _newest_job_start(
     holder = find_holder(folder)
     if holder is not None:
         return holder.name
-    nodes = [streams[index][position] for index, position in arrivals.items() if position is not None]
+    nodes = [
+        streams[index][position] for index, position in arrivals.items() if position is not None
+    ]
     return max(nodes, key=lambda event: float(event.get("time", 0)), default={}).get("job_start")
 
 
@@ -219,10 +279,14 @@ def _agent(index: int, events: list[Event]) -> AgentEvidence:
 
     failed = last("failed")
     return AgentEvidence(
-        index, events[0], joined=last("started") is not None, unreachable=last("unreachable"), network=last("network"),
+        index,
+        events[0],
+        joined=last("started") is not None,
+        unreachable=last("unreachable"),
+        network=last("network"),
         lost=[event for event in events if event.get("event") == "lost"],
         failed=failed if failed and failed.get("reason") else None,
-    )  # fmt: skip
+    )
 
 
 def _expand(text: str) -> list[str]:
@@ -233,7 +297,9 @@ def _expand(text: str) -> list[str]:
 
 
 def _read_failure(attempt: AttemptFolder) -> dict[str, Any]:
-    return keep_valid(read_failure(attempt), {"traceback": str, "step": int, "time": NUMBER, "log": str})
+    return keep_valid(
+        read_failure(attempt), {"traceback": str, "step": int, "time": NUMBER, "log": str}
+    )
 
 
 def _read_stacks(attempt: AttemptFolder) -> dict[int, Stack]:
@@ -263,7 +329,10 @@ def _read_saves(folder: RunFolder) -> dict[str, Any]:
     events = [each for each in events if each.get("event") in ("saved", "save_failed")]
     events.sort(key=lambda event: float(event.get("time", 0)))
     errors = [each for each in events if each["event"] == "save_failed"]
-    return {"save_errors": errors, "has_saved_since": bool(errors) and events[-1]["event"] == "saved"}
+    return {
+        "save_errors": errors,
+        "has_saved_since": bool(errors) and events[-1]["event"] == "saved",
+    }
 
 
 def _read_stragglers(folder: RunFolder, usage: list[NodeUsage]) -> dict[int, float]:
@@ -275,7 +344,11 @@ def _read_stragglers(folder: RunFolder, usage: list[NodeUsage]) -> dict[int, flo
         ratios, when = line.get("stragglers"), line.get("time")
         newest = max(newest, float(when)) if isinstance(when, NUMBER) else newest
         if isinstance(ratios, dict) and isinstance(when, NUMBER) and when >= began:
-            valid = {rank: ratio for rank, ratio in ratios.items() if rank.isdigit() and isinstance(ratio, NUMBER)}
+            valid = {
+                rank: ratio
+                for rank, ratio in ratios.items()
+                if rank.isdigit() and isinstance(ratio, NUMBER)
+            }
             found |= {int(rank): float(ratio) for rank, ratio in valid.items()}
             reported = float(when)
     # It is reported again every five minutes, as long as it is slow.

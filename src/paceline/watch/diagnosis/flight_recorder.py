@@ -1,4 +1,6 @@
-"""NCCL's flight recorder: which rank did not take part in a collective, from the dumps in the attempt's folder."""
+"""NCCL's flight recorder: which rank did not take part in a collective, from the dumps in the
+attempt's folder.
+"""
 
 from __future__ import annotations
 
@@ -53,22 +55,36 @@ def check_flight_recorder(evidence: Evidence) -> list[Finding]:
     facts = [_describe(rank, entry, evidence) for rank, entry in list(known.items())[:8]]
     if behind:
         ranks = ", ".join(f"{rank} on {evidence.host_of_rank(rank)}" for rank in list(behind)[:8])
-        text = f"Rank {ranks} did not take part in collective {newest} ({ahead.get('profiling_name')})."
+        text = (
+            f"Rank {ranks} did not take part in collective {newest} "
+            f"({ahead.get('profiling_name')})."
+        )
     elif len(names) > 1:
-        text = f"The ranks called different collectives at number {newest}: {', '.join(sorted(names))}."
+        text = (
+            f"The ranks called different collectives at number {newest}: "
+            f"{', '.join(sorted(names))}."
+        )
     else:
         return []
     return [
         Finding(
-            "NCCL", PROBLEM, text, "Every rank must call the same collectives, in the same order: look at these lines.",
-            evidence=tuple(facts), docs=DOCS,
+            "NCCL",
+            PROBLEM,
+            text,
+            "Every rank must call the same collectives, in the same order: look at these lines.",
+            evidence=tuple(facts),
+            docs=DOCS,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _last_collective(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the newest collective of the default process group."""
-    known = [entry for entry in entries if isinstance(entry.get("collective_seq_id"), int) and not entry.get("is_p2p")]
+    known = [
+        entry
+        for entry in entries
+        if isinstance(entry.get("collective_seq_id"), int) and not entry.get("is_p2p")
+    ]
     groups = [str(entry.get("pg_id", 0)) for entry in known]
     first = [entry for entry, group in zip(known, groups, strict=True) if group == min(groups)]
     return max(first, key=lambda entry: entry["collective_seq_id"], default=None)
@@ -78,7 +94,9 @@ def _describe(rank: int, entry: dict[str, Any], evidence: Evidence) -> str:
     frames = entry.get("frames")
     where = ""
     for frame in frames if isinstance(frames, list) else []:
-        if isinstance(frame, dict) and "site-packages" not in (name := str(frame.get("filename", ""))):
+        if isinstance(frame, dict) and "site-packages" not in (
+            name := str(frame.get("filename", ""))
+        ):
             where = f", at {name.rpartition('/')[2]}:{frame.get('line')}"
             break
     text = f"{entry['collective_seq_id']} ({entry.get('profiling_name')}, {entry.get('state')})"

@@ -14,12 +14,24 @@ STUCK_AFTER = 30.0  # seconds without a step, at least
 STUCK_STEPS = 20  # steps' worth of time without one
 ASLEEP_AFTER = 10.0  # seconds before the first step after which stacks say who is missing
 QUIET_AFTER = 30.0  # seconds without output after which ranks that make no steps may hang
-# Where ranks wait for others before the process group exists. Some of these functions poll: their ranks wake up often.
+# Where ranks wait for others before the process group exists. Some of these functions poll: their
+# ranks wake up often.
 BEFORE_GROUP = {
-    "init_process_group", "rendezvous", "_create_c10d_store", "_store_based_barrier", "_tcp_rendezvous_handler",
-    "_env_rendezvous_handler", "new_group", "open_store", "gather_placements", "meet", "wait_for_key",
-    "init_process_groups", "check_communication", "_wait",
-}  # fmt: skip
+    "init_process_group",
+    "rendezvous",
+    "_create_c10d_store",
+    "_store_based_barrier",
+    "_tcp_rendezvous_handler",
+    "_env_rendezvous_handler",
+    "new_group",
+    "open_store",
+    "gather_placements",
+    "meet",
+    "wait_for_key",
+    "init_process_groups",
+    "check_communication",
+    "_wait",
+}
 HELD = ("T", "t", "D")  # the kernel's state letters of a process that cannot go on
 
 
@@ -27,7 +39,11 @@ def check_hang(evidence: Evidence) -> list[Finding]:
     """Name the ranks that no longer make progress, and where they are."""
     cause = evidence.failure.get("cause")
     if cause in ("hang", "lingered") and not evidence.is_live:
-        return [_hang(evidence, str(evidence.failure.get("message", "")), [evidence.failure.get("rank")])]
+        return [
+            _hang(
+                evidence, str(evidence.failure.get("message", "")), [evidence.failure.get("rank")]
+            )
+        ]
     newest = {rank: samples[-1] for rank, samples in evidence.ranks.items()}
     if not evidence.is_live or not newest:
         return []
@@ -38,7 +54,13 @@ def check_hang(evidence: Evidence) -> list[Finding]:
     limit = max(STUCK_AFTER, STUCK_STEPS * max(each.seconds_per_step for each in running))
     if oldest < limit:
         steps = sorted({each.step for each in running})
-        return [Finding("progress", GOOD, f"at step {steps[-1]}, {running[0].seconds_per_step:.3g} s per step")]
+        return [
+            Finding(
+                "progress",
+                GOOD,
+                f"at step {steps[-1]}, {running[0].seconds_per_step:.3g} s per step",
+            )
+        ]
     lowest = min(each.step for each in running)
     behind = [each for each in running if each.step == lowest]
     oldest_behind = max(each.age or 0.0 for each in behind)
@@ -46,7 +68,9 @@ def check_hang(evidence: Evidence) -> list[Finding]:
     fact = f"no step for {oldest:.0f} s, the last one was {lowest}"
     # An evaluation between two steps, or a long download, is not a hang.
     if (silent := evidence.seconds_silent()) is not None and silent < QUIET_AFTER:
-        return [Finding("progress", GOOD, f"{fact}, but the ranks printed something {silent:.0f} s ago")]
+        return [
+            Finding("progress", GOOD, f"{fact}, but the ranks printed something {silent:.0f} s ago")
+        ]
     suspects = _late_ranks(evidence) or stuck
     if working := [rank for rank in suspects if evidence.motion.works(rank)]:
         return [_long_step(evidence, fact, working)]
@@ -57,33 +81,65 @@ def _long_step(evidence: Evidence, fact: str, working: list[int]) -> Finding:
     """Describe ranks that are busy with something that is not a step."""
     facts = [fact, *(_place(evidence, rank) for rank in working[:4])]
     return Finding(
-        "progress", WARNING, f"No step has finished, but {_name(evidence, working, 'is', 'are')} working.",
-        "Look at that line. An evaluation or a download may take a while: let it print something now and then.",
-        evidence=tuple(facts), docs=f"{DOCS}#it-hangs",
-    )  # fmt: skip
+        "progress",
+        WARNING,
+        f"No step has finished, but {_name(evidence, working, 'is', 'are')} working.",
+        "Look at that line. An evaluation or a download may take a while: let it print something "
+        "now and then.",
+        evidence=tuple(facts),
+        docs=f"{DOCS}#it-hangs",
+    )
 
 
 def _without_steps(evidence: Evidence, newest: dict[int, RankSample]) -> list[Finding]:
-    """Before the first step, or without a session, only stacks tell who is missing, and whether anybody moves."""
+    """Before the first step, or without a session, only stacks tell who is missing, and whether
+    anybody moves.
+    """
     ages = [each.age for each in newest.values() if each.state == READY and each.age is not None]
     if not ages or min(ages) < ASLEEP_AFTER:
         return []
     if (silent := evidence.seconds_silent()) is not None and silent < ASLEEP_AFTER:
         # A script without a session counts no steps. As long as it prints, it does not hang.
-        return [Finding("progress", GOOD, f"no steps are known, but the ranks printed something {silent:.0f} s ago")]
+        return [
+            Finding(
+                "progress",
+                GOOD,
+                f"no steps are known, but the ranks printed something {silent:.0f} s ago",
+            )
+        ]
     late, motion = _late_ranks(evidence), evidence.motion
-    printed = f"no rank has printed anything for {silent:.0f} s" if silent is not None else "no rank has printed"
+    printed = (
+        f"no rank has printed anything for {silent:.0f} s"
+        if silent is not None
+        else "no rank has printed"
+    )
     if moving := [rank for rank in late if motion.works(rank)]:
         who = _name(evidence, moving, "is", "are")
         return [Finding("progress", GOOD, f"no steps are known, {printed}, but {who} working")]
-    waiting = {rank: stack.waits_in for rank, stack in evidence.stacks.items() if stack.waits_in not in BEFORE_GROUP}
+    waiting = {
+        rank: stack.waits_in
+        for rank, stack in evidence.stacks.items()
+        if stack.waits_in not in BEFORE_GROUP
+    }
     if passing := [rank for rank, function in waiting.items() if function and motion.passes(rank)]:
         who = _name(evidence, passing, "goes", "go")
-        return [Finding("progress", GOOD, f"no steps are known, {printed}, but {who} from one collective to the next")]
+        return [
+            Finding(
+                "progress",
+                GOOD,
+                f"no steps are known, {printed}, but {who} from one collective to the next",
+            )
+        ]
     if late:
-        return [_hang(evidence, f"{printed}, and none reports steps, as scripts with a session do", [])]
-    why = "; their stacks are not available: the script has its own handler for SIGUSR2" * bool(motion.foreign)
-    return [Finding("progress", GOOD, f"no step yet, {min(ages):.0f} s after the ranks started{why}")]
+        return [
+            _hang(evidence, f"{printed}, and none reports steps, as scripts with a session do", [])
+        ]
+    why = "; their stacks are not available: the script has its own handler for SIGUSR2" * bool(
+        motion.foreign
+    )
+    return [
+        Finding("progress", GOOD, f"no step yet, {min(ages):.0f} s after the ranks started{why}")
+    ]
 
 
 def _late_ranks(evidence: Evidence) -> list[int]:
@@ -110,10 +166,13 @@ def _hang(evidence: Evidence, fact: str, suspects: Sequence[int | None]) -> Find
             state = "waits for a disk or device" if process == "D" else "was stopped by a signal"
             facts.append(f"its process {state} (state {process})")
     waits = {rank: stack.waits_in for rank, stack in evidence.stacks.items()}
-    others = [(rank, function) for rank, function in waits.items() if rank not in ranks and function]
+    others = [
+        (rank, function) for rank, function in waits.items() if rank not in ranks and function
+    ]
     if others:
         facts.append(
-            f"{len(others)} other rank{'s' * (len(others) > 1)} wait{'s' * (len(others) == 1)} in {others[0][1]}"
+            f"{len(others)} other rank{'s' * (len(others) > 1)} wait{'s' * (len(others) == 1)} in "
+            f"{others[0][1]}"
         )
     text = "the ranks are stuck."
     if ranks:
@@ -125,11 +184,14 @@ def _hang(evidence: Evidence, fact: str, suspects: Sequence[int | None]) -> Find
         facts.append(f"all stacks: {evidence.attempt.path}/stacks-*.txt")
     has_timeout = evidence.launch_spec is not None and evidence.launch_spec.hang_timeout > 0
     return Finding(
-        "hang", PROBLEM, f"{text[0].upper()}{text[1:]}",
+        "hang",
+        PROBLEM,
+        f"{text[0].upper()}{text[1:]}",
         "Look at that line: every rank must call the same collectives, in the same order."
         + ("" if has_timeout else " --hang-timeout 10m ends and restarts a run that hangs."),
-        evidence=tuple(filter(None, facts)), docs=f"{DOCS}#it-hangs",
-    )  # fmt: skip
+        evidence=tuple(filter(None, facts)),
+        docs=f"{DOCS}#it-hangs",
+    )
 
 
 def _place(evidence: Evidence, rank: int) -> str:

@@ -10,35 +10,57 @@ from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.failure_text import failure_text, name_failure
 
 DOCS = "docs/troubleshooting.md"
-# Exceptions of torch and of Paceline whose messages say that memory is short. Any other may quote these words.
+# Exceptions of torch and of Paceline whose messages say that memory is short. Any other may quote
+# these words.
 _CARRIERS = ("RuntimeError", "AcceleratorError", "DistBackendError", "RunError")
 _GPU_MEMORY = re.compile(
-    r"CUDA out of memory|HIP out of memory|XPU out of memory|MPS backend out of memory|ran out of memory at step"
-    r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d+ )?'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
+    r"CUDA out of memory|HIP out of memory|XPU out of memory|MPS backend out of memory|ran out of "
+    r"memory at step"
+    r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d+ )?'out of "
+    r"memory'|CUBLAS_STATUS_ALLOC_FAILED"
 )
 _HOST_MEMORY = re.compile(r"out-of-memory killer|oom[-_ ]kill|Out Of Memory", re.I)
-_REFUSED = re.compile(r"DefaultCPUAllocator: can't allocate memory(?:: you tried to allocate (?P<bytes>\d+) bytes)?")
-_EXCEPTION = re.compile(r"(?:[\w.]+\.)?(?P<type>\w+(?:Error|Exception)): (?P<message>.*)", re.DOTALL)
-_KILLED = re.compile(r"killed by signal|exited unexpectedly")  # what torch says about a data-loader worker
+_REFUSED = re.compile(
+    r"DefaultCPUAllocator: can't allocate memory(?:: you tried to allocate (?P<bytes>\d+) bytes)?"
+)
+_EXCEPTION = re.compile(
+    r"(?:[\w.]+\.)?(?P<type>\w+(?:Error|Exception)): (?P<message>.*)", re.DOTALL
+)
+# what torch says about a data-loader worker
+_KILLED = re.compile(r"killed by signal|exited unexpectedly")
 MIN_PEAK = 64 << 20  # bytes; an agent alone, without its ranks, uses less
 WAYS_OUT = (
-    "1. Fewer samples per rank at the same global batch: run.loader(..., accumulate=2), or more ranks. "
+    "1. Fewer samples per rank at the same global batch: run.loader(..., accumulate=2), or more "
+    "ranks. "
     '2. Less memory per sample: session(precision="bf16"), or torch.utils.checkpoint. '
     '3. Sharded parameters and optimizer state: run.wrap(model, mode="fsdp").'
 )
 HOST_WAYS_OUT = (
-    "Fewer or leaner data-loader workers: num_workers, and arrays instead of lists of Python objects.",
+    "Fewer or leaner data-loader workers: num_workers, and arrays instead of lists of Python "
+    "objects.",
     "Less in memory: memory-mapped files, or run.loader over a stream.",
 )
 
 
 def check_memory(evidence: Evidence) -> list[Finding]:
-    """Tell whether a GPU or the job has used up its memory, by the type of the error or by who killed the rank."""
+    """Tell whether a GPU or the job has used up its memory, by the type of the error or by who
+    killed the rank.
+    """
     kind, message = _exception(evidence)
     if kind == "OutOfMemoryError" or (kind in _CARRIERS and _GPU_MEMORY.search(message)):
-        facts = [f"{name_failure(evidence.failure)}: {_first_line(message) or kind}", *_where(evidence)]
+        facts = [
+            f"{name_failure(evidence.failure)}: {_first_line(message) or kind}",
+            *_where(evidence),
+        ]
         return [
-            Finding("GPU memory", PROBLEM, "A GPU ran out of memory.", WAYS_OUT, tuple(facts), f"{DOCS}#out-of-memory")
+            Finding(
+                "GPU memory",
+                PROBLEM,
+                "A GPU ran out of memory.",
+                WAYS_OUT,
+                tuple(facts),
+                f"{DOCS}#out-of-memory",
+            )
         ]
     refused = _REFUSED.search(message) if kind == "RuntimeError" else None
     if refused or kind.endswith("MemoryError"):
@@ -47,8 +69,14 @@ def check_memory(evidence: Evidence) -> list[Finding]:
         # An exception of the script's own is the cause, unless it says that a process was killed.
         is_cause = not kind or bool(_KILLED.search(message))
         facts += _limits(evidence)
-        found = Finding("memory", PROBLEM, "The job ran out of memory, and the kernel killed a process.",
-                        _ways_out(evidence), tuple(facts), f"{DOCS}#out-of-memory")  # fmt: skip
+        found = Finding(
+            "memory",
+            PROBLEM,
+            "The job ran out of memory, and the kernel killed a process.",
+            _ways_out(evidence),
+            tuple(facts),
+            f"{DOCS}#out-of-memory",
+        )
         return [found if is_cause else dataclasses.replace(found, level=WARNING)]
     peak = max((use.peak("own_memory") or 0.0 for use in evidence.usage), default=0.0)
     if peak < MIN_PEAK:  # the samples of a short run have missed its ranks
@@ -58,7 +86,9 @@ def check_memory(evidence: Evidence) -> list[Finding]:
 
 
 def _exception(evidence: Evidence) -> tuple[str, str]:
-    """Return the type and message of the exception that ended the run, if need be from the last line of its log."""
+    """Return the type and message of the exception that ended the run, if need be from the last
+    line of its log.
+    """
     failure = evidence.failure
     if failure.get("type"):
         return str(failure["type"]), str(failure.get("message", ""))
@@ -75,26 +105,41 @@ def _kills(evidence: Evidence) -> list[str]:
         facts.append(f"Slurm: job {evidence.record.job} is OUT_OF_MEMORY")
     # Paceline's own lines are guesses: what it knows is in the failure.
     lines = [
-        line for line in evidence.own_lines() if _HOST_MEMORY.search(line) and not line.strip().startswith("paceline: ")
+        line
+        for line in evidence.own_lines()
+        if _HOST_MEMORY.search(line) and not line.strip().startswith("paceline: ")
     ]
     facts += [f"slurm.log: {line.strip()[:200]}" for line in lines[-1:]]
     facts += [
         f"{use.host}: the kernel killed {use.peak('oom_kills'):.0f} processes of the job"
-        for use in evidence.usage if use.peak("oom_kills")
-    ]  # fmt: skip
+        for use in evidence.usage
+        if use.peak("oom_kills")
+    ]
     return facts
 
 
 def _refused(evidence: Evidence, asked: str | None) -> Finding:
     """Describe an allocation that failed at once, as one of a wrong size does."""
     number = int(asked) if asked else 0
-    size = f" of {number / 1e12:.3g} TB" if number >= 1e12 else f" of {number / 1e9:.3g} GB" if number else ""
-    facts = [f"{name_failure(evidence.failure)}: {failure_text(evidence.failure)}", *_where(evidence)]
+    size = (
+        f" of {number / 1e12:.3g} TB"
+        if number >= 1e12
+        else f" of {number / 1e9:.3g} GB"
+        if number
+        else ""
+    )
+    facts = [
+        f"{name_failure(evidence.failure)}: {failure_text(evidence.failure)}",
+        *_where(evidence),
+    ]
     return Finding(
-        "memory", PROBLEM, f"The system refused a memory allocation{size} on the node. No process was killed.",
+        "memory",
+        PROBLEM,
+        f"The system refused a memory allocation{size} on the node. No process was killed.",
         f"Check the sizes at that line. If they are right: {_ways_out(evidence)}",
-        tuple(facts + _limits(evidence)), f"{DOCS}#out-of-memory",
-    )  # fmt: skip
+        tuple(facts + _limits(evidence)),
+        f"{DOCS}#out-of-memory",
+    )
 
 
 def _where(evidence: Evidence) -> list[str]:
@@ -102,8 +147,14 @@ def _where(evidence: Evidence) -> list[str]:
 
 
 def _ways_out(evidence: Evidence) -> str:
-    more = ("Ask for more: --mem-per-gpu or --mem-per-node.",) if evidence.record.job is not None else ()
-    return " ".join(f"{number}. {each}" for number, each in enumerate((*more, *HOST_WAYS_OUT), start=1))
+    more = (
+        ("Ask for more: --mem-per-gpu or --mem-per-node.",)
+        if evidence.record.job is not None
+        else ()
+    )
+    return " ".join(
+        f"{number}. {each}" for number, each in enumerate((*more, *HOST_WAYS_OUT), start=1)
+    )
 
 
 def _limits(evidence: Evidence) -> list[str]:

@@ -14,12 +14,19 @@ from paceline.watch.throughput import read_data_wait
 DOCS = "docs/troubleshooting.md"
 WAITS = 0.3  # of the time, for data
 REST = "the rest of a step is not measured"
-FASTER_DATA = "Raise num_workers, stage the data to the nodes (--data), or keep small sets on the device (resident)."
+FASTER_DATA = (
+    "Raise num_workers, stage the data to the nodes (--data), or keep small sets on the "
+    "device (resident)."
+)
 
 
 def check_data(evidence: Evidence) -> list[Finding]:
     """Name the ranks that spend much of their time waiting for the next batch."""
-    shares = {rank: share for rank, samples in evidence.ranks.items() if (share := _wait_share(samples)) is not None}
+    shares = {
+        rank: share
+        for rank, samples in evidence.ranks.items()
+        if (share := _wait_share(samples)) is not None
+    }
     if not shares:
         return _describe_data_wait(_mean_wait(evidence))
     typical = median(shares.values())
@@ -38,24 +45,41 @@ def check_data(evidence: Evidence) -> list[Finding]:
     if all(host in busy for host in hosts):
         return [
             Finding(
-                "cores", WARNING, "The data loader is short of cores: it has too few per rank.",
-                "Ask for more cores (--cpus-per-gpu), and give them to num_workers; or do less work per sample.",
-                evidence=(*facts, *(busy[host] for host in hosts[:4])), docs=f"{DOCS}#too-few-cores",
+                "cores",
+                WARNING,
+                "The data loader is short of cores: it has too few per rank.",
+                "Ask for more cores (--cpus-per-gpu), and give them to num_workers; or do less "
+                "work per sample.",
+                evidence=(*facts, *(busy[host] for host in hosts[:4])),
+                docs=f"{DOCS}#too-few-cores",
             )
-        ]  # fmt: skip
+        ]
     where = f" on {', '.join(hosts)}" if few else ""
-    used = [(use.host, use.mean("own_cpu") or 0, use.details.get("own_cores", "?")) for use in evidence.usage]
-    facts += [f"{host}: the run uses {own:.1f} of its {cores} cores" for host, own, cores in used if host in hosts][:4]
+    used = [
+        (use.host, use.mean("own_cpu") or 0, use.details.get("own_cores", "?"))
+        for use in evidence.usage
+    ]
+    facts += [
+        f"{host}: the run uses {own:.1f} of its {cores} cores"
+        for host, own, cores in used
+        if host in hosts
+    ][:4]
     return [
         Finding(
-            "data", WARNING, f"The data loader is slow{where}: ranks wait for it, not for the model.",
-            FASTER_DATA, evidence=tuple(dict.fromkeys(facts)), docs=f"{DOCS}#waiting-for-data",
+            "data",
+            WARNING,
+            f"The data loader is slow{where}: ranks wait for it, not for the model.",
+            FASTER_DATA,
+            evidence=tuple(dict.fromkeys(facts)),
+            docs=f"{DOCS}#waiting-for-data",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _describe_data_wait(share: float | None) -> list[Finding]:
-    """Judge what rank 0 has written for all ranks: the samples of a run that is young or short say nothing yet."""
+    """Judge what rank 0 has written for all ranks: the samples of a run that is young or short say
+    nothing yet.
+    """
     if share is None:
         return []
     fact = f"ranks wait for it {share:.0%} of the time"
@@ -66,7 +90,9 @@ def _describe_data_wait(share: float | None) -> list[Finding]:
 
 
 def _mean_wait(evidence: Evidence) -> float | None:
-    """Return the share of its time that the newest start of the run waits for data, by its metrics."""
+    """Return the share of its time that the newest start of the run waits for data, by its
+    metrics.
+    """
     began = min((float(use.details.get("time", 0)) for use in evidence.usage), default=0.0)
     return read_data_wait(evidence.folder.metrics, since=began, min_seconds=MIN_SECONDS)
 
@@ -77,7 +103,11 @@ def _wait_share(samples: list[RankSample]) -> float | None:
     if len(running) < 2 or running[-1].step <= running[0].step:
         return None
     seconds = running[-1].time - running[0].time
-    return min(1.0, (running[-1].waited - running[0].waited) / seconds) if seconds >= MIN_SECONDS else None
+    return (
+        min(1.0, (running[-1].waited - running[0].waited) / seconds)
+        if seconds >= MIN_SECONDS
+        else None
+    )
 
 
 def check_stragglers(evidence: Evidence) -> list[Finding]:
@@ -87,39 +117,58 @@ def check_stragglers(evidence: Evidence) -> list[Finding]:
     if not slow:
         trained = [each for each in newest.values() if each.own > 0]
         return (
-            [Finding("ranks", GOOD, f"{len(trained)} take the same time until they exchange gradients; {REST}")]
+            [
+                Finding(
+                    "ranks",
+                    GOOD,
+                    f"{len(trained)} take the same time until they exchange gradients; {REST}",
+                )
+            ]
             if len(trained) > 1
             else []
         )
     found = []
     for rank, ratio in sorted(slow.items(), key=lambda item: -item[1])[:4]:
         host = evidence.host_of_rank(rank)
-        facts = [f"rank {rank} takes {ratio:.1f} times as long as the others before it exchanges gradients"]
+        facts = [
+            f"rank {rank} takes {ratio:.1f} times as long as the others before it exchanges "
+            "gradients"
+        ]
         if rank in newest and newest[rank].own:
             others = [each.own for each in newest.values() if each.rank != rank and each.own]
             facts.append(
-                f"{newest[rank].own * 1000:.0f} ms of its own time per step, {_milliseconds(others)} elsewhere"
+                f"{newest[rank].own * 1000:.0f} ms of its own time per step, "
+                f"{_milliseconds(others)} elsewhere"
             )
         facts += _node_reasons(evidence, host)
         if rank in evidence.stacks:
             facts.append(f"it was at {evidence.stacks[rank].where}")
         compare = (
-            f"Compare the node with the others: paceline doctor --fitness RUN. If it is always this one: "
+            "Compare the node with the others: paceline doctor --fitness RUN. If it is always "
+            "this one: "
             f"--exclude {host}."
         )
-        own = "All ranks are on one node: compare what this rank does with what the others do, such as longer samples."
+        own = (
+            "All ranks are on one node: compare what this rank does with what the others do, "
+            "such as longer samples."
+        )
         found.append(
             Finding(
-                "straggler", WARNING, f"Rank {rank} on {host} is slow, and all others wait for it.",
+                "straggler",
+                WARNING,
+                f"Rank {rank} on {host} is slow, and all others wait for it.",
                 compare if len({agent.host for agent in evidence.agents.values()}) > 1 else own,
-                evidence=tuple(facts), docs=f"{DOCS}#a-slow-node",
+                evidence=tuple(facts),
+                docs=f"{DOCS}#a-slow-node",
             )
-        )  # fmt: skip
+        )
     return found
 
 
 def find_slow_ranks(evidence: Evidence) -> dict[int, float]:
-    """Return ranks that are slow for no known reason, and how much slower they are than the others."""
+    """Return ranks that are slow for no known reason, and how much slower they are than the
+    others.
+    """
     slow = {**slow_ranks(evidence.ranks), **evidence.stragglers}
     return {rank: ratio for rank, ratio in slow.items() if not _is_explained(evidence, rank)}
 
@@ -129,11 +178,15 @@ def _milliseconds(seconds: list[float]) -> str:
 
 
 def _is_explained(evidence: Evidence, rank: int) -> bool:
-    """Whether a rank is slow because it waits for data, or because its node's cores are throttled."""
+    """Whether a rank is slow because it waits for data, or because its node's cores are
+    throttled.
+    """
     from paceline.watch.diagnosis.resources import THROTTLED
 
     host = evidence.host_of_rank(rank)
-    if any(use.host == host and (use.mean("throttled") or 0.0) >= THROTTLED for use in evidence.usage):
+    if any(
+        use.host == host and (use.mean("throttled") or 0.0) >= THROTTLED for use in evidence.usage
+    ):
         return True
     share = _wait_share(evidence.ranks.get(rank, []))
     share = _mean_wait(evidence) if share is None else share

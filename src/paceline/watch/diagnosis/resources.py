@@ -38,15 +38,22 @@ def compare_versions(agents: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
             continue
         common = Counter(versions.values()).most_common(1)[0][0]
         other = [host for host, version in versions.items() if version != common]
-        facts = tuple(f"{host}: {name} {version or 'missing'}" for host, version in list(versions.items())[:16])
+        facts = tuple(
+            f"{host}: {name} {version or 'missing'}"
+            for host, version in list(versions.items())[:16]
+        )
         found.append(
             Finding(
-                "versions", PROBLEM, f"{name} on {', '.join(other[:8])} is not the one of the other nodes.",
-                "Use one environment on a shared disk for all nodes (paceline env build), or exclude the node: "
+                "versions",
+                PROBLEM,
+                f"{name} on {', '.join(other[:8])} is not the one of the other nodes.",
+                "Use one environment on a shared disk for all nodes (paceline env build), or "
+                "exclude the node: "
                 f"--exclude {','.join(other[:8])}.",
-                evidence=facts, docs=f"{DOCS}#versions-that-differ",
+                evidence=facts,
+                docs=f"{DOCS}#versions-that-differ",
             )
-        )  # fmt: skip
+        )
     if found:
         return found
     node = next(iter(agents.values()))
@@ -55,7 +62,9 @@ def compare_versions(agents: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
 
 
 def check_gpus(evidence: Evidence) -> list[Finding]:
-    """Compare the GPUs that a node shows with those that its ranks need, and look for two ranks on one."""
+    """Compare the GPUs that a node shows with those that its ranks need, and look for two ranks on
+    one.
+    """
     spec = evidence.launch_spec
     if spec is None or spec.gpus <= 0:
         return []
@@ -67,48 +76,85 @@ def check_gpus(evidence: Evidence) -> list[Finding]:
         shown = use.details.get("gpus")
         driver = len(shown) if isinstance(shown, list) else None
         if driver is not None and driver < min(spec.gpus, spec.nproc):
-            short[use.host] = [f"{use.host}: the driver (NVML) shows {driver} of the {spec.gpus} GPUs requested"]
+            short[use.host] = [
+                f"{use.host}: the driver (NVML) shows {driver} of the {spec.gpus} GPUs requested"
+            ]
     for agent in evidence.agents.values():
-        for key, what in (("slurm_gpus", "Slurm granted"), ("visible_gpus", "the environment shows")):
+        for key, what in (
+            ("slurm_gpus", "Slurm granted"),
+            ("visible_gpus", "the environment shows"),
+        ):
             count, ranks = agent.node.get(key), len(agent.node.get("ranks") or [])
-            needed = 1 if spec.one_gpu_per_rank and key == "visible_gpus" else min(spec.gpus, max(ranks, 1))
+            needed = (
+                1
+                if spec.one_gpu_per_rank and key == "visible_gpus"
+                else min(spec.gpus, max(ranks, 1))
+            )
             if isinstance(count, int) and count < needed:
-                short.setdefault(agent.host, []).append(f"{agent.host}: {what} {count} of the {needed} GPUs needed")
+                short.setdefault(agent.host, []).append(
+                    f"{agent.host}: {what} {count} of the {needed} GPUs needed"
+                )
     if not short:
-        names = {str(gpu.get("name", "GPU")) for use in evidence.usage for gpu in use.details.get("gpus") or []}
-        return [Finding("GPUs", GOOD, f"{spec.gpus} per node for {spec.nproc} ranks {' '.join(sorted(names))}".strip())]
+        names = {
+            str(gpu.get("name", "GPU"))
+            for use in evidence.usage
+            for gpu in use.details.get("gpus") or []
+        }
+        return [
+            Finding(
+                "GPUs",
+                GOOD,
+                f"{spec.gpus} per node for {spec.nproc} ranks {' '.join(sorted(names))}".strip(),
+            )
+        ]
     hosts = ", ".join(short)
     return [
         Finding(
-            "GPUs", PROBLEM, f"{hosts} has fewer GPUs than ranks.",
-            f"Look at `nvidia-smi` and `dmesg | grep Xid` there: a GPU may have fallen off the bus. Exclude the node "
+            "GPUs",
+            PROBLEM,
+            f"{hosts} has fewer GPUs than ranks.",
+            "Look at `nvidia-smi` and `dmesg | grep Xid` there: a GPU may have fallen off the "
+            "bus. Exclude the node "
             f"(--exclude {','.join(short)}) and report it.",
             evidence=tuple(fact for facts in short.values() for fact in dict.fromkeys(facts)),
             docs=f"{DOCS}#gpus-and-ranks",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _shared(evidence: Evidence) -> Finding:
     failure = evidence.failure
     return Finding(
-        "GPUs", PROBLEM, "Two ranks use the same GPU.",
-        "Let Paceline set the device (session, or LOCAL_RANK), start one rank per GPU (--nproc), and do not set "
+        "GPUs",
+        PROBLEM,
+        "Two ranks use the same GPU.",
+        "Let Paceline set the device (session, or LOCAL_RANK), start one rank per GPU (--nproc), "
+        "and do not set "
         "CUDA_VISIBLE_DEVICES in the script.",
-        evidence=(f"rank {failure.get('rank')} on {failure.get('host')}: {str(failure.get('message', ''))[:300]}",),
+        evidence=(
+            f"rank {failure.get('rank')} on {failure.get('host')}: "
+            f"{str(failure.get('message', ''))[:300]}",
+        ),
         docs=f"{DOCS}#gpus-and-ranks",
-    )  # fmt: skip
+    )
 
 
-# Errors of the driver that a program causes itself, and what the others mean. See NVIDIA's list of Xid errors.
+# Errors of the driver that a program causes itself, and what the others mean. See NVIDIA's list of
+# Xid errors.
 UNKNOWN_XID = "see NVIDIA's list of Xid errors"
 PROGRAM_XIDS = {13, 31, 43, 45, 68}
 XIDS = {
-    48: "memory error that ECC could not correct", 63: "memory page or row retired", 64: "memory row not remapped",
-    74: "NVLink error", 79: "the GPU has fallen off the bus", 92: "many corrected memory errors",
-    94: "contained memory error", 95: "uncontained memory error", 119: "the GPU's own processor does not answer",
+    48: "memory error that ECC could not correct",
+    63: "memory page or row retired",
+    64: "memory row not remapped",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "many corrected memory errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    119: "the GPU's own processor does not answer",
     120: "the GPU's own processor failed",
-}  # fmt: skip
+}
 
 
 def check_gpu_health(evidence: Evidence) -> list[Finding]:
@@ -117,7 +163,11 @@ def check_gpu_health(evidence: Evidence) -> list[Finding]:
     for use in evidence.usage:
         listed = [sample.get("gpus") or [] for sample in use.samples]
         for number in range(max(map(len, listed), default=0)):
-            samples = [gpus[number] for gpus in listed if number < len(gpus) and isinstance(gpus[number], dict)]
+            samples = [
+                gpus[number]
+                for gpus in listed
+                if number < len(gpus) and isinstance(gpus[number], dict)
+            ]
             found += _unhealthy(use.host, number, samples)
     return found
 
@@ -132,12 +182,28 @@ def _unhealthy(host: str, number: int, samples: list[dict[str, Any]]) -> list[Fi
     errors = max((each["ecc"] for each in samples if isinstance(each.get("ecc"), int)), default=0)
     if errors:
         text = f"{name} has had memory errors that ECC could not correct."
-        return [Finding("GPU error", WARNING, text, exclude, (f"NVML: {errors} since the node started",), docs)]
+        return [
+            Finding(
+                "GPU error",
+                WARNING,
+                text,
+                exclude,
+                (f"NVML: {errors} since the node started",),
+                docs,
+            )
+        ]
     slow = [str(each["slowdown"]) for each in samples if each.get("slowdown")]
     if len(slow) >= MIN_SAMPLES and 2 * len(slow) >= len(samples):
         facts = (f"NVML: {slow[-1]}, in {len(slow)} of {len(samples)} samples",)
         return [
-            Finding("throttled", WARNING, f"{name} is slowed down by its driver: {slow[-1]}.", exclude, facts, docs)
+            Finding(
+                "throttled",
+                WARNING,
+                f"{name} is slowed down by its driver: {slow[-1]}.",
+                exclude,
+                facts,
+                docs,
+            )
         ]
     return []
 
@@ -145,32 +211,52 @@ def _unhealthy(host: str, number: int, samples: list[dict[str, Any]]) -> list[Fi
 def check_cores(evidence: Evidence) -> list[Finding]:
     """Look for nodes whose ranks have too few cores, or are held back by a limit of CPU time."""
     throttled = {
-        use.host: share for use in evidence.usage
+        use.host: share
+        for use in evidence.usage
         if len(use.samples) >= MIN_SAMPLES and (share := use.mean("throttled") or 0.0) >= THROTTLED
-    }  # fmt: skip
+    }
     if throttled:
-        facts = [f"{host}: the kernel held the job back in {share:.0f} % of all periods (cgroup cpu.stat)"
-                 for host, share in throttled.items()]  # fmt: skip
-        facts += [f"{use.host}: {use.mean('own_cpu') or 0:.1f} of {use.details.get('own_cores', '?')} cores in use"
-                  for use in evidence.usage if use.host in throttled]  # fmt: skip
+        facts = [
+            f"{host}: the kernel held the job back in {share:.0f} % of all periods (cgroup "
+            "cpu.stat)"
+            for host, share in throttled.items()
+        ]
+        facts += [
+            f"{use.host}: {use.mean('own_cpu') or 0:.1f} of {use.details.get('own_cores', '?')} "
+            "cores in use"
+            for use in evidence.usage
+            if use.host in throttled
+        ]
         return [
             Finding(
-                "throttled", WARNING, f"The cores of {', '.join(throttled)} are throttled: a limit of CPU time holds "
+                "throttled",
+                WARNING,
+                f"The cores of {', '.join(throttled)} are throttled: a limit of CPU time holds "
                 "the ranks back.",
-                f"Ask for more cores (--cpus-per-gpu), or exclude the node: --exclude {','.join(throttled)}.",
-                evidence=tuple(facts), docs=f"{DOCS}#a-slow-node",
+                "Ask for more cores (--cpus-per-gpu), or exclude the node: --exclude "
+                f"{','.join(throttled)}.",
+                evidence=tuple(facts),
+                docs=f"{DOCS}#a-slow-node",
             )
-        ]  # fmt: skip
+        ]
     counts = _cores_and_ranks(evidence)
-    few = {host: f"{host}: {ranks} ranks on {cpus} cores" for host, (cpus, ranks) in counts.items() if 0 < cpus < ranks}
+    few = {
+        host: f"{host}: {ranks} ranks on {cpus} cores"
+        for host, (cpus, ranks) in counts.items()
+        if 0 < cpus < ranks
+    }
     if few:
         return [
             Finding(
-                "cores", WARNING, f"The ranks of {', '.join(few)} share cores.",
-                "Ask for at least one core per rank, and for data-loader workers on top: --cpus-per-gpu.",
-                evidence=tuple(few.values()), docs=f"{DOCS}#too-few-cores",
+                "cores",
+                WARNING,
+                f"The ranks of {', '.join(few)} share cores.",
+                "Ask for at least one core per rank, and for data-loader workers on top: "
+                "--cpus-per-gpu.",
+                evidence=tuple(few.values()),
+                docs=f"{DOCS}#too-few-cores",
             )
-        ]  # fmt: skip
+        ]
     if not counts:
         return []  # no agent has begun yet
     texts = {f"{cpus} for {ranks} rank{'s' * (ranks != 1)}" for cpus, ranks in counts.values()}
@@ -178,7 +264,9 @@ def check_cores(evidence: Evidence) -> list[Finding]:
 
 
 def _cores_and_ranks(evidence: Evidence) -> dict[str, tuple[int, int]]:
-    """Return how many cores and ranks each node has. Agents that `paceline run --nodes` starts share their cores."""
+    """Return how many cores and ranks each node has. Agents that `paceline run --nodes` starts
+    share their cores.
+    """
     found: dict[str, tuple[int, int]] = {}
     for agent in evidence.agents.values():
         cpus, ranks = agent.node.get("cpus"), len(agent.node.get("ranks") or [])
@@ -194,6 +282,11 @@ def saturated(evidence: Evidence) -> dict[str, str]:
     found = {}
     for use in evidence.usage:
         cores, used = use.details.get("own_cores"), use.mean("own_cpu")
-        if isinstance(cores, int) and used is not None and len(use.samples) >= MIN_SAMPLES and used >= BUSY * cores:
+        if (
+            isinstance(cores, int)
+            and used is not None
+            and len(use.samples) >= MIN_SAMPLES
+            and used >= BUSY * cores
+        ):
             found[use.host] = f"{use.host}: the run uses {used:.1f} of its {cores} cores"
     return found

@@ -30,32 +30,48 @@ def check_failure(evidence: Evidence) -> list[Finding]:
         tail = [line.strip() for line in evidence.batch_log.splitlines() if line.strip()]
         return [
             Finding(
-                "end", PROBLEM, f"The run {record.status_phrase}, and no rank has reported an error.",
+                "end",
+                PROBLEM,
+                f"The run {record.status_phrase}, and no rank has reported an error.",
                 "Read the batch script's output: paceline logs --batch RUN.",
-                evidence=tuple(f"slurm.log: {line[:200]}" for line in tail[-3:]), docs=f"{DOCS}#it-died",
+                evidence=tuple(f"slurm.log: {line[:200]}" for line in tail[-3:]),
+                docs=f"{DOCS}#it-died",
             )
-        ]  # fmt: skip
+        ]
     if not lines:
         return []
     facts = [f"at {failure['where']}"] if failure.get("where") else []
     facts += [failure["log"]] if failure.get("log") else []
     text, advice = _split_advice(lines[0], str(failure.get("type", "")))
-    return [Finding("error", PROBLEM, text, _hint(evidence, advice), tuple(facts), f"{DOCS}#it-died")]
+    return [
+        Finding("error", PROBLEM, text, _hint(evidence, advice), tuple(facts), f"{DOCS}#it-died")
+    ]
 
 
 def _hint(evidence: Evidence, advice: str) -> str:
     rank, code = evidence.failure.get("rank"), evidence.failure.get("code", 0)
     if evidence.failure.get("ended_ranks"):
-        return "Give all ranks the same number of batches and steps, or leave the loop on all of them at once."
+        return (
+            "Give all ranks the same number of batches and steps, or leave the loop on all of "
+            "them at once."
+        )
     run = evidence.record.run_id
-    log = f"Read the log of rank {rank}: {to_type(f'logs --rank {rank} {run}')}." if rank is not None else ""
+    log = (
+        f"Read the log of rank {rank}: {to_type(f'logs --rank {rank} {run}')}."
+        if rank is not None
+        else ""
+    )
     if code == SIGKILL:
         return (
-            "The kernel often does this when memory runs out: check the node's memory (paceline show, dmesg). "
+            "The kernel often does this when memory runs out: check the node's memory (paceline "
+            "show, dmesg). "
             f"Otherwise a user or one of the site's clean-up scripts killed the process. {log}"
         )
     if evidence.failure.get("cause") == "crash" and evidence.failure.get("where"):
-        return f"Compiled code crashed at that line: look at the library that it calls, and its version. {log}"
+        return (
+            "Compiled code crashed at that line: look at the library that it calls, and its "
+            f"version. {log}"
+        )
     advice = advice or _advise(evidence.failure)
     return " ".join(filter(None, [advice, log])) or f"Read the logs: {to_type(f'logs {run}')}."
 
@@ -64,10 +80,13 @@ def _advise(failure: Mapping[str, Any]) -> str:
     """Return what to do about the script's own exception; empty if nothing is known about it."""
     lacks = re.match(r"No module named '([^'.]+)", str(failure.get("message", "")))
     if failure.get("type") == "ModuleNotFoundError" and lacks:
-        return f"Install {lacks[1]} in the environment of this run. Its package may have another name."
+        return (
+            f"Install {lacks[1]} in the environment of this run. Its package may have another name."
+        )
     if is_usage_error(failure):
         return "The script rejected its arguments: correct them in your command."
-    line = re.match(r".*?:\d+(?= in )", str(failure.get("where", "")))  # the evidence has the whole of it
+    # the evidence has the whole of it
+    line = re.match(r".*?:\d+(?= in )", str(failure.get("where", "")))
     return f"Look at {line[0]}." if line else ""
 
 
@@ -81,10 +100,17 @@ def _split_advice(text: str, kind: str) -> tuple[str, str]:
 
 
 def mention_failure(found: list[Finding], evidence: Evidence) -> list[Finding]:
-    """Add the exception that ended the run to the first problem, unless a problem has it already."""
+    """Add the exception that ended the run to the first problem, unless a problem has it
+    already.
+    """
     failure = evidence.failure
     first = next((each for each in found if each.level == PROBLEM), None)
-    if first is None or not failure.get("type") or evidence.is_live or evidence.record.status == DONE:
+    if (
+        first is None
+        or not failure.get("type")
+        or evidence.is_live
+        or evidence.record.status == DONE
+    ):
         return found
     line = failure_text(failure).splitlines()[0]
     message = line.partition(": ")[2]

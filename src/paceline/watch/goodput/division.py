@@ -11,14 +11,23 @@ from paceline.watch.goodput.periods import Period, TrainingLog
 UNMEASURED = "unmeasured"  # the part of a start that has not been divided
 SHARES = ("queued", "starting", "running", "training", "saving", "lost", "idle")
 PARTS = {
-    # Agents meet and check their nodes; data is copied to the nodes; ranks start and import; they find each other; a
-    # checkpoint is loaded; the script sets up the rest; its first batch; its first step, as far as it is longer than
-    # others. Rank 0 says how long these took at its first step boundary; until then, nobody knows.
+    # Agents meet and check their nodes; data is copied to the nodes; ranks start and import; they
+    # find each other; a checkpoint is loaded; the script sets up the rest; its first batch; its
+    # first step, as far as it is longer than others. Rank 0 says how long these took at its first
+    # step boundary; until then, nobody knows.
     "starting": (
-        "agents", "staging", "import", "rendezvous", "restore", "setup", "first_batch", "compile", UNMEASURED,
+        "agents",
+        "staging",
+        "import",
+        "rendezvous",
+        "restore",
+        "setup",
+        "first_batch",
+        "compile",
+        UNMEASURED,
     ),
     "training": ("compute", "data"),  # waiting for data is the other one
-}  # fmt: skip
+}
 RENDEZVOUS = ("device", "rendezvous", "context", "process_group")  # phases of a start
 
 
@@ -47,8 +56,9 @@ class Piece:
 def divide(periods: Sequence[Period]) -> list[Piece]:
     """Divide all periods. Steps are lost if the next attempt that trains has to repeat them.
 
-    An attempt may have several sessions, such as folds. All but its last are over, and nobody repeats them. That one
-    continues in the first session of the next attempt that has something left to do.
+    An attempt may have several sessions, such as folds. All but its last are over, and nobody
+    repeats them. That one continues in the first session of the next attempt that has something
+    left to do.
     """
     pieces = []
     resumed_at: int | None = None
@@ -81,11 +91,14 @@ def _divide_start(period: Period, log: TrainingLog | None) -> Piece:
     }
     shrunk = min(1.0, span.seconds / total) if (total := sum(measured.values())) else 1.0
     parts = {name: seconds * shrunk for name, seconds in measured.items()}
-    return Piece([span], {"starting": {"import": max(0.0, span.seconds - sum(parts.values())), **parts}})
+    return Piece(
+        [span], {"starting": {"import": max(0.0, span.seconds - sum(parts.values())), **parts}}
+    )
 
 
 def _divide_training(period: Period, log: TrainingLog, resumed_at: int | None) -> Piece:
-    has_left_loop = log.left is not None or (log.is_finished and not log.is_live)  # without the end of a step
+    # without the end of a step
+    has_left_loop = log.left is not None or (log.is_finished and not log.is_live)
     if log.is_in_first_step and not has_left_loop:
         return _divide_first_step(period, log)
     ended = period.ended if log.left is None else min(max(log.left, period.began), period.ended)
@@ -110,17 +123,28 @@ def _divide_training(period: Period, log: TrainingLog, resumed_at: int | None) -
     waited = min(training, max(0.0, _waited(log, useful_until) - _waited(log, began)))
     starting = began - period.began
     parts = {
-        "starting": {"first_batch": min(first_batch, starting), "compile": max(0.0, starting - first_batch)},
+        "starting": {
+            "first_batch": min(first_batch, starting),
+            "compile": max(0.0, starting - first_batch),
+        },
         "training": {"compute": training - waited, "data": waited},
     }
     return Piece(spans, parts)
 
 
 def _divide_first_step(period: Period, log: TrainingLog) -> Piece:
-    """Divide a period that has not reached the end of its first step: it waits for the batch, or compiles."""
+    """Divide a period that has not reached the end of its first step: it waits for the batch, or
+    compiles.
+    """
     span = _span(period, "starting", period.began, period.ended)
-    came = period.ended if log.first_batch is None else min(max(log.first_batch, period.began), period.ended)
-    return Piece([span], {"starting": {"first_batch": came - period.began, "compile": period.ended - came}})
+    came = (
+        period.ended
+        if log.first_batch is None
+        else min(max(log.first_batch, period.began), period.ended)
+    )
+    return Piece(
+        [span], {"starting": {"first_batch": came - period.began, "compile": period.ended - came}}
+    )
 
 
 def _useful_until(period: Period, log: TrainingLog, resumed_at: int | None) -> float:
@@ -135,7 +159,11 @@ def _useful_until(period: Period, log: TrainingLog, resumed_at: int | None) -> f
 
 def _was_saved(log: TrainingLog, resumed_at: int | None) -> bool:
     """Return whether all steps of an attempt that stopped were saved: after that, it shut down."""
-    return resumed_at is not None and log.is_finished and all(step <= resumed_at for _, step in log.steps)
+    return (
+        resumed_at is not None
+        and log.is_finished
+        and all(step <= resumed_at for _, step in log.steps)
+    )
 
 
 def _compilation(period: Period, log: TrainingLog) -> float:
@@ -157,7 +185,9 @@ def _compilation(period: Period, log: TrainingLog) -> float:
 
 
 def _waited(log: TrainingLog, time: float) -> float:
-    """Return the seconds for which rank 0 had waited for data, between the times at which it told."""
+    """Return the seconds for which rank 0 had waited for data, between the times at which it
+    told.
+    """
     points = _rising(log.waits)
     for (left, before), (right, after) in pairwise(points):
         if left <= time <= right:
@@ -165,7 +195,8 @@ def _waited(log: TrainingLog, time: float) -> float:
     if not points or time < points[0][0]:
         return points[0][1] if points else 0.0
     (first, start), (last, end) = points[0], points[-1]
-    rate = (end - start) / (last - first) if last > first else 0.0  # nobody told later: it went on as before
+    # nobody told later: it went on as before
+    rate = (end - start) / (last - first) if last > first else 0.0
     return end + rate * (time - last)
 
 

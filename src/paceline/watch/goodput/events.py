@@ -12,10 +12,23 @@ from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, 
 from paceline.contract.run_folder import RunFolder
 
 EVENT_FIELDS: Fields = {
-    "time": NUMBER, "event": str, "step": int, "steps": int, "blocked": NUMBER, "job_start": str, "attempt": int,
-    "processes": int, "names": list, "waited": NUMBER, "seconds": (dict, int, float), "index": int, "ranks": list,
-    "nodelist": str, "host": str, "queued_at": NUMBER,
-}  # fmt: skip
+    "time": NUMBER,
+    "event": str,
+    "step": int,
+    "steps": int,
+    "blocked": NUMBER,
+    "job_start": str,
+    "attempt": int,
+    "processes": int,
+    "names": list,
+    "waited": NUMBER,
+    "seconds": (dict, int, float),
+    "index": int,
+    "ranks": list,
+    "nodelist": str,
+    "host": str,
+    "queued_at": NUMBER,
+}
 QUEUED = frozenset({"queued", "submitted"})
 PHASES = QUEUED | {"node", "started", "launch", "ranks", "training", "saving"}
 ENDS = frozenset({"failed", "stopped", "done"})
@@ -49,7 +62,9 @@ def had_session(events: Iterable[dict[str, Any]]) -> bool:
 
 
 def find_end(folder: RunFolder, events: Sequence[dict[str, Any]]) -> float | None:
-    """Return when a run ended whose end nobody recorded, as far as its files tell: it was cancelled, killed or lost."""
+    """Return when a run ended whose end nobody recorded, as far as its files tell: it was
+    cancelled, killed or lost.
+    """
     phases = [event for event in events if event["event"] in PHASES or event["event"] in ENDS]
     if not phases or phases[-1]["event"] in ENDS:
         return None

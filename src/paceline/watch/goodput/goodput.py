@@ -33,7 +33,11 @@ class Goodput:
     @property
     def seconds_between_failures(self) -> float | None:
         """The mean time that the run had nodes, per failure; None without one."""
-        return sum(self.seconds[name] for name in WITH_RANKS) / self.failures if self.failures else None
+        return (
+            sum(self.seconds[name] for name in WITH_RANKS) / self.failures
+            if self.failures
+            else None
+        )
 
     def share(self, name: str) -> float:
         return self.seconds[name] / self.total if self.total else 0.0
@@ -46,7 +50,9 @@ def compute_goodput(events: Iterable[Mapping[str, Any]], now: float | None = Non
     """
     reader = PeriodReader()
     reader.read(events, now)
-    result = Goodput(attempts=len(reader.attempts), failures=reader.failures, job_starts=reader.job_starts)
+    result = Goodput(
+        attempts=len(reader.attempts), failures=reader.failures, job_starts=reader.job_starts
+    )
     for piece in divide(reader.periods):
         for span in piece.spans:
             result.seconds[span.kind] += span.seconds
@@ -59,7 +65,9 @@ def compute_goodput(events: Iterable[Mapping[str, Any]], now: float | None = Non
 
 
 def _join(spans: Iterable[Span]) -> list[Span]:
-    """Return a time line with at most about `MAX_SPANS` spans: neighbours of a kind become one, short saves go."""
+    """Return a time line with at most about `MAX_SPANS` spans: neighbours of a kind become one,
+    short saves go.
+    """
     joined = _join_neighbours(span for span in spans if span.ended > span.began)
     if len(joined) <= MAX_SPANS:
         return joined
@@ -77,7 +85,11 @@ def _join(spans: Iterable[Span]) -> list[Span]:
 def _join_neighbours(spans: Iterable[Span]) -> list[Span]:
     joined: list[Span] = []
     for span in spans:
-        if joined and (joined[-1].kind, joined[-1].attempt, joined[-1].ended) == (span.kind, span.attempt, span.began):
+        if joined and (joined[-1].kind, joined[-1].attempt, joined[-1].ended) == (
+            span.kind,
+            span.attempt,
+            span.began,
+        ):
             joined[-1] = Span(span.kind, joined[-1].began, span.ended, span.attempt)
         else:
             joined.append(span)

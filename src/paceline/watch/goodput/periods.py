@@ -1,15 +1,17 @@
 """The periods of a run, one after the other, from its events.
 
-The events used are `queued` (or `submitted`), `node` and `started` (an agent arrives, and has met the others),
-`staging` and `staged`, `launch` and `ranks` (ranks start, and have started, with `uses_runtime`), `training` (the first
-step boundary of a session, with its first step and the seconds of its start), `first_batch`, `first_step`, `saving`
-(with `step`, `blocked` seconds and `waited`, the seconds for which rank 0 has waited for data so far), `progress` (how
-far a live run is), `session_end` (rank 0 has left the session; its processes still have to end, or open another one),
+The events used are `queued` (or `submitted`), `node` and `started` (an agent arrives, and has met
+the others),
+`staging` and `staged`, `launch` and `ranks` (ranks start, and have started, with `uses_runtime`),
+`training` (the first step boundary of a session, with its first step and the seconds of its start),
+`first_batch`, `first_step`, `saving` (with `step`, `blocked` seconds and `waited`, the seconds for
+which rank 0 has waited for data so far), `progress` (how far a live run is), `session_end` (rank 0
+has left the session; its processes still have to end, or open another one),
 `failed`, `stopped` and `done`.
 
-When a requeued job starts again, the time since the last event of the previous job start counts as queued, or only that
-since `queued_at`, if Slurm has said when it requeued the job; while it waits, the event `requeued` says so. The time
-between the end of a run and its resumption is not counted.
+When a requeued job starts again, the time since the last event of the previous job start counts as
+queued, or only that since `queued_at`, if Slurm has said when it requeued the job; while it waits,
+the event `requeued` says so. The time between the end of a run and its resumption is not counted.
 """
 
 from __future__ import annotations
@@ -27,23 +29,32 @@ ACTIVE = frozenset({"starting", "running", "training"})
 
 @dataclass
 class TrainingLog:
-    """What rank 0 tells of one session, from its first step boundary to its end. Most attempts have only one."""
+    """What rank 0 tells of one session, from its first step boundary to its end. Most attempts
+    have only one.
+    """
 
     step: int  # the first one
     phases: dict[str, float]  # seconds of the start, by name
     first_batch: float | None = None  # when it came
     first_step: float | None = None  # when it ended
-    saves: list[tuple[float, int, float]] = field(default_factory=list)  # time, step, seconds blocked
-    steps: list[tuple[float, int]] = field(default_factory=list)  # times at which so many steps were done
-    waits: list[tuple[float, float]] = field(default_factory=list)  # times, and the seconds waited for data until then
+    # time, step, seconds blocked
+    saves: list[tuple[float, int, float]] = field(default_factory=list)
+    # times at which so many steps were done
+    steps: list[tuple[float, int]] = field(default_factory=list)
+    # times, and the seconds waited for data until then
+    waits: list[tuple[float, float]] = field(default_factory=list)
     left: float | None = None  # when rank 0 left the session
-    is_followed: bool = False  # the script has trained in another session since, such as the next fold
-    is_finished: bool = False  # ended by `done` or `stopped`, so nothing after the last save is lost
+    # the script has trained in another session since, such as the next fold
+    is_followed: bool = False
+    # ended by `done` or `stopped`, so nothing after the last save is lost
+    is_finished: bool = False
     is_live: bool = False  # as far as anybody knows
 
     @property
     def is_in_first_step(self) -> bool:
-        """Whether its first step has not ended. A script that calls `run.should_stop` does not tell."""
+        """Whether its first step has not ended. A script that calls `run.should_stop` does not
+        tell.
+        """
         return bool(self.phases) and self.has_no_step
 
     @property
@@ -85,20 +96,24 @@ class PeriodReader:
         self._last = 0.0
 
     def read(self, events: Iterable[Mapping[str, Any]], now: float | None) -> None:
-        """Read all events of a run. The last period lasts until `now`, or else until the last event."""
+        """Read all events of a run. The last period lasts until `now`, or else until the last
+        event.
+        """
         for event in events:
             before, time = self._last, float(event["time"])
             if event["event"] not in ARRIVALS or not self._is_ahead(event):
                 self._last = max(before, time)
             self._take(event, event["event"], time, before)
         if self._current is not None and self._current.log is not None:
-            self._current.log.is_finished = self._current.log.is_live = True  # as far as anybody knows
+            # as far as anybody knows
+            self._current.log.is_finished = self._current.log.is_live = True
         self._close(max(self._last, now) if now is not None else self._last)
         if self.job_starts and self.periods and self.periods[-1].kind != "queued":
             self.job_starts[-1].ended = max(self.job_starts[-1].ended, self.periods[-1].ended)
 
     def _is_ahead(self, event: Mapping[str, Any]) -> bool:
-        """Whether the agent of another node has arrived before the head agent of the same job start.
+        """Whether the agent of another node has arrived before the head agent of the same job
+        start.
 
         Until that one arrives, the run still does what it did before.
         """
@@ -125,13 +140,18 @@ class PeriodReader:
                 self._start_ranks(event, name, time)
         elif name == "training" and (phase != "training" or self._has_left_session()):
             self._start_training(event, time)
-        elif name in ("first_batch", "first_step", "saving", "progress", "session_end") and phase == "training":
+        elif (
+            name in ("first_batch", "first_step", "saving", "progress", "session_end")
+            and phase == "training"
+        ):
             self._advance(event, name, time)
         elif name in ENDS:
             self._end(event, name, time)
 
     def _start(self, event: Mapping[str, Any], time: float, before: float) -> None:
-        """The head agent arrives: of a new job, of one that was requeued, or in place of one that was killed."""
+        """The head agent arrives: of a new job, of one that was requeued, or in place of one that
+        was killed.
+        """
         name, phase = str(event.get("job_start", "")), self._current.kind if self._current else ""
         known = self.job_starts[-1].name if self.job_starts else None
         if name == known and phase == "starting":  # `started` follows `node`
@@ -144,7 +164,8 @@ class PeriodReader:
             self.failures += phase in ACTIVE
             self._close(before)
             if not name.startswith("pid-"):  # a local run is started by the user
-                # Until Slurm requeued the job, it had its nodes: one may have died without anybody noticing.
+                # Until Slurm requeued the job, it had its nodes: one may have died without anybody
+                # noticing.
                 self._enter("lost" if phase in ACTIVE else "idle", before)
                 self._enter("queued", min(max(before, float(event.get("queued_at", before))), time))
         else:
@@ -168,7 +189,9 @@ class PeriodReader:
         if phase in ("running", "training"):
             self.failures += 1  # without an event at its end
         self.attempts.add(number)
-        self._enter("starting" if uses_runtime else "running", time, part="ranks" if uses_runtime else "")
+        self._enter(
+            "starting" if uses_runtime else "running", time, part="ranks" if uses_runtime else ""
+        )
         for period in reversed(self.periods):  # what its agents did before it belongs to it
             if period.kind != "starting" or period.attempt or period.part == "ranks":
                 break
@@ -182,11 +205,16 @@ class PeriodReader:
 
     def _start_training(self, event: Mapping[str, Any], time: float) -> None:
         attempt = self._current.attempt if self._current is not None else 0
-        if self._current is not None and (last := self._current.log) is not None and last.left is not None:
+        if (
+            self._current is not None
+            and (last := self._current.log) is not None
+            and last.left is not None
+        ):
             last.is_followed = True
             self._enter("starting", last.left, part="setup")
             self._current.attempt = attempt
-        if self._current is not None and self._current.kind == "running":  # it has step boundaries after all
+        # it has step boundaries after all
+        if self._current is not None and self._current.kind == "running":
             self._current.kind, self._current.part = "starting", "ranks"
         self._enter("training", time)
         assert self._current is not None
@@ -207,7 +235,9 @@ class PeriodReader:
         elif name == "session_end":
             log.left = time
         elif name == "saving":
-            log.saves.append((time, int(event.get("step", 0)), max(0.0, float(event.get("blocked", 0.0)))))
+            log.saves.append(
+                (time, int(event.get("step", 0)), max(0.0, float(event.get("blocked", 0.0))))
+            )
         if isinstance(event.get("step"), int):
             log.steps.append((time, event["step"]))
         if name != "first_step" and "waited" in event:

@@ -18,18 +18,27 @@ TAIL = 16384  # bytes of the list of requeues
 Event = dict[str, Any]
 
 
-def read_goodput(folder: RunFolder, events: Sequence[Event], *, is_over: bool, is_waiting: bool = False) -> Goodput:
+def read_goodput(
+    folder: RunFolder, events: Sequence[Event], *, is_over: bool, is_waiting: bool = False
+) -> Goodput:
     """Return where the time of a run went so far. `is_waiting`: Slurm has its job in the queue."""
     is_waiting = not is_over and (is_waiting or _is_requeued(folder, events))
-    more = [*_signs_of_life(folder, events, is_waiting=is_waiting), *(() if is_over else _progress(folder))]
+    more = [
+        *_signs_of_life(folder, events, is_waiting=is_waiting),
+        *(() if is_over else _progress(folder)),
+    ]
     known = sorted([*events, *more], key=lambda event: float(event["time"]))
     if is_waiting and _newest_start(known):  # nothing that its last start did is later
         known.append({"time": known[-1]["time"], "event": "requeued"})
-    return compute_goodput(known, find_end(folder, events) if is_over else viewpoint.now(folder.path))
+    return compute_goodput(
+        known, find_end(folder, events) if is_over else viewpoint.now(folder.path)
+    )
 
 
 def _newest_start(events: Sequence[Event]) -> Event:
-    """Return the arrival of the newest head agent; empty if there is none, or if the run was submitted again since."""
+    """Return the arrival of the newest head agent; empty if there is none, or if the run was
+    submitted again since.
+    """
     for event in reversed(events):
         if event["event"] in QUEUED:
             return {}
@@ -39,18 +48,28 @@ def _newest_start(events: Sequence[Event]) -> Event:
 
 
 def _is_requeued(folder: RunFolder, events: Sequence[Event]) -> bool:
-    """Return whether the newest start of a job has ended with a requeue. Each line of the file is `TIME JOB-START`."""
+    """Return whether the newest start of a job has ended with a requeue. Each line of the file is
+    `TIME JOB-START`.
+    """
     try:
         lines = read_tail(folder.requeues, TAIL).decode(errors="replace").split("\n")
     except OSError:
         return False
     names = [line.partition(" ")[2].strip() for line in lines]
-    return any(names) and [name for name in names if name][-1] == _newest_start(events).get("job_start")
+    return any(names) and [name for name in names if name][-1] == _newest_start(events).get(
+        "job_start"
+    )
 
 
-def _signs_of_life(folder: RunFolder, events: Sequence[Event], *, is_waiting: bool) -> Iterator[Event]:
-    """Yield when the ranks of an attempt last wrote to their logs, if it was killed and could not write its end."""
-    launches = [event for event in events if event["event"] in ("launch", "ranks") and "attempt" in event]
+def _signs_of_life(
+    folder: RunFolder, events: Sequence[Event], *, is_waiting: bool
+) -> Iterator[Event]:
+    """Yield when the ranks of an attempt last wrote to their logs, if it was killed and could not
+    write its end.
+    """
+    launches = [
+        event for event in events if event["event"] in ("launch", "ranks") and "attempt" in event
+    ]
     started, ended = (
         {event["attempt"] for event in launches},
         {event.get("attempt") for event in events if event["event"] in ENDS},
@@ -66,7 +85,9 @@ def _signs_of_life(folder: RunFolder, events: Sequence[Event], *, is_waiting: bo
 
 def last_output(folder: RunFolder) -> float:
     """Return when a rank of the newest attempt last printed something; 0 if none has."""
-    return max((time for attempt in folder.attempts()[-1:] for time in _log_times(attempt)), default=0.0)
+    return max(
+        (time for attempt in folder.attempts()[-1:] for time in _log_times(attempt)), default=0.0
+    )
 
 
 def _log_times(attempt: AttemptFolder) -> list[float]:
@@ -78,7 +99,14 @@ def _log_times(attempt: AttemptFolder) -> list[float]:
 
 
 def _progress(folder: RunFolder) -> Iterator[Event]:
-    """Yield how far rank 0 of a live run is, and how long it has waited for data, as its agent saw it last."""
+    """Yield how far rank 0 of a live run is, and how long it has waited for data, as its agent saw
+    it last.
+    """
     sample = read_first_rank(folder)
     if sample is not None:
-        yield {"time": sample.time, "event": "progress", "step": sample.step, "waited": sample.waited}
+        yield {
+            "time": sample.time,
+            "event": "progress",
+            "step": sample.step,
+            "waited": sample.waited,
+        }

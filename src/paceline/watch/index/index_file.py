@@ -1,8 +1,9 @@
 """Rows of runs that are over, kept in one file per user, machine and scratch folder.
 
-The file lies in this user's own folder (mode 0700) in the machine's temporary folder. It only saves time: if it is
-missing, damaged or another version's, or cannot be written, the rows are read from the run folders. Several processes
-may write it; each replaces it as a whole, and a row that is lost is read again.
+The file lies in this user's own folder (mode 0700) in the machine's temporary folder. It only saves
+time: if it is missing, damaged or another version's, or cannot be written, the rows are read from
+the run folders. Several processes may write it; each replaces it as a whole, and a row that is lost
+is read again.
 """
 
 from __future__ import annotations
@@ -36,14 +37,17 @@ class Entry:
 
     @property
     def row(self) -> Overview:
-        # As `Overview(*values)`, which sets each field by a call of its own: a list has thousands of rows.
+        # As `Overview(*values)`, which sets each field by a call of its own: a list has thousands
+        # of rows.
         row = object.__new__(Overview)
         vars(row).update(zip(FIELDS, self.values, strict=True))
         return row
 
 
 def load_index(scratch: Path) -> dict[str, Entry]:
-    """Return the entries by the path of their run; empty if there is no index, or none that can be used."""
+    """Return the entries by the path of their run; empty if there is no index, or none that can be
+    used.
+    """
     folder = find_own_folder(tempfile.gettempdir())
     if folder is None:
         return {}
@@ -52,7 +56,10 @@ def load_index(scratch: Path) -> dict[str, Entry]:
             head, body = json.loads(file.readline(MAX_SIZE)), file.read(MAX_SIZE)
         if head != _head(scratch, body):
             return {}
-        return {path: Entry(tuple(stamp), start, values) for path, stamp, start, values in json.loads(body)}
+        return {
+            path: Entry(tuple(stamp), start, values)
+            for path, stamp, start, values in json.loads(body)
+        }
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
@@ -75,5 +82,9 @@ def _name(scratch: Path) -> str:
 
 def _head(scratch: Path, body: bytes) -> dict[str, Any]:
     return {
-        "format": FORMAT, "version": __version__, "scratch": str(scratch), "fields": FIELDS, "sum": zlib.crc32(body),
-    }  # fmt: skip
+        "format": FORMAT,
+        "version": __version__,
+        "scratch": str(scratch),
+        "fields": FIELDS,
+        "sum": zlib.crc32(body),
+    }

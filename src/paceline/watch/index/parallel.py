@@ -23,7 +23,9 @@ def spare_processes() -> int:
     return min(MOST, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 1
 
 
-def read_in_processes(folders: Sequence[RunFolder], make_record: MakeRecord, processes: int) -> list[Row]:
+def read_in_processes(
+    folders: Sequence[RunFolder], make_record: MakeRecord, processes: int
+) -> list[Row]:
     """Return the row of each run, and who has its folder, in the same order."""
     if processes < 2:
         return [_read(folder, make_record) for folder in folders]
@@ -38,7 +40,8 @@ def read_in_processes(folders: Sequence[RunFolder], make_record: MakeRecord, pro
 def _begin(make_record: MakeRecord) -> None:
     global _make_record
     _make_record = make_record
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which then ends this process
+    # Ctrl-C is for the command, which then ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever a handler of the command would do
 
 

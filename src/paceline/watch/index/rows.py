@@ -1,4 +1,6 @@
-"""Read the rows of runs. Those that are over hardly change: a few times of last change tell whether one has."""
+"""Read the rows of runs. Those that are over hardly change: a few times of last change tell
+whether one has.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,25 @@ from paceline.watch.overview import Overview, make_overview
 from paceline.watch.records import LOST, QueryStates, iterate_records, record_maker
 from paceline.watch.scheduler.shared_answer import query_states
 
-SETTLED = 120.0  # seconds without a change until a run that is over counts as unchanging: file servers show it late
-FORGOTTEN = 86400.0  # the same for a job that Slurm does not know: its controller may have been away
+# seconds without a change until a run that is over counts as unchanging: file servers show it late
+SETTLED = 120.0
+# the same for a job that Slurm does not know: its controller may have been away
+FORGOTTEN = 86400.0
 FEW = 100  # runs that are read as quickly as the index
 MANY = 1000  # runs that are read sooner by several processes
 
 
 def read_rows(
-    folders: Sequence[RunFolder] | Sequence[str], scratch: Path, query: QueryStates = query_states, processes: int = 1
+    folders: Sequence[RunFolder] | Sequence[str],
+    scratch: Path,
+    query: QueryStates = query_states,
+    processes: int = 1,
 ) -> list[Overview]:
-    """Return the rows of these runs, in their order. The scheduler is asked about those that may not be over.
+    """Return the rows of these runs, in their order. The scheduler is asked about those that may
+    not be over.
 
-    Where thousands of runs are not in the index, several processes read them. Only a process without threads may ask
-    for that: they are forked.
+    Where thousands of runs are not in the index, several processes read them. Only a process
+    without threads may ask for that: they are forked.
     """
     paths = [folder if isinstance(folder, str) else str(folder.path) for folder in folders]
     if len(paths) < FEW:
@@ -39,10 +47,16 @@ def read_rows(
         if entry is not None and entry.stamp == _stamp(path, entry.job_start):
             kept[path] = entry.row
     missing = [_folder(path) for path in paths if path not in kept]
-    rows = read_in_processes(missing, record_maker(missing, query), processes if len(missing) >= MANY else 1)
+    rows = read_in_processes(
+        missing, record_maker(missing, query), processes if len(missing) >= MANY else 1
+    )
     read = {row.path: row for _, row in rows}
     added = dict(_settled(rows))
-    gone = [path for path in index if path not in kept and path not in added and not os.path.lexists(path)]
+    gone = [
+        path
+        for path in index
+        if path not in kept and path not in added and not os.path.lexists(path)
+    ]
     if added or gone:
         for path in gone:
             del index[path]
@@ -70,7 +84,8 @@ def _settled(rows: Iterable[tuple[Holder | None, Overview]]) -> Iterable[tuple[s
 def _stamp(path: str, job_start: str) -> tuple[int, ...]:
     """Return when the run folder, its claims and its newest job start last changed.
 
-    A run that starts again is claimed. One that is cancelled or submitted again, or gets a verdict, has a new file.
+    A run that starts again is claimed. One that is cancelled or submitted again, or gets a verdict,
+    has a new file.
     """
     return _changed(path), _changed(f"{path}/claims"), _changed(f"{path}/job-starts/{job_start}")
 

@@ -10,8 +10,8 @@ from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.files.shared_folders import open_without_waiting
 
 CHUNK = 1 << 17  # bytes
-# A longer line comes in pieces. One of a node's log never does: agents cut what several ranks write into lines of half
-# of that, each of which begins with its rank.
+# A longer line comes in pieces. One of a node's log never does: agents cut what several ranks write
+# into lines of half of that, each of which begins with its rank.
 MAX_LINE = 1 << 18
 LAST = 64  # bytes that tell whether a file begins with what was read
 
@@ -23,10 +23,12 @@ class Lookup:
     """Which lines to read: all of them, or those that may hold a text."""
 
     needle: bytes = b""
-    keeps_states: bool = False  # of a progress bar that redraws its line; otherwise only the last one is read
+    # of a progress bar that redraws its line; otherwise only the last one is read
+    keeps_states: bool = False
 
     def may_match(self, block: bytes) -> bool:
-        return not self.needle or self.needle in block or b"\x1b" in block  # a colour may cut the text in two
+        # a colour may cut the text in two
+        return not self.needle or self.needle in block or b"\x1b" in block
 
     def state(self, line: bytes) -> bytes:
         """Return what a terminal shows of a line in the end."""
@@ -34,13 +36,16 @@ class Lookup:
 
 
 class LineSplitter:
-    """Cuts a log that is read from an offset on into lines. Keeps the begun line, of which the end is to come."""
+    """Cuts a log that is read from an offset on into lines. Keeps the begun line, of which the end
+    is to come.
+    """
 
     def __init__(self, offset: int, lookup: Lookup) -> None:
         self.begun = b""
         self.offset = offset  # of the end of what was read
         self.last = b""  # bytes before it
-        self.stamp = (0, 0, 0)  # inode, size and time of change of the file when it was last looked at
+        # inode, size and time of change of the file when it was last looked at
+        self.stamp = (0, 0, 0)
         self.lookup = lookup
 
     @property
@@ -77,7 +82,9 @@ class LineSplitter:
 
 
 def skipped_path(log: Path) -> Path:
-    """Return the file that says how much of a mirrored log is not here. Only the mirror of a cluster has it."""
+    """Return the file that says how much of a mirrored log is not here. Only the mirror of a
+    cluster has it.
+    """
     return log.with_name(f".{log.name}.skipped")
 
 
@@ -103,23 +110,29 @@ class LogFile:
             return 0
 
     def is_another(self, splitter: LineSplitter) -> bool:
-        """Whether this is not the file that a splitter has read: it has become shorter, or was written anew.
+        """Whether this is not the file that a splitter has read: it has become shorter, or was
+        written anew.
 
-        A file that has changed is the same one if the last bytes that were read are still there. One that was cut off
-        may have grown beyond its old size meanwhile. The mirror of a cluster puts a new file in place of such a log,
-        but also of one of which it had only the end.
+        A file that has changed is the same one if the last bytes that were read are still there.
+        One that was cut off may have grown beyond its old size meanwhile. The mirror of a cluster
+        puts a new file in place of such a log, but also of one of which it had only the end.
         """
         before, splitter.stamp = splitter.stamp, self._stamp()
         if splitter.stamp[1] < splitter.offset:
             return True
         start = splitter.offset - len(splitter.last)
-        return before != splitter.stamp and b"".join(self.chunks(start, splitter.offset)) != splitter.last
+        return (
+            before != splitter.stamp
+            and b"".join(self.chunks(start, splitter.offset)) != splitter.last
+        )
 
     def splitter_at(self, offset: int, lookup: Lookup) -> LineSplitter:
         """Return a splitter that goes on at an offset. It knows what comes before it."""
         splitter = LineSplitter(offset, lookup)
         if offset > 0:  # what is missing here may come later
-            splitter.last = b"".join(self.chunks(max(offset - LAST, min(offset, skipped_bytes(self.path))), offset))
+            splitter.last = b"".join(
+                self.chunks(max(offset - LAST, min(offset, skipped_bytes(self.path))), offset)
+            )
         return splitter
 
     def _stamp(self) -> tuple[int, int, int]:
@@ -130,7 +143,9 @@ class LogFile:
         return (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def chunks(self, start: int, end: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes from an offset on. A file that is missing, or not a regular one, is empty."""
+        """Yield the bytes from an offset on. A file that is missing, or not a regular one, is
+        empty.
+        """
         try:
             descriptor = open_without_waiting(self.path)
         except OSError:
@@ -143,17 +158,22 @@ class LogFile:
                 left -= len(data) if end is not None else 0
 
     def lines(self, splitter: LineSplitter, end: int) -> Iterator[Piece]:
-        """Yield the lines up to an offset, from where the splitter is. It keeps the last one if that has no end yet."""
+        """Yield the lines up to an offset, from where the splitter is. It keeps the last one if
+        that has no end yet.
+        """
         if splitter.offset == 0:
             splitter.offset = min(skipped_bytes(self.path), end)
         for data in self.chunks(splitter.offset, end):
             yield from splitter.feed(data)
 
     def lines_backwards(self, end: int, lookup: Lookup, first: int = 0) -> Iterator[Piece]:
-        """Yield the lines before an offset, the last one first; none that begin before the offset `first`."""
+        """Yield the lines before an offset, the last one first; none that begin before the offset
+        `first`.
+        """
         rest, rest_end = b"", end  # the end of a line, of which the beginning is to come
         is_begin, first = first == 0, max(first, skipped_bytes(self.path))
-        is_whole = False  # whether that line has an end of its own; otherwise there is none if it is empty
+        # whether that line has an end of its own; otherwise there is none if it is empty
+        is_whole = False
         while end > first:
             start = max(first, end - CHUNK)
             data = b"".join(self.chunks(start, end))
@@ -163,7 +183,11 @@ class LogFile:
             if newline:
                 if lookup.may_match(others):
                     found = _reversed_lines(others, start + len(head) + 1, rest_end, lookup)
-                    yield from found if is_whole else (piece for piece in found if piece != (rest_end, b""))
+                    yield from (
+                        found
+                        if is_whole
+                        else (piece for piece in found if piece != (rest_end, b""))
+                    )
                 rest_end, is_whole = start + len(head), True
             rest, end = head, start
             if not lookup.keeps_states and b"\r" in rest.rstrip(b"\r"):
@@ -184,7 +208,9 @@ class LogFile:
 
 
 def _reversed_lines(block: bytes, start: int, end: int, lookup: Lookup) -> Iterator[Piece]:
-    """Yield the lines of a block, the last one first. The offsets are those of the block's first byte and its end."""
+    """Yield the lines of a block, the last one first. The offsets are those of the block's first
+    byte and its end.
+    """
     lines = block.split(b"\n")
     ends = []
     for line in lines[:-1]:

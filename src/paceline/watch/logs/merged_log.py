@@ -1,7 +1,7 @@
 """All output of a run: the lines of all its ranks by time, attempt after attempt.
 
-Logs may have gigabytes. They are read from their end, or from an offset that binary search finds; nothing but the lines
-that are returned stays in memory.
+Logs may have gigabytes. They are read from their end, or from an offset that binary search finds;
+nothing but the lines that are returned stays in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ __all__ = ["LogLine", "RunLog"]
 
 @dataclass(frozen=True)
 class Positions:
-    """How far a reader has read: all of earlier attempts, and of the last two up to these offsets."""
+    """How far a reader has read: all of earlier attempts, and of the last two up to these
+    offsets.
+    """
 
     ends: dict[Path, int]
     previous: int
@@ -44,7 +46,8 @@ class Positions:
 class RunLog:
     """The output of a run, and how far `read_new` has read it.
 
-    Of a progress bar that redraws its line, lines hold the last state; with `keeps_states`, all of them.
+    Of a progress bar that redraws its line, lines hold the last state; with `keeps_states`, all of
+    them.
     """
 
     def __init__(self, folder: RunFolder, *, keeps_states: bool = False) -> None:
@@ -70,9 +73,9 @@ class RunLog:
     ) -> list[LogLine]:
         """Return the last lines, oldest first. `read_new` goes on after them.
 
-        The last line of a log may have no end yet; `complete` leaves it to `read_new`. `until` is how far another
-        reader had read: the lines end there. A search for a text that is nowhere reads everything, unless `scan` says
-        how many bytes at the end of the output are enough.
+        The last line of a log may have no end yet; `complete` leaves it to `read_new`. `until` is
+        how far another reader had read: the lines end there. A search for a text that is nowhere
+        reads everything, unless `scan` says how many bytes at the end of the output are enough.
         """
         chosen = Filter(rank, grep, since, self._keeps_states)
         found: list[LogLine] = []
@@ -86,7 +89,10 @@ class RunLog:
             if is_last:
                 self._go_on_after(each, logs, starts)
             most = max(ends, default=0) if scan is None else scan // max(1, len(logs))
-            streams = [log.backwards(end, chosen, max(0, end - most)) for log, end in zip(logs, ends, strict=True)]
+            streams = [
+                log.backwards(end, chosen, max(0, end - most))
+                for log, end in zip(logs, ends, strict=True)
+            ]
             for _, line in merge(*reversed(streams), key=_by_time, reverse=True):
                 if len(found) >= count:
                     return found[::-1]
@@ -104,23 +110,32 @@ class RunLog:
         since: float | None = None,
         complete: bool = False,
     ) -> Iterator[LogLine]:
-        """Yield all lines, oldest first. `read_new` goes on after them. See `tail` for the parameters."""
+        """Yield all lines, oldest first. `read_new` goes on after them. See `tail` for the
+        parameters.
+        """
         chosen = Filter(rank, grep, since, self._keeps_states)
         attempts = self._attempts(attempt)
         for each in attempts:
             logs = self._logs_of(each, rank)
             self._move_to(each.number)
             for log in logs:
-                self._splitters[log.file.path] = log.file.splitter_at(log.start_since(since), chosen.lookup)
-            streams = [self._forwards(log, chosen, complete and each is attempts[-1]) for log in logs]
+                self._splitters[log.file.path] = log.file.splitter_at(
+                    log.start_since(since), chosen.lookup
+                )
+            streams = [
+                self._forwards(log, chosen, complete and each is attempts[-1]) for log in logs
+            ]
             for _, line in merge(*streams, key=_by_time):
                 yield line
 
-    def read_new(self, *, rank: int | None = None, grep: str = "", finish: bool = False) -> list[LogLine]:
-        """Return what was written since the last call, or since the beginning; a part of it if there is much.
+    def read_new(
+        self, *, rank: int | None = None, grep: str = "", finish: bool = False
+    ) -> list[LogLine]:
+        """Return what was written since the last call, or since the beginning; a part of it if
+        there is much.
 
-        An attempt's lines come before those of the next one. A line without an end waits for it, unless the run is
-        over: `finish` returns it.
+        An attempt's lines come before those of the next one. A line without an end waits for it,
+        unless the run is over: `finish` returns it.
         """
         chosen = Filter(rank, grep, None, self._keeps_states)
         attempts = {each.number: each for each in self._attempts(None)}
@@ -145,12 +160,16 @@ class RunLog:
         return found
 
     def positions(self) -> Positions:
-        """Return how far `read_new` has read: a begun line is not read yet, unless it was finished."""
+        """Return how far `read_new` has read: a begun line is not read yet, unless it was
+        finished.
+        """
         ends = {path: splitter.position for path, splitter in self._splitters.items()}
         return Positions(ends, self._previous, self._current)
 
     def unfinished(self, *, rank: int | None = None) -> list[LogLine]:
-        """Return the last lines of logs that have no end yet, such as progress bars, as far as `read_new` has read."""
+        """Return the last lines of logs that have no end yet, such as progress bars, as far as
+        `read_new` has read.
+        """
         chosen = Filter(rank, "", None, keeps_states=False)
         found: list[OrderedLine] = []
         for path, splitter in self._splitters.items():
@@ -160,7 +179,9 @@ class RunLog:
                 found += log.make_lines([piece], chosen)
         return [line for _, line in sorted(found, key=_by_time)]
 
-    def _read_attempt(self, attempt: AttemptFolder, chosen: Filter, *, finish: bool) -> list[LogLine]:
+    def _read_attempt(
+        self, attempt: AttemptFolder, chosen: Filter, *, finish: bool
+    ) -> list[LogLine]:
         logs = self._logs_of(attempt, chosen.rank)
         found: list[OrderedLine] = []
         for log in logs:
@@ -203,11 +224,15 @@ class RunLog:
             names = [entry.name for entry in os.scandir(attempt.path)]
         except OSError:
             return []
-        found = sorted((match[1], int(match[2])) for name in names if (match := _LOG.fullmatch(name)))
+        found = sorted(
+            (match[1], int(match[2])) for name in names if (match := _LOG.fullmatch(name))
+        )
         if rank is not None:
             own = [("rank", rank)] if ("rank", rank) in found else []
             node = ("node", rank // max(1, int(read_json(self.folder.run_json).get("nproc") or 1)))
-            found = own or ([node] if node in found else [each for each in found if each[0] == "node"])
+            found = own or (
+                [node] if node in found else [each for each in found if each[0] == "node"]
+            )
         return [self._log(attempt, kind, number) for kind, number in found]
 
     def _log(self, attempt: AttemptFolder, kind: str, number: int) -> RankLog:

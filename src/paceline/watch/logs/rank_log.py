@@ -45,20 +45,27 @@ class Filter:
     def accepts(self, line: LogLine) -> bool:
         if self.rank is not None and line.rank != self.rank:
             return False
-        return not self.grep or self.grep in line.text or ("\x1b" in line.text and self.grep in line.plain)
+        return (
+            not self.grep
+            or self.grep in line.text
+            or ("\x1b" in line.text and self.grep in line.plain)
+        )
 
 
 OrderedLine = tuple[float, LogLine]  # a line, and the time to sort it by
 
 
 class RankLog:
-    """One log of an attempt. `rank` is None for a node's log, where each line begins with its rank."""
+    """One log of an attempt. `rank` is None for a node's log, where each line begins with its
+    rank.
+    """
 
     def __init__(self, file: LogFile, attempt: AttemptFolder, rank: int | None) -> None:
         self.file, self.attempt, self.rank = file, attempt, rank
         self._marks = LineTimes(file.path)
         self._has_times = False
-        self._lifetime = (0.0, 0.0, 0)  # when the attempt began, when the log was last written, and its size
+        # when the attempt began, when the log was last written, and its size
+        self._lifetime = (0.0, 0.0, 0)
 
     def forwards(self, splitter: LineSplitter, end: int, chosen: Filter) -> Iterator[OrderedLine]:
         """Yield the lines up to an offset, from where the splitter is."""
@@ -66,7 +73,9 @@ class RankLog:
         return self.make_lines(self.file.lines(splitter, end), chosen)
 
     def backwards(self, end: int, chosen: Filter, first: int = 0) -> Iterator[OrderedLine]:
-        """Yield the lines before an offset, the last one first; none that begin before the offset `first`."""
+        """Yield the lines before an offset, the last one first; none that begin before the offset
+        `first`.
+        """
         self._refresh()
         pieces = self.file.lines_backwards(end, chosen.lookup, first)
         since = chosen.since
@@ -94,7 +103,9 @@ class RankLog:
             rank = self.rank
             if rank is None and (found := _RANK.match(text)):
                 rank, text = int(found[1]), text[found.end() :]
-            line = LogLine(time, None if rank is not None and rank < 0 else rank, self.attempt.number, text)
+            line = LogLine(
+                time, None if rank is not None and rank < 0 else rank, self.attempt.number, text
+            )
             if chosen.accepts(line):
                 yield order, line
 
@@ -109,12 +120,17 @@ class RankLog:
     def _refresh(self) -> None:
         """Look at the files again: they grow.
 
-        Lines without a time are put between the attempt's start and the time when the log was last written.
+        Lines without a time are put between the attempt's start and the time when the log was last
+        written.
         """
         self._has_times = self._has_times or self._marks.exist()
         try:
             written = self.file.path.lstat()
             started = self.attempt.start if self.attempt.start.exists() else self.attempt.path
-            self._lifetime = (min(started.lstat().st_mtime, written.st_mtime), written.st_mtime, written.st_size)
+            self._lifetime = (
+                min(started.lstat().st_mtime, written.st_mtime),
+                written.st_mtime,
+                written.st_size,
+            )
         except OSError:
             self._lifetime = (0.0, 0.0, 0)

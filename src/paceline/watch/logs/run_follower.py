@@ -17,9 +17,13 @@ QUERY_INTERVALS = (2.0, 15.0)  # seconds between queries to the scheduler: at fi
 
 
 class RunMonitor:
-    """Knows whether a run is over. Queries the scheduler less and less often, but at once after a new verdict."""
+    """Knows whether a run is over. Queries the scheduler less and less often, but at once after a
+    new verdict.
+    """
 
-    def __init__(self, folder: RunFolder, read: Callable[[RunFolder], Record] = read_record) -> None:
+    def __init__(
+        self, folder: RunFolder, read: Callable[[RunFolder], Record] = read_record
+    ) -> None:
         self.folder = folder
         self.read = read
         self.record = read(folder)
@@ -37,7 +41,9 @@ class RunMonitor:
         return self.certain
 
     def _query(self) -> None:
-        """Update the record. A job being requeued looks over for a moment, so any end but `done` is checked twice."""
+        """Update the record. A job being requeued looks over for a moment, so any end but `done`
+        is checked twice.
+        """
         before, self.record = self.record, self.read(self.folder)
         if self.record.is_over:
             self.certain = self.record.status in (DONE, before.status)
@@ -47,8 +53,12 @@ class RunMonitor:
         self.next = time.monotonic() + self.interval
 
 
-def wait_until_over(folder: RunFolder, tell: Callable[[Record], None] = lambda record: None) -> Record:
-    """Wait until the run is over, and return its record. `tell` gets it meanwhile, again and again."""
+def wait_until_over(
+    folder: RunFolder, tell: Callable[[Record], None] = lambda record: None
+) -> Record:
+    """Wait until the run is over, and return its record. `tell` gets it meanwhile, again and
+    again.
+    """
     monitor = RunMonitor(folder)
     while not monitor.is_over():
         tell(monitor.record)
@@ -56,15 +66,19 @@ def wait_until_over(folder: RunFolder, tell: Callable[[Record], None] = lambda r
     return monitor.record
 
 
-def follow(run_log: RunLog, monitor: RunMonitor, *, rank: int | None = None, grep: str = "") -> Iterator[list[LogLine]]:
-    """Yield what the run prints, attempt after attempt, until it is over. An empty list means: nothing new for now.
+def follow(
+    run_log: RunLog, monitor: RunMonitor, *, rank: int | None = None, grep: str = ""
+) -> Iterator[list[LogLine]]:
+    """Yield what the run prints, attempt after attempt, until it is over. An empty list means:
+    nothing new for now.
 
     Raises an error if nothing will come any more from the cluster whose run it is.
     """
     pause = PAUSES[0]
     while True:
         end = viewpoint.end()
-        over = monitor.is_over()  # both checked before reading, so that the last lines are still read
+        # both checked before reading, so that the last lines are still read
+        over = monitor.is_over()
         new = run_log.read_new(rank=rank, grep=grep, finish=over or end is not None)
         yield new
         if new:

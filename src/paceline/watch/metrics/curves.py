@@ -47,10 +47,15 @@ class _Bucket:
         self.last = other.last
 
     def forget(self, step: int) -> None:
-        """Forget the points from a step on, which comes after the first one. What they have hidden is not known."""
+        """Forget the points from a step on, which comes after the first one. What they have hidden
+        is not known.
+        """
         if max(self.low[0], self.high[0], self.last[0]) >= step:
             left = [point for point in (self.first, self.low, self.high) if point[0] < step]
-            self.low, self.high = min(left, key=lambda point: point[2]), max(left, key=lambda point: point[2])
+            self.low, self.high = (
+                min(left, key=lambda point: point[2]),
+                max(left, key=lambda point: point[2]),
+            )
             self.last = max(left)
             self.count = 1
 
@@ -95,7 +100,9 @@ class Curves:
         self._step: int | None = None  # of the last record
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> bool:
-        """Add the numbers of records. Returns whether their steps went back: curves are without later ones then."""
+        """Add the numbers of records. Returns whether their steps went back: curves are without
+        later ones then.
+        """
         went_back = False
         for record in records:
             step, time = record.get("step"), record.get("time")
@@ -109,7 +116,11 @@ class Curves:
             if ALONE in record:
                 continue
             for name, value in record.items():
-                if name in NOT_CURVES or isinstance(value, bool) or not isinstance(value, (int, float)):
+                if (
+                    name in NOT_CURVES
+                    or isinstance(value, bool)
+                    or not isinstance(value, (int, float))
+                ):
                     continue
                 if math.isfinite(value) and (name in self._lines or len(self._lines) < MAX_CURVES):
                     self._lines.setdefault(name, _Line()).add(step, time, float(value))
@@ -123,7 +134,10 @@ class Curves:
         """Return a curve. Raises KeyError if no line has had this number."""
         points = self._lines[name].points()
         return Curve(
-            name, [step for step, _, _ in points], [time for _, time, _ in points], [value for _, _, value in points]
+            name,
+            [step for step, _, _ in points],
+            [time for _, time, _ in points],
+            [value for _, _, value in points],
         )
 
     def all(self) -> list[Curve]:

@@ -1,4 +1,6 @@
-"""What a run logged last, and how fast it goes: from the end of its metrics, whatever their length."""
+"""What a run logged last, and how fast it goes: from the end of its metrics, whatever their
+length.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from paceline.contract.run_folder import ALONE
 TAIL = 16384  # bytes
 FEW_LINES, FEW_BYTES = 2, 2048  # enough for the newest values of a run that is over
 RATES = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
-LOSSES = ("loss", "train_loss", "train/loss")  # the first that a run logs; else any name with "loss" in it
+# the first that a run logs; else any name with "loss" in it
+LOSSES = ("loss", "train_loss", "train/loss")
 PAUSE = 10.0  # times the usual pace: the run waited in the queue, or started again
 MIN_PAUSE = 60.0  # seconds; an evaluation between two steps is no pause
 
@@ -53,7 +56,9 @@ class Logged:
 
     @property
     def pace(self) -> float | None:
-        """The seconds per step, with evaluations and saves, but without the time between two job starts."""
+        """The seconds per step, with evaluations and saves, but without the time between two job
+        starts.
+        """
         pace = self._pace()
         return pace if pace is not None and 0 < pace < math.inf else None
 
@@ -62,7 +67,9 @@ class Logged:
         if not spans:
             return self.points[-1][2] if self.points else None
         usual = statistics.median(seconds / steps for seconds, steps in spans)
-        counted = [each for each in spans if each[0] < MIN_PAUSE or each[0] / each[1] < PAUSE * usual]
+        counted = [
+            each for each in spans if each[0] < MIN_PAUSE or each[0] / each[1] < PAUSE * usual
+        ]
         steps = sum(steps for _, steps in counted)
         return sum(seconds for seconds, _ in counted) / steps if steps else usual
 
@@ -73,7 +80,9 @@ class Logged:
         return statistics.median(seconds for seconds, _ in spans) if spans else 0.0
 
     def _spans(self) -> list[tuple[float, float]]:
-        """Return the seconds and steps from line to line, without those that are repeated after a restart."""
+        """Return the seconds and steps from line to line, without those that are repeated after a
+        restart.
+        """
         return [
             (after[0] - before[0], after[1] - before[1])
             for before, after in pairwise(self.points)
@@ -116,7 +125,11 @@ def _parse(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     for line in lines:
         with suppress(ValueError):
             record = parse_object(line)
-            records.append({"step": record.get("step"), "time": record.get("time")} if ALONE in record else record)
+            records.append(
+                {"step": record.get("step"), "time": record.get("time")}
+                if ALONE in record
+                else record
+            )
     return records
 
 
@@ -129,7 +142,9 @@ def as_number(value: object) -> float | None:
 
 def _last_step(records: Sequence[Mapping[str, Any]]) -> int | None:
     steps = (record.get("step") for record in reversed(records))
-    return next((step for step in steps if isinstance(step, int) and not isinstance(step, bool)), None)
+    return next(
+        (step for step in steps if isinstance(step, int) and not isinstance(step, bool)), None
+    )
 
 
 def _loss_name(last: Mapping[str, Any]) -> str:
@@ -148,7 +163,9 @@ def _rate(last: Mapping[str, Any]) -> tuple[float | None, str]:
 
 
 def _points(records: Iterable[dict[str, Any]]) -> Iterator[Point]:
-    """Yield the lines that have a time and a whole step: anybody may have written them, with any numbers."""
+    """Yield the lines that have a time and a whole step: anybody may have written them, with any
+    numbers.
+    """
     for record in records:
         known = keep_valid(record, {"time": NUMBER, "step": NUMBER})
         time, step = as_number(known.get("time")), as_number(known.get("step"))

@@ -20,10 +20,12 @@ TAIL = 1 << 18  # bytes at the end of a large file, which are read whole
 
 
 class MetricsReader:
-    """A metrics file and how far it has been read: each call returns what has been written since the last one.
+    """A metrics file and how far it has been read: each call returns what has been written since
+    the last one.
 
-    Of a file that is large at the first call, lines at evenly spaced places are read, and all at its end: curves have
-    fewer points than it has lines anyway, and nobody waits for a million of them.
+    Of a file that is large at the first call, lines at evenly spaced places are read, and all at
+    its end: curves have fewer points than it has lines anyway, and nobody waits for a million of
+    them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +34,9 @@ class MetricsReader:
         self.is_sampled = False
 
     def read_new(self) -> Iterator[dict[str, Any]]:
-        """Yield the complete lines that are new. A file that has become shorter is read from its beginning."""
+        """Yield the complete lines that are new. A file that has become shorter is read from its
+        beginning.
+        """
         try:
             descriptor = open_without_waiting(self.path, follow=True)
         except OSError:
@@ -57,13 +61,17 @@ class MetricsReader:
             self.position -= len(rest)
 
     def _read_samples(self, file: IO[bytes], end: int) -> Iterator[dict[str, Any]]:
-        """Yield lines at evenly spaced places before `end`, and continue at the first line after it."""
+        """Yield lines at evenly spaced places before `end`, and continue at the first line after
+        it.
+        """
         for number in range(SAMPLES):
             file.seek(number * end // SAMPLES)
             if number:
                 file.readline(MAX_LINE)  # the rest of a line
             usual = -1
-            for position, line in enumerate((file.read(SAMPLE) + file.readline(MAX_LINE)).split(b"\n")):
+            for position, line in enumerate(
+                (file.read(SAMPLE) + file.readline(MAX_LINE)).split(b"\n")
+            ):
                 length = line.count(b'":')  # an evaluation logs other numbers than a step does
                 if position < SAMPLE_LINES or length != usual:
                     usual = length if position < SAMPLE_LINES else usual

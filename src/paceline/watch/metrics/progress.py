@@ -1,4 +1,6 @@
-"""How far a running run is, and when it will be done: from what it logged, its events, and what its agent saw."""
+"""How far a running run is, and when it will be done: from what it logged, its events, and what
+its agent saw.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ STALLED = 60.0  # seconds without a step after which the row says so
 SILENT = 300.0  # the same where only logged numbers tell, which may be of one step in a hundred
 STALLED_STEPS = 20  # and as many steps as would have fit in
 FRESH = 120.0  # seconds; older samples of a node say nothing about now
-PAUSED, PAUSED_STEPS = 5.0, 10  # seconds and steps without a heartbeat: it evaluates, nobody knows for how long
+# seconds and steps without a heartbeat: it evaluates, nobody knows for how long
+PAUSED, PAUSED_STEPS = 5.0, 10
 LONGEST = 1e9  # seconds; nobody waits for longer
 UNSEEN, UNSEEN_LINES = 30.0, 3  # the same for lines, which a file server may show late
 
@@ -35,7 +38,11 @@ def find_attempt(events: Iterable[dict[str, Any]]) -> Attempt:
         name = event["event"]
         if name == "training":
             found = Attempt(float(event["time"]), event.get("step"))
-        elif name in ENDS or name == "session_end" or (name in ("node", "launch") and _is_of_rank_0(event)):
+        elif (
+            name in ENDS
+            or name == "session_end"
+            or (name in ("node", "launch") and _is_of_rank_0(event))
+        ):
             found = Attempt(found.began, found.step, is_training=False)
     return found
 
@@ -54,9 +61,13 @@ def read_total_steps(events: Iterable[dict[str, Any]]) -> int | None:
 
 
 class Progress:
-    """How far a running run is. `seen` is rank 0, as its agent saw it last; `now` is the time there."""
+    """How far a running run is. `seen` is rank 0, as its agent saw it last; `now` is the time
+    there.
+    """
 
-    def __init__(self, latest: Latest, attempt: Attempt, seen: RankSample | None, now: float) -> None:
+    def __init__(
+        self, latest: Latest, attempt: Attempt, seen: RankSample | None, now: float
+    ) -> None:
         is_current = seen is not None and seen.step > 0 and seen.time >= attempt.began
         self._attempt, self._latest = attempt, latest
         self._seen = seen if is_current else None
@@ -65,14 +76,18 @@ class Progress:
 
     @property
     def step(self) -> int | None:
-        """The newest step of this attempt that anybody knows of: the last one may have got further."""
+        """The newest step of this attempt that anybody knows of: the last one may have got
+        further.
+        """
         known = [self._attempt.step, self._logged.step, self._seen.step if self._seen else None]
         steps = [step for step in known if step is not None]
         return max(steps) if steps else self._latest.step
 
     @property
     def pause(self) -> float:
-        """For how long it has made no step, if that is unusually long; else 0, and while it starts."""
+        """For how long it has made no step, if that is unusually long; else 0, and while it
+        starts.
+        """
         if not self._attempt.is_training:
             return 0.0
         limit = SILENT if self._fresh is None else STALLED
@@ -87,7 +102,9 @@ class Progress:
         step, pace = self.step, self._logged.pace
         if total is None or step is None or pace is None or not self._attempt.is_training:
             return None
-        if (self._logged.step or 0) <= (self._attempt.step or 0) + 1 and len(self._logged.points) < 2:
+        if (self._logged.step or 0) <= (self._attempt.step or 0) + 1 and len(
+            self._logged.points
+        ) < 2:
             return None  # the first step takes longer than others
         if self._fresh is not None and (self._fresh.age or 0.0) > max(PAUSED, PAUSED_STEPS * pace):
             return None
@@ -105,7 +122,11 @@ class Progress:
     def _fresh(self) -> RankSample | None:
         """What its agent saw a moment ago."""
         seen = self._seen
-        return seen if seen is not None and seen.age is not None and self._now - seen.time < FRESH else None
+        return (
+            seen
+            if seen is not None and seen.age is not None and self._now - seen.time < FRESH
+            else None
+        )
 
     def _quiet(self) -> float:
         """Return the seconds since its last step that anybody knows of; 0 without any."""

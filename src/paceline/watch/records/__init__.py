@@ -13,10 +13,31 @@ from paceline.watch.records.reader import (
 )
 from paceline.watch.records.reasons import BY_YOU
 from paceline.watch.records.record import Record
-from paceline.watch.records.run_status import LOST, OVER, STATUSES, killed_shell, newest_verdict, unsaved_state
+from paceline.watch.records.run_status import (
+    LOST,
+    OVER,
+    STATUSES,
+    killed_shell,
+    newest_verdict,
+    unsaved_state,
+)
 
 __all__ = [
-    "BY_YOU", "LOST", "OVER", "RUN_FIELDS", "STATUSES", "QueryStates", "Record", "find_runs", "iterate_records",
-    "killed_shell", "newest_verdict", "read_json", "read_record", "read_records", "record_maker", "typed_there",
+    "BY_YOU",
+    "LOST",
+    "OVER",
+    "RUN_FIELDS",
+    "STATUSES",
+    "QueryStates",
+    "Record",
+    "find_runs",
+    "iterate_records",
+    "killed_shell",
+    "newest_verdict",
+    "read_json",
+    "read_record",
+    "read_records",
+    "record_maker",
+    "typed_there",
     "unsaved_state",
-]  # fmt: skip
+]

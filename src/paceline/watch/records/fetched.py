@@ -36,6 +36,8 @@ def explain_status(folder: RunFolder) -> ClusterError:
 
 def _read(folder: RunFolder) -> dict[str, Any]:
     try:
-        return keep_valid(read_object(folder.fetched), {"cluster": str, "status": str, "time": NUMBER})
+        return keep_valid(
+            read_object(folder.fetched), {"cluster": str, "status": str, "time": NUMBER}
+        )
     except (OSError, ValueError):
         return {}

@@ -29,10 +29,23 @@ QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
 
 # What we read of run.json, which may be another user's or another version's.
 RUN_FIELDS: Fields = {
-    "run_id": str, "project": str, "experiment": str, "name": str, "created": NUMBER, "program": str, "command": list,
-    "nodes": int, "nproc": int, "style": str, "host": str, "code": dict, "spec": dict, "args": list,
-    "earlier": list, "slurm_conf": str,
-}  # fmt: skip
+    "run_id": str,
+    "project": str,
+    "experiment": str,
+    "name": str,
+    "created": NUMBER,
+    "program": str,
+    "command": list,
+    "nodes": int,
+    "nproc": int,
+    "style": str,
+    "host": str,
+    "code": dict,
+    "spec": dict,
+    "args": list,
+    "earlier": list,
+    "slurm_conf": str,
+}
 
 
 def find_runs(scratch: Path) -> list[RunFolder]:
@@ -41,20 +54,28 @@ def find_runs(scratch: Path) -> list[RunFolder]:
 
 
 def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> list[Record]:
-    """Return the records of runs. If the scheduler does not respond, the states of its jobs are unknown."""
+    """Return the records of runs. If the scheduler does not respond, the states of its jobs are
+    unknown.
+    """
     return list(iterate_records(folders, query))
 
 
-def iterate_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> Iterator[Record]:
+def iterate_records(
+    folders: Iterable[RunFolder], query: QueryStates = query_states
+) -> Iterator[Record]:
     """Yield the same records one by one: thousands of them need not be in memory at once."""
     listed = list(folders)
     return map(record_maker(listed, query), listed)
 
 
-def record_maker(listed: Sequence[RunFolder], query: QueryStates = query_states) -> Callable[[RunFolder], Record]:
+def record_maker(
+    listed: Sequence[RunFolder], query: QueryStates = query_states
+) -> Callable[[RunFolder], Record]:
     """Ask the scheduler about these runs, once, and return what makes the record of each."""
     jobs = {folder.path: slurm.read_job_id(folder) for folder in listed}
-    submitted = read_evidence((folder, job) for folder in listed if (job := jobs[folder.path]) is not None)
+    submitted = read_evidence(
+        (folder, job) for folder in listed if (job := jobs[folder.path]) is not None
+    )
     states: Mapping[str, JobState] = {}
     problem = None
     if submitted:
@@ -70,7 +91,8 @@ def record_maker(listed: Sequence[RunFolder], query: QueryStates = query_states)
 
 
 def _is_another(state: JobState, evidence: Evidence) -> bool:
-    """Return whether a job with the id of a run that was over long ago is not the run's: it started after that.
+    """Return whether a job with the id of a run that was over long ago is not the run's: it started
+    after that.
 
     Slurm gives ids away again, and so does another cluster. One that goes on since then hangs.
     """
@@ -83,15 +105,26 @@ def read_record(folder: RunFolder, query: QueryStates = query_states) -> Record:
     return read_records([folder], query)[0]
 
 
-def _record(folder: RunFolder, job: str | None, states: Mapping[str, JobState], problem: ClusterError | None) -> Record:
+def _record(
+    folder: RunFolder, job: str | None, states: Mapping[str, JobState], problem: ClusterError | None
+) -> Record:
     state = states.get(job) if job is not None else None
     holder = find_holder(folder)
     status = find_status(folder, job, state, holder, reachable=problem is None)
-    if job is not None and (state is not None or status in (LOST, "unknown")) and is_fetched(folder):
+    if (
+        job is not None
+        and (state is not None or status in (LOST, "unknown"))
+        and is_fetched(folder)
+    ):
         # Its job is another cluster's, whatever this one says about the number.
         state, problem = None, explain_status(folder)
         status = find_status(folder, job, None, holder, reachable=False)
-    elif status == "unknown" and holder is not None and holder.job == job and _goes_on(folder, holder):
+    elif (
+        status == "unknown"
+        and holder is not None
+        and holder.job == job
+        and _goes_on(folder, holder)
+    ):
         status = "running"
     is_over = state.phase == ENDED if state is not None else status in OVER
     latest = read_latest(f"{folder.path}/metrics.jsonl", with_pace=not is_over)
@@ -103,14 +136,18 @@ def _record(folder: RunFolder, job: str | None, states: Mapping[str, JobState], 
         state=state,
         attempts=len(folder.attempt_numbers()),
         step=_step(folder) if latest.step is None else latest.step,
-        no_answer=problem if job is not None and state is None and status in ("unknown", "running") else None,
+        no_answer=problem
+        if job is not None and state is None and status in ("unknown", "running")
+        else None,
         holder=holder,
         newest=latest,
     )
 
 
 def _goes_on(folder: RunFolder, holder: Holder) -> bool:
-    """Return whether a run is certainly running, although Slurm does not respond: it writes, and has not ended."""
+    """Return whether a run is certainly running, although Slurm does not respond: it writes, and
+    has not ended.
+    """
     return read_verdict(f"{holder.path}/verdict") is None and shows_life(folder)
 
 

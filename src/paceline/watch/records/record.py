@@ -35,7 +35,8 @@ class Record:
     state: JobState | None
     attempts: int
     step: int | None
-    no_answer: ClusterError | None = None  # why Slurm could not be asked, unless the run folder says enough
+    # why Slurm could not be asked, unless the run folder says enough
+    no_answer: ClusterError | None = None
     holder: Holder | None = None  # the job start that has the run folder, or had it last
     newest: Latest | None = None  # what it logged last, if that has been read
 
@@ -79,26 +80,37 @@ class Record:
             return ""
         with suppress(OSError, ValueError):
             return read_bounded(holder.job_start.requeue_failed, 10_000).decode().strip()
-        wanted = holder.job_start.requeue.exists() and read_verdict(holder.job_start.verdict) == STOPPED
+        wanted = (
+            holder.job_start.requeue.exists() and read_verdict(holder.job_start.verdict) == STOPPED
+        )
         if wanted and self.state is not None and self.state.state == "FAILED":
-            return f"Slurm forgot it (this can happen when the controller crashes); use `{submit_again(self.folder)}`"
+            return (
+                "Slurm forgot it (this can happen when the controller crashes); use "
+                f"`{submit_again(self.folder)}`"
+            )
         return ""
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a run that is over was stopped on purpose, and was asked to save first: it can be resumed."""
+        """Whether a run that is over was stopped on purpose, and was asked to save first: it can
+        be resumed.
+        """
         if self.status == "cancelled":
             return saves_first(self) and newest_verdict(self.folder) == STOPPED
         return self.status == STOPPED
 
     @property
     def silence(self) -> float | None:
-        """The seconds without a sign of life from a job that Slurm shows as running; None if it is alive."""
+        """The seconds without a sign of life from a job that Slurm shows as running; None if it is
+        alive.
+        """
         return seconds_silent(self.folder, self.state)
 
     @property
     def restart_command(self) -> str:
-        """What to type to restart a job that gives no sign of life, or to end it if the run is over."""
+        """What to type to restart a job that gives no sign of life, or to end it if the run is
+        over.
+        """
         if newest_verdict(self.folder) in (DONE, FAILED):
             return f"`scancel {self.job}`"
         if self.restarts_by_requeue:
@@ -122,7 +134,12 @@ class Record:
 
     @property
     def detail(self) -> str:
-        """Why the run waits, where it runs, why it failed or had nothing to do, or why Slurm did not requeue it."""
+        """Why the run waits, where it runs, why it failed or had nothing to do, or why Slurm did
+        not requeue it.
+        """
         saves = sum(event["event"] == "save_failed" for event in self.events)
-        parts = [describe_reason(self), f"{saves} checkpoint{'s' * (saves > 1)} could not be written" if saves else ""]
+        parts = [
+            describe_reason(self),
+            f"{saves} checkpoint{'s' * (saves > 1)} could not be written" if saves else "",
+        ]
         return "; ".join(part for part in parts if part)

@@ -35,9 +35,16 @@ STATUSES = OVER | {label for label, _ in SLURM_STATES.values()} | {"prepared", "
 
 
 def find_status(
-    folder: RunFolder, job: str | None, state: JobState | None, holder: Holder | None, *, reachable: bool
+    folder: RunFolder,
+    job: str | None,
+    state: JobState | None,
+    holder: Holder | None,
+    *,
+    reachable: bool,
 ) -> str:
-    """Return the status. The verdict overrides Slurm's state of an ended job, because exit codes arrive garbled."""
+    """Return the status. The verdict overrides Slurm's state of an ended job, because exit codes
+    arrive garbled.
+    """
     if state is not None and state.phase in (WAITING, LIVE, UNKNOWN):
         return state.label
     verdict = read_verdict(f"{holder.path}/verdict") if holder else None
@@ -48,7 +55,8 @@ def find_status(
     if verdict == STOPPED and state is not None and state.state == "FAILED":
         return STOPPED  # its job exits with 75, which Slurm calls a failure
     if state is not None:
-        # A job is completed only after a verdict: this one is another's, with an id that Slurm has given away twice.
+        # A job is completed only after a verdict: this one is another's, with an id that Slurm has
+        # given away twice.
         return state.label if state.label != DONE else verdict or LOST
     if job is not None and not reachable and verdict in (None, STOPPED):
         return "unknown"  # the last job start may have stopped, with the job back in the queue
@@ -85,15 +93,18 @@ def _unsaved_state(holder: Holder | None) -> str:
 def killed_shell(folder: RunFolder, state: JobState | None) -> str:
     """Return that the job's batch shell was killed; empty if it was not, or if nobody can know.
 
-    The shell exits on its own with a code, whatever becomes of the run. Slurm fails a job whose shell ends by a
-    signal, and ends its steps. Some versions call that a launch failure, also after hours.
+    The shell exits on its own with a code, whatever becomes of the run. Slurm fails a job whose
+    shell ends by a signal, and ends its steps. Some versions call that a launch failure, also after
+    hours.
     """
     if state is None or state.state != "FAILED":
         return ""
     holder = find_holder(folder)
     if holder is None or not holder.job_start.agent.exists():
         return ""
-    number = re.match(r"RaisedSignal:(\d+)", state.reason) or re.fullmatch(r"\d+:([1-9]\d*)", state.exit_code)
+    number = re.match(r"RaisedSignal:(\d+)", state.reason) or re.fullmatch(
+        r"\d+:([1-9]\d*)", state.exit_code
+    )
     if number is None and state.reason != "JobLaunchFailure":
         return ""
     return f"the batch shell was killed{f' by signal {number[1]}' if number else ''}"

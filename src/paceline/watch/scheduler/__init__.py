@@ -1,1 +1,3 @@
-"""What Slurm says about jobs, asked as rarely as possible and shared by all Paceline processes of a user."""
+"""What Slurm says about jobs, asked as rarely as possible and shared by all Paceline processes of
+a user.
+"""

@@ -1,4 +1,6 @@
-"""What a run folder says about its job, so that the scheduler is asked only for what the folder cannot say."""
+"""What a run folder says about its job, so that the scheduler is asked only for what the folder
+cannot say.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.launch.runs.claims import find_holder
 
-CLOSED_AGE = 900.0  # seconds after its verdict for which the job of a finished run may still be ending
+# seconds after its verdict for which the job of a finished run may still be ending
+CLOSED_AGE = 900.0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The signs of a job in its run folder. Times are those of files; 0 if there is no such file."""
+    """The signs of a job in its run folder. Times are those of files; 0 if there is no such
+    file.
+    """
 
     submitted: float = 0.0
     started: float = 0.0  # its newest start
@@ -26,7 +31,9 @@ class Evidence:
 
 
 def read_evidence(runs: Iterable[tuple[RunFolder, str]]) -> dict[str, Evidence]:
-    """Return what the folders of runs say about their jobs. Of several trials in one job, an open one counts."""
+    """Return what the folders of runs say about their jobs. Of several trials in one job, an open
+    one counts.
+    """
     found: dict[str, Evidence] = {}
     for folder, job in runs:
         each = _read(folder, job)
@@ -43,11 +50,19 @@ def _read(folder: RunFolder, job: str) -> Evidence:
     job_start = holder.job_start
     verdict = read_verdict(job_start.verdict)
     # A run that failed may still go back into the queue, for other nodes.
-    is_final = bool(cancelled) or verdict == DONE or (verdict == FAILED and not job_start.requeue.exists())
+    is_final = (
+        bool(cancelled) or verdict == DONE or (verdict == FAILED and not job_start.requeue.exists())
+    )
     is_trial = folder.path.parent.name == TRIALS  # its job goes on with the next trial
-    written = 0.0 if is_trial else max(cancelled, _modified(job_start.verdict) if verdict is not None else 0.0)
+    written = (
+        0.0
+        if is_trial
+        else max(cancelled, _modified(job_start.verdict) if verdict is not None else 0.0)
+    )
     is_closed = is_final and (is_trial or time.time() - written > CLOSED_AGE)
-    return Evidence(submitted, _modified(folder.claims / str(holder.number)), written, is_final, is_closed)
+    return Evidence(
+        submitted, _modified(folder.claims / str(holder.number)), written, is_final, is_closed
+    )
 
 
 def gather_evidence(jobs: Iterable[str] | Mapping[str, Evidence]) -> dict[str, Evidence]:

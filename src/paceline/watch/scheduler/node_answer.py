@@ -1,4 +1,6 @@
-"""What is free on the cluster, from one answer of `sinfo` that all Paceline processes of a user on a machine share."""
+"""What is free on the cluster, from one answer of `sinfo` that all Paceline processes of a user on
+a machine share.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MAX_BYTES = 16 << 20
 
 
 def query_node_use() -> list[PartitionUse]:
-    """Return the partitions and what is free in them, at most a poll interval old (and never asked more often)."""
+    """Return the partitions and what is free in them, at most a poll interval old (and never asked
+    more often).
+    """
     if (view := viewpoint.current()) is not None:
         raise view.not_here("list of nodes")
     file = AnswerCache.here()
@@ -63,7 +67,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _write(path: Path, answer: dict[str, Any]) -> None:
     new = path.with_suffix(f".nodes-{os.getpid()}")
     try:
-        with os.fdopen(open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
+        with os.fdopen(
+            open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8"
+        ) as file:
             file.write(json.dumps(answer))
         os.replace(new, path)
     except OSError:  # a full disk is no reason to fail

@@ -1,4 +1,6 @@
-"""Why a job waits, in plain words, and when Slurm expects it to start. Unknown reasons stay as Slurm writes them."""
+"""Why a job waits, in plain words, and when Slurm expects it to start. Unknown reasons stay as
+Slurm writes them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ REASONS = {
     "Dependency": "waits for another job",
     "DependencyNeverSatisfied": "waits for a job that did not succeed",
     "DeadLine": "cannot end before its deadline",
-    "JobArrayTaskLimit": "waits for other tasks of its array, which already runs as many at once as it may",
+    "JobArrayTaskLimit": "waits for other tasks of its array, which already runs as many at once "
+    "as it may",
     "Licenses": "waits for a license",
     "NodeDown": "waits for a node that is down",
     "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
@@ -33,7 +36,8 @@ REASONS = {
     "PartitionConfig": "requests something that its partition does not allow",
     "PartitionDown": "its partition is down: it accepts jobs, but starts none",
     "PartitionInactive": "its partition starts no jobs at the moment",
-    "PartitionNodeLimit": "requests more nodes than its partition allows, or too few of them are up",
+    "PartitionNodeLimit": "requests more nodes than its partition allows, or too few of them are "
+    "up",
     "PartitionTimeLimit": "requests more time than its partition allows",
     "BadConstraints": "no node has everything that it requests",
     "AssociationJobLimit": "your account is already running as many jobs as it may",
@@ -45,23 +49,38 @@ REASONS = {
     "launch failed requeued held": "held, because Slurm could not launch it",
 }
 
-# Limits such as QOSMaxGRESPerUser, AssocGrpCPUMinutesLimit, QOSMaxJobsPerUserLimit or MaxNodePerAccount.
+# Limits such as QOSMaxGRESPerUser, AssocGrpCPUMinutesLimit, QOSMaxJobsPerUserLimit or
+# MaxNodePerAccount.
 _LIMIT = re.compile(
     r"(?P<who>QOS|Assoc)?(?P<kind>Grp|Max|Min)(?P<what>\w*?)(?P<run>Run)?(?P<minutes>Minutes|Mins)?"
     r"(?:Per(?P<each>User|Account|Job|Node))?(?:Limit|NotSatisfied)?"
 )
 _THINGS = {
-    "GRES": "GPUs", "CPU": "cores", "Cpu": "cores", "CPUs": "cores",
-    "Node": "nodes", "Mem": "memory", "Memory": "memory", "Jobs": "jobs", "SubmitJobs": "jobs in the queue",
-    "Submit": "jobs in the queue", "Wall": "time", "WallDuration": "time",
-    "Billing": "billing units", "Energy": "energy", "BB": "burst buffer", "License": "licenses",
-}  # fmt: skip
+    "GRES": "GPUs",
+    "CPU": "cores",
+    "Cpu": "cores",
+    "CPUs": "cores",
+    "Node": "nodes",
+    "Mem": "memory",
+    "Memory": "memory",
+    "Jobs": "jobs",
+    "SubmitJobs": "jobs in the queue",
+    "Submit": "jobs in the queue",
+    "Wall": "time",
+    "WallDuration": "time",
+    "Billing": "billing units",
+    "Energy": "energy",
+    "BB": "burst buffer",
+    "License": "licenses",
+}
 
 
 def explain_reason(reason: str, *, gpus: bool) -> str:
     """Return why a job waits, from Slurm's reason for it."""
     what = "GPUs" if gpus else "nodes"
-    known = REASONS.get(reason) or next((text for name, text in REASONS.items() if reason.startswith(f"{name},")), None)
+    known = REASONS.get(reason) or next(
+        (text for name, text in REASONS.items() if reason.startswith(f"{name},")), None
+    )
     if known is None:
         return _explain_limit(reason) or reason
     nodes = re.search(r"UnavailableNodes:(\S+)", reason)
@@ -84,11 +103,16 @@ def _explain_limit(reason: str) -> str:
         return f"{who} has reached its limit of {thing}"
     if match["each"] == "Account":
         jobs = "your account's jobs"
-    return f"{jobs} have reached the limit of {thing} that {who} sets per {(match['each'] or 'User').lower()}"
+    return (
+        f"{jobs} have reached the limit of {thing} that {who} sets per "
+        f"{(match['each'] or 'User').lower()}"
+    )
 
 
 def expected_start(state: JobState, now: float) -> float | None:
-    """Return when Slurm expects a job to start, in seconds since 1970; None if it does not say, or if that is past."""
+    """Return when Slurm expects a job to start, in seconds since 1970; None if it does not say, or
+    if that is past.
+    """
     try:
         start = time.mktime(time.strptime(state.start, TIME_FORMAT))
     except (ValueError, OverflowError):

@@ -18,7 +18,9 @@ SANDBOX_FILE = "poll-interval"  # beside the slurm.conf of a sandbox, which you 
 
 
 def poll_interval() -> float:
-    """Return for how many seconds an answer of the scheduler counts: never less than the site allows."""
+    """Return for how many seconds an answer of the scheduler counts: never less than the site
+    allows.
+    """
     at_least = float(find_site().limits.poll_interval or 0)
     return max(at_least, _chosen(at_least or DEFAULT))
 
@@ -39,7 +41,9 @@ def _chosen(default: float) -> float:
 def _sandbox_interval() -> str:
     conf = os.environ.get("SLURM_CONF", "")
     with suppress(OSError, ValueError):
-        return read_bounded(Path(conf).with_name(SANDBOX_FILE), 100).decode().strip() if conf else ""
+        return (
+            read_bounded(Path(conf).with_name(SANDBOX_FILE), 100).decode().strip() if conf else ""
+        )
     return ""
 
 
@@ -51,4 +55,6 @@ def _parse(text: str) -> float:
 
 
 def _invalid(text: str) -> UsageError:
-    return UsageError(f"Invalid {POLL_INTERVAL} {text!r}.", hint="Use seconds, or a duration such as 90s or 2m.")
+    return UsageError(
+        f"Invalid {POLL_INTERVAL} {text!r}.", hint="Use seconds, or a duration such as 90s or 2m."
+    )

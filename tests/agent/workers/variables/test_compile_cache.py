@@ -8,17 +8,31 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.workers.variables import compile_cache
-from paceline.agent.workers.variables.compile_cache import CACHE, EXTENSIONS, compile_cache_variables, node_image
+from paceline.agent.workers.variables.compile_cache import (
+    CACHE,
+    EXTENSIONS,
+    compile_cache_variables,
+    node_image,
+)
 from paceline.contract.launch_spec import LaunchSpec
 from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, shared_folder
 
 
 def spec(scratch: Path | str, project: str = "digits", python: str = "python3") -> LaunchSpec:
-    return LaunchSpec(run_id="1", program="train.py", args=[], scratch=str(scratch), project=project, python=python)
+    return LaunchSpec(
+        run_id="1",
+        program="train.py",
+        args=[],
+        scratch=str(scratch),
+        project=project,
+        python=python,
+    )
 
 
 @pytest.mark.parametrize("name", [CACHE, EXTENSIONS])
-def test_the_cache_is_private_and_the_same_for_all_runs_of_a_project(tmp_path: Path, name: str) -> None:
+def test_the_cache_is_private_and_the_same_for_all_runs_of_a_project(
+    tmp_path: Path, name: str
+) -> None:
     path = Path(compile_cache_variables(spec(tmp_path))[name])
     assert path.is_dir()
     own = tmp_path / f".cache-{os.geteuid()}"
@@ -29,7 +43,10 @@ def test_the_cache_is_private_and_the_same_for_all_runs_of_a_project(tmp_path: P
 
 
 def test_extensions_are_built_once_per_interpreter(tmp_path: Path) -> None:
-    one, other = (compile_cache_variables(spec(tmp_path, python=python)) for python in ("/a/python", "/b/python"))
+    one, other = (
+        compile_cache_variables(spec(tmp_path, python=python))
+        for python in ("/a/python", "/b/python")
+    )
     assert one[EXTENSIONS] != other[EXTENSIONS]
     assert one[CACHE] == other[CACHE]  # torch itself knows which compiled code is its own
 
@@ -47,7 +64,9 @@ def test_without_a_folder_of_its_own_the_run_uses_the_default_of_torch(tmp_path:
     assert compile_cache_variables(spec(tmp_path)) == {}
 
 
-def test_where_all_files_belong_to_one_user_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_all_files_belong_to_one_user_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 4321)
     assert compile_cache_variables(spec(tmp_path)) == {}

@@ -77,7 +77,9 @@ def runtime_folder(guard: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def reports(scratch: Path) -> list[dict[str, Any]]:
     """Return what rank 0 of each run has written, the first run's first."""
-    files = sorted(scratch.glob("*/*/*/attempt-1/report-0.json"), key=lambda path: path.stat().st_mtime_ns)
+    files = sorted(
+        scratch.glob("*/*/*/attempt-1/report-0.json"), key=lambda path: path.stat().st_mtime_ns
+    )
     return [json.loads(file.read_text()) for file in files]
 
 
@@ -95,7 +97,9 @@ def test_later_runs_are_served_by_one_process_and_see_edits(
     pid = status()["pid"]
     for ranks in (1, 2):
         (tmp_path / "helper.py").write_text(f"number = {ranks}\n")
-        (tmp_path / "train.py").write_text(f"{SCRIPT}\nimport helper; print('edited', helper.number)\n")
+        (tmp_path / "train.py").write_text(
+            f"{SCRIPT}\nimport helper; print('edited', helper.number)\n"
+        )
         done = paceline("run", "--cpu", "--warm", "--nproc", str(ranks), "train.py", check=True)
         assert f"edited {ranks}" in done.stdout
         assert "stays imported" not in done.stderr
@@ -126,10 +130,25 @@ def test_a_warm_rank_has_inherited_what_a_cold_one_has(tmp_path: Path, scratch: 
         script = str(tmp_path / "train.py")
         with open(script, encoding="utf-8") as text:
             subprocess.run(
-                [sys.executable, "-m", "paceline", "run", "--cpu", "--nproc", "1", *options, script, "x"],
-                cwd=folder, env={**os.environ, "PACELINE_SCRATCH": str(scratch), **variables}, stdin=text,
-                capture_output=True, check=True, pass_fds=(reader,),
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "paceline",
+                    "run",
+                    "--cpu",
+                    "--nproc",
+                    "1",
+                    *options,
+                    script,
+                    "x",
+                ],
+                cwd=folder,
+                env={**os.environ, "PACELINE_SCRATCH": str(scratch), **variables},
+                stdin=text,
+                capture_output=True,
+                check=True,
+                pass_fds=(reader,),
+            )
 
     run("--warm", folder=tmp_path, HF_FIRST="1")
     run(folder=elsewhere, TZ="Asia/Tokyo")
@@ -145,7 +164,9 @@ def test_a_warm_rank_has_inherited_what_a_cold_one_has(tmp_path: Path, scratch: 
     for each in (cold, warm):
         for name in OF_ONE_RUN:
             del each[name]
-        each["environ"] = {name: text for name, text in each["environ"].items() if name not in OF_ONE_PORT}
+        each["environ"] = {
+            name: text for name, text in each["environ"].items() if name not in OF_ONE_PORT
+        }
     assert warm == cold
 
 
@@ -159,25 +180,40 @@ print([os.environ["LR"], hash("text"), time.tzname[0], sys.path.count(os.environ
 
 @light
 @pytest.mark.parametrize(
-    "given", ["typed", *(pytest.param(each, marks=pytest.mark.slow) for each in ("file", "warm", "later"))]
+    "given",
+    ["typed", *(pytest.param(each, marks=pytest.mark.slow) for each in ("file", "warm", "later"))],
 )
-def test_variables_of_the_job_act_as_in_a_new_process(paceline: Paceline, tmp_path: Path, given: str) -> None:
+def test_variables_of_the_job_act_as_in_a_new_process(
+    paceline: Paceline, tmp_path: Path, given: str
+) -> None:
     """Some are read by the interpreter when it starts, others when torch is imported."""
     fake = Path(os.environ["PYTHONPATH"])
-    (fake / "torch" / "__init__.py").write_text(f"{FAKE_TORCH}\nimport os, tempfile\nenviron = dict(os.environ)\n"
-                                                "tempfile.gettempdir()\n")  # fmt: skip
+    (fake / "torch" / "__init__.py").write_text(
+        f"{FAKE_TORCH}\nimport os, tempfile\nenviron = dict(os.environ)\ntempfile.gettempdir()\n"
+    )
     (tmp_path / "train.py").write_text(READS_EARLY)
     (tmp_path / "temporary").mkdir()
     extra = str(tmp_path / "extra")
     variables = {
-        "LR": "2", "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "PYTHONPATH": f"{fake}{os.pathsep}{extra}",
-        "EXTRA": extra, "TMPDIR": str(tmp_path / "temporary"), "TORCHINDUCTOR_X": "a", "TORCHDYNAMO_X": "b",
-        "MALLOC_X": "c", "OMP_X": "d",
-    }  # fmt: skip
+        "LR": "2",
+        "PYTHONHASHSEED": "7",
+        "TZ": "Asia/Tokyo",
+        "PYTHONPATH": f"{fake}{os.pathsep}{extra}",
+        "EXTRA": extra,
+        "TMPDIR": str(tmp_path / "temporary"),
+        "TORCHINDUCTOR_X": "a",
+        "TORCHDYNAMO_X": "b",
+        "MALLOC_X": "c",
+        "OMP_X": "d",
+    }
     plain = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True,
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
         check=True,
-    ).stdout  # fmt: skip
+    ).stdout
     typed = [text for name, value in variables.items() for text in ("--env", f"{name}={value}")]
     if given == "file":
         lines = [f"{name} = {value!r}" for name, value in variables.items()]
@@ -185,8 +221,21 @@ def test_variables_of_the_job_act_as_in_a_new_process(paceline: Paceline, tmp_pa
         typed = []
     warm = ["--warm"] if given in ("warm", "later") else []
     if given == "later":
-        paceline("run", "--cpu", "--warm", "--nproc", "1", "--env", "LR=1", "--env", f"EXTRA={extra}", "train.py")
-        paceline("run", "--cpu", *warm, "--nproc", "1", *typed, "--env", "LR=1", "train.py", check=True)
+        paceline(
+            "run",
+            "--cpu",
+            "--warm",
+            "--nproc",
+            "1",
+            "--env",
+            "LR=1",
+            "--env",
+            f"EXTRA={extra}",
+            "train.py",
+        )
+        paceline(
+            "run", "--cpu", *warm, "--nproc", "1", *typed, "--env", "LR=1", "train.py", check=True
+        )
     done = paceline("run", "--cpu", *warm, "--nproc", "1", *typed, "train.py", check=True)
     assert done.stdout == plain
     if given == "later":
@@ -195,12 +244,16 @@ def test_variables_of_the_job_act_as_in_a_new_process(paceline: Paceline, tmp_pa
 
 @light
 @pytest.mark.parametrize("given", ["typed", pytest.param("file", marks=pytest.mark.slow)])
-def test_variables_that_imports_read_act_whatever_their_name(paceline: Paceline, tmp_path: Path, given: str) -> None:
+def test_variables_that_imports_read_act_whatever_their_name(
+    paceline: Paceline, tmp_path: Path, given: str
+) -> None:
     """A run with another value of one imports again. Others change nothing, and neither do copies of all variables."""
     fake = Path(os.environ["PYTHONPATH"])
     reads = "import os\nodd, copy = os.environ.get('ODD_NAME'), dict(os.environ)\n"
     (fake / "torch" / "__init__.py").write_text(FAKE_TORCH + reads)
-    (tmp_path / "train.py").write_text("import os, torch\nprint(torch.odd, os.environ.get('OTHER'))")
+    (tmp_path / "train.py").write_text(
+        "import os, torch\nprint(torch.odd, os.environ.get('OTHER'))"
+    )
 
     def run(*options: str, odd: str | None, other: str) -> subprocess.CompletedProcess[str]:
         variables = {"OTHER": other, **({"ODD_NAME": odd} if odd else {})}
@@ -222,16 +275,27 @@ def test_variables_that_imports_read_act_whatever_their_name(paceline: Paceline,
 
 
 @light
-def test_counts_of_threads_that_a_zygote_cannot_have_start_new_processes(paceline: Paceline, tmp_path: Path) -> None:
+def test_counts_of_threads_that_a_zygote_cannot_have_start_new_processes(
+    paceline: Paceline, tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text("import os; print(os.environ['OPENBLAS_NUM_THREADS'])")
-    done = paceline("run", "--cpu", "--nproc", "1", "--env", "OPENBLAS_NUM_THREADS=3", "train.py", check=True)
+    done = paceline(
+        "run", "--cpu", "--nproc", "1", "--env", "OPENBLAS_NUM_THREADS=3", "train.py", check=True
+    )
     assert done.stdout == "3\n"
     assert "instead of forking them: the zygote has OPENBLAS_NUM_THREADS=1" in done.stderr
 
 
 @light
 @pytest.mark.parametrize(
-    "change", ["module", *(pytest.param(each, marks=pytest.mark.slow) for each in ("PYTHONPATH", "shadow", "package"))]
+    "change",
+    [
+        "module",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("PYTHONPATH", "shadow", "package")
+        ),
+    ],
 )
 def test_a_change_of_what_it_has_imported_replaces_it(
     paceline: Paceline, tmp_path: Path, scratch: Path, change: str, monkeypatch: pytest.MonkeyPatch
@@ -247,7 +311,9 @@ def test_a_change_of_what_it_has_imported_replaces_it(
     elif change == "shadow":
         (fake / "sitecustomize.py").touch()
     else:  # where pip installs packages for the user
-        packages = tmp_path / "user" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+        packages = (
+            tmp_path / "user" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+        )
         (packages / "site-packages" / "new").mkdir(parents=True)
     done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
     assert "starting cold, because this has changed: " in done.stderr
@@ -257,7 +323,11 @@ def test_a_change_of_what_it_has_imported_replaces_it(
     assert status()["torch"] == ("another" if change == "module" else "")
     if change == "module":
         paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-        assert [each["warm"] == status()["pid"] for each in reports(scratch)] == [False, False, True]
+        assert [each["warm"] == status()["pid"] for each in reports(scratch)] == [
+            False,
+            False,
+            True,
+        ]
 
 
 @light
@@ -273,7 +343,9 @@ def test_new_files_of_the_user_do_not_replace_it(
 
 
 @light
-def test_it_ends_when_nobody_uses_it(paceline: Paceline, tmp_path: Path, runtime_folder: Path) -> None:
+def test_it_ends_when_nobody_uses_it(
+    paceline: Paceline, tmp_path: Path, runtime_folder: Path
+) -> None:
     (tmp_path / "paceline.toml").write_text('[launch]\nwarm = "2s"\n')
     done = paceline("run", "--cpu", "--nproc", "1", "train.py", check=True)
     assert "stays imported for your next runs, for 2 s" in done.stderr
@@ -282,11 +354,23 @@ def test_it_ends_when_nobody_uses_it(paceline: Paceline, tmp_path: Path, runtime
 
 
 @light
-@pytest.mark.parametrize("variables", [pytest.param({"CI": "true"}, marks=pytest.mark.slow), {"SLURM_JOB_ID": "7"}])
+@pytest.mark.parametrize(
+    "variables", [pytest.param({"CI": "true"}, marks=pytest.mark.slow), {"SLURM_JOB_ID": "7"}]
+)
 def test_jobs_and_ci_start_cold(paceline: Paceline, variables: dict[str, str]) -> None:
     done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True, **variables)
     assert done.stderr.count("starting cold, because") == 1
-    shown = paceline("run", "--cpu", "--warm", "--style", "torchrun", "--dry-run", "train.py", check=True, **variables)
+    shown = paceline(
+        "run",
+        "--cpu",
+        "--warm",
+        "--style",
+        "torchrun",
+        "--dry-run",
+        "train.py",
+        check=True,
+        **variables,
+    )
     assert "the torchrun style does not fork ranks: --warm has no effect" in shown.stderr
     assert not client.ask_all("status")
 
@@ -313,12 +397,17 @@ def test_one_that_does_not_answer_is_replaced(paceline: Paceline, scratch: Path)
     for command in (None, "run", "stop"):
         if command == "run":
             os.kill(pids[-1], signal.SIGSTOP)
-            assert f"process {pids[-1]} is not responding" in paceline("warm", "status", check=True).stdout
+            assert (
+                f"process {pids[-1]} is not responding"
+                in paceline("warm", "status", check=True).stdout
+            )
         if command == "stop":
             os.kill(pids[-1], signal.SIGSTOP)
             assert f"ended process {pids[-1]}" in paceline("warm", "stop", check=True).stdout
         done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
-        assert ("starting cold, because the warm process is not responding" in done.stderr) is (command == "run")
+        assert ("starting cold, because the warm process is not responding" in done.stderr) is (
+            command == "run"
+        )
         assert "torch stays imported" in done.stderr
         assert not any(map(is_alive, pids))
         pids.append(status()["pid"])
@@ -330,7 +419,10 @@ def test_a_process_that_cannot_stay_is_not_promised(paceline: Paceline) -> None:
     os.utime(torch, (4e9, 4e9))
     done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
     assert "torch stays imported" not in done.stderr
-    assert f"torch will not stay imported for your next runs: {torch} has a date in the future" in done.stderr
+    assert (
+        f"torch will not stay imported for your next runs: {torch} has a date in the future"
+        in done.stderr
+    )
     assert not client.ask_all("status")
 
 
@@ -342,11 +434,25 @@ def test_few_open_files_with_high_numbers(tmp_path: Path, scratch: Path) -> None
     high = fcntl.fcntl(reader, fcntl.F_DUPFD, 60)
     for number, limit in enumerate((high + 1, high + 1, high)):
         done = subprocess.run(
-            [sys.executable, "-m", "paceline", "run", "--cpu", "--warm", "--nproc", "1", "train.py"],
-            cwd=tmp_path, env={**os.environ, "PACELINE_SCRATCH": str(scratch)}, stderr=subprocess.PIPE, text=True,
-            pass_fds=(high,), preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, limit)),
+            [
+                sys.executable,
+                "-m",
+                "paceline",
+                "run",
+                "--cpu",
+                "--warm",
+                "--nproc",
+                "1",
+                "train.py",
+            ],
+            cwd=tmp_path,
+            env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(high,),
+            preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, limit)),
             check=True,
-        )  # fmt: skip
+        )
         assert ("torch stays imported" in done.stderr) is (number == 0), done.stderr
     assert f"starting cold, because file descriptor {high} is open" in done.stderr
     for each in (reader, writer, high):
@@ -356,7 +462,9 @@ def test_few_open_files_with_high_numbers(tmp_path: Path, scratch: Path) -> None
 
 
 @light
-def test_a_zygote_ends_if_its_command_is_gone_before_it_starts(paceline: Paceline, tmp_path: Path) -> None:
+def test_a_zygote_ends_if_its_command_is_gone_before_it_starts(
+    paceline: Paceline, tmp_path: Path
+) -> None:
     """It has the command's files where the warm process has its own, and must not go on in its place."""
     warmed = leave_warm_process(paceline, tmp_path)
     found = socket_folder.SocketFolder.find()
@@ -367,10 +475,17 @@ def test_a_zygote_ends_if_its_command_is_gone_before_it_starts(paceline: Pacelin
     options = ZygoteOptions("train.py", is_module=False, threads=1, preload=[], warm=60)
     os.kill(warmed, signal.SIGSTOP)  # until the command is gone
     numbers = list(range(10))
-    MessageSocket(connection).send({
-        "kind": "start", "options": options.to_args(), "conditions": read_conditions(sys.executable, os.environ),
-        "environ": dict(os.environ), "cwd": str(tmp_path), "descriptors": numbers,
-    }, [*(null for _ in numbers), folder])  # fmt: skip
+    MessageSocket(connection).send(
+        {
+            "kind": "start",
+            "options": options.to_args(),
+            "conditions": read_conditions(sys.executable, os.environ),
+            "environ": dict(os.environ),
+            "cwd": str(tmp_path),
+            "descriptors": numbers,
+        },
+        [*(null for _ in numbers), folder],
+    )
     connection.close()
     os.kill(warmed, signal.SIGCONT)
     until(lambda: status()["served"] == 1, "the zygote")
@@ -388,9 +503,11 @@ def test_settings_of_the_command_apply(tmp_path: Path, scratch: Path) -> None:
     def run(*prefix: str) -> dict[str, Any]:
         arguments = ["run", "--cpu", "--warm", "--nproc", "1", "train.py"]
         subprocess.run(
-            [*prefix, sys.executable, "-m", "paceline", *arguments], cwd=tmp_path, check=True,
+            [*prefix, sys.executable, "-m", "paceline", *arguments],
+            cwd=tmp_path,
+            check=True,
             env={**os.environ, "PACELINE_SCRATCH": str(scratch)},
-        )  # fmt: skip
+        )
         return reports(scratch)[-1]
 
     first = run()
@@ -399,7 +516,10 @@ def test_settings_of_the_command_apply(tmp_path: Path, scratch: Path) -> None:
     assert changed["warm"] == again["warm"] == status()["pid"]
     nofile = first["limits"][resource.RLIMIT_NOFILE]
     assert (changed["umask"], changed["nice"]) == (0o27, min(19, first["nice"] + 3))
-    assert (changed["ionice"], changed["limits"][resource.RLIMIT_NOFILE]) == ("best-effort: prio 6", [100, nofile[1]])
+    assert (changed["ionice"], changed["limits"][resource.RLIMIT_NOFILE]) == (
+        "best-effort: prio 6",
+        [100, nofile[1]],
+    )
     for name in ("umask", "nice", "ionice", "limits"):
         assert again[name] == first[name] != changed[name]
 
@@ -419,10 +539,23 @@ class Started:
 
     def __init__(self, folder: Path, number: int, ranks: int = 2) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "paceline", "run", "--cpu", "--warm", "--nproc", str(ranks),
-             "--env", f"NUMBER={number}", "sleeps.py"],
-            cwd=folder, env={**os.environ, "PACELINE_SCRATCH": str(folder / "scratch")}, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "paceline",
+                "run",
+                "--cpu",
+                "--warm",
+                "--nproc",
+                str(ranks),
+                "--env",
+                f"NUMBER={number}",
+                "sleeps.py",
+            ],
+            cwd=folder,
+            env={**os.environ, "PACELINE_SCRATCH": str(folder / "scratch")},
+            stderr=subprocess.PIPE,
+        )
         files = [folder / f"started-{number}-{rank}" for rank in range(ranks)]
         until(lambda: all(file.exists() for file in files), "the start of all ranks")
         self.ranks = [int(file.read_text()) for file in files]
@@ -494,7 +627,9 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_warm_and_cold_runs_train_the_same_weights(paceline: Paceline, tmp_path: Path, ranks: int) -> None:
+def test_warm_and_cold_runs_train_the_same_weights(
+    paceline: Paceline, tmp_path: Path, ranks: int
+) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     # The first run leaves a process that was made for another number of threads.
     other = paceline("run", "--cpu", "--warm", "--nproc", str(3 - ranks), "train.py", check=True)
@@ -510,11 +645,17 @@ def test_warm_and_cold_runs_train_the_same_weights(paceline: Paceline, tmp_path:
     [
         ("os.umask(0o77); os.nice(1); resource.setrlimit(resource.RLIMIT_CORE, (0, 0))", None),
         ("resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))", "ulimit"),
-        ("ctypes.CDLL(None).syscall(238, 3, ctypes.byref(ctypes.c_ulong(1)), 8)", "the NUMA memory policy"),
+        (
+            "ctypes.CDLL(None).syscall(238, 3, ctypes.byref(ctypes.c_ulong(1)), 8)",
+            "the NUMA memory policy",
+        ),
         ("signal.signal(signal.SIGUSR2, signal.SIG_IGN)", "the ignored signals"),
         ("os.environ.update(SYMPY_DEBUG='1')", "SYMPY_DEBUG"),
         ("os.environ.update(LR='1', LS_COLORS='x', HF_TOKEN='y')", "LR"),
-        ("os.environ.update(PWD='/', CUDA_VISIBLE_DEVICES='1', WANDB_MODE='offline', SSH_TTY='x')", None),
+        (
+            "os.environ.update(PWD='/', CUDA_VISIBLE_DEVICES='1', WANDB_MODE='offline', SSH_TTY='x')",
+            None,
+        ),
         ("os.environ.update(ROCR_VISIBLE_DEVICES='1', HIP_VISIBLE_DEVICES='1')", None),
     ],
 )
@@ -526,7 +667,9 @@ def test_what_a_fork_cannot_change_must_be_the_same(change: str, named: str | No
     )
     if "RLIMIT_CORE" in change and resource.getrlimit(resource.RLIMIT_CORE) == (0, 0):
         pytest.skip("this shell allows no core files")
-    if "238" in change and (os.uname().machine != "x86_64" or not os.path.exists("/proc/self/numa_maps")):
+    if "238" in change and (
+        os.uname().machine != "x86_64" or not os.path.exists("/proc/self/numa_maps")
+    ):
         pytest.skip("this machine has another number for the call, or no NUMA policies")
     if "nice" in change and os.nice(0) == 19:
         pytest.skip("nothing is nicer than this shell")
@@ -534,7 +677,9 @@ def test_what_a_fork_cannot_change_must_be_the_same(change: str, named: str | No
     assert difference(read_conditions(sys.executable, os.environ), json.loads(done.stdout)) == named
 
 
-def test_relative_folders_in_pythonpath_depend_on_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_folders_in_pythonpath_depend_on_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = read_conditions("python", {"PYTHONPATH": "src"})
     monkeypatch.chdir(tmp_path)
     assert difference(here, read_conditions("python", {"PYTHONPATH": "src"})) == "PYTHONPATH"
@@ -552,7 +697,9 @@ def test_a_folder_of_another_user_is_not_used(runtime_folder: Path) -> None:
 
 
 @light
-def test_a_process_of_another_user_is_not_used(paceline: Paceline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_another_user_is_not_used(
+    paceline: Paceline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel says whose it is."""
     paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
     found = socket_folder.SocketFolder.find()
@@ -571,13 +718,19 @@ def test_a_process_of_another_user_is_not_used(paceline: Paceline, monkeypatch: 
 @pytest.mark.parametrize(
     ("args", "text", "expected"),
     [
-        (["--warm", "t.py"], "", DEFAULT_WARM), (["t.py"], "", 0),
-        (["t.py"], '[launch]\nwarm = "90s"  # short\n', 90), (["t.py"], "[launch]\nwarm = true\n", DEFAULT_WARM),
-        (["--no-warm", "t.py"], "[launch]\nwarm = true\n", 0), (["t.py"], '[profiles.x.launch]\nwarm = "1h"\n', 0),
-        (["--warm", "t.py"], '[launch]\nwarm = "1h"\n', DEFAULT_WARM), (["t.py"], "[launch]\nwarm = false\n", 0),
+        (["--warm", "t.py"], "", DEFAULT_WARM),
+        (["t.py"], "", 0),
+        (["t.py"], '[launch]\nwarm = "90s"  # short\n', 90),
+        (["t.py"], "[launch]\nwarm = true\n", DEFAULT_WARM),
+        (["--no-warm", "t.py"], "[launch]\nwarm = true\n", 0),
+        (["t.py"], '[profiles.x.launch]\nwarm = "1h"\n', 0),
+        (["--warm", "t.py"], '[launch]\nwarm = "1h"\n', DEFAULT_WARM),
+        (["t.py"], "[launch]\nwarm = false\n", 0),
     ],
-)  # fmt: skip
-def test_guesses(args: list[str], text: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+)
+def test_guesses(
+    args: list[str], text: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     (tmp_path / "paceline.toml").write_text(text)

@@ -32,7 +32,11 @@ from tests.agent.conftest import Launch, is_alive, until
     ],
 )
 def test_guessed_options(
-    args: list[str], threads: int, preload: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    args: list[str],
+    threads: int,
+    preload: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
@@ -42,7 +46,9 @@ def test_guessed_options(
     assert ZygoteOptions.from_args(options.to_args()).to_args() == options.to_args()
 
 
-def test_the_guess_uses_exported_thread_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guess_uses_exported_thread_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     options = guess(["t.py"], cores=8, environ={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "3"})
@@ -53,42 +59,69 @@ def test_the_guess_uses_exported_thread_counts(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "args",
     [
-        [], ["--help"], ["--dry-run", "t.py"], ["--style", "torchrun", "t.py"], ["--style=spawn", "t.py"],
-        ["--nodes", "2", "t.py"], ["-N", "2", "t.py"], ["-N2", "t.py"],
-        ["--resume", "last"], ["missing.py"], ["--nproc", "0", "t.py"],
-        ["sets.py"], ["--nproc"],
+        [],
+        ["--help"],
+        ["--dry-run", "t.py"],
+        ["--style", "torchrun", "t.py"],
+        ["--style=spawn", "t.py"],
+        ["--nodes", "2", "t.py"],
+        ["-N", "2", "t.py"],
+        ["-N2", "t.py"],
+        ["--resume", "last"],
+        ["missing.py"],
+        ["--nproc", "0", "t.py"],
+        ["sets.py"],
+        ["--nproc"],
     ],
-)  # fmt: skip
-def test_no_zygote_is_started(args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+)
+def test_no_zygote_is_started(
+    args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
-    (tmp_path / "sets.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n")
+    (tmp_path / "sets.py").write_text(
+        "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n"
+    )
     assert guess(args, cores=8, environ={}) is None
 
 
 def test_options_without_a_value_are_known() -> None:
     """Otherwise the guess would take the script for an option's value."""
-    options = [each for each in get_command(single_command(command)).params if each.param_type_name == "option"]
+    options = [
+        each
+        for each in get_command(single_command(command)).params
+        if each.param_type_name == "option"
+    ]
     flags = {flag: each for each in options for flag in each.opts}
     switches = {flag for flag, each in flags.items() if each.is_flag}
     assert set(FLAGS) == switches - set(NO_PRESTART)
     assert set(NO_PRESTART) <= flags.keys() | {"--help", "-h"}
     with_value = [each for each in options if not each.is_flag]
-    assert {(short, long) for each in with_value for short in each.opts for long in each.opts
-            if len(short) == 2 and len(long) > 2} == set(SHORT.items())  # fmt: skip
+    assert {
+        (short, long)
+        for each in with_value
+        for short in each.opts
+        for long in each.opts
+        if len(short) == 2 and len(long) > 2
+    } == set(SHORT.items())
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_it_is_adopted_only_if_the_guess_was_right(launch: Launch, tmp_path: Path, threads: int) -> None:
+def test_it_is_adopted_only_if_the_guess_was_right(
+    launch: Launch, tmp_path: Path, threads: int
+) -> None:
     launch("", nproc=1).wait()  # creates the fake torch
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "fake")}
     options = ZygoteOptions("train.py", is_module=False, threads=threads, preload=[])
     ours, pid = start_zygote(sys.executable, options, environ)
     with ours:
         started = launch(
-            "import os; print(os.getppid())", nproc=1, threads=1, env={"PACELINE_ZYGOTE": str(ours.fileno())},
+            "import os; print(os.getppid())",
+            nproc=1,
+            threads=1,
+            env={"PACELINE_ZYGOTE": str(ours.fileno())},
             pass_fds=(ours.fileno(),),
-        )  # fmt: skip
+        )
         assert started.wait() == 0, started.err()
         assert (int(started.out()) == pid) is (threads == 1)
         if threads != 1:
@@ -113,7 +146,9 @@ def test_it_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
         "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(3600)\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    process = subprocess.Popen([sys.executable, "-c", STARTS_ONE], cwd=tmp_path, env=environ, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTS_ONE], cwd=tmp_path, env=environ, stdout=subprocess.PIPE
+    )
     importing = tmp_path / "importing"
     until(lambda: importing.exists() and importing.read_text(), "the import")
     process.send_signal(signal.SIGKILL)

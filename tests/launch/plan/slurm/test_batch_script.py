@@ -45,13 +45,23 @@ class Bench:
 
     def start(self, job: str, **environ: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["bash", str(self.run.script)], text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+            ["bash", str(self.run.script)],
+            text=True,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env={
-                "PATH": f"{self.bin}:{os.environ['PATH']}", "HOME": "/", "SLURM_JOB_ID": job, "END": "done",
-                **{name: text for name, text in os.environ.items() if "PACELINE" in name or "TEST" in name},
+                "PATH": f"{self.bin}:{os.environ['PATH']}",
+                "HOME": "/",
+                "SLURM_JOB_ID": job,
+                "END": "done",
+                **{
+                    name: text
+                    for name, text in os.environ.items()
+                    if "PACELINE" in name or "TEST" in name
+                },
                 **environ,
             },
-        )  # fmt: skip
+        )
 
     def await_start(self) -> None:
         deadline = time.monotonic() + 60
@@ -92,16 +102,29 @@ def test_a_continuation_keeps_the_users_defaults_alone(tmp_path: Path) -> None:
 
 
 def test_a_file_of_secrets_cannot_change_what_the_script_relies_on(tmp_path: Path) -> None:
-    names = {"HOSTNAME": "elsewhere", "SLURM_JOB_ID": "99", "IFS": "x", "PACELINE_RUN": "/", "RANK": "3", "MINE": "1"}
+    names = {
+        "HOSTNAME": "elsewhere",
+        "SLURM_JOB_ID": "99",
+        "IFS": "x",
+        "PACELINE_RUN": "/",
+        "RANK": "3",
+        "MINE": "1",
+    }
     found = Secrets(names, dict.fromkeys(names, ".env"))
     run_path = RunPath(tmp_path, "p", "e", "id")
-    lines = plan({"job.nodes": 2}, run_path=run_path, file_secrets=found).environment_file.splitlines()
-    assert "export HOSTNAME=elsewhere" in lines, "stop_and_requeue.sh has asked the system for its own"
+    lines = plan(
+        {"job.nodes": 2}, run_path=run_path, file_secrets=found
+    ).environment_file.splitlines()
+    assert "export HOSTNAME=elsewhere" in lines, (
+        "stop_and_requeue.sh has asked the system for its own"
+    )
     assert "export MINE=1" in lines
     assert not [line for line in lines if "IFS" in line or "PACELINE_RUN" in line or "RANK" in line]
     script = "\n".join([*lines, 'echo "$SLURM_JOB_ID"'])
     for known, job in (({"SLURM_JOB_ID": "7"}, "7"), ({}, "99")):
-        done = subprocess.run(["/bin/bash", "-c", script], env=known, text=True, capture_output=True, check=True)
+        done = subprocess.run(
+            ["/bin/bash", "-c", script], env=known, text=True, capture_output=True, check=True
+        )
         assert done.stdout.strip() == job, "Slurm's own value stays"
 
 
@@ -129,6 +152,10 @@ def test_variables_do_not_collide_with_the_script() -> None:
 
 
 def test_a_path_with_separators_cannot_be_mounted() -> None:
-    keys = {"environment.kind": "container", "environment.image": "a.sif", "data.stage": ["/data/a,b"]}
+    keys = {
+        "environment.kind": "container",
+        "environment.image": "a.sif",
+        "data.stage": ["/data/a,b"],
+    }
     with pytest.raises(SpecError, match="a colon or a comma"):
         plan(keys)

@@ -30,10 +30,17 @@ def write_run(tmp_path: Path) -> tuple[RunFolder, SlurmPlan]:
 
 def enter(folder: RunFolder, made: SlurmPlan) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-c", PIPED], text=True, capture_output=True, timeout=60,
+        ["bash", "-c", PIPED],
+        text=True,
+        capture_output=True,
+        timeout=60,
         input='false; echo "$GREETING $FROM_SETUP ${paceline_run-none}"',
-        env={"PATH": "/usr/bin:/bin", "HOME": "/", env.SHELL_SETUP: setup_from_run(folder, made.launch_spec)},
-    )  # fmt: skip
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/",
+            env.SHELL_SETUP: setup_from_run(folder, made.launch_spec),
+        },
+    )
 
 
 def test_only_the_environment_section_runs(tmp_path: Path) -> None:

@@ -18,9 +18,14 @@ from tests.golden.cases import ENVIRON, plan
 
 # style -> tasks per node, cores per task, for 2 nodes x 4 GPUs with 8 cores each
 LAYOUTS = {
-    "fork": (1, 32), "torchrun": (1, 32), "spawn": (1, 32), "lightning": (1, 32), "accelerate": (1, 32),
-    "srun": (4, 8), "mpirun": (4, 8),
-}  # fmt: skip
+    "fork": (1, 32),
+    "torchrun": (1, 32),
+    "spawn": (1, 32),
+    "lightning": (1, 32),
+    "accelerate": (1, 32),
+    "srun": (4, 8),
+    "mpirun": (4, 8),
+}
 
 
 @pytest.mark.parametrize("style", LAYOUTS)
@@ -44,7 +49,11 @@ def test_memory_per_gpu_is_counted_per_node() -> None:
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
-    ({"launch.nproc": 8}, "--launch.nproc asks for 8 ranks per node, but --job.gpus_per_node is 4", "--gpus 8"),
+    (
+        {"launch.nproc": 8},
+        "--launch.nproc asks for 8 ranks per node, but --job.gpus_per_node is 4",
+        "--gpus 8",
+    ),
     ({"launch.gpu_binding": "one"}, '"one", but launch.style (default) is "fork"', "--style srun"),
     ({"job.gpus_per_node": 0, "job.gpu_type": "a100"}, "asks for a100 GPUs, but", "--gpus 4"),
     ({"job.extra": ["--ntasks=3"]}, "has --ntasks=3", "--nproc"),
@@ -52,13 +61,25 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"job.extra": ["-HN2"]}, "has -HN2", "--nodes"),
     ({"job.extra": ["-HQ", "t5"]}, "has -HQt5", "--time"),
     ({"job.extra": ["--gres=gpu:2"]}, "has --gres=gpu:2", "--gpus"),
-    ({"job.extra": ["--dependency=afterok:1"]}, "has --dependency=afterok:1", "Use --dependency instead."),
+    (
+        {"job.extra": ["--dependency=afterok:1"]},
+        "has --dependency=afterok:1",
+        "Use --dependency instead.",
+    ),
     ({"job.extra": ["--no-requeue"]}, "has --no-requeue", "Use --no-requeue instead."),
     ({"job.extra": ["--signal=USR1"]}, "has --signal=USR1", "Use --grace instead."),
-    ({"job.extra": ["--expor=API_KEY=hush"]}, "has --expor=API_KEY=***, which", "Use --env instead."),
+    (
+        {"job.extra": ["--expor=API_KEY=hush"]},
+        "has --expor=API_KEY=***, which",
+        "Use --env instead.",
+    ),
     ({"job.extra": ["oops"]}, "is not an option of sbatch", "--sbatch-arg"),
-    ({"environment.secrets": ["NOT_THERE"]}, "names NOT_THERE, which is not set here", "Export NOT_THERE"),
-]  # fmt: skip
+    (
+        {"environment.secrets": ["NOT_THERE"]},
+        "names NOT_THERE, which is not set here",
+        "Export NOT_THERE",
+    ),
+]
 
 
 @pytest.mark.parametrize(("keys", "message", "hint"), CONTRADICTIONS)
@@ -71,10 +92,17 @@ def test_contradictions_name_both_sources(keys: dict[str, Any], message: str, hi
 
 def test_variables_of_other_jobs_are_not_submitted() -> None:
     inside = {
-        "SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURMD_NODENAME": "a", "OMPI_COMM_WORLD_RANK": "1", "RANK": "3",
-        "PMIX_RANK": "1", "MASTER_PORT": "1", "CUDA_VISIBLE_DEVICES": "0", "PACELINE_RUN": "/x",
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "4",
+        "SLURMD_NODENAME": "a",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "RANK": "3",
+        "PMIX_RANK": "1",
+        "MASTER_PORT": "1",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "PACELINE_RUN": "/x",
         "WANDB_API_KEY": "hush",
-    }  # fmt: skip
+    }
     remaining = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_CLUSTERS": "big", "HOME": "/home/ann"}
     assert submission_environment({**inside, **remaining}, []).variables == remaining
 
@@ -82,7 +110,12 @@ def test_variables_of_other_jobs_are_not_submitted() -> None:
 def test_sbatch_defaults_stay_unless_overruled_and_are_named() -> None:
     made = plan(
         {"job.partition": "gpu"},
-        environ={**ENVIRON, "SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "physics", "SBATCH_REQUEUE": "1"},
+        environ={
+            **ENVIRON,
+            "SBATCH_PARTITION": "debug",
+            "SBATCH_ACCOUNT": "physics",
+            "SBATCH_REQUEUE": "1",
+        },
     )
     assert "SBATCH_PARTITION" not in made.submitter
     assert "SBATCH_REQUEUE" not in made.submitter

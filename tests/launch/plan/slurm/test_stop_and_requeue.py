@@ -118,17 +118,27 @@ class Bench:
         **environ: str,
     ) -> subprocess.Popen[str]:
         (self.calls / "agents").write_text(agents)
-        (self.run / "job.sbatch").write_text(text.format(options=options, launcher=launcher, slots=slots, setup=setup))
+        (self.run / "job.sbatch").write_text(
+            text.format(options=options, launcher=launcher, slots=slots, setup=setup)
+        )
         return self.start_script(**environ)
 
     def start_script(self, **environ: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            ["/bin/bash", str(self.run / "job.sbatch")], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ["/bin/bash", str(self.run / "job.sbatch")],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env={
-                "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": "/", "RUN": str(self.run), "CALLS": str(self.calls),
-                "LIBRARY": str(LIBRARY), "SLURM_JOB_ID": "7", **environ,
+                "PATH": f"{self.bin}:/usr/bin:/bin",
+                "HOME": "/",
+                "RUN": str(self.run),
+                "CALLS": str(self.calls),
+                "LIBRARY": str(LIBRARY),
+                "SLURM_JOB_ID": "7",
+                **environ,
             },
-        )  # fmt: skip
+        )
 
     def finish(self, process: subprocess.Popen[str]) -> tuple[int, str]:
         out, _ = process.communicate(timeout=60)
@@ -168,7 +178,10 @@ class Bench:
 
     def forbid_requeue(self, requeue: int = 0, name: str = "train") -> None:
         """Answer as `scontrol show job` does for a job that may not be requeued."""
-        lines = [f"JobId=7 JobName={name}", f"   Requeue={requeue} Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0"]
+        lines = [
+            f"JobId=7 JobName={name}",
+            f"   Requeue={requeue} Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0",
+        ]
         (self.calls / "shown").write_text("\n".join(lines) + "\n")
 
     def until(self, path: Path) -> None:
@@ -207,7 +220,9 @@ UNSAVED = f"echo 'step 7' >unsaved; {DONE}"
     [(DONE, 0, "done"), (FAILED, 1, "failed"), ("exit 0", 1, "failed"), (UNSAVED, 1, "done")],
     ids=["done", "failed", "no verdict", "done, not saved"],
 )
-def test_a_finished_run_does_not_run_again(bench: Bench, agents: str, code: int, verdict: str) -> None:
+def test_a_finished_run_does_not_run_again(
+    bench: Bench, agents: str, code: int, verdict: str
+) -> None:
     assert bench.carry_out(agents) == (code, f"paceline: job 7: {verdict}\n")
     assert bench.calls_of("srun") == ["--nodes=1 agent"]
     assert bench.requeues() == []
@@ -224,7 +239,9 @@ def test_a_killed_head_agent_is_started_again(bench: Bench) -> None:
 
 def test_agents_are_started_again_if_srun_cannot_reach_a_node(bench: Bench) -> None:
     """Then srun kills the head agent while it waits for the others."""
-    code, out = bench.carry_out(f": >head; [ -e third ] || {{ mv second third || : >second; exit 1; }}; {DONE}")
+    code, out = bench.carry_out(
+        f": >head; [ -e third ] || {{ mv second third || : >second; exit 1; }}; {DONE}"
+    )
     assert (code, out.splitlines()[-1]) == (0, "paceline: job 7: done")
     assert (len(bench.calls_of("srun")), bench.calls_of("sleep")) == (3, ["0", "2"])
 
@@ -256,7 +273,9 @@ def test_a_head_agent_that_is_always_killed_at_once_ends_the_run(bench: Bench) -
 
 
 def test_srun_does_not_wait_for_a_lost_node_for_ever(bench: Bench) -> None:
-    code, out = bench.carry_out(f"{STOPPED}; : >node-lost; exec /bin/sleep 600", setup="paceline_poll=0.05")
+    code, out = bench.carry_out(
+        f"{STOPPED}; : >node-lost; exec /bin/sleep 600", setup="paceline_poll=0.05"
+    )
     assert (code, out.splitlines()[-1]) == (75, "paceline: job 7: stopped")
     assert bench.requeues() == ["requeue 7"]
 
@@ -267,7 +286,9 @@ def test_a_job_whose_srun_waits_for_the_node_of_a_killed_agent_goes_back_into_th
 ) -> None:
     """Its step keeps the cores of the nodes, so that another one would wait for them."""
     agents = "echo 1 >agent; : >node-lost; exec /bin/sleep 600"
-    code, out = bench.carry_out(agents, setup="paceline_poll=0.05", options="" if requeue else "--no-requeue")
+    code, out = bench.carry_out(
+        agents, setup="paceline_poll=0.05", options="" if requeue else "--no-requeue"
+    )
     assert "srun waited for a node that is not responding" in out
     assert (code, bench.requeues()) == ((75, ["requeue 7"]) if requeue else (1, []))
     job_start = bench.run / "job-starts" / "7-0"
@@ -277,9 +298,7 @@ def test_a_job_whose_srun_waits_for_the_node_of_a_killed_agent_goes_back_into_th
 
 
 def test_agents_that_start_again_have_their_minute_anew(bench: Bench) -> None:
-    agents = (
-        f"[ -e second ] && {{ [ ! -e node-lost ] && {DONE}; exit; }}; : >second; echo 1 >agent; : >node-lost; exit 76"
-    )
+    agents = f"[ -e second ] && {{ [ ! -e node-lost ] && {DONE}; exit; }}; : >second; echo 1 >agent; : >node-lost; exit 76"
     assert bench.carry_out(agents)[0] == 0
     assert len(bench.calls_of("srun")) == 2
 
@@ -321,7 +340,9 @@ def test_agents_that_were_not_killed_are_not_started_again(bench: Bench, why: st
 
 def test_a_stopped_run_is_requeued(bench: Bench) -> None:
     code, out = bench.carry_out(STOPPED)
-    assert (code, out) == (75, "paceline: job 7: stopped\n"), "TERM of the requeue does not end the script early"
+    assert (code, out) == (75, "paceline: job 7: stopped\n"), (
+        "TERM of the requeue does not end the script early"
+    )
     assert bench.requeues() == ["requeue 7"]
     assert bench.calls_of("sleep") == AFTER_A_REQUEUE
 
@@ -331,7 +352,10 @@ def test_a_requeue_that_the_controller_forgets_is_repeated(bench: Bench) -> None
     (bench.calls / "shown").write_text("   JobState=RUNNING Reason=None\n")
     bench.put(
         "scontrol",
-        SCONTROL.replace("kill -TERM", '[ ! -e "$CALLS/once" ] || : >"$CALLS/shown"; : >"$CALLS/once"; kill -TERM'),
+        SCONTROL.replace(
+            "kill -TERM",
+            '[ ! -e "$CALLS/once" ] || : >"$CALLS/shown"; : >"$CALLS/once"; kill -TERM',
+        ),
     )
     code, out = bench.carry_out(UNFIT)
     assert (code, out.count("requesting it again")) == (1, 1)
@@ -378,7 +402,9 @@ def test_traps_of_the_user_do_not_keep_a_job_from_stopping(bench: Bench, name: s
         assert process.stdout is not None
         assert process.stdout.readline() == "cleanup\n"
         process.send_signal(signal.SIGUSR1)
-    assert bench.finish(process) == (75, "paceline: job 7: stopped\ncleanup\n"), "the trap for EXIT is theirs"
+    assert bench.finish(process) == (75, "paceline: job 7: stopped\ncleanup\n"), (
+        "the trap for EXIT is theirs"
+    )
     assert (start / "stop").exists()
     assert (len(bench.calls_of("srun")), bench.requeues()) == (1, ["requeue 7"])
 
@@ -418,7 +444,9 @@ def test_term_before_the_agents_start_starts_none(bench: Bench) -> None:
 
 
 def test_term_reaches_mpirun_itself(bench: Bench) -> None:
-    process = bench.start(f"trap '{STOPPED}; exit' TERM; while :; do /bin/sleep 0.02; done", launcher="mpirun")
+    process = bench.start(
+        f"trap '{STOPPED}; exit' TERM; while :; do /bin/sleep 0.02; done", launcher="mpirun"
+    )
     bench.until(bench.run / "job-starts" / "7-0" / "started")
     process.send_signal(signal.SIGTERM)
     assert bench.finish(process)[0] == 75
@@ -450,8 +478,12 @@ def test_the_agent_decides_and_the_shell_obeys(bench: Bench) -> None:
         ("", None),
     ],
 )
-def test_the_agents_learn_since_when_the_job_was_queued(bench: Bench, line: str, expected: str | None) -> None:
-    (bench.calls / "shown").write_text(f"JobId=7 JobName=SubmitTime=1\n{line}\n   Requeue=1 Restarts=0\n")
+def test_the_agents_learn_since_when_the_job_was_queued(
+    bench: Bench, line: str, expected: str | None
+) -> None:
+    (bench.calls / "shown").write_text(
+        f"JobId=7 JobName=SubmitTime=1\n{line}\n   Requeue=1 Restarts=0\n"
+    )
     assert bench.carry_out(DONE, TZ="UTC")[0] == 0
     told = bench.run / "job-starts" / "7-0" / "queued-at"
     assert (told.read_text() if told.exists() else None) == expected
@@ -471,7 +503,9 @@ def test_retries_of_an_unreachable_controller_end(bench: Bench) -> None:
     assert "1" not in bench.calls_of("sleep")
 
 
-@pytest.mark.parametrize(("options", "nodes"), [("", "n2,n3"), ("'--exclude=gpu[7-9,11]'", "gpu[7-9,11],n2,n3")])
+@pytest.mark.parametrize(
+    ("options", "nodes"), [("", "n2,n3"), ("'--exclude=gpu[7-9,11]'", "gpu[7-9,11],n2,n3")]
+)
 def test_nodes_are_excluded_after_the_requeue(bench: Bench, options: str, nodes: str) -> None:
     assert bench.carry_out(UNFIT, options=options)[0] == 1
     assert bench.requeues() == ["requeue 7", f"update jobid=7 ExcNodeList={nodes}"]
@@ -490,11 +524,15 @@ def test_a_task_of_an_array_is_requeued_alone(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("agents", "exclude"), [(STOPPED, ""), (UNFIT, "--exclude=n2,n3 ")])
-def test_if_requeueing_is_forbidden_another_job_continues(bench: Bench, agents: str, exclude: str) -> None:
+def test_if_requeueing_is_forbidden_another_job_continues(
+    bench: Bench, agents: str, exclude: str
+) -> None:
     bench.forbid_requeue()
     bench.carry_out(agents)
     assert bench.requeues() == []
-    assert bench.calls_of("sbatch") == [f"--parsable --dependency=afterany:7 {exclude}{bench.run}/job.sbatch"]
+    assert bench.calls_of("sbatch") == [
+        f"--parsable --dependency=afterany:7 {exclude}{bench.run}/job.sbatch"
+    ]
     assert (bench.run / "job").read_text() == "78\n"
 
 
@@ -507,9 +545,13 @@ def test_a_job_name_cannot_forbid_a_requeue(bench: Bench) -> None:
 def test_without_scontrol_another_job_continues(bench: Bench) -> None:
     path = bench.path_without("scontrol")
     assert bench.carry_out(STOPPED, PATH=path) == (75, "paceline: job 7: stopped\n")
-    assert bench.calls_of("sbatch") == [f"--parsable --dependency=afterany:7 {bench.run}/job.sbatch"]
+    assert bench.calls_of("sbatch") == [
+        f"--parsable --dependency=afterany:7 {bench.run}/job.sbatch"
+    ]
     assert (bench.run / "job").read_text() == "78\n"
-    assert (bench.run / "job-starts" / "7-0" / "no-scontrol").exists(), "the head agent remembers it for later checks"
+    assert (bench.run / "job-starts" / "7-0" / "no-scontrol").exists(), (
+        "the head agent remembers it for later checks"
+    )
 
 
 @pytest.mark.parametrize(
@@ -517,7 +559,8 @@ def test_without_scontrol_another_job_continues(bench: Bench) -> None:
     [
         ("scontrol: error: Access/permission denied for job 7", True),
         ("Requested operation not supported on this system", True),
-        ("Job is pending execution for job 7", False),  # it is being preempted: Slurm has requeued it
+        # it is being preempted: Slurm has requeued it
+        ("Job is pending execution for job 7", False),
     ],
 )
 def test_what_a_refused_requeue_leads_to(bench: Bench, reason: str, sbatch: bool) -> None:
@@ -539,13 +582,21 @@ def test_nodes_are_excluded_after_a_requeue_that_was_not_confirmed(bench: Bench)
 @pytest.mark.parametrize(
     ("commands", "reason"),
     [
-        ({"scontrol": "echo Unable to contact slurm controller >&2; exit 1"}, "Unable to contact slurm controller"),
-        ({"scontrol": None, "sbatch": "echo error: no; echo account >&2; exit 1"}, "error: no account"),
+        (
+            {"scontrol": "echo Unable to contact slurm controller >&2; exit 1"},
+            "Unable to contact slurm controller",
+        ),
+        (
+            {"scontrol": None, "sbatch": "echo error: no; echo account >&2; exit 1"},
+            "error: no account",
+        ),
         ({"scontrol": None, "sbatch": None}, "has neither scontrol nor sbatch"),
     ],
     ids=["controller", "sbatch", "neither"],
 )
-def test_a_failed_requeue_is_written_down(bench: Bench, commands: dict[str, str | None], reason: str) -> None:
+def test_a_failed_requeue_is_written_down(
+    bench: Bench, commands: dict[str, str | None], reason: str
+) -> None:
     path = bench.path_without(*commands)
     for name, text in commands.items():
         if text is not None:
@@ -560,7 +611,9 @@ def test_a_failed_requeue_is_written_down(bench: Bench, commands: dict[str, str 
 def test_a_continuation_that_slurm_has_after_all_is_adopted(bench: Bench) -> None:
     bench.forbid_requeue()
     bench.put("sbatch", "echo 'Socket timed out on send/recv operation' >&2; exit 1")
-    (bench.calls / "live").write_text("70 afterany:77(unfulfilled)\n79 afterany:7(unfulfilled)\n80 (null)\n")
+    (bench.calls / "live").write_text(
+        "70 afterany:77(unfulfilled)\n79 afterany:7(unfulfilled)\n80 (null)\n"
+    )
     assert bench.carry_out(STOPPED)[0] == 75
     assert (bench.run / "job").read_text() == "79\n"
     assert not (bench.run / "job-starts" / "7-0" / "requeue-failed").exists()
@@ -621,15 +674,22 @@ def test_a_job_whose_start_a_crashed_controller_forgot_does_not_run_again(bench:
 def test_a_script_that_is_not_submitted_says_how_to_submit_it(bench: Bench) -> None:
     code, out = bench.carry_out(DONE, SLURM_JOB_ID="")
     script = bench.run / "job.sbatch"
-    assert (code, out) == (2, f"paceline: error: This is a batch script for Slurm. Submit it: sbatch {script}\n")
+    assert (code, out) == (
+        2,
+        f"paceline: error: This is a batch script for Slurm. Submit it: sbatch {script}\n",
+    )
     assert list(bench.run.iterdir()) == [script]
 
 
 @pytest.mark.parametrize("job", ["", "7"])
-def test_an_array_that_is_submitted_without_tasks_says_which_there_are(bench: Bench, job: str) -> None:
+def test_an_array_that_is_submitted_without_tasks_says_which_there_are(
+    bench: Bench, job: str
+) -> None:
     bench.trials("0", 0)
     submission = bench.run / "submission"
-    (submission / "tasks-1").write_text("".join(f"{index} {index} 99\n" for index in (0, 1, 2, 3, 7, 9, 10, 11)))
+    (submission / "tasks-1").write_text(
+        "".join(f"{index} {index} 99\n" for index in (0, 1, 2, 3, 7, 9, 10, 11))
+    )
     code, out = bench.carry_out(DONE, TASK, SLURM_JOB_ID=job)
     assert (code, out) == (
         2,
@@ -643,7 +703,9 @@ HANGS = SCONTROL.replace("show)", "show) exec /bin/sleep 600;;\n    none)")
 
 
 @pytest.mark.parametrize("text", [SINGLE, TASK], ids=["single", "task"])
-def test_a_controller_that_does_not_answer_does_not_keep_a_job_from_starting(bench: Bench, text: str) -> None:
+def test_a_controller_that_does_not_answer_does_not_keep_a_job_from_starting(
+    bench: Bench, text: str
+) -> None:
     """Nor from stopping in time, if it hangs until then."""
     bench.trials("0", 0)
     bench.put("scontrol", HANGS)
@@ -664,7 +726,10 @@ def test_squeue_that_does_not_answer_does_not_keep_a_job_from_starting(bench: Be
 
 
 def test_a_format_of_times_that_the_user_has_set_does_not_matter(bench: Bench) -> None:
-    bench.put("scontrol", 'echo "   SubmitTime=${SLURM_TIME_FORMAT/standard/2026-11-17T12:00:10} EligibleTime=Unknown"')
+    bench.put(
+        "scontrol",
+        'echo "   SubmitTime=${SLURM_TIME_FORMAT/standard/2026-11-17T12:00:10} EligibleTime=Unknown"',
+    )
     assert bench.carry_out(DONE, TZ="UTC", SLURM_TIME_FORMAT="relative")[0] == 0
     assert (bench.run / "job-starts" / "7-0" / "queued-at").read_text() == "1794916810\n"
 
@@ -674,7 +739,12 @@ def test_a_continuation_gets_the_token_of_the_user_and_nobody_else_sees_it(bench
     seen = bench.calls / "seen"
     bench.put("sbatch", f'export -p >{seen}; echo "78;north"')
     bench.put("env", 'echo "$*" >>"$CALLS/env"; exec /usr/bin/env "$@"')
-    variables = {"SLURM_JWT": "secret-token", "SLURM_CONF": "/etc/c", "LC_ALL": "C", "OTHER": "mine"}
+    variables = {
+        "SLURM_JWT": "secret-token",
+        "SLURM_CONF": "/etc/c",
+        "LC_ALL": "C",
+        "OTHER": "mine",
+    }
     assert bench.carry_out(STOPPED, **variables)[0] == 75
     text = seen.read_text()
     assert ("OTHER" in text, "SLURM_JOB_ID" in text) == (False, False)
@@ -701,10 +771,16 @@ def test_a_port_that_is_taken_is_left_to_the_head_agent(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("state", "code"),
     [
-        ("RUNNING", 1), ("SUSPENDED", 1), ("COMPLETING", 1), ("COMPLETED", 0), ("PENDING", 0), ("", 0),
-        ("UNHEARD_OF", 1), ("COMPLETED\nRUNNING", 1),
+        ("RUNNING", 1),
+        ("SUSPENDED", 1),
+        ("COMPLETING", 1),
+        ("COMPLETED", 0),
+        ("PENDING", 0),
+        ("", 0),
+        ("UNHEARD_OF", 1),
+        ("COMPLETED\nRUNNING", 1),
     ],
-)  # fmt: skip
+)
 def test_one_live_job_per_run_folder(bench: Bench, state: str, code: int) -> None:
     bench.claim("6-2")
     (bench.run / "job").write_text("6\n")
@@ -776,7 +852,10 @@ def test_a_run_outside_of_slurm_keeps_jobs_out(bench: Bench) -> None:
 
 def test_eight_at_once_give_one_trainer(bench: Bench) -> None:
     bench.claim("6-0")  # over: all eight may succeed it
-    agents = 'echo "$SLURM_JOB_ID" >>"$CALLS/trainers"; until [ -e "$CALLS/go" ]; do /bin/sleep 0.02; done; ' + DONE
+    agents = (
+        'echo "$SLURM_JOB_ID" >>"$CALLS/trainers"; until [ -e "$CALLS/go" ]; do /bin/sleep 0.02; done; '
+        + DONE
+    )
     bench.put("squeue", 'case " $* " in *" --jobs=6 "*) echo COMPLETED ;; *) echo RUNNING ;; esac')
     jobs = [bench.start(agents, SLURM_JOB_ID="11")]
     jobs += [bench.start_script(SLURM_JOB_ID=str(number)) for number in range(12, 19)]
@@ -819,7 +898,10 @@ def test_a_task_that_a_crashed_controller_starts_twice(bench: Bench) -> None:
     bench.trials("1", 1)
     assert bench.carry_out(FAILED, TASK, **TASK_3)[0] == 1
     assert bench.carry_out(DONE, TASK, **TASK_3)[0] == 0
-    assert sorted(path.name for path in (bench.run / "trials" / "1" / "job-starts").iterdir()) == ["5_3-0", "5_3-0_2"]
+    assert sorted(path.name for path in (bench.run / "trials" / "1" / "job-starts").iterdir()) == [
+        "5_3-0",
+        "5_3-0_2",
+    ]
 
 
 def test_a_job_that_may_not_start_leaves_no_job_start(bench: Bench) -> None:
@@ -836,10 +918,14 @@ def test_a_task_runs_its_trials_and_closes_them(bench: Bench) -> None:
     assert bench.carry_out(agents, TASK, **TASK_3) == (1, "")
     submission = bench.run / "submission"
     assert bench.calls_of("run_half") == [
-        f"trial open {bench.run} {submission} 0", f"trial close {bench.run} 0 done",
-        f"trial open {bench.run} {submission} 4", f"trial close {bench.run} 4 failed",
-    ]  # fmt: skip
-    assert (bench.run / "trials" / "4" / "slurm.log").read_text() == "paceline: job 5_3: trial 4: failed\n"
+        f"trial open {bench.run} {submission} 0",
+        f"trial close {bench.run} 0 done",
+        f"trial open {bench.run} {submission} 4",
+        f"trial close {bench.run} 4 failed",
+    ]
+    assert (
+        bench.run / "trials" / "4" / "slurm.log"
+    ).read_text() == "paceline: job 5_3: trial 4: failed\n"
     assert bench.requeues() == []
 
 
@@ -863,7 +949,9 @@ def test_exclusions_of_trials_are_combined(bench: Bench) -> None:
     agents = 'echo "n${PACELINE_RUN##*/}" >requeue; echo failed >verdict'
     assert bench.carry_out(agents, TASK, options="--exclude=n9", **TASK_3)[0] == 1
     assert bench.requeues() == ["requeue 5_3", "update jobid=5_3 ExcNodeList=n9,n0,n1"]
-    assert [call.split()[1] for call in bench.calls_of("run_half")] == ["open", "open"], "no result yet"
+    assert [call.split()[1] for call in bench.calls_of("run_half")] == ["open", "open"], (
+        "no result yet"
+    )
 
 
 def test_a_cancelled_sweep_is_not_requeued(bench: Bench) -> None:
@@ -879,7 +967,10 @@ def test_a_task_continues_as_another_job(bench: Bench) -> None:
     bench.carry_out(agents, TASK, **TASK_3)
     assert bench.requeues() == []
     (call,) = bench.calls_of("sbatch")
-    assert call == f"--parsable --dependency=afterany:5_3 --array=3 {bench.run}/submission/job.sbatch tasks-1"
+    assert (
+        call
+        == f"--parsable --dependency=afterany:5_3 --array=3 {bench.run}/submission/job.sbatch tasks-1"
+    )
     jobs = [(bench.run / "trials" / trial / "job").read_text() for trial in "01"]
     assert jobs == ["78_3\n", "5_3\n"], "a trial with a result keeps the job that it was"
 
@@ -916,13 +1007,18 @@ def test_setup_lines_do_not_break_a_task(bench: Bench, setup: str, slots: int) -
     assert (code, out) == (0, "")
     closed = sorted(call for call in bench.calls_of("run_half") if "close" in call)
     assert closed == [f"trial close {bench.run} 0 done", f"trial close {bench.run} 1 failed"]
-    assert bench.calls_of("index") == ["7" if setup == CLASHES else ""] * 2, "a trial has the user's own variables"
+    assert bench.calls_of("index") == ["7" if setup == CLASHES else ""] * 2, (
+        "a trial has the user's own variables"
+    )
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
 def test_a_strict_shell_runs_a_whole_job(bench: Bench, launcher: str) -> None:
     strict = f"{STRICT}\n{SINGLE}"
-    assert bench.carry_out(f"{STOPPED}; exit 9", strict, launcher=launcher) == (75, "paceline: job 7: stopped\n")
+    assert bench.carry_out(f"{STOPPED}; exit 9", strict, launcher=launcher) == (
+        75,
+        "paceline: job 7: stopped\n",
+    )
     assert bench.requeues() == ["requeue 7"]
     process = bench.start(WAITS, strict, launcher=launcher, SLURM_RESTART_COUNT="1")
     bench.until(bench.run / "job-starts" / "7-1" / "started")
@@ -949,7 +1045,10 @@ def test_noclobber_in_setup_lines_keeps_no_old_files(bench: Bench) -> None:
     secrets = bench.run / "environment.sh"
     secrets.write_text("export A=1\n# Secrets until the run is over: KEY\nexport KEY=abc\n")
     secrets.with_name("environment.sh.new").write_text("half\n")
-    assert bench.carry_out(DONE, setup="set -o noclobber", SLURM_JOB_ID="78") == (0, "paceline: job 78: done\n")
+    assert bench.carry_out(DONE, setup="set -o noclobber", SLURM_JOB_ID="78") == (
+        0,
+        "paceline: job 78: done\n",
+    )
     assert secrets.read_text() == "export A=1\npaceline_require_secrets KEY\n"
 
 
@@ -969,9 +1068,16 @@ ALIASES = "shopt -s expand_aliases failglob nocasematch; set -o noclobber\n" + "
 
 @pytest.mark.parametrize(
     ("lines", "where"),
-    [(FUNCTIONS, "setup"), (FUNCTIONS, "environment"), (ALIASES, "environment"), (f"{ALIASES}\nset -f", "setup")],
+    [
+        (FUNCTIONS, "setup"),
+        (FUNCTIONS, "environment"),
+        (ALIASES, "environment"),
+        (f"{ALIASES}\nset -f", "setup"),
+    ],
 )
-def test_functions_aliases_and_options_of_the_user_do_not_change_a_job(bench: Bench, lines: str, where: str) -> None:
+def test_functions_aliases_and_options_of_the_user_do_not_change_a_job(
+    bench: Bench, lines: str, where: str
+) -> None:
     (bench.calls / "lines").write_text(lines)
     environ = {"BASH_ENV": str(bench.calls / "lines")} if where == "environment" else {}
     for name in ("srun", "scontrol", "sbatch"):
@@ -979,9 +1085,13 @@ def test_functions_aliases_and_options_of_the_user_do_not_change_a_job(bench: Be
         (bench.bin / name).write_text(f"#!/bin/bash -p\n{text}\n")  # does not read BASH_ENV
     bench.forbid_requeue()
     setup = lines if where == "setup" else ""
-    code, out = bench.carry_out("printf 'n3\\nn2\\n' >requeue; echo failed >verdict", setup=setup, **environ)
+    code, out = bench.carry_out(
+        "printf 'n3\\nn2\\n' >requeue; echo failed >verdict", setup=setup, **environ
+    )
     assert (code, out) == (1, "paceline: job 7: failed\n")
-    assert bench.calls_of("sbatch") == [f"--parsable --dependency=afterany:7 --exclude=n2,n3 {bench.run}/job.sbatch"]
+    assert bench.calls_of("sbatch") == [
+        f"--parsable --dependency=afterany:7 --exclude=n2,n3 {bench.run}/job.sbatch"
+    ]
     assert (bench.run / "job").read_text() == "78\n"
 
 
@@ -992,7 +1102,10 @@ def test_a_job_without_a_verdict_is_not_requeued(bench: Bench) -> None:
 
 @pytest.mark.parametrize("verdict", ["", "don", "done\ndone"])
 def test_a_verdict_that_is_cut_off_is_none(bench: Bench, verdict: str) -> None:
-    assert bench.carry_out(f"printf '{verdict}' >verdict; : >requeue") == (1, "paceline: job 7: failed\n")
+    assert bench.carry_out(f"printf '{verdict}' >verdict; : >requeue") == (
+        1,
+        "paceline: job 7: failed\n",
+    )
     assert bench.requeues() == []
     assert "without a verdict" in (bench.run / "job-starts" / "7-0" / "requeue-failed").read_text()
 
@@ -1013,7 +1126,9 @@ def test_a_trial_that_never_began_requeues_its_task(bench: Bench, requeue: bool)
     process.send_signal(signal.SIGUSR1)
     assert bench.finish(process)[0] == 75
     assert bench.requeues() == ["requeue 5_3"] * requeue
-    assert not [call for call in bench.calls_of("run_half") if call.endswith(" 1 stopped")], "it can still run"
+    assert not [call for call in bench.calls_of("run_half") if call.endswith(" 1 stopped")], (
+        "it can still run"
+    )
 
 
 @pytest.mark.parametrize("requeue", [True, False])
@@ -1021,7 +1136,8 @@ def test_a_trial_that_ends_with_its_job_has_a_result_unless_slurm_may_requeue_th
     bench: Bench, requeue: bool
 ) -> None:
     bench.trials("0", 0)
-    agents = "until [ -e over ]; do /bin/sleep 0.02; done; exit 1"  # killed before it could write a verdict
+    # killed before it could write a verdict
+    agents = "until [ -e over ]; do /bin/sleep 0.02; done; exit 1"
     process = bench.start(agents, TASK, options="" if requeue else "--no-requeue", **TASK_3)
     job_start = bench.run / "trials" / "0" / "job-starts" / "5_3-0"
     bench.until(job_start / "started")
@@ -1041,4 +1157,7 @@ def test_a_trial_that_cannot_be_opened_has_failed(bench: Bench) -> None:
     assert bench.calls_of("run_half")[-1] == f"trial close {bench.run} 0 failed"
     assert (bench.calls_of("srun"), bench.requeues()) == ([], [])
     job_start = bench.run / "trials" / "0" / "job-starts" / "5_3-0"
-    assert ((job_start / "verdict").read_text(), (job_start / "requeue").exists()) == ("failed\n", False)
+    assert ((job_start / "verdict").read_text(), (job_start / "requeue").exists()) == (
+        "failed\n",
+        False,
+    )

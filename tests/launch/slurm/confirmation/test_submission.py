@@ -15,7 +15,12 @@ import pytest
 from paceline.contract.files.sent_code import SentCode
 from paceline.contract.run_folder import RunFolder
 from paceline.launch.confirmation import submission
-from paceline.launch.confirmation.submission import RunOutcome, begin_submission, note_attempt, note_job
+from paceline.launch.confirmation.submission import (
+    RunOutcome,
+    begin_submission,
+    note_attempt,
+    note_job,
+)
 from paceline.ssh.remote import entry
 from paceline.ssh.request import UNSETTLED
 from tests.launch.slurm.confirmation.test_sweep_outcome import Login, login
@@ -55,9 +60,19 @@ def no_submission() -> Iterator[None]:
 
 def carry_out(login: Login, call: str, failure: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", COMMAND.format(call=call, failure=failure), str(login.record), *LINE],
-        cwd=login.project, env=dict(os.environ), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            COMMAND.format(call=call, failure=failure),
+            str(login.record),
+            *LINE,
+        ],
+        cwd=login.project,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def runs(login: Login) -> list[Path]:
@@ -78,7 +93,10 @@ def test_a_disk_that_is_full_does_not_undo_a_submission(login: Login, call: str)
     assert done.returncode == 0, done.stderr
     assert "as job 11: 1 node" in done.stdout
     if call == "write":
-        assert f"job 11 is submitted, but Paceline cannot note this in {login.record.parent}: No space" in done.stderr
+        assert (
+            f"job 11 is submitted, but Paceline cannot note this in {login.record.parent}: No space"
+            in done.stderr
+        )
     (run,) = runs(login)
     assert not (login.bin / "cancelled").exists()
     assert begin_submission(login.record) == RunOutcome(RunFolder(run), "11")
@@ -86,7 +104,8 @@ def test_a_disk_that_is_full_does_not_undo_a_submission(login: Login, call: str)
 
 def test_a_line_that_is_cut_off_leaves_the_ones_before(tmp_path: Path) -> None:
     folder, record, real = RunFolder(tmp_path / "run"), tmp_path / "a1", os.write
-    record.write_text('{"known": ["1"], "folder": "/of/an/older/version"}')  # in one line that does not end
+    # in one line that does not end
+    record.write_text('{"known": ["1"], "folder": "/of/an/older/version"}')
     assert begin_submission(record) is None
     note_attempt(folder, known=["1"])
     complete = record.read_bytes()
@@ -111,7 +130,9 @@ def ask(path: Path, code: str) -> int | None:
     return entry._answer_again(path.parent, path.name, is_question=False, code=code)
 
 
-def test_a_repeat_with_other_code_is_not_what_was_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repeat_with_other_code_is_not_what_was_submitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing is submitted, and the error says which job has the earlier code."""
     record, request = tmp_path / "a1", tmp_path / "request-0"
     with pytest.MonkeyPatch.context() as patch:
@@ -121,13 +142,20 @@ def test_a_repeat_with_other_code_is_not_what_was_submitted(tmp_path: Path, caps
         note_attempt(RunFolder(tmp_path / "run"), known=[])
         note_job(RunFolder(tmp_path / "run"), "7")
         assert ask(record, "old") == 0
-        assert "submitted run as job 7, when you typed this command earlier" in capsys.readouterr().out
+        assert (
+            "submitted run as job 7, when you typed this command earlier" in capsys.readouterr().out
+        )
         assert not (tmp_path / "ended-0").exists()
         assert ask(record, "new") == 1
-        assert (tmp_path / "ended-0").exists(), "the laptop takes it for an answer: the next one is a new submission"
+        assert (tmp_path / "ended-0").exists(), (
+            "the laptop takes it for an answer: the next one is a new submission"
+        )
     output = capsys.readouterr()
     assert not output.out
-    assert "run was submitted as job 7 when you typed this command earlier, and your code has changed" in output.err
+    assert (
+        "run was submitted as job 7 when you typed this command earlier, and your code has changed"
+        in output.err
+    )
     assert "paceline cancel run --on alps; then repeat the command." in output.err
 
 

@@ -61,8 +61,12 @@ class Login:
         line = ["sweep", "--no-check", "--cpu", "--nproc", "1", "-t", "5", "sweep.toml"]
         return subprocess.run(
             [sys.executable, "-c", COMMAND, str(self.record), *line],
-            cwd=self.project, env=dict(os.environ), capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            cwd=self.project,
+            env=dict(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     def end_by(self, signal: str, *, after: int) -> None:
         (self.bin / "signal").write_text(f"{after} {signal}\n")
@@ -82,7 +86,9 @@ def login(guard: None, tmp_path: Path) -> Iterator[Login]:
         (made.bin / name).chmod(0o755)
     (made.bin / "signal").touch()
     (made.project / "train.py").touch()
-    (made.project / "sweep.toml").write_text('[sweep]\nscript = "train.py"\nname = "four"\n[space]\nx = [1, 2, 3, 4]\n')
+    (made.project / "sweep.toml").write_text(
+        '[sweep]\nscript = "train.py"\nname = "four"\n[space]\nx = [1, 2, 3, 4]\n'
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(made.bin), prepend=":")
         patch.setenv("PACELINE_SCRATCH", str(tmp_path / "scratch"))
@@ -113,7 +119,9 @@ def test_a_sweep_that_was_submitted_is_reported(login: Login) -> None:
 
 
 @pytest.mark.parametrize(("after", "jobs", "trials"), [(11, ["11"], 2), (12, ["11", "12"], 4)])
-def test_jobs_of_a_command_that_was_killed_are_found(login: Login, after: int, jobs: list[str], trials: int) -> None:
+def test_jobs_of_a_command_that_was_killed_are_found(
+    login: Login, after: int, jobs: list[str], trials: int
+) -> None:
     login.end_by("KILL", after=after)
     assert login.start().returncode < 0
     assert len(login.sweep.read_jobs()) == len(jobs) - 1, "the last one is not recorded"
@@ -137,7 +145,9 @@ def test_trials_without_a_job_are_submitted(login: Login) -> None:
     assert numbers(login.sweep) == [0, 1, 2, 3]
     assert ask(login) is None
     assert abandoned_trials(login.sweep.path) == [0, 1, 2, 3]
-    assert (login.sweep.submission(1) / "cancelled-tasks-1").exists(), "the job ends at once if it comes later"
+    assert (login.sweep.submission(1) / "cancelled-tasks-1").exists(), (
+        "the job ends at once if it comes later"
+    )
     (login.bin / "gone").unlink()
     done = login.start()
     assert done.returncode == 0, done.stderr
@@ -188,7 +198,10 @@ def report(capsys: pytest.CaptureFixture[str]) -> Callable[[SweepOutcome], str]:
 def test_the_report(report: Callable[[SweepOutcome], str], tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path / "lr")
     text = report(SweepOutcome(sweep, ["11", "12"], 4, 0))
-    assert "submitted 4 trials of lr as jobs 11, 12, when you typed this command earlier; not submitted again" in text
+    assert (
+        "submitted 4 trials of lr as jobs 11, 12, when you typed this command earlier; not submitted again"
+        in text
+    )
     assert "paceline sweep show lr --on alps" in text
     assert "resubmit" not in text
     text = report(SweepOutcome(sweep, ["11"], 1, 3))

@@ -73,7 +73,9 @@ def map_style(run: Any) -> Any:
 
 
 def tensors(run: Any) -> Any:
-    return run.loader(TensorDataset(torch.arange(10.0)), batch_size=4, drop_last=False, shuffle=False)
+    return run.loader(
+        TensorDataset(torch.arange(10.0)), batch_size=4, drop_last=False, shuffle=False
+    )
 
 
 def stream(run: Any) -> Any:
@@ -103,7 +105,10 @@ def test_a_map_style_data_set_is_not_read(ranks: Ranks, tmp_path: Path) -> None:
     samples = inspected(ranks, tmp_path, record_loader, map_style)
     assert levels(samples) == [GOOD, GOOD, GOOD]
     first = samples.ranks[0].batches[:2]
-    assert [(batch.step, batch.micro, batch.worker, len(batch.keys)) for batch in first] == [(0, 0, 0, 1), (0, 1, 0, 1)]
+    assert [(batch.step, batch.micro, batch.worker, len(batch.keys)) for batch in first] == [
+        (0, 0, 0, 1),
+        (0, 1, 0, 1),
+    ]
     assert len(samples.epochs[1].counts) == 20
 
 
@@ -158,7 +163,9 @@ def record_plain(folder: str, kind: str) -> None:
             return DataLoader(data, batch_sampler=EveryOther())
         splits = kind in ("forgets set_epoch", "looks first", "is made anew", "leaves early")
         sampler = DistributedSampler(data) if splits else None
-        return DataLoader(source, batch_size=2 if splits else 4, sampler=sampler, num_workers=workers)
+        return DataLoader(
+            source, batch_size=2 if splits else 4, sampler=sampler, num_workers=workers
+        )
 
     loader = make()
     with contextlib.suppress(Ended):
@@ -205,9 +212,22 @@ def train_plain(folder: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("unsplit", [(PROBLEM, "Every rank reads all 24"), (PROBLEM, "Every rank reads all 24"), (GOOD, "differs")]),
-        ("split twice", [(PROBLEM, "item 0 differs. DistributedSampler splits it again"), (GOOD, "differs")]),
-        ("own data", [(GOOD, "all 24 samples once"), (GOOD, "all 24 samples once"), (GOOD, "differs")]),
+        (
+            "unsplit",
+            [
+                (PROBLEM, "Every rank reads all 24"),
+                (PROBLEM, "Every rank reads all 24"),
+                (GOOD, "differs"),
+            ],
+        ),
+        (
+            "split twice",
+            [(PROBLEM, "item 0 differs. DistributedSampler splits it again"), (GOOD, "differs")],
+        ),
+        (
+            "own data",
+            [(GOOD, "all 24 samples once"), (GOOD, "all 24 samples once"), (GOOD, "differs")],
+        ),
     ],
 )
 def test_the_loader_that_is_trained_on_is_judged_by_its_data(
@@ -217,7 +237,9 @@ def test_the_loader_that_is_trained_on_is_judged_by_its_data(
     assert [other.samples for other in samples.others] == [8]
     findings = check_samples(samples)
     assert [finding.level for finding in findings] == [level for level, _ in expected], findings
-    assert all(words in finding.text for finding, (_, words) in zip(findings, expected, strict=True)), findings
+    assert all(
+        words in finding.text for finding, (_, words) in zip(findings, expected, strict=True)
+    ), findings
 
 
 def own_part(run: Any) -> Any:
@@ -249,13 +271,22 @@ class Endless(IterableDataset[Any]):
         ("endless", "epoch 1: 16 samples of the steps seen once", False),
     ],
 )
-def test_plain_loaders_are_watched(kind: str, expected: str, whole: bool, ranks: Ranks, tmp_path: Path) -> None:
+def test_plain_loaders_are_watched(
+    kind: str, expected: str, whole: bool, ranks: Ranks, tmp_path: Path
+) -> None:
     samples = inspected(ranks, tmp_path, record_plain, kind)
     assert samples.facts.kind == "DataLoader"
     assert [epoch.is_whole for epoch in samples.epochs] == [whole, whole]
-    assert all(isinstance(key, int) for key in samples.epochs[0].order) or samples.facts.samples is None
+    assert (
+        all(isinstance(key, int) for key in samples.epochs[0].order)
+        or samples.facts.samples is None
+    )
     about, words = expected.split(": ")
-    found = [finding for finding in check_samples(samples) if finding.about == about and words in finding.text]
+    found = [
+        finding
+        for finding in check_samples(samples)
+        if finding.about == about and words in finding.text
+    ]
     assert found, check_samples(samples)
 
 
@@ -267,7 +298,12 @@ class Collated:
 
 def test_batches_of_any_kind_are_split() -> None:
     x, y = torch.arange(6).view(3, 2), ["a", "b", "c"]
-    for batch in ((x, y), [x, torch.tensor(3), y], {"x": x, "y": y, "n": 3}, UserDict(x=x, y=y, note=None)):
+    for batch in (
+        (x, y),
+        [x, torch.tensor(3), y],
+        {"x": x, "y": y, "n": 3},
+        UserDict(x=x, y=y, note=None),
+    ):
         assert [each[1] for each in split_batch(batch)] == y
     assert len(split_batch(Collated(x, 3))) == 3
     assert split_batch(7) == [7]
@@ -277,4 +313,13 @@ def test_batches_of_any_kind_are_split() -> None:
 def test_equal_items_have_equal_digests() -> None:
     item = {"x": torch.arange(4), "y": [b"bytes", "text", 3]}
     assert digest(item) == digest({"y": [b"bytes", "text", 3], "x": torch.arange(4)})
-    assert len({digest(item), digest({**item, "x": torch.arange(4.0)}), digest({**item, "y": ["bytes"]})}) == 3
+    assert (
+        len(
+            {
+                digest(item),
+                digest({**item, "x": torch.arange(4.0)}),
+                digest({**item, "y": ["bytes"]}),
+            }
+        )
+        == 3
+    )

@@ -19,13 +19,17 @@ from paceline.runtime.data.resident.batch_transform import SampleRandom
 from paceline.runtime.distributed.identity import Identity
 from paceline.runtime.randomness.seeds import preserve_host_rng
 
-IMAGES = torch.randint(256, (53, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randint(
+    256, (53, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 DATA = TensorDataset(IMAGES, torch.arange(53))
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
-def augment(images: torch.Tensor, labels: torch.Tensor, random: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def augment(
+    images: torch.Tensor, labels: torch.Tensor, random: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Crop with a margin of one pixel, flip half of the images, and normalize."""
     shift = (random(2) * 3).long()
     rows, columns = shift[:, 0, None] + torch.arange(8, device=images.device), shift[:, 1, None]
@@ -37,8 +41,21 @@ def augment(images: torch.Tensor, labels: torch.Tensor, random: Any) -> tuple[to
     return (flipped.float() / 255 - 0.5) / 0.25, labels
 
 
-def make(world_size: int = 1, *, device: str = "cpu", transform: Callable[..., Any] = augment, **options: Any) -> Any:
-    settings = {"batch_size": 12, "drop_last": False, "seed": 3, "resident": True, "device": device, **options}
+def make(
+    world_size: int = 1,
+    *,
+    device: str = "cpu",
+    transform: Callable[..., Any] = augment,
+    **options: Any,
+) -> Any:
+    settings = {
+        "batch_size": 12,
+        "drop_last": False,
+        "seed": 3,
+        "resident": True,
+        "device": device,
+        **options,
+    }
     return [
         MapLoader(DATA, identity=Identity(rank, world_size), transform=transform, **settings)
         for rank in range(world_size)
@@ -56,11 +73,15 @@ def images_by_label(loaders: Any, epoch: int, first: int | None = None) -> dict[
 
 def same(some: dict[int, torch.Tensor], others: dict[int, torch.Tensor]) -> bool:
     """Compare images. A GPU divides a little differently."""
-    return some.keys() == others.keys() and all(torch.allclose(some[label], others[label], atol=1e-5) for label in some)
+    return some.keys() == others.keys() and all(
+        torch.allclose(some[label], others[label], atol=1e-5) for label in some
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_sample_is_augmented_alike_on_any_number_of_ranks_and_differently_in_each_epoch(device: str) -> None:
+def test_a_sample_is_augmented_alike_on_any_number_of_ranks_and_differently_in_each_epoch(
+    device: str,
+) -> None:
     reference = images_by_label(make(), 1)
     assert len(reference) == 53
     assert same(images_by_label(make(2, device=device), 1), reference)
@@ -84,7 +105,11 @@ def test_a_resumed_loader_takes_the_seed_of_the_checkpoint() -> None:
 
 
 def test_the_images_are_cropped_and_flipped() -> None:
-    found = [(label, image) for epoch in range(4) for label, image in images_by_label(make(), epoch).items()]
+    found = [
+        (label, image)
+        for epoch in range(4)
+        for label, image in images_by_label(make(), epoch).items()
+    ]
     plain = (IMAGES.float() / 255 - 0.5) / 0.25
     as_it_is = sum(image.equal(plain[label]) for label, image in found)
     only_flipped = sum(image.equal(plain[label].flip(2)) for label, image in found)
@@ -108,9 +133,13 @@ def test_random_numbers_are_uniform_and_differ_between_samples_and_calls() -> No
 
 def test_fields_by_name() -> None:
     loader = MapLoader(
-        {"x": torch.arange(6), "y": torch.arange(6)}, batch_size=6, shuffle=False, resident=True,
-        transform=lambda batch: {**batch, "sum": batch["x"] + batch["y"]}, identity=Identity(0, 1),
-    )  # fmt: skip
+        {"x": torch.arange(6), "y": torch.arange(6)},
+        batch_size=6,
+        shuffle=False,
+        resident=True,
+        transform=lambda batch: {**batch, "sum": batch["x"] + batch["y"]},
+        identity=Identity(0, 1),
+    )
     (batch,) = loader
     assert batch["sum"].tolist() == [0, 2, 4, 6, 8, 10]
 
@@ -130,8 +159,12 @@ def test_what_cannot_work_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("draw", [python_random.random, numpy.random.rand, lambda: torch.rand(1).item()])
-def test_random_numbers_that_differ_between_ranks_are_an_error(draw: Callable[[], float], device: str) -> None:
+@pytest.mark.parametrize(
+    "draw", [python_random.random, numpy.random.rand, lambda: torch.rand(1).item()]
+)
+def test_random_numbers_that_differ_between_ranks_are_an_error(
+    draw: Callable[[], float], device: str
+) -> None:
     seen = []
 
     def later(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,7 +180,8 @@ def test_random_numbers_that_differ_between_ranks_are_an_error(draw: Callable[[]
 @needs_gpu
 def test_random_numbers_of_the_device_are_an_error() -> None:
     (loader,) = make(
-        transform=lambda images, labels: (images * torch.rand_like(images, dtype=float), labels), device="cuda"
+        transform=lambda images, labels: (images * torch.rand_like(images, dtype=float), labels),
+        device="cuda",
     )
     with pytest.raises(UsageError, match="uses random numbers"):
         list(loader.micro_batches(0))
@@ -155,11 +189,15 @@ def test_random_numbers_of_the_device_are_an_error() -> None:
 
 def test_changes_of_the_scripts_tensors_and_of_batches_do_not_reach_resident_data() -> None:
     mine = torch.arange(12.0)
-    loader = make_loader((mine,), batch_size=6, resident=True, shuffle=False, device="cpu", identity=Identity(0, 1))
+    loader = make_loader(
+        (mine,), batch_size=6, resident=True, shuffle=False, device="cpu", identity=Identity(0, 1)
+    )
     mine.zero_()
     for micro in loader.micro_batches(0):
         micro.data[0].fill_(-1)
-    assert [value for micro in loader.micro_batches(1) for value in micro.data[0].tolist()] == list(range(12))
+    assert [value for micro in loader.micro_batches(1) for value in micro.data[0].tolist()] == list(
+        range(12)
+    )
 
 
 class Computed:
@@ -187,13 +225,23 @@ def test_a_batch_that_the_script_keeps_stays_as_it_is() -> None:
     kept = [micro.data for epoch in range(3) for micro in loader.micro_batches(epoch)]
     assert loader.source.transform._graph is not None
     (fresh,) = make(device="cuda")
-    again = [[field.clone() for field in micro.data] for epoch in range(3) for micro in fresh.micro_batches(epoch)]
-    assert all(a.equal(b) for old, new in zip(kept, again, strict=True) for a, b in zip(old, new, strict=True))
+    again = [
+        [field.clone() for field in micro.data]
+        for epoch in range(3)
+        for micro in fresh.micro_batches(epoch)
+    ]
+    assert all(
+        a.equal(b)
+        for old, new in zip(kept, again, strict=True)
+        for a, b in zip(old, new, strict=True)
+    )
 
 
 @pytest.mark.gpu
 @needs_gpu
-def test_a_function_that_waits_for_the_device_runs_eagerly(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_function_that_waits_for_the_device_runs_eagerly(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def waits(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return images.float() * (labels.max().item() + 1), labels
 

@@ -25,7 +25,11 @@ def test_a_plain_dataloader_over_shards_has_every_item_once(world_size: int, wor
     for rank in range(world_size):
         shard = ShardedIterable(Counting(40), identity=Identity(rank, world_size), seed=4)
         shard.set_epoch(2)
-        seen += [item for batch in DataLoader(shard, batch_size=4, num_workers=workers) for item in batch.tolist()]
+        seen += [
+            item
+            for batch in DataLoader(shard, batch_size=4, num_workers=workers)
+            for item in batch.tolist()
+        ]
     assert sorted(seen) == list(range(40))
 
 
@@ -53,7 +57,11 @@ def test_workers_do_not_change_the_batches_of_a_stream() -> None:
 def stream_rank(dataset_size: int, batch_size: int, drop_last: bool) -> list[list[Any]]:
     dist.init_process_group("gloo")
     loader = StreamLoader(
-        Counting(dataset_size), batch_size=batch_size, drop_last=drop_last, seed=1, identity=read_identity()
+        Counting(dataset_size),
+        batch_size=batch_size,
+        drop_last=drop_last,
+        seed=1,
+        identity=read_identity(),
     )
     got = [
         [micro.step, micro.data.tolist() if micro.count else [], micro.global_count]
@@ -106,7 +114,9 @@ def test_a_stream_with_a_state_continues_from_it_without_reading_again() -> None
         whole = StreamLoader(Positioned(60), batch_size=6, num_workers=workers, identity=Identity())
         expected = [micro.data.tolist() for micro in whole.micro_batches(0)]
         whole.close()
-        interrupted = StreamLoader(Positioned(60), batch_size=6, num_workers=workers, identity=Identity())
+        interrupted = StreamLoader(
+            Positioned(60), batch_size=6, num_workers=workers, identity=Identity()
+        )
         batches = interrupted.micro_batches(0)
         for _ in range(3):
             next(batches)
@@ -114,7 +124,9 @@ def test_a_stream_with_a_state_continues_from_it_without_reading_again() -> None
         interrupted.close()
         notes: list[str] = []
         data = Positioned(60)
-        resumed = StreamLoader(data, batch_size=6, num_workers=workers, identity=Identity(), notify=notes.append)
+        resumed = StreamLoader(
+            data, batch_size=6, num_workers=workers, identity=Identity(), notify=notes.append
+        )
         resumed.load_state_dict(state)
         assert [micro.data.tolist() for micro in resumed.micro_batches(0)] == expected[3:]
         resumed.close()
@@ -127,7 +139,9 @@ def test_a_stream_without_a_state_skips_items_and_prints_a_note() -> None:
     first = StreamLoader(Counting(60), batch_size=6, identity=Identity(), seed=2)
     expected = [micro.data.tolist() for micro in first.micro_batches(1)]
     state = {**first.state_dict(), "step": 4}
-    resumed = StreamLoader(Counting(60), batch_size=6, num_workers=2, identity=Identity(), seed=0, notify=notes.append)
+    resumed = StreamLoader(
+        Counting(60), batch_size=6, num_workers=2, identity=Identity(), seed=0, notify=notes.append
+    )
     resumed.load_state_dict(state)
     assert [micro.data.tolist() for micro in resumed.micro_batches(1)] == expected[4:]
     resumed.close()
@@ -148,11 +162,18 @@ class SplitByWorker(IterableDataset[int]):
         yield from range(100 * info.id, 100 * info.id + self.each)
 
 
-def split_by_worker(each: int, state: dict[str, Any] | None = None, *, workers: int = 2) -> StreamLoader:
+def split_by_worker(
+    each: int, state: dict[str, Any] | None = None, *, workers: int = 2
+) -> StreamLoader:
     loader = StreamLoader(
-        SplitByWorker(each), batch_size=4, sharded=True, num_workers=workers, drop_last=False, identity=Identity(),
+        SplitByWorker(each),
+        batch_size=4,
+        sharded=True,
+        num_workers=workers,
+        drop_last=False,
+        identity=Identity(),
         notify=lambda text: None,
-    )  # fmt: skip
+    )
     if state is not None:
         loader.load_state_dict(state)
     return loader

@@ -48,18 +48,27 @@ def pipeline(urls: list[str], **options: Any) -> Any:
 def by_hand(urls: list[str]) -> Any:
     """A pipeline that shuffles before the split, where all ranks must shuffle alike."""
     return wds.DataPipeline(
-        wds.SimpleShardList(urls), wds.shuffle(100), wds.split_by_node, wds.split_by_worker,
-        wds.tarfile_to_samples(), wds.detshuffle(10), wds.map(number_of),
-    )  # fmt: skip
+        wds.SimpleShardList(urls),
+        wds.shuffle(100),
+        wds.split_by_node,
+        wds.split_by_worker,
+        wds.tarfile_to_samples(),
+        wds.detshuffle(10),
+        wds.map(number_of),
+    )
 
 
 def read(loader: StreamLoader, epoch: int | None = None) -> list[list[int]]:
-    found = [micro.data.tolist()[: micro.count] for micro in loader.micro_batches(epoch or loader.epoch)]
+    found = [
+        micro.data.tolist()[: micro.count] for micro in loader.micro_batches(epoch or loader.epoch)
+    ]
     loader.close()
     return found
 
 
-def rank_reads(urls: list[str], workers: int, make: Callable[[list[str]], Any], drop_last: bool) -> Any:
+def rank_reads(
+    urls: list[str], workers: int, make: Callable[[list[str]], Any], drop_last: bool
+) -> Any:
     """Read three epochs, then interrupt and resume the second after several steps."""
     identity = read_identity()
     if identity.world_size > 1:
@@ -67,7 +76,12 @@ def rank_reads(urls: list[str], workers: int, make: Callable[[list[str]], Any], 
 
     def loader() -> StreamLoader:
         made = make_loader(
-            make(urls), batch_size=4, num_workers=workers, drop_last=drop_last, seed=3, identity=identity
+            make(urls),
+            batch_size=4,
+            num_workers=workers,
+            drop_last=drop_last,
+            seed=3,
+            identity=identity,
         )
         assert isinstance(made, StreamLoader)
         return made
@@ -99,7 +113,9 @@ def test_every_sample_appears_once_and_an_interrupted_epoch_resumes_exactly(
 ) -> None:
     results = ranks(rank_reads, world_size, shards, workers, make, False)
     for epoch in range(3):
-        seen = Counter(number for epochs, _ in results for batch in epochs[epoch] for number in batch)
+        seen = Counter(
+            number for epochs, _ in results for batch in epochs[epoch] for number in batch
+        )
         assert seen == Counter(range(sum(SIZES)))
     assert all(len(epochs[1]) == len(results[0][0][1]) for epochs, _ in results)
     assert all(resumed == [True] * 3 for _, resumed in results)
@@ -107,7 +123,9 @@ def test_every_sample_appears_once_and_an_interrupted_epoch_resumes_exactly(
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_drop_last_ends_all_ranks_together_and_loses_only_the_excess_of_one(ranks: Ranks, shards: list[str]) -> None:
+def test_drop_last_ends_all_ranks_together_and_loses_only_the_excess_of_one(
+    ranks: Ranks, shards: list[str]
+) -> None:
     results = ranks(rank_reads, 2, shards, 2, pipeline, True)
     for epoch in range(3):
         first, second = (epochs[epoch] for epochs, _ in results)
@@ -116,12 +134,17 @@ def test_drop_last_ends_all_ranks_together_and_loses_only_the_excess_of_one(rank
         seen = [number for batch in first + second for number in batch]
         assert len(set(seen)) == len(seen)
     assert all(resumed == [True] * 3 for _, resumed in results)
-    lost = [set(range(sum(SIZES))) - {n for epochs, _ in results for b in epochs[e] for n in b} for e in range(3)]
+    lost = [
+        set(range(sum(SIZES))) - {n for epochs, _ in results for b in epochs[e] for n in b}
+        for e in range(3)
+    ]
     assert len(set(map(frozenset, lost))) > 1  # not the same ones in every epoch
 
 
 def test_one_worker_ending_early_does_not_end_the_rank(shards: list[str]) -> None:
-    loader = make_loader(pipeline(shards[:2], shardshuffle=False), batch_size=4, num_workers=2, identity=Identity())
+    loader = make_loader(
+        pipeline(shards[:2], shardshuffle=False), batch_size=4, num_workers=2, identity=Identity()
+    )
     assert isinstance(loader, StreamLoader)
     # 9 and 4 samples: two full batches and one; with drop_last the ninth sample is dropped.
     assert [len(batch) for batch in read(loader, 0)] == [4, 4, 4]
@@ -133,7 +156,11 @@ def test_too_few_shards_are_read_by_all_workers(shards: list[str]) -> None:
     for rank in range(2):
         # There is no process group here, so this test only reads.
         loader = StreamLoader(
-            pipeline(shards[:3]), batch_size=4, num_workers=2, identity=Identity(rank, 2), notify=notes.append
+            pipeline(shards[:3]),
+            batch_size=4,
+            num_workers=2,
+            identity=Identity(rank, 2),
+            notify=notes.append,
         )
         seen += [n for each in loader._start_pass() for n in each[1].tolist()]
         loader.close()
@@ -144,9 +171,12 @@ def test_too_few_shards_are_read_by_all_workers(shards: list[str]) -> None:
 def test_resampled_shards_resume_exactly(shards: list[str]) -> None:
     def loader() -> StreamLoader:
         return StreamLoader(
-            pipeline(shards, resampled=True, shardshuffle=False).with_epoch(20), batch_size=4, num_workers=2,
-            identity=Identity(), notify=lambda text: None,
-        )  # fmt: skip
+            pipeline(shards, resampled=True, shardshuffle=False).with_epoch(20),
+            batch_size=4,
+            num_workers=2,
+            identity=Identity(),
+            notify=lambda text: None,
+        )
 
     whole = read(loader(), 1)
     assert len(whole) == 10  # 20 samples of each worker
@@ -165,7 +195,11 @@ def test_a_resume_with_another_number_of_ranks_prints_a_note(shards: list[str]) 
 
 def evaluates(urls: list[str]) -> list[int]:
     dist.init_process_group("gloo")
-    seen = [n for batch in make_evaluation_loader(pipeline(urls), batch_size=8, num_workers=1) for n in batch.tolist()]
+    seen = [
+        n
+        for batch in make_evaluation_loader(pipeline(urls), batch_size=8, num_workers=1)
+        for n in batch.tolist()
+    ]
     dist.destroy_process_group()
     return seen
 
@@ -187,4 +221,6 @@ def test_unsupported_pipelines_are_rejected(shards: list[str]) -> None:
     with pytest.raises(UsageError, match="split shards by ranks"):
         make_loader(pipeline(shards, nodesplitter=None), batch_size=4, identity=Identity(0, 2))
     with pytest.raises(UsageError, match="split shards by workers"):
-        make_loader(pipeline(shards, workersplitter=None), batch_size=4, num_workers=2, identity=Identity())
+        make_loader(
+            pipeline(shards, workersplitter=None), batch_size=4, num_workers=2, identity=Identity()
+        )

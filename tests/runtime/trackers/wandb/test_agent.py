@@ -28,7 +28,9 @@ def carry_out_points(count: int | None, fails: bool) -> list[tuple[str, str, dic
         if fails:
             raise KeyError("no such column")
 
-    sweep = wandb.sweep({"method": "grid", "parameters": {"lr": {"values": [0.1, 0.2]}}}, project="digits")
+    sweep = wandb.sweep(
+        {"method": "grid", "parameters": {"lr": {"values": [0.1, 0.2]}}}, project="digits"
+    )
     if fails:
         with pytest.raises(KeyError, match="no such column"):
             run_points(sweep, carry_out, project="digits", count=count)
@@ -41,7 +43,9 @@ def test_points_run_as_trials_of_the_sweep(ranks: Ranks, tmp_path: Path) -> None
     with wandb_service([{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3}]) as service:
         (seen,) = ranks(carry_out_points, 1, 2, False, env=service_environment(service, tmp_path))
         assert seen == [("trial-1", "sweep1", {"lr": 0.1}), ("trial-2", "sweep1", {"lr": 0.2})]
-        assert [(each.sweep, each.exit_code) for each in service.runs.values()] == [("sweep1", 0)] * 2
+        assert [(each.sweep, each.exit_code) for each in service.runs.values()] == [
+            ("sweep1", 0)
+        ] * 2
         assert service.runs["trial-2"].history()[0]["loss"] == 0.4
         assert service.unanswered == []
 

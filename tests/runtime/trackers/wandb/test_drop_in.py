@@ -49,7 +49,12 @@ def use_everything() -> dict[str, Any]:
     assert Path(run.dir).is_dir()
     with run as same:
         assert same is run
-    seen = {"lr": wandb.config.lr, "seed": wandb.config["seed"], "run": type(run).__name__, "id": run.id}
+    seen = {
+        "lr": wandb.config.lr,
+        "seed": wandb.config["seed"],
+        "run": type(run).__name__,
+        "id": run.id,
+    }
     wandb.finish()
     assert wandb.run is None
     return seen
@@ -87,15 +92,23 @@ def use_everything_without(package: str | None) -> tuple[dict[str, Any], str]:
 
 
 def test_a_script_without_the_package_runs_with_one_warning(ranks: Ranks, tmp_path: Path) -> None:
-    results = ranks(use_everything_without, 2, "wandb", env=run_environment(tmp_path / "run", world_size=2))
+    results = ranks(
+        use_everything_without, 2, "wandb", env=run_environment(tmp_path / "run", world_size=2)
+    )
     assert [seen["run"] for seen, _ in results] == ["NoopRun"] * 2
     assert [our_lines(output) for _, output in results] == [
-        ["paceline: W&B is disabled: No module named 'wandb' (pip install wandb)"], []
-    ]  # fmt: skip
+        ["paceline: W&B is disabled: No module named 'wandb' (pip install wandb)"],
+        [],
+    ]
 
 
 def test_if_off_it_is_silent_and_never_imported(ranks: Ranks, tmp_path: Path) -> None:
-    results = ranks(use_everything_without, 2, None, env=run_environment(tmp_path / "run", wandb=False, world_size=2))
+    results = ranks(
+        use_everything_without,
+        2,
+        None,
+        env=run_environment(tmp_path / "run", wandb=False, world_size=2),
+    )
     assert [seen["run"] for seen, _ in results] == ["NoopRun"] * 2
     assert [our_lines(output) for _, output in results] == [[], []]
     assert not (tmp_path / "run" / "trackers").exists()
@@ -120,10 +133,14 @@ def begin_again() -> list[str]:
     return [first.id, second.id, third.id, own.id]
 
 
-def test_another_project_or_group_is_another_run_in_every_process(ranks: Ranks, tmp_path: Path) -> None:
+def test_another_project_or_group_is_another_run_in_every_process(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     ids, others = ranks(
-        begin_again, 2, env={**run_environment(folder, world_size=2, wandb_entity="team"), "WANDB_MODE": "offline"}
+        begin_again,
+        2,
+        env={**run_environment(folder, world_size=2, wandb_entity="team"), "WANDB_MODE": "offline"},
     )
     first = "20260102-030405-abcd"
     assert ids == [first, f"{first}-2", f"{first}-3", f"{first}-4-rank-0"]
@@ -131,7 +148,9 @@ def test_another_project_or_group_is_another_run_in_every_process(ranks: Ranks, 
     assert others[3] == f"{first}-4-rank-1"
     runs = {wandb_run.id: wandb_run for wandb_run in wandb_runs(folder / "trackers")}
     assert set(runs) == {*ids, others[3]}
-    found = [(runs[each].project, runs[each].group, runs[each].history[0]["number"]) for each in ids]
+    found = [
+        (runs[each].project, runs[each].group, runs[each].history[0]["number"]) for each in ids
+    ]
     assert found == [("one", "a", 1), ("two", "a", 2), ("two", "b", 3), ("one", f"{first}-4", 4)]
     assert [runs[each].exit_code for each in (*ids, others[3])] == [0, 0, 0, 3, 3]
     assert runs[others[3]].name == "mine-rank-1"
@@ -140,7 +159,9 @@ def test_another_project_or_group_is_another_run_in_every_process(ranks: Ranks, 
 @pytest.mark.slow
 def test_the_command_line_sets_project_and_group(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    environ = run_environment(folder, world_size=1, wandb_project="typed", wandb_group="g", wandb_mode="offline")
+    environ = run_environment(
+        folder, world_size=1, wandb_project="typed", wandb_group="g", wandb_mode="offline"
+    )
     ranks(use_everything, 1, env=environ)
     (wandb_run,) = wandb_runs(folder / "trackers")
     assert (wandb_run.project, wandb_run.group) == ("typed", "g")
@@ -174,7 +195,9 @@ def sweep_together(count: int | None) -> tuple[str, list[dict[str, Any]]]:
     from paceline import wandb
 
     shorten_agent_interval()
-    sweep = wandb.sweep({"method": "grid", "parameters": {"lr": {"values": [1, 2]}}}, project="digits")
+    sweep = wandb.sweep(
+        {"method": "grid", "parameters": {"lr": {"values": [1, 2]}}}, project="digits"
+    )
     seen = []
 
     def trial() -> None:
@@ -206,9 +229,12 @@ def test_other_ranks_read_the_point_that_an_agent_has_set(tmp_path: Path) -> Non
         "run = wandb.init(config={'lr': 1, 'width': 2})\nprint(json.dumps(dict(run.config)))"
     )
     environ = {
-        **unreachable_service(tmp_path), "RANK": "1", "WORLD_SIZE": "2", "WANDB_SWEEP_PARAM_PATH": str(path),
+        **unreachable_service(tmp_path),
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "WANDB_SWEEP_PARAM_PATH": str(path),
         "PATH": "/usr/bin",
-    }  # fmt: skip
+    }
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"lr": 0.25, "width": 2}
@@ -224,8 +250,10 @@ def test_it_needs_no_torch_and_imports_wandb_only_when_used(tmp_path: Path) -> N
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
-        env={**unreachable_service(tmp_path), "PATH": "/usr/bin"}, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**unreachable_service(tmp_path), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     (wandb_run,) = wandb_runs(tmp_path)
     assert wandb_run.history[0]["a"] == 1
@@ -256,7 +284,10 @@ def test_a_script_that_never_finishes_its_run_still_ends(tmp_path: Path, how: st
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path), how],
-        env={**unreachable_service(tmp_path), "PATH": "/usr/bin"}, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        env={**unreachable_service(tmp_path), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.stdout == "the end\n"
     assert done.returncode == 0, done.stderr

@@ -28,10 +28,16 @@ def run_environment(folder: Path, **tracking: Any) -> dict[str, str]:
     """Return a rank's variables for a run folder whose launch spec has these tracking settings."""
     folder.mkdir(exist_ok=True)
     launch_spec = LaunchSpec(
-        run_id="20260102-030405-abcd", program="train.py", args=["--token", "hidden"], project="digits",
-        experiment="warm", params={"lr": 0.1, "net": {"width": 4}}, tracking=tracking,
-        nproc=int(tracking.pop("world_size", 4)), check=False,
-    )  # fmt: skip
+        run_id="20260102-030405-abcd",
+        program="train.py",
+        args=["--token", "hidden"],
+        project="digits",
+        experiment="warm",
+        params={"lr": 0.1, "net": {"width": 4}},
+        tracking=tracking,
+        nproc=int(tracking.pop("world_size", 4)),
+        check=False,
+    )
     RunFolder(folder).launch_spec.write_text(launch_spec.to_json())
     RunFolder(folder).run_json.write_text("{}\n")
     return {**unreachable_service(folder.parent), env.RUN: str(folder)}
@@ -65,7 +71,9 @@ def assert_same_numbers(wandb_run: WandbRun, lines: list[dict[str, Any]]) -> Non
     assert len(lines) > 3
 
 
-def test_four_ranks_log_one_run_with_the_numbers_of_metrics_jsonl(ranks: Ranks, tmp_path: Path) -> None:
+def test_four_ranks_log_one_run_with_the_numbers_of_metrics_jsonl(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb_project="paper", wandb_mode="offline")
     results = ranks(train, 4, env=environ)
@@ -74,7 +82,11 @@ def test_four_ranks_log_one_run_with_the_numbers_of_metrics_jsonl(ranks: Ranks, 
     lines = lines_of(folder)
     assert_same_numbers(wandb_run, lines)
     assert {"step", "epoch", "time", "loss", "rank", "phase", "samples_per_second"} <= set(lines[1])
-    assert (wandb_run.id, wandb_run.project, wandb_run.group) == ("20260102-030405-abcd", "paper", "warm")
+    assert (wandb_run.id, wandb_run.project, wandb_run.group) == (
+        "20260102-030405-abcd",
+        "paper",
+        "warm",
+    )
     assert wandb_run.config["lr"] == 0.1
     assert wandb_run.config["net"] == {"width": 4}
     assert wandb_run.config["paceline"]["world_size"] == 4
@@ -88,7 +100,9 @@ def test_four_ranks_log_one_run_with_the_numbers_of_metrics_jsonl(ranks: Ranks, 
 
 def test_all_processes_log_their_own_numbers_in_one_group(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    environ = run_environment(folder, wandb=True, wandb_all_processes=True, wandb_mode="offline", world_size=2)
+    environ = run_environment(
+        folder, wandb=True, wandb_all_processes=True, wandb_mode="offline", world_size=2
+    )
     results = ranks(train, 2, env=environ)
     names = [f"20260102-030405-abcd-rank-{rank}" for rank in (0, 1)]
     assert results == [["Run", name] for name in names]
@@ -99,7 +113,9 @@ def test_all_processes_log_their_own_numbers_in_one_group(ranks: Ranks, tmp_path
     for rank, wandb_run in enumerate(runs):
         assert {row["rank"] for row in wandb_run.history if "rank" in row} == {rank}
     assert {line["rank"] for line in lines_of(folder) if "rank" in line} == {0.5}
-    mine, theirs = ([row["loss"] for row in wandb_run.history if "loss" in row] for wandb_run in runs)
+    mine, theirs = (
+        [row["loss"] for row in wandb_run.history if "loss" in row] for wandb_run in runs
+    )
     means = [line["loss"] for line in lines_of(folder) if "loss" in line]
     assert mine != theirs
     assert [(a + b) / 2 for a, b in zip(mine, theirs, strict=True)] == pytest.approx(means)
@@ -121,7 +137,9 @@ def fail_then_resume(how: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", [pytest.param("same", marks=pytest.mark.slow), "renamed"])
-def test_a_resumed_run_keeps_its_id_and_may_repeat_steps(ranks: Ranks, tmp_path: Path, how: str) -> None:
+def test_a_resumed_run_keeps_its_id_and_may_repeat_steps(
+    ranks: Ranks, tmp_path: Path, how: str
+) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, wandb_mode="offline", world_size=1)
     ((saved, result),) = ranks(fail_then_resume, 1, how, env=environ)
@@ -143,7 +161,9 @@ def begin_from_another(other: str) -> list[str]:
     return train(start_from=other)
 
 
-def test_a_run_that_starts_from_another_does_not_take_over_its_id(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_run_that_starts_from_another_does_not_take_over_its_id(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     ranks(train, 1, env=run_environment(old, wandb=True, wandb_mode="offline", world_size=1))
     environ = run_environment(new, wandb=True, wandb_mode="offline", world_size=1)
@@ -179,7 +199,9 @@ def our_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("paceline:")]
 
 
-def test_without_the_package_training_continues_with_one_warning(ranks: Ranks, tmp_path: Path) -> None:
+def test_without_the_package_training_continues_with_one_warning(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     environ = run_environment(tmp_path / "run", wandb=True, world_size=2)
     results = ranks(train_and_listen, 2, "wandb", env=environ)
     assert [result for result, _ in results] == [["NoopRun", ""]] * 2
@@ -192,9 +214,12 @@ def test_without_the_package_training_continues_with_one_warning(ranks: Ranks, t
 
 
 @pytest.mark.parametrize(
-    ("has_key", "why"), [pytest.param(False, "no API key", marks=pytest.mark.slow), (True, "cannot be reached")]
+    ("has_key", "why"),
+    [pytest.param(False, "no API key", marks=pytest.mark.slow), (True, "cannot be reached")],
 )
-def test_without_a_key_or_a_network_the_run_is_offline(ranks: Ranks, tmp_path: Path, has_key: bool, why: str) -> None:
+def test_without_a_key_or_a_network_the_run_is_offline(
+    ranks: Ranks, tmp_path: Path, has_key: bool, why: str
+) -> None:
     folder = tmp_path / "run"
     environ = run_environment(folder, wandb=True, world_size=1)
     if has_key:
@@ -233,7 +258,9 @@ def test_an_unresponsive_dns_server_costs_only_seconds(monkeypatch: pytest.Monke
         ({}, None, "offline"),
     ],
 )
-def test_the_mode_that_the_user_sets_wins(environ: dict[str, str], requested: str | None, mode: str) -> None:
+def test_the_mode_that_the_user_sets_wins(
+    environ: dict[str, str], requested: str | None, mode: str
+) -> None:
     assert wandb_server.choose_mode({"HOME": "/nowhere", **environ}, requested)[0] == mode
 
 
@@ -244,11 +271,21 @@ def test_keys_and_addresses_are_found_where_wandb_keeps_them(tmp_path: Path) -> 
     settings.parent.mkdir(parents=True)
     settings.write_text("[default]\nbase_url = http://wandb.example:8080\n")
     assert wandb_server.base_url(environ) == "http://wandb.example:8080"
-    (tmp_path / ".netrc").write_text("machine wandb.example:8080\n  login user\n  password secret\n")
+    (tmp_path / ".netrc").write_text(
+        "machine wandb.example:8080\n  login user\n  password secret\n"
+    )
     (tmp_path / ".netrc").chmod(0o600)
     assert wandb_server.missing_key(environ) == ""
-    assert wandb_server._proxy({"https_proxy": "http://p:3128"}, "https", "api.wandb.ai") == "http://p:3128"
-    assert wandb_server._proxy({"HTTPS_PROXY": "p:1", "no_proxy": ".wandb.ai"}, "https", "api.wandb.ai") == ""
+    assert (
+        wandb_server._proxy({"https_proxy": "http://p:3128"}, "https", "api.wandb.ai")
+        == "http://p:3128"
+    )
+    assert (
+        wandb_server._proxy(
+            {"HTTPS_PROXY": "p:1", "no_proxy": ".wandb.ai"}, "https", "api.wandb.ai"
+        )
+        == ""
+    )
 
 
 # -- the service process -------------------------------------------------------------------------------

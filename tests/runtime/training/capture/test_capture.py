@@ -35,18 +35,28 @@ def test_on_the_cpu_the_step_runs_as_it_is(capfd: pytest.CaptureFixture[str]) ->
             return [chosen(torch.full((8, 4), float(number))) for number in run.steps(range(6))]
 
     assert losses(captured=True) == losses(captured=False)
-    assert capfd.readouterr().err.count("run.capture: steps run eagerly, because the device is cpu") == 1
+    assert (
+        capfd.readouterr().err.count("run.capture: steps run eagerly, because the device is cpu")
+        == 1
+    )
 
 
 def test_a_proof_sees_every_step(capfd: pytest.CaptureFixture[str]) -> None:
-    with paceline.session(seed=0, cpu=True, report=False) as run, pytest.MonkeyPatch.context() as patch:
+    with (
+        paceline.session(seed=0, cpu=True, report=False) as run,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv("PACELINE_PROOF", "probe.json")
         for _ in run.steps(range(1)):
             run.capture(lambda: None)()
-    assert "run.capture: steps run eagerly, because `paceline prove` records" in capfd.readouterr().err
+    assert (
+        "run.capture: steps run eagerly, because `paceline prove` records" in capfd.readouterr().err
+    )
 
 
-def trained(optimizer: type[torch.optim.Optimizer], update: bool, **options: Any) -> tuple[list[torch.Tensor], bool]:
+def trained(
+    optimizer: type[torch.optim.Optimizer], update: bool, **options: Any
+) -> tuple[list[torch.Tensor], bool]:
     """Train for a few steps. Returns the weights, and whether the compiled update was used."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
@@ -66,7 +76,9 @@ def trained(optimizer: type[torch.optim.Optimizer], update: bool, **options: Any
 
 
 @pytest.mark.parametrize("name", ["Adadelta", "RMSprop", "NAdam", "RAdam", "Adamax", "ASGD"])
-def test_a_compiled_update_is_the_optimizers_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_update_is_the_optimizers_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def compile(function: Any, **options: Any) -> Any:
@@ -93,7 +105,12 @@ def test_an_update_that_cannot_be_compiled_runs_as_it_is(
     monkeypatch.setattr(torch, "compile", lambda function, **options: refuse)
     weights, _ = trained(torch.optim.Adadelta, True)
     assert all(torch.equal(one, two) for one, two in zip(plain, weights, strict=True))
-    assert capfd.readouterr().err.count("adadelta is not compiled, because that failed: no compiler here") == 1
+    assert (
+        capfd.readouterr().err.count(
+            "adadelta is not compiled, because that failed: no compiler here"
+        )
+        == 1
+    )
 
 
 class Mine(torch.optim.Adadelta):
@@ -101,8 +118,12 @@ class Mine(torch.optim.Adadelta):
 
 
 def test_only_updates_that_gain_from_it_are_compiled() -> None:
-    def of(kind: Any, *, dtype: torch.dtype = torch.float32, tensors: int = 2, **options: Any) -> Any:
-        return CompiledUpdate.of(kind([torch.zeros(2, dtype=dtype) for _ in range(tensors)], lr=0.1, **options))
+    def of(
+        kind: Any, *, dtype: torch.dtype = torch.float32, tensors: int = 2, **options: Any
+    ) -> Any:
+        return CompiledUpdate.of(
+            kind([torch.zeros(2, dtype=dtype) for _ in range(tensors)], lr=0.1, **options)
+        )
 
     assert of(torch.optim.Adadelta) is not None
     assert of(Mine) is None

@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 """
 START = 'dist.init_process_group("gloo")\nrank = dist.get_rank()\n'
 MODEL = "model = DDP(torch.nn.Linear(1, 1))\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-DATA = "sampler = DistributedSampler(data)\nloader = DataLoader(data, batch_size=8, sampler=sampler)\n"
+DATA = (
+    "sampler = DistributedSampler(data)\nloader = DataLoader(data, batch_size=8, sampler=sampler)\n"
+)
 LOOP = """\
 for epoch in range(2):
     sampler.set_epoch(epoch)
@@ -41,7 +43,9 @@ def added(text: str) -> list[str]:
 
 def musts(text: str) -> list[tuple[int, str]]:
     """Return the lines, counted without the head, and the first words of what must be changed."""
-    return [(each.line - HEAD.count("\n"), each.text[:24]) for each in adopt(text).remarks if each.must]
+    return [
+        (each.line - HEAD.count("\n"), each.text[:24]) for each in adopt(text).remarks if each.must
+    ]
 
 
 def test_a_right_script_stays() -> None:
@@ -90,10 +94,12 @@ def test_saves_of_all_ranks_get_a_condition(test: str) -> None:
     [
         'if args.distributed:\n    dist.init_process_group("gloo")\n' + MODEL + DATA + LOOP,
         'def setup():\n    if "RANK" not in os.environ:\n        return\n    dist.init_process_group("gloo")\nsetup()\n'
-        + MODEL + DATA + LOOP,
+        + MODEL
+        + DATA
+        + LOOP,
         START + MODEL + DATA + LOOP + "dist.destroy_process_group()\n",
     ],
-)  # fmt: skip
+)
 def test_without_a_certain_group_nothing_asks_for_the_rank(text: str) -> None:
     """`dist.get_rank()` would fail where there is no group."""
     end = 'torch.save(model.state_dict(), "a.pt")\n'
@@ -139,7 +145,9 @@ def test_the_sampler_of_training_gets_the_epoch() -> None:
     assert added(START + MODEL + both + loop) == ["    train_sampler.set_epoch(epoch)"]
     told = loop.replace("range(2):\n", "range(2):\n    valid_sampler.set_epoch(epoch)\n")
     assert added(START + MODEL + both + told) == ["    train_sampler.set_epoch(epoch)"]
-    optional = DATA.replace("DistributedSampler(data)", "DistributedSampler(data) if dist.is_initialized() else None")
+    optional = DATA.replace(
+        "DistributedSampler(data)", "DistributedSampler(data) if dist.is_initialized() else None"
+    )
     assert added(START + MODEL + optional + loop) == []
     assert musts(START + MODEL + optional + loop) == [(7, "call set_epoch(epoch) on")]
 
@@ -149,7 +157,9 @@ def test_addresses_and_identity() -> None:
     text = fixed + 'os.environ["WORLD_SIZE"] = "2"\n' + MODEL + DATA + LOOP
     assert added(text) == [fixed.replace("tcp://127.0.0.1:29500", "env://").strip()]
     assert musts(text) == [(1, "remove world_size=...: t"), (2, "remove this: it overwrit")]
-    chosen = fixed.replace('"tcp://127.0.0.1:29500"', "args.url").replace("world_size=2", "world_size=args.n")
+    chosen = fixed.replace('"tcp://127.0.0.1:29500"', "args.url").replace(
+        "world_size=2", "world_size=args.n"
+    )
     assert added(chosen + MODEL + DATA + LOOP) == []
     assert any("must be" in each.text for each in adopt(chosen + MODEL + DATA + LOOP).remarks)
 
@@ -162,7 +172,10 @@ def test_a_script_that_spawns_keeps_its_address() -> None:
         + '    torch.save(model.state_dict(), "a.pt")\n'
     )
     main = 'if __name__ == "__main__":\n    torch.save({}, "first.pt")\n    mp.spawn(work, (2, 29777), 2)\n'
-    assert added(worker + main) == ["    if dist.get_rank() == 0:", '        torch.save(model.state_dict(), "a.pt")']
+    assert added(worker + main) == [
+        "    if dist.get_rank() == 0:",
+        '        torch.save(model.state_dict(), "a.pt")',
+    ]
     assert [line for line, _ in musts(worker + main)] == [15], "the parent has no group"
     assert "--style spawn" in adopt(worker + main).next_steps[0]
 
@@ -173,13 +186,17 @@ def test_a_rank_from_slurm_must_be_changed() -> None:
         'dist.init_process_group("gloo", rank=rank, world_size=int(os.environ["SLURM_NTASKS"]))\n'
     )
     advice = adopt(start + MODEL + DATA + LOOP)
-    assert [words for _, words in musts(start + MODEL + DATA + LOOP)] == ["SLURM_PROCID is about Sl"]
+    assert [words for _, words in musts(start + MODEL + DATA + LOOP)] == [
+        "SLURM_PROCID is about Sl"
+    ]
     assert "None needed" not in advice.verdict
     either = 'rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))\n'
     assert musts(START + either + MODEL + DATA + LOOP) == []
 
 
-@pytest.mark.parametrize("test", ["loss.item() < best", "better(loss)", "evaluate(model, rank) > best"])
+@pytest.mark.parametrize(
+    "test", ["loss.item() < best", "better(loss)", "evaluate(model, rank) > best"]
+)
 def test_a_save_by_the_loss_gets_a_condition(test: str) -> None:
     """The loss comes from a model on the device of the rank, which makes no condition of it."""
     local = 'local = int(os.environ["LOCAL_RANK"])\n'

@@ -58,9 +58,13 @@ def test_one_rank_writes(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "must"),
     [
-        ('with open("a.json", "w") as f:\n    best = loss.item()\n    json.dump(best, f)\nhistory.append(best)', False),
+        (
+            'with open("a.json", "w") as f:\n    best = loss.item()\n    json.dump(best, f)\nhistory.append(best)',
+            False,
+        ),
         ('with open("a.json", "w") as f:\n    history.append(1)\n    json.dump(history, f)', False),
-        ('with open("a.json", "w") as f:\n    json.dump(model(X).item(), f)', False),  # all ranks do a forward together
+        # all ranks do a forward together
+        ('with open("a.json", "w") as f:\n    json.dump(model(X).item(), f)', False),
         ('torch.save(collect(model), "a.pt")', True),
         ('path = torch.save(model, "a.pt")', True),
         ('torch.jit.save(torch.jit.script(model), "a.ts")', True),
@@ -92,7 +96,9 @@ def test_a_low_rank_is_no_rank() -> None:
 
 
 def test_what_rank_zero_has_written_must_not_be_read_too_early() -> None:
-    _, advice = adopt_with('torch.save(model.state_dict(), "a.pt")\nmodel.load_state_dict(torch.load("a.pt"))\n')
+    _, advice = adopt_with(
+        'torch.save(model.state_dict(), "a.pt")\nmodel.load_state_dict(torch.load("a.pt"))\n'
+    )
     (remark,) = advice.remarks
     assert remark.must
     assert "run.rank_zero_first()" in remark.text

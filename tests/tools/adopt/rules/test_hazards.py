@@ -44,7 +44,11 @@ for epoch in range(5):
 def musts(text: str) -> list[tuple[str, str]]:
     """Return the lines of what must be changed, as they were, and the first words about it."""
     advice = advise(Source(text, "train.py"))
-    return [(text.split("\n")[each.line - 1].strip(), each.text[:16]) for each in advice.remarks if each.must]
+    return [
+        (text.split("\n")[each.line - 1].strip(), each.text[:16])
+        for each in advice.remarks
+        if each.must
+    ]
 
 
 def test_a_plain_script_has_none() -> None:
@@ -72,9 +76,14 @@ def test_ranks_that_stop_by_their_own_loss(line: str, found: bool) -> None:
 
 
 def test_steps_that_a_rank_leaves_out() -> None:
-    for test, found in {"torch.isnan(loss)": True, "not math.isfinite(loss.item())": True, "i > 100": False}.items():
+    for test, found in {
+        "torch.isnan(loss)": True,
+        "not math.isfinite(loss.item())": True,
+        "i > 100": False,
+    }.items():
         text = LOOP.replace(
-            "        opt.zero_grad()\n", f"        if {test}:\n            continue\n        opt.zero_grad()\n"
+            "        opt.zero_grad()\n",
+            f"        if {test}:\n            continue\n        opt.zero_grad()\n",
         )
         assert musts(HEAD + text) == ([(f"if {test}:", "each rank decide")] if found else [])
 
@@ -99,7 +108,9 @@ for epoch in range(5):
     if trained < 0.1:
         break
 """
-    assert musts(HEAD + text.replace("WHAT", "trained")) == [("if trained < 0.1:", "each rank decide")]
+    assert musts(HEAD + text.replace("WHAT", "trained")) == [
+        ("if trained < 0.1:", "each rank decide")
+    ]
     assert musts(HEAD + text.replace("WHAT", "_").replace("if trained", "if score")) == []
 
 
@@ -122,7 +133,12 @@ for epoch, last in train():
 
 @pytest.mark.parametrize(("value", "found"), [("total", True), ("score", False)])
 def test_plateaus(value: str, found: bool) -> None:
-    text = HEAD + "sched = torch.optim.lr_scheduler.ReduceLROnPlateau(opt)\n" + LOOP + f"    sched.step({value})\n"
+    text = (
+        HEAD
+        + "sched = torch.optim.lr_scheduler.ReduceLROnPlateau(opt)\n"
+        + LOOP
+        + f"    sched.step({value})\n"
+    )
     assert musts(text) == ([(f"sched.step({value})", "each rank lowers")] if found else [])
 
 
@@ -136,14 +152,23 @@ def test_plateaus(value: str, found: bool) -> None:
         ("vae_loss(model(x), y)", True),
         ("(model(x) - y).square().sum() / len(x)", False),
         ("(model(x) - y).square().sum(1).mean()", False),
-        ("F.mse_loss(model(x), y) + 1e-4 * sum(p.square().sum() for p in model.parameters())", False),
+        (
+            "F.mse_loss(model(x), y) + 1e-4 * sum(p.square().sum() for p in model.parameters())",
+            False,
+        ),
     ],
 )
 def test_losses_that_are_sums(loss: str, found: bool) -> None:
-    head = HEAD + 'criterion = nn.MSELoss(reduction="sum")\ndef vae_loss(a, b):\n    return torch.sum((a - b) ** 2)\n'
+    head = (
+        HEAD
+        + 'criterion = nn.MSELoss(reduction="sum")\ndef vae_loss(a, b):\n    return torch.sum((a - b) ** 2)\n'
+    )
     remarks = musts(
         head
-        + LOOP.replace("        loss = F.mse_loss(model(x), y)\n        opt", f"        loss = {loss}\n        opt")
+        + LOOP.replace(
+            "        loss = F.mse_loss(model(x), y)\n        opt",
+            f"        loss = {loss}\n        opt",
+        )
     )
     assert [words for _, words in remarks] == (["this loss is a s"] if found else [])
 
@@ -164,7 +189,9 @@ def test_parameters_of_no_model(parameters: str, names: list[str]) -> None:
     head = HEAD.replace("model.parameters(), lr", f"{parameters}, lr")
     head = head.replace("opt = ", f"{tensors}groups = [w, *model.parameters()]\nopt = ")
     advice = advise(Source(head + LOOP, "train.py"))
-    assert [each.text.split("`")[1] for each in advice.remarks if "is not part of a model" in each.text] == names
+    assert [
+        each.text.split("`")[1] for each in advice.remarks if "is not part of a model" in each.text
+    ] == names
 
 
 @pytest.mark.parametrize(
@@ -177,22 +204,34 @@ def test_parameters_of_no_model(parameters: str, names: list[str]) -> None:
     ],
 )
 def test_totals_of_one_rank_over_all_samples(line: str, found: bool) -> None:
-    text = HEAD.replace("torch.manual_seed(0)\n", "torch.manual_seed(0)\ndata = make()\n") + LOOP + f"    {line}\n"
+    text = (
+        HEAD.replace("torch.manual_seed(0)\n", "torch.manual_seed(0)\ndata = make()\n")
+        + LOOP
+        + f"    {line}\n"
+    )
     assert musts(text) == ([(line, "this divides a t")] if found else [])
 
 
 def test_what_rank_zero_prints_of_itself() -> None:
     advice = advise(
-        Source(HEAD + LOOP + '    print("loss", total)\n    print(score)\n    print(f"{total}")\n', "train.py")
+        Source(
+            HEAD + LOOP + '    print("loss", total)\n    print(score)\n    print(f"{total}")\n',
+            "train.py",
+        )
     )
     (remark,) = [each for each in advice.remarks if "only rank 0's values" in each.text]
     assert (remark.line, "also in line 26" in remark.text, remark.must) == (24, True, False)
 
 
 def test_scripts_with_ddp_have_them_as_well() -> None:
-    head = HEAD.replace("opt = ", 'torch.distributed.init_process_group("gloo")\n'
-                        "model = nn.parallel.DistributedDataParallel(model)\nopt = ")  # fmt: skip
-    head = head.replace("drop_last=True", "sampler=torch.utils.data.DistributedSampler(data, shuffle=False)")
+    head = HEAD.replace(
+        "opt = ",
+        'torch.distributed.init_process_group("gloo")\n'
+        "model = nn.parallel.DistributedDataParallel(model)\nopt = ",
+    )
+    head = head.replace(
+        "drop_last=True", "sampler=torch.utils.data.DistributedSampler(data, shuffle=False)"
+    )
     stop = "    if total < 0.1:\n        break\n"
     assert musts(head + LOOP + stop) == [("if total < 0.1:", "each rank decide")]
     reduced = "    total = torch.tensor(total)\n    torch.distributed.all_reduce(total)\n"

@@ -30,7 +30,9 @@ def adopt(end: str) -> tuple[list[str], Advice]:
     """Return the lines that follow the loader in the adopted script, and all advice."""
     advice = advise(Source(HEAD + end, "train.py"))
     lines = advice.text.splitlines()
-    return lines[next(n for n, line in enumerate(lines) if line.startswith("loader = ")) + 1 :], advice
+    return lines[
+        next(n for n, line in enumerate(lines) if line.startswith("loader = ")) + 1 :
+    ], advice
 
 
 RESUME = "run.resume(model=model, opt=opt, loader=loader)"
@@ -42,7 +44,10 @@ RESUME = "run.resume(model=model, opt=opt, loader=loader)"
         ("for epoch in range(5):", ["for epoch in run.epochs(5):"]),
         ("for epoch in tqdm(range(0, n)):", ["for epoch in tqdm(run.epochs(n)):"]),
         ("for _ in range(1, n + 1):", ["for _ in run.epochs(n):"]),
-        ("for state.epoch in range(1, n + 1):", ["for state.epoch in run.epochs(n):", "    state.epoch += 1"]),
+        (
+            "for state.epoch in range(1, n + 1):",
+            ["for state.epoch in run.epochs(n):", "    state.epoch += 1"],
+        ),
     ],
 )
 def test_epochs_stay_what_they_were(loop: str, changed: list[str]) -> None:
@@ -72,13 +77,17 @@ def test_without_counted_epochs_nothing_is_resumed(loop: str) -> None:
     lines, advice = adopt(f"{loop}\n{STEPS}")
     assert lines[0] == loop
     assert not any("run.resume(" in line for line in lines)
-    assert [each.line for each in advice.remarks if "nothing is resumed" in each.text] == [HEAD.count("\n") + 1]
+    assert [each.line for each in advice.remarks if "nothing is resumed" in each.text] == [
+        HEAD.count("\n") + 1
+    ]
 
 
 def test_two_loops_over_epochs_stay() -> None:
     """`run.epochs` counts all epochs of a run, so a second loop would have too few."""
     phases = f"for epoch in range(2):\n{STEPS}for epoch in range(3):\n{STEPS}"
-    twice = "def fit(n):\n" + "".join(f"    {line}\n" for line in f"for epoch in range(n):\n{STEPS}".splitlines())
+    twice = "def fit(n):\n" + "".join(
+        f"    {line}\n" for line in f"for epoch in range(n):\n{STEPS}".splitlines()
+    )
     for text in (phases, f"{twice}fit(2)\nfit(3)\n"):
         lines, advice = adopt(text)
         assert not any("run.epochs" in line or "run.resume" in line for line in lines)
@@ -107,7 +116,9 @@ Trainer(model).train()
 
 
 def test_a_list_of_all_batches() -> None:
-    lines, advice = adopt("for epoch in range(2):\n" + STEPS.replace("in loader", "in list(loader)"))
+    lines, advice = adopt(
+        "for epoch in range(2):\n" + STEPS.replace("in loader", "in list(loader)")
+    )
     assert "    for x in list(loader):" in lines
     assert any(each.must and "before the first step" in each.text for each in advice.remarks)
 
@@ -119,7 +130,9 @@ def test_progress_bars() -> None:
     lines, advice = adopt(f"for epoch in range(2):\n{inside}{body}")
     assert "    with tqdm(run.steps(loader), unit='batch') as bar:" in lines
     assert not any(each.must for each in advice.remarks)
-    lines, advice = adopt("bar = tqdm(loader)\nfor epoch in range(2):\n" + STEPS.replace("in loader", "in bar"))
+    lines, advice = adopt(
+        "bar = tqdm(loader)\nfor epoch in range(2):\n" + STEPS.replace("in loader", "in bar")
+    )
     assert "bar = tqdm(loader)" in lines
     assert [each.line for each in advice.remarks if each.must] == [HEAD.count("\n") + 1]
 
@@ -141,10 +154,15 @@ for epoch in range(2):
 
 
 def test_models_of_a_comprehension() -> None:
-    text = "opts = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model,)]\nfor epoch in range(2):\n" + STEPS
+    text = (
+        "opts = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model,)]\nfor epoch in range(2):\n"
+        + STEPS
+    )
     lines, advice = adopt(text)
     assert not any("run.wrap(m)" in line for line in lines)
-    assert any("run.wrap must get each of these" in each.text for each in advice.remarks if each.must)
+    assert any(
+        "run.wrap must get each of these" in each.text for each in advice.remarks if each.must
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +176,9 @@ def test_models_of_a_comprehension() -> None:
         ("", "pass", ""),
     ],
 )
-def test_variables_that_only_the_loop_assigns_are_named(before: str, after: str, named: str) -> None:
+def test_variables_that_only_the_loop_assigns_are_named(
+    before: str, after: str, named: str
+) -> None:
     """After a resume at the end of an epoch they don't exist."""
     _, advice = adopt(f"for epoch in range(5):\n    {before or 'pass'}\n{STEPS}    {after}\n")
     found = [each for each in advice.remarks if "Assign a value before the loop" in each.text]
@@ -181,9 +201,15 @@ def test_copies_of_the_model_are_saved_and_variables_named() -> None:
 
 def test_a_copy_of_a_model_that_moves() -> None:
     """`run.wrap` moves the model to the GPU of the rank, and in a script without devices nothing moves a copy of it."""
-    head, loop = HEAD.replace(".cuda()", ""), "for epoch in range(2):\n" + STEPS.replace(".cuda()", "")
+    head, loop = (
+        HEAD.replace(".cuda()", ""),
+        "for epoch in range(2):\n" + STEPS.replace(".cuda()", ""),
+    )
     copied = head.replace("opt = ", "ema = copy.deepcopy(model)\nopt = ")
-    musts = [[each.line for each in advise(Source(text + loop)).remarks if each.must] for text in (copied, head)]
+    musts = [
+        [each.line for each in advise(Source(text + loop)).remarks if each.must]
+        for text in (copied, head)
+    ]
     assert musts == [[8], []]
 
 
@@ -202,7 +228,11 @@ for x in loader:
     assert lines[-1] == "    run.update(opt, closure=closure)"
     assert not any(each.must for each in advice.remarks)
     _, advice = adopt(text.replace("    opt.step", "    last = opt.step"))
-    assert any("run.update(optimizer, closure=closure)" in each.text for each in advice.remarks if each.must)
+    assert any(
+        "run.update(optimizer, closure=closure)" in each.text
+        for each in advice.remarks
+        if each.must
+    )
 
 
 @pytest.mark.parametrize(("first", "told"), [("start", False), ("0", True)])

@@ -45,7 +45,11 @@ class Screen:
 
 
 def drive(
-    scratch: Path, work: Callable[[Screen], Awaitable[None]], *, size: tuple[int, int] = (80, 24), **options: Any
+    scratch: Path,
+    work: Callable[[Screen], Awaitable[None]],
+    *,
+    size: tuple[int, int] = (80, 24),
+    **options: Any,
 ) -> None:
     """Run the program on a screen of this size while `work` uses it."""
 

@@ -18,9 +18,19 @@ from tests.ui.terminal.top.screen import Screen, drive
 
 RUN = "project/default/20260101-120000-aaaa"
 SWEEP = SweepOverview(
-    name="my lrs", project="p", experiment="e", path="/scratch/ann/p/e/my lrs", is_over=True, metric="loss",
-    direction="minimize", created=5000.0, trials=2, counts={"done": 2}, best=None, best_trial=None,
-)  # fmt: skip
+    name="my lrs",
+    project="p",
+    experiment="e",
+    path="/scratch/ann/p/e/my lrs",
+    is_over=True,
+    metric="loss",
+    direction="minimize",
+    created=5000.0,
+    trials=2,
+    counts={"done": 2},
+    best=None,
+    best_trial=None,
+)
 
 
 def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) -> None:
@@ -31,7 +41,10 @@ def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) ->
         Frame(frames.FOUND, {"scratch": "/scratch/ann", "names": {}, "runs": [RUN], "time": 1}),
         Frame(frames.RECORD, {"run": RUN, "path": "run.json", "modified": 0}, about),
         Frame(frames.RECORD, {"run": RUN, "path": "job", "modified": 0}, b"7"),
-        Frame(frames.JOBS, {"jobs": {"7": ["7", "RUNNING", "", "n1", "", "1:00", ""]}, "problem": "", "hint": ""}),
+        Frame(
+            frames.JOBS,
+            {"jobs": {"7": ["7", "RUNNING", "", "n1", "", "1:00", ""]}, "problem": "", "hint": ""},
+        ),
         Frame(frames.PASS, {"time": 1.0}),
     ):
         mirror.apply(frame)
@@ -58,7 +71,10 @@ def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) ->
         await screen.press("s")
         await screen.until("Save and stop")
         await screen.press("y")
-        await screen.until("You are not logged in to alps.", "no connection to alps since 14:03: paceline login alps")
+        await screen.until(
+            "You are not logged in to alps.",
+            "no connection to alps since 14:03: paceline login alps",
+        )
 
     with look_at(Viewpoint("alps", mirror, act, status=lambda: status[0])):
         drive(mirror.folder, work, size=(140, 30))
@@ -70,5 +86,7 @@ def test_commands_for_a_sweep_name_the_cluster(tmp_path: Path) -> None:
     row = Row("/scratch/ann/p/e/my lrs", None, sweep=SWEEP)
     with look_at(Viewpoint("alps", Mirror(tmp_path), lambda verb, run: "")):
         assert "paceline sweep show 'my lrs' --on alps" in sweep_facts(row).plain
-        assert "`paceline sweep cancel 'my lrs' --on alps`" in str(find_action("cancel", row, is_own=True))
+        assert "`paceline sweep cancel 'my lrs' --on alps`" in str(
+            find_action("cancel", row, is_own=True)
+        )
     assert "paceline sweep show 'my lrs'\n" in f"{sweep_facts(row).plain}\n"

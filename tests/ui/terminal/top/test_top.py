@@ -61,7 +61,18 @@ def local_run(tmp_path: Path, scratch: Path) -> Iterator[subprocess.Popen[bytes]
     (tmp_path / "train.py").write_text(SCRIPT)
     scratch.mkdir()
     environ = {**os.environ, "PACELINE_SCRATCH": str(scratch)}
-    command = [sys.executable, "-m", "paceline", "run", "--nproc", "2", "--cpu", "--name", "[i]tiny", "train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "run",
+        "--nproc",
+        "2",
+        "--cpu",
+        "--name",
+        "[i]tiny",
+        "train.py",
+    ]
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL) as process:
         yield process
         process.terminate()
@@ -110,7 +121,9 @@ def test_a_local_run_from_its_start_to_its_end(
     assert local_run.wait(timeout=60) == 0
 
 
-def test_cancel_asks_first_and_names_the_run(local_run: subprocess.Popen[bytes], scratch: Path) -> None:
+def test_cancel_asks_first_and_names_the_run(
+    local_run: subprocess.Popen[bytes], scratch: Path
+) -> None:
     async def work(screen: Screen) -> None:
         await screen.until("[i]tiny", "running", "loss 0.", "cpu")
         run = the_run(scratch)
@@ -137,7 +150,9 @@ def test_cancel_asks_first_and_names_the_run(local_run: subprocess.Popen[bytes],
 def write_run(scratch: Path, name: str, *, job: str = "") -> RunFolder:
     folder = RunFolder(scratch / "project" / "default" / name)
     folder.path.mkdir(parents=True)
-    folder.run_json.write_text(f'{{"run_id": "{name}", "program": "train.py", "nodes": 1, "nproc": 1}}')
+    folder.run_json.write_text(
+        f'{{"run_id": "{name}", "program": "train.py", "nodes": 1, "nproc": 1}}'
+    )
     if job:
         folder.job.write_text(f"{job}\n")
     return folder
@@ -180,8 +195,14 @@ def test_all_panes_show_the_same_numbers(scratch: Path) -> None:
     run = write_run(scratch, "20260101-120000-0000")
     run.events.mkdir()
     began = [("node", 0.0), ("launch", 1.0), ("training", 1000.0), ("failed", 5000.0)]
-    write_lines(run.events / "agent-0.jsonl", [{"event": name, "time": moment, "attempt": 1} for name, moment in began])
-    write_lines(run.metrics, [{"step": n, "time": 1000.0 + n, "loss": 2 + (-1) ** n} for n in range(1, 4000)])
+    write_lines(
+        run.events / "agent-0.jsonl",
+        [{"event": name, "time": moment, "attempt": 1} for name, moment in began],
+    )
+    write_lines(
+        run.metrics,
+        [{"step": n, "time": 1000.0 + n, "loss": 2 + (-1) ** n} for n in range(1, 4000)],
+    )
 
     def shown(text: str) -> tuple[list[str], list[str]]:
         """Return each loss and each share of goodput: of the list, the plot and the facts."""
@@ -191,8 +212,13 @@ def test_all_panes_show_the_same_numbers(scratch: Path) -> None:
         return losses, re.findall(r"(\d+)% ", row) + re.findall(r"(\d+)% of", rest)
 
     async def work(screen: Screen) -> None:
-        screen.app._pollers[0]._interval = 3600.0  # after the first time, the list is read only if it must hurry
-        for step, loss, hurry in ((4000, "1.234", False), (4001, "1.567", False), (4002, "1.789", True)):
+        # after the first time, the list is read only if it must hurry
+        screen.app._pollers[0]._interval = 3600.0
+        for step, loss, hurry in (
+            (4000, "1.234", False),
+            (4001, "1.567", False),
+            (4002, "1.789", True),
+        ):
             write_lines(run.metrics, [{"step": step, "time": 1000.0 + step, "loss": float(loss)}])
             if hurry:
                 screen.app._pollers[0].hurry()
@@ -212,10 +238,14 @@ def write_lines(path: Path, lines: list[dict[str, object]]) -> None:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def test_the_screen_answers_while_the_file_system_does_not(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_screen_answers_while_the_file_system_does_not(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_run(scratch, "20260101-120000-0000")
     stuck = threading.Event()
-    monkeypatch.setattr("paceline.ui.terminal.top.data.selected_run.read_details", lambda _: stuck.wait())
+    monkeypatch.setattr(
+        "paceline.ui.terminal.top.data.selected_run.read_details", lambda _: stuck.wait()
+    )
 
     async def work(screen: Screen) -> None:
         await screen.until("1 over")
@@ -230,7 +260,9 @@ def test_the_screen_answers_while_the_file_system_does_not(scratch: Path, monkey
     stuck.set()
 
 
-def test_a_folder_that_cannot_be_read_hides_no_other(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_hides_no_other(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_run(scratch, "20260101-120000-0000")
     bad = write_run(scratch, "20260101-120000-0001")
     real = reader.make_overview
@@ -257,7 +289,9 @@ def test_an_empty_scratch_folder_says_what_to_do(scratch: Path) -> None:
     drive(scratch, work)
 
 
-def test_the_run_of_another_user_is_only_looked_at(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_of_another_user_is_only_looked_at(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_run(scratch, "20260101-120000-0000", job="7")
     monkeypatch.setattr("paceline.ui.terminal.top.app.is_own_folder", lambda _: False)
     monkeypatch.setattr(actions, "cancel_run", None)
@@ -288,7 +322,9 @@ def test_a_key_that_comes_before_the_run_is_read_acts_once_it_is(
     drive(scratch, work, query=lambda jobs: {"7": JobState("7", "RUNNING")})
 
 
-def test_without_a_terminal_or_textual_the_command_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_or_textual_the_command_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(UsageError, match="needs a terminal"):
         cli.dispatch(["top"])
     monkeypatch.setitem(sys.modules, "textual", None)
@@ -297,14 +333,26 @@ def test_without_a_terminal_or_textual_the_command_says_what_to_do(monkeypatch: 
     assert "pip install 'paceline[ui]'" in problem.value.hint
 
 
-@pytest.mark.parametrize("colours", [{}, {"NO_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor"}])
-def test_the_command_draws_on_a_terminal_and_quits(scratch: Path, tmp_path: Path, colours: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "colours", [{}, {"NO_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor"}]
+)
+def test_the_command_draws_on_a_terminal_and_quits(
+    scratch: Path, tmp_path: Path, colours: dict[str, str]
+) -> None:
     write_run(scratch, "20260101-120000-\u00e9\u202e")
-    environ = {**os.environ, "PACELINE_SCRATCH": str(scratch), "TERM": "xterm", "COLORTERM": "", **colours}
+    environ = {
+        **os.environ,
+        "PACELINE_SCRATCH": str(scratch),
+        "TERM": "xterm",
+        "COLORTERM": "",
+        **colours,
+    }
     parent, child = pty.openpty()
     os.set_blocking(parent, True)
     command = [sys.executable, "-m", "paceline", "top"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdin=child, stdout=child, stderr=child) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stdin=child, stdout=child, stderr=child
+    ) as process:
         os.close(child)
         printed = b""
         while b"1 over" not in printed:

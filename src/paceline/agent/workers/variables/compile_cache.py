@@ -1,6 +1,8 @@
-"""Where torch keeps code that it has compiled, so that the next job of a project need not compile it again.
+"""Where torch keeps code that it has compiled, so that the next job of a project need not compile
+it again.
 
-Torch's own defaults are the temporary folder, which most clusters empty after each job, and the home folder.
+Torch's own defaults are the temporary folder, which most clusters empty after each job, and the
+home folder.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ EXTENSIONS = "TORCH_EXTENSIONS_DIR"  # C++ and CUDA extensions that are built wh
 
 
 def compile_cache_variables(launch_spec: LaunchSpec) -> dict[str, str]:
-    """Return the variables for torch. Empty if there is no folder of this user alone: torch runs code from it."""
+    """Return the variables for torch. Empty if there is no folder of this user alone: torch runs
+    code from it.
+    """
     if not launch_spec.scratch:
         return {}
     try:
@@ -28,7 +32,10 @@ def compile_cache_variables(launch_spec: LaunchSpec) -> dict[str, str]:
         project = Path(launch_spec.project or "default", node_image())
         # Torch tells interpreters apart only in its default folder.
         python = hashlib.sha256(os.fsencode(launch_spec.python)).hexdigest()[:12]
-        folders = {CACHE: own / "compile" / project, EXTENSIONS: own / "extensions" / project / python}
+        folders = {
+            CACHE: own / "compile" / project,
+            EXTENSIONS: own / "extensions" / project / python,
+        }
         for folder in folders.values():
             folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # a full disk, or a folder that only others may write
@@ -37,7 +44,9 @@ def compile_cache_variables(launch_spec: LaunchSpec) -> dict[str, str]:
 
 
 def _own_folder(scratch: Path) -> Path | None:
-    """Return this user's own folder for caches; None if others could change it, or put another one in its place."""
+    """Return this user's own folder for caches; None if others could change it, or put another one
+    in its place.
+    """
     parent, path = scratch.stat(), scratch / f".cache-{os.geteuid()}"
     if parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not parent.st_mode & stat.S_ISVTX:
         return None  # everybody who may write there may rename it
@@ -48,9 +57,11 @@ def _own_folder(scratch: Path) -> Path | None:
 
 
 def node_image() -> str:
-    """Return a name for nodes that can run each other's compiled code: the same system and kind of processor.
+    """Return a name for nodes that can run each other's compiled code: the same system and kind of
+    processor.
 
-    Torch itself tells GPUs and its versions apart, but it compiles for the processor that it runs on.
+    Torch itself tells GPUs and its versions apart, but it compiles for the processor that it runs
+    on.
     """
     facts = [platform.machine(), *platform.libc_ver()]
     try:
@@ -58,7 +69,8 @@ def node_image() -> str:
         facts += [system.get("ID", ""), system.get("VERSION_ID", "")]
     except OSError:
         pass
-    return f"{platform.machine()}-{hashlib.sha256('|'.join([*facts, _processor()]).encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256("|".join([*facts, _processor()]).encode()).hexdigest()
+    return f"{platform.machine()}-{digest[:12]}"
 
 
 def _processor() -> str:

@@ -1,4 +1,5 @@
-"""Variables that take effect only when a process starts or torch is imported: a zygote must have them from its start.
+"""Variables that take effect only when a process starts or torch is imported: a zygote must have
+them from its start.
 
 Keep this module light: `paceline run` reads it before it has imported anything.
 """
@@ -11,27 +12,69 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Libraries read these when they load. What torch itself reads is in torch/*/config.py and in its C++ code.
+# Libraries read these when they load. What torch itself reads is in torch/*/config.py and in its
+# C++ code.
 READ_AT_IMPORT = (
-    "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "NVPL_", "NUMEXPR_", "ATEN_",
-    "TORCH", "PYTORCH_", "AOT", "INDUCTOR_", "TRITON_", "PT2_", "FX_", "CUTLASS_", "CUTEDSL_", "KINETO_",
-    "PARTITIONER_", "COMPILE_STROBELIGHT_", "CUDA_", "HIP_", "ROCM_", "DNNL_", "ONEDNN_", "NPY_", "NUMPY_", "SYMPY_",
-    "MPMATH_", "CXX", "LD_", "MALLOC_",
-)  # fmt: skip
+    "OMP_",
+    "KMP_",
+    "GOMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "GOTO_",
+    "BLIS_",
+    "VECLIB_",
+    "NVPL_",
+    "NUMEXPR_",
+    "ATEN_",
+    "TORCH",
+    "PYTORCH_",
+    "AOT",
+    "INDUCTOR_",
+    "TRITON_",
+    "PT2_",
+    "FX_",
+    "CUTLASS_",
+    "CUTEDSL_",
+    "KINETO_",
+    "PARTITIONER_",
+    "COMPILE_STROBELIGHT_",
+    "CUDA_",
+    "HIP_",
+    "ROCM_",
+    "DNNL_",
+    "ONEDNN_",
+    "NPY_",
+    "NUMPY_",
+    "SYMPY_",
+    "MPMATH_",
+    "CXX",
+    "LD_",
+    "MALLOC_",
+)
 
-# The interpreter and the C library read these when a process starts. A script that sets one changes nothing itself.
+# The interpreter and the C library read these when a process starts. A script that sets one changes
+# nothing itself.
 READ_AT_START = ("PYTHON", "GLIBC_", "LC_", "LANG", "HOME")
 
 # When a rank first uses a GPU, compiles something, or opens a process group.
 READ_LATER = (
-    *gpus.NAMES, "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME",
+    *gpus.NAMES,
+    "TORCHELASTIC_",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "TORCH_HOME",
     "TORCH_NCCL_",
-)  # fmt: skip
+)
 
 
 def is_read_at_import(name: str) -> bool:
-    """Whether a script that sets this variable before it imports torch cannot be forked after that import."""
-    return name.startswith(READ_AT_IMPORT) and (name in gpus.NAMES or not name.startswith(READ_LATER))
+    """Whether a script that sets this variable before it imports torch cannot be forked after that
+    import.
+    """
+    return name.startswith(READ_AT_IMPORT) and (
+        name in gpus.NAMES or not name.startswith(READ_LATER)
+    )
 
 
 def early_variables(environ: Mapping[str, str]) -> dict[str, str]:

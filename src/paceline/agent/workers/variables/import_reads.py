@@ -1,6 +1,8 @@
-"""Which variables Python code reads while a zygote imports, and their values: a rank must have the same values.
+"""Which variables Python code reads while a zygote imports, and their values: a rank must have the
+same values.
 
-Imports may read variables of any name. What C and C++ code reads is unknown here: see `early_variables`.
+Imports may read variables of any name. What C and C++ code reads is unknown here: see
+`early_variables`.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ from contextlib import contextmanager
 
 from paceline.agent.workers.variables.early_variables import READ_LATER, early_variables
 
-# By name, as they were when an import first read them; None if they were not set. Forked processes inherit this.
+# By name, as they were when an import first read them; None if they were not set. Forked processes
+# inherit this.
 reads: dict[str, str | None] = {}
 
 
 class _Listing:
-    """Somebody goes through all names. Who reads all of them in this order makes a copy, perhaps with a filter.
+    """Somebody goes through all names. Who reads all of them in this order makes a copy, perhaps
+    with a filter.
 
-    That is not noted: it says nothing about their use, and torch itself imports modules that do it (`items()`).
+    That is not noted: it says nothing about their use, and torch itself imports modules that do it
+    (`items()`).
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
@@ -80,9 +85,16 @@ def record_reads() -> Iterator[None]:
 
 
 def find_difference(variables: Mapping[str, str], read: Mapping[str, str | None]) -> str | None:
-    """Return a variable of the job that imports have read, and that was another then; None if there is none."""
+    """Return a variable of the job that imports have read, and that was another then; None if
+    there is none.
+    """
     early = early_variables(variables)  # compared by themselves
     for name, value in variables.items():
-        if name in read and read[name] != value and name not in early and not name.startswith(READ_LATER):
+        if (
+            name in read
+            and read[name] != value
+            and name not in early
+            and not name.startswith(READ_LATER)
+        ):
             return name
     return None

@@ -17,26 +17,48 @@ if TYPE_CHECKING:
     from paceline.agent.launcher_placement import Placement
 
 
-# Meant for the agent alone: a secret, and variables that would mislead an agent started by a rank. wandb's is the
-# address of a service that belongs to the process around the agent, on this node alone.
-REMOVED = (env.TOKEN, env.ZYGOTE, env.RENDEZVOUS, env.AGENT, env.OUTPUT_PIPES, env.PARENT, "WANDB_SERVICE")
+# Meant for the agent alone: a secret, and variables that would mislead an agent started by a rank.
+# wandb's is the address of a service that belongs to the process around the agent, on this node
+# alone.
+REMOVED = (
+    env.TOKEN,
+    env.ZYGOTE,
+    env.RENDEZVOUS,
+    env.AGENT,
+    env.OUTPUT_PIPES,
+    env.PARENT,
+    "WANDB_SERVICE",
+)
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """Return the thread counts to export before torch is imported. OpenBLAS starts its threads at import: one."""
+    """Return the thread counts to export before torch is imported. OpenBLAS starts its threads at
+    import: one.
+    """
     return {THREADS: str(threads), "MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
 
 
 def thread_count(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> int:
-    """Return the threads of a rank: what the user set, in the spec or the environment, else its share of the cores."""
-    counts = (parse_thread_count(each.get(THREADS, "")) for each in (launch_spec.variables, environ))
+    """Return the threads of a rank: what the user set, in the spec or the environment, else its
+    share of the cores.
+    """
+    counts = (
+        parse_thread_count(each.get(THREADS, "")) for each in (launch_spec.variables, environ)
+    )
     return next((count for count in counts if count), launch_spec.threads)
 
 
 def common_variables(
-    launch_spec: LaunchSpec, *, environ: Mapping[str, str], attempt: int, heartbeat: str, extra: Mapping[str, str]
+    launch_spec: LaunchSpec,
+    *,
+    environ: Mapping[str, str],
+    attempt: int,
+    heartbeat: str,
+    extra: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the variables that all ranks of a node share. The user's own values win over computed ones."""
+    """Return the variables that all ranks of a node share. The user's own values win over computed
+    ones.
+    """
     inherited = {name: value for name, value in environ.items() if name not in REMOVED}
     # An exported count stays, but an invalid one would break the start of OpenMP.
     exported = {THREADS: environ[THREADS]} if parse_thread_count(environ.get(THREADS, "")) else {}
@@ -59,15 +81,20 @@ def common_variables(
     }
 
 
-def flight_recorder_variables(launch_spec: LaunchSpec, run: RunFolder, *, attempt: int) -> dict[str, str]:
-    """Have NCCL keep its last collectives, and write them to the attempt's folder if one of them times out."""
+def flight_recorder_variables(
+    launch_spec: LaunchSpec, run: RunFolder, *, attempt: int
+) -> dict[str, str]:
+    """Have NCCL keep its last collectives, and write them to the attempt's folder if one of them
+    times out.
+    """
     if not launch_spec.gpus:
         return {}
     path = str(run.attempt(attempt).path / FLIGHT_RECORDER)
     return {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": path,
-    }  # fmt: skip
+    }
 
 
 def folder_variables(launch_spec: LaunchSpec, run: RunFolder, *, attempt: int) -> dict[str, str]:
@@ -82,7 +109,9 @@ def folder_variables(launch_spec: LaunchSpec, run: RunFolder, *, attempt: int) -
     }
 
 
-def tracker_variables(launch_spec: LaunchSpec, run: RunFolder, environ: Mapping[str, str]) -> dict[str, str]:
+def tracker_variables(
+    launch_spec: LaunchSpec, run: RunFolder, environ: Mapping[str, str]
+) -> dict[str, str]:
     """Keep wandb's files out of the home folder, for scripts that call wandb themselves too."""
     cache = Path(launch_spec.scratch or run.path) / ".cache"
     variables = {
@@ -91,25 +120,32 @@ def tracker_variables(launch_spec: LaunchSpec, run: RunFolder, environ: Mapping[
         "WANDB_DATA_DIR": str(cache / "wandb-data"),
     }
     home = environ.get("HOME", "")
-    if not home or not os.path.isdir(os.path.join(home, ".config", "wandb")):  # an existing one is only read
+    # an existing one is only read
+    if not home or not os.path.isdir(os.path.join(home, ".config", "wandb")):
         variables["WANDB_CONFIG_DIR"] = str(cache / "wandb-config")
     return variables
 
 
 def framework_variables(launch_spec: LaunchSpec, devices: Path = Path("/dev")) -> dict[str, str]:
-    """Return what frameworks need besides torchrun's variables in order to train on the same ranks and devices.
+    """Return what frameworks need besides torchrun's variables in order to train on the same ranks
+    and devices.
 
     Accelerate takes ranks on the CPU for single processes, unless it is told to use the CPU.
     """
     on_cpu = bool(launch_spec.runtime.get("cpu"))
     if launch_spec.world_size > 1 and not launch_spec.gpus:
-        # GPUs that are not counted, such as Intel's, have device files too. A script may have been written for those.
+        # GPUs that are not counted, such as Intel's, have device files too. A script may have been
+        # written for those.
         on_cpu |= launch_spec.style == "accelerate" or not (devices / "dri").exists()
     return {"ACCELERATE_USE_CPU": "true"} if on_cpu else {}
 
 
-def node_variables(launch_spec: LaunchSpec, placement: Placement, *, address: str, port: int) -> dict[str, str]:
-    """Return what every rank needs, and a process that spawns the ranks of a node itself (style spawn)."""
+def node_variables(
+    launch_spec: LaunchSpec, placement: Placement, *, address: str, port: int
+) -> dict[str, str]:
+    """Return what every rank needs, and a process that spawns the ranks of a node itself (style
+    spawn).
+    """
     return {
         env.MASTER_ADDR: address,
         env.MASTER_PORT: str(port),
@@ -120,7 +156,9 @@ def node_variables(launch_spec: LaunchSpec, placement: Placement, *, address: st
     }
 
 
-def rank_variables(launch_spec: LaunchSpec, *, rank: int, local_rank: int, attempt: int) -> dict[str, str]:
+def rank_variables(
+    launch_spec: LaunchSpec, *, rank: int, local_rank: int, attempt: int
+) -> dict[str, str]:
     """Return one rank's own variables, with the rest of torchrun's for programs that read them."""
     return {
         env.RANK: str(rank),

@@ -22,8 +22,11 @@ CONNECT_TIMEOUT = 1.0
 REPLY_TIMEOUT = 5.0  # seconds; it may just import something else
 
 
-def request_zygote(python: str, options: ZygoteOptions, environ: dict[str, str]) -> tuple[socket.socket | None, str]:
-    """Return the socket of a zygote for a run in this folder; or None, and why the warm process cannot serve it.
+def request_zygote(
+    python: str, options: ZygoteOptions, environ: dict[str, str]
+) -> tuple[socket.socket | None, str]:
+    """Return the socket of a zygote for a run in this folder; or None, and why the warm process
+    cannot serve it.
 
     One that does not answer is killed, so that the run can leave another.
     """
@@ -39,9 +42,13 @@ def request_zygote(python: str, options: ZygoteOptions, environ: dict[str, str])
         connection.close()
         return None, f"file descriptor {inherited[-1]} is open, but `ulimit -n` no longer allows it"
     message = {
-        "kind": "start", "options": options.to_args(), "conditions": read_conditions(python, environ),
-        "environ": environ, "cwd": os.getcwd(), "descriptors": inherited,
-    }  # fmt: skip
+        "kind": "start",
+        "options": options.to_args(),
+        "conditions": read_conditions(python, environ),
+        "environ": environ,
+        "cwd": os.getcwd(),
+        "descriptors": inherited,
+    }
     folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     answer = _ask(connection, message, [*inherited, folder])
     os.close(folder)
@@ -51,10 +58,17 @@ def request_zygote(python: str, options: ZygoteOptions, environ: dict[str, str])
     if answer is None:
         kill(process_of(connection))
     connection.close()
-    return None, "the warm process is not responding" if answer is None else f"this has changed: {answer['why']}"
+    return (
+        None,
+        "the warm process is not responding"
+        if answer is None
+        else f"this has changed: {answer['why']}",
+    )
 
 
-def _ask(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any] | None:
+def _ask(
+    connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()
+) -> dict[str, Any] | None:
     """Return the answer of a warm process; None if it is stopped, hangs or has just ended."""
     if _is_stopped(process_of(connection)):
         return None
@@ -67,7 +81,9 @@ def _ask(connection: socket.socket, message: dict[str, Any], descriptors: Sequen
 
 
 def kill(pid: int) -> bool:
-    """End a warm process that does not answer. Running runs go on. Returns False if it has ended already."""
+    """End a warm process that does not answer. Running runs go on. Returns False if it has ended
+    already.
+    """
     from paceline.agent.workers import process_tree
 
     if not _is_warm(pid):
@@ -81,7 +97,10 @@ def _is_warm(pid: int) -> bool:
     """Whether this is a warm process, and not another one that has got its number."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().strip() == NAME.encode() and os.fstat(file.fileno()).st_uid == os.geteuid()
+            return (
+                file.read().strip() == NAME.encode()
+                and os.fstat(file.fileno()).st_uid == os.geteuid()
+            )
     except OSError:
         return False
 

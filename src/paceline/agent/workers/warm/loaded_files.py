@@ -11,13 +11,16 @@ CUSTOM = ("sitecustomize", "usercustomize")  # imported at the start, if they ex
 
 
 class LoadedFiles:
-    """The state of these files, of the folders of installed packages, and of what could take a module's place."""
+    """The state of these files, of the folders of installed packages, and of what could take a
+    module's place.
+    """
 
     def __init__(self) -> None:
         self._packages = [*site.getsitepackages(), site.getusersitepackages()]
         self._paths = sorted({*_module_files(), *_mapped_files(), *self._installed()})
         self._names = {name.partition(".")[0] for name in sys.modules} | {*CUSTOM}
-        # A folder of the user's may get new files all the time: what counts are names of modules loaded already.
+        # A folder of the user's may get new files all the time: what counts are names of modules
+        # loaded already.
         self._folders = [path for path in sys.path if path not in self._packages]
         self._states = self._read()
 
@@ -28,21 +31,32 @@ class LoadedFiles:
 
     def newest(self) -> tuple[int, str]:
         """Return when the last of the files was changed, in nanoseconds, and its path."""
-        return max((state[0], path) for path, state in self._states.items() if isinstance(state, tuple))
+        return max(
+            (state[0], path) for path, state in self._states.items() if isinstance(state, tuple)
+        )
 
     def _installed(self) -> Iterator[str]:
         yield os.path.join(sys.prefix, "pyvenv.cfg")
         for folder in self._packages:
             yield folder
             if os.path.isdir(folder):
-                yield from (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
+                yield from (
+                    os.path.join(folder, name)
+                    for name in os.listdir(folder)
+                    if name.endswith(".pth")
+                )
 
     def _read(self) -> dict[str, tuple[int, int, int] | list[str] | None]:
-        return {**{path: self._shadows(path) for path in self._folders}, **{path: _state(path) for path in self._paths}}
+        return {
+            **{path: self._shadows(path) for path in self._folders},
+            **{path: _state(path) for path in self._paths},
+        }
 
     def _shadows(self, folder: str) -> list[str]:
         try:
-            return sorted(name for name in os.listdir(folder) if name.partition(".")[0] in self._names)
+            return sorted(
+                name for name in os.listdir(folder) if name.partition(".")[0] in self._names
+            )
         except OSError:
             return []
 
@@ -65,5 +79,9 @@ def _module_files() -> Iterator[str]:
 def _mapped_files() -> Iterator[str]:
     """Return the shared libraries, and the interpreter itself."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        paths = {fields[5].rstrip("\n") for line in maps if len(fields := line.split(maxsplit=5)) == 6}
-    yield from (path for path in paths if path.startswith("/") and not path.startswith(("/dev/", "/memfd:")))
+        paths = {
+            fields[5].rstrip("\n") for line in maps if len(fields := line.split(maxsplit=5)) == 6
+        }
+    yield from (
+        path for path in paths if path.startswith("/") and not path.startswith(("/dev/", "/memfd:"))
+    )

@@ -1,4 +1,6 @@
-"""Settings that a forked zygote can take over from the command that asks for it: nice, umask, ionice and ulimit."""
+"""Settings that a forked zygote can take over from the command that asks for it: nice, umask,
+ionice and ulimit.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ import os
 import resource
 
 # The numbers of Linux's ioprio_get and ioprio_set, which Python does not have.
-_IO_PRIORITY_CALLS = {"x86_64": (252, 251), "aarch64": (31, 30), "riscv64": (31, 30), "ppc64le": (274, 273)}
+_IO_PRIORITY_CALLS = {
+    "x86_64": (252, 251),
+    "aarch64": (31, 30),
+    "riscv64": (31, 30),
+    "ppc64le": (274, 273),
+}
 _REAL_TIME = 1  # the class of I/O priorities that only root may take
 _LIMIT = "limit "
 IONICE = "ionice"
@@ -16,7 +23,9 @@ Settings = dict[str, str]
 
 
 def read_settings() -> Settings:
-    """Return the settings of this process, except ionice: the warm process reads that of its client."""
+    """Return the settings of this process, except ionice: the warm process reads that of its
+    client.
+    """
     settings = {"nice": str(os.getpriority(os.PRIO_PROCESS, 0)), "umask": _umask()}
     for number in range(_LIMITS):
         soft, hard = resource.getrlimit(number)
@@ -25,7 +34,9 @@ def read_settings() -> Settings:
 
 
 def obstacle(before: Settings, wanted: Settings) -> str | None:
-    """Return the name of a setting that a fork of a process with `before` cannot take over; None if it can."""
+    """Return the name of a setting that a fork of a process with `before` cannot take over; None
+    if it can.
+    """
     root = os.geteuid() == 0
     if int(wanted["nice"]) < int(before["nice"]) and not root:
         return "nice"
@@ -34,7 +45,9 @@ def obstacle(before: Settings, wanted: Settings) -> str | None:
     for name, text in wanted.items():
         if name.startswith(_LIMIT) and text != before[name]:
             allowed, hard = (int(each.split()[1]) for each in (before[name], text))
-            raised = allowed != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > allowed)
+            raised = allowed != resource.RLIM_INFINITY and (
+                hard == resource.RLIM_INFINITY or hard > allowed
+            )
             # The C library reads the size of stacks when a process starts.
             if int(name.removeprefix(_LIMIT)) == resource.RLIMIT_STACK or (raised and not root):
                 return "ulimit"
@@ -63,7 +76,8 @@ def _umask() -> str:
 
 
 def read_io_priority(pid: int) -> str:
-    """Return class and level as one number; 0 if they were never set, or if this is an unknown kind of machine.
+    """Return class and level as one number; 0 if they were never set, or if this is an unknown kind
+    of machine.
 
     Process 0 is this one. Not in the client: importing ctypes would take it a while.
     """

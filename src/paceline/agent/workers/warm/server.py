@@ -1,8 +1,8 @@
 """The warm process: a copy of a run's zygote that stays, and forks the zygotes of later runs.
 
-It has imported torch and Paceline but none of the user's modules, has one thread, and never uses a GPU. Each zygote
-that it forks belongs to the run that requested it, and ends with that run: if the warm process is killed, runs in
-progress continue.
+It has imported torch and Paceline but none of the user's modules, has one thread, and never uses a
+GPU. Each zygote that it forks belongs to the run that requested it, and ends with that run: if the
+warm process is killed, runs in progress continue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from paceline.agent.workers import process_tree
 from paceline.agent.workers.warm.conditions import Conditions, difference
 from paceline.agent.workers.warm.loaded_files import LoadedFiles
 from paceline.agent.workers.warm.process_settings import IONICE, read_io_priority, take_settings
-from paceline.agent.workers.warm.socket_folder import NAME, SocketFolder, is_same_user, process_of, socket_name
+from paceline.agent.workers.warm.socket_folder import (
+    NAME,
+    SocketFolder,
+    is_same_user,
+    process_of,
+    socket_name,
+)
 from paceline.agent.workers.zygote.imports import import_modules, shared_modules
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
@@ -34,8 +40,11 @@ _STAYS = "stays"
 Later = tuple[MessageSocket, ZygoteOptions]  # the agent's end and the options of a run's zygote
 
 
-def stay_warm(agent: MessageSocket, options: ZygoteOptions, conditions: Conditions, *, started: int) -> Later | None:
-    """Leave a warm process behind. Returns None in the calling zygote, and its run in each zygote of a later run.
+def stay_warm(
+    agent: MessageSocket, options: ZygoteOptions, conditions: Conditions, *, started: int
+) -> Later | None:
+    """Leave a warm process behind. Returns None in the calling zygote, and its run in each zygote
+    of a later run.
 
     The agent gets a message that says whether the process stays.
     """
@@ -64,7 +73,9 @@ def _reason_not_to_stay(files: LoadedFiles, started: int) -> str:
 
 
 def _is_copy() -> bool:
-    """Fork a process that is no descendant of the run, which ends all of them. Returns whether this is that process."""
+    """Fork a process that is no descendant of the run, which ends all of them. Returns whether
+    this is that process.
+    """
     try:
         child = os.fork()
     except OSError:
@@ -81,8 +92,12 @@ def _is_copy() -> bool:
     return True
 
 
-def _serve(writer: int, options: ZygoteOptions, conditions: Conditions, files: LoadedFiles) -> Later | None:
-    """Serve later runs. Writes whether it can to a pipe first; returns only in a zygote of one of them."""
+def _serve(
+    writer: int, options: ZygoteOptions, conditions: Conditions, files: LoadedFiles
+) -> Later | None:
+    """Serve later runs. Writes whether it can to a pipe first; returns only in a zygote of one of
+    them.
+    """
     later = None
     try:
         os.setsid()
@@ -97,7 +112,9 @@ def _serve(writer: int, options: ZygoteOptions, conditions: Conditions, files: L
                 pipe.write(str(error))
                 raise
         if listening is not None:
-            later = WarmProcess(sockets, *listening, options=options, conditions=conditions, files=files).serve()
+            later = WarmProcess(
+                sockets, *listening, options=options, conditions=conditions, files=files
+            ).serve()
     except Exception:
         pass
     if later is None:
@@ -109,9 +126,15 @@ class WarmProcess:
     """Serves requests until nobody has used it for a while, or a run needs another one."""
 
     def __init__(
-        self, sockets: SocketFolder, listener: socket.socket, lock: int, *, options: ZygoteOptions,
-        conditions: Conditions, files: LoadedFiles,
-    ) -> None:  # fmt: skip
+        self,
+        sockets: SocketFolder,
+        listener: socket.socket,
+        lock: int,
+        *,
+        options: ZygoteOptions,
+        conditions: Conditions,
+        files: LoadedFiles,
+    ) -> None:
         self.sockets, self.listener, self.lock = sockets, listener, lock
         self.idle, self.threads = options.warm, options.threads
         self.conditions, self.files = conditions, files
@@ -153,7 +176,9 @@ class WarmProcess:
                 pass
             client.close()
 
-    def _answer(self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]) -> Later | None:
+    def _answer(
+        self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]
+    ) -> Later | None:
         if message["kind"] == "start":
             return self._start(client, message, descriptors)
         client.send(self._status())
@@ -162,7 +187,9 @@ class WarmProcess:
             os._exit(0)
         return None
 
-    def _start(self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]) -> Later | None:
+    def _start(
+        self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]
+    ) -> Later | None:
         """Fork a zygote for a run, unless it needs another warm process: then end."""
         message["conditions"]["settings"][IONICE] = read_io_priority(process_of(client.end))
         changed = difference(self.conditions, message["conditions"]) or self.files.changed()
@@ -177,7 +204,8 @@ class WarmProcess:
             try:
                 self._become_zygote(client, message, descriptors)
                 client.send({"kind": "accepted", "warm": os.getppid()})
-            except BaseException:  # its command is gone: it has the command's files, and must not serve others
+            # its command is gone: it has the command's files, and must not serve others
+            except BaseException:
                 os._exit(1)
             return client, options
         self.zygotes.add(pid)
@@ -185,17 +213,23 @@ class WarmProcess:
         for descriptor in descriptors:
             os.close(descriptor)
         needed = shared_modules(options, message["cwd"])
-        self.modules += [name for name in needed if name not in sys.modules and name not in self.modules]
+        self.modules += [
+            name for name in needed if name not in sys.modules and name not in self.modules
+        ]
         return None
 
-    def _become_zygote(self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]) -> None:
+    def _become_zygote(
+        self, client: MessageSocket, message: dict[str, Any], descriptors: list[int]
+    ) -> None:
         """Take over everything of the run that a child of its command would have inherited."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         folder = descriptors.pop()
         os.fchdir(folder)
-        kept = _keep_descriptors(dict(zip(message["descriptors"], descriptors, strict=True)), client.end.detach())
+        kept = _keep_descriptors(
+            dict(zip(message["descriptors"], descriptors, strict=True)), client.end.detach()
+        )
         client.end = socket.socket(fileno=kept)
         if not take_settings(message["conditions"]["settings"]):
             raise OSError("this process cannot have the settings of the command")
@@ -212,19 +246,29 @@ class WarmProcess:
                 self.deadline = time.monotonic() + self.idle
 
     def _import_missing(self) -> bool:
-        """Import what the last script needed, now that nobody waits for it. Returns whether forking is still safe."""
+        """Import what the last script needed, now that nobody waits for it. Returns whether
+        forking is still safe.
+        """
         started, names = time.time_ns(), self.modules
         self.modules = []
-        problem = import_modules([name for name in names if name not in sys.modules], threads=self.threads)
+        problem = import_modules(
+            [name for name in names if name not in sys.modules], threads=self.threads
+        )
         self.files = LoadedFiles()
         return problem is None and self.files.newest()[0] <= started
 
     def _status(self) -> dict[str, Any]:
         return {
-            "kind": "status", "pid": os.getpid(), "python": sys.executable, "memory": _memory(), "served": self.served,
-            "running": len(self.zygotes), "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
-            "idle": self.idle, "left": max(0.0, self.deadline - time.monotonic()),
-        }  # fmt: skip
+            "kind": "status",
+            "pid": os.getpid(),
+            "python": sys.executable,
+            "memory": _memory(),
+            "served": self.served,
+            "running": len(self.zygotes),
+            "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
+            "idle": self.idle,
+            "left": max(0.0, self.deadline - time.monotonic()),
+        }
 
     def _leave(self) -> None:
         """Accept no more runs. Whoever waits for an answer starts a zygote of its own."""
@@ -234,7 +278,8 @@ class WarmProcess:
 
 
 def _keep_descriptors(wanted: Mapping[int, int], connection: int = -1) -> int:
-    """Give each open file its wanted number, and close all others except the connection. Returns its new number.
+    """Give each open file its wanted number, and close all others except the connection. Returns
+    its new number.
 
     One spare number is enough: the limit may be low, and the wanted numbers high.
     """
@@ -263,7 +308,9 @@ def _keep_descriptors(wanted: Mapping[int, int], connection: int = -1) -> int:
 
 
 def _renew_input() -> None:
-    """Make `sys.stdin` as Python does at its start: what it knows of its file, such as its size, is no longer true."""
+    """Make `sys.stdin` as Python does at its start: what it knows of its file, such as its size,
+    is no longer true.
+    """
     old = sys.stdin
     new: Any = open(0, encoding=old.encoding, errors=old.errors, newline="\n", closefd=False)  # noqa: SIM115
     new.buffer.raw.name, new.mode = old.name, "r"

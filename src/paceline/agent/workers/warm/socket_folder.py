@@ -1,4 +1,6 @@
-"""Where warm processes listen: one socket per interpreter, in a folder that only its user can enter."""
+"""Where warm processes listen: one socket per interpreter, in a folder that only its user can
+enter.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def _base() -> str:
 
 
 class SocketFolder:
-    """The folder, by its descriptor: nobody can put another in its place, and no path is too long for a socket."""
+    """The folder, by its descriptor: nobody can put another in its place, and no path is too long
+    for a socket.
+    """
 
     def __init__(self, folder: int) -> None:
         self.folder = folder
@@ -38,7 +42,9 @@ class SocketFolder:
 
     def names(self) -> list[str]:
         """Return the names of all sockets; some may be left over."""
-        return sorted(name for name in os.listdir(self.folder) if name.startswith(PREFIX) and "." not in name)
+        return sorted(
+            name for name in os.listdir(self.folder) if name.startswith(PREFIX) and "." not in name
+        )
 
     def connect(self, name: str, timeout: float) -> socket.socket | None:
         """Connect to the warm process of this name, if there is one and it is this user's."""
@@ -55,7 +61,12 @@ class SocketFolder:
 
     def listen(self, name: str) -> tuple[socket.socket, int] | None:
         """Return a listening socket and the lock of its name; None if another process has it."""
-        lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.folder)
+        lock = os.open(
+            f"{name}.lock",
+            os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+            dir_fd=self.folder,
+        )
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,6 @@
-"""Messages between an agent and its zygote: JSON after a length header, with file descriptors alongside."""
+"""Messages between an agent and its zygote: JSON after a length header, with file descriptors
+alongside.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,18 @@ class MessageSocket:
     def fileno(self) -> int:
         return self.end.fileno()
 
-    def send(self, message: dict[str, Any], descriptors: Sequence[int] = (), *, timeout: float | None = None) -> None:
-        """Send a whole message; raises `ConnectionClosed`, also when the other process does not read it in time."""
-        # ASCII escapes preserve arguments and file names that are not UTF-8 (Python's surrogates), byte for byte.
+    def send(
+        self,
+        message: dict[str, Any],
+        descriptors: Sequence[int] = (),
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Send a whole message; raises `ConnectionClosed`, also when the other process does not
+        read it in time.
+        """
+        # ASCII escapes preserve arguments and file names that are not UTF-8 (Python's surrogates),
+        # byte for byte.
         body = json.dumps(message).encode()
         data = _HEADER.pack(len(body), len(descriptors)) + body
         try:
@@ -46,11 +57,14 @@ class MessageSocket:
     def receive(self, timeout: float | None = None) -> tuple[dict[str, Any], list[int]]:
         """Wait for the next message; raises `ConnectionClosed` and `TimeoutError`."""
         while (message := self._next_message()) is None:
-            self._read(timeout, self._missing())  # no more: another process may read the next message
+            # no more: another process may read the next message
+            self._read(timeout, self._missing())
         return message
 
     def receive_pending(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """Return all messages that have arrived, without waiting; raises `ConnectionClosed` after the last one."""
+        """Return all messages that have arrived, without waiting; raises `ConnectionClosed` after
+        the last one.
+        """
         messages = []
         try:
             while True:
@@ -70,7 +84,11 @@ class MessageSocket:
     def _missing(self) -> int:
         """Return how many bytes the header lacks, or else the message."""
         length = len(self._buffer)
-        return _HEADER.size - length + (_HEADER.unpack_from(self._buffer)[0] if length >= _HEADER.size else 0)
+        return (
+            _HEADER.size
+            - length
+            + (_HEADER.unpack_from(self._buffer)[0] if length >= _HEADER.size else 0)
+        )
 
     def _read(self, timeout: float | None, size: int = 1 << 16) -> None:
         self.end.settimeout(timeout)
@@ -93,6 +111,7 @@ class MessageSocket:
             return None
         message = json.loads(bytes(self._buffer[_HEADER.size : _HEADER.size + length]))
         del self._buffer[: _HEADER.size + length]
-        # Descriptors travel with the first bytes of their message: all are here, ahead of the next message's.
+        # Descriptors travel with the first bytes of their message: all are here, ahead of the next
+        # message's.
         descriptors, self._descriptors = self._descriptors[:count], self._descriptors[count:]
         return message, descriptors

@@ -1,7 +1,9 @@
-"""Start a zygote before anything else, so that torch is imported while the command line parses its options.
+"""Start a zygote before anything else, so that torch is imported while the command line parses its
+options.
 
-The options of the zygote are guessed from the arguments. A wrong guess costs a little work and nothing else: the agent
-discards the zygote and starts its own. If the command ends early, the zygote ends with it.
+The options of the zygote are guessed from the arguments. A wrong guess costs a little work and
+nothing else: the agent discards the zygote and starts its own. If the command ends early, the
+zygote ends with it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ import sys
 
 from paceline.agent.workers.variables.early_variables import early_variables
 from paceline.agent.workers.warm.conditions import reason_to_start_cold
-from paceline.agent.workers.zygote.start import FORKING_STYLES, THREADS, ZygoteOptions, parse_thread_count, start_zygote
+from paceline.agent.workers.zygote.start import (
+    FORKING_STYLES,
+    THREADS,
+    ZygoteOptions,
+    parse_thread_count,
+    start_zygote,
+)
 from paceline.contract.gpus import visible_devices
 from paceline.contract.processes.python_command import python_command
 from paceline.contract.processes.warm import DEFAULT_WARM
@@ -22,14 +30,28 @@ if TYPE_CHECKING:
     import socket
     import subprocess
 
-# Options of `paceline run` that take no value, besides --no-...; all others are followed by one. A test compares them
-# with the table of options, which takes too long to import here.
+# Options of `paceline run` that take no value, besides --no-...; all others are followed by one. A
+# test compares them with the table of options, which takes too long to import here.
 FLAGS = (
-    "-m", "--module", "--check", "--continue", "--cpu", "--debug", "--deterministic", "--fitness", "--here",
-    "--snapshot", "--strict", "--tensorboard", "--wandb", "--wandb-all-processes", "--warm",
-)  # fmt: skip
+    "-m",
+    "--module",
+    "--check",
+    "--continue",
+    "--cpu",
+    "--debug",
+    "--deterministic",
+    "--fitness",
+    "--here",
+    "--snapshot",
+    "--strict",
+    "--tensorboard",
+    "--wandb",
+    "--wandb-all-processes",
+    "--warm",
+)
 SHORT = {"-N": "--nodes", "-J": "--name"}  # with a value, which may be attached: -N2
-NO_PRESTART = ("--dry-run", "--help", "-h", "--resume")  # nothing starts, or a program that is not in the arguments
+# nothing starts, or a program that is not in the arguments
+NO_PRESTART = ("--dry-run", "--help", "-h", "--resume")
 
 
 class Prestarted:
@@ -59,7 +81,9 @@ class Prestarted:
 
 
 class EarlyAgent:
-    """An agent that imports its modules while the command line is parsed, and waits for its variables."""
+    """An agent that imports its modules while the command line is parsed, and waits for its
+    variables.
+    """
 
     def __init__(self, zygote: int) -> None:
         import subprocess
@@ -67,8 +91,9 @@ class EarlyAgent:
         reader, self._writer = os.pipe()
         self.process = subprocess.Popen(
             [*python_command(sys.executable, "agent.early_agent"), str(reader), str(os.getpid())],
-            pass_fds=(reader, zygote), preexec_fn=_hold_back_interrupts,  # noqa: PLW1509 - this process has one thread
-        )  # fmt: skip
+            pass_fds=(reader, zygote),
+            preexec_fn=_hold_back_interrupts,  # noqa: PLW1509 - this process has one thread
+        )
         os.close(reader)
 
     def start(self, environ: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -94,7 +119,9 @@ prestarted: Prestarted | None = None
 
 
 def start(argv: list[str]) -> None:
-    """Start a zygote for this command line if it needs one. Never raises: the run just starts a little later."""
+    """Start a zygote for this command line if it needs one. Never raises: the run just starts a
+    little later.
+    """
     global prestarted
     if len(argv) < 3 or argv[1] != "run" or sys.platform != "linux":
         return
@@ -112,21 +139,38 @@ def start(argv: list[str]) -> None:
 
 
 def guess(args: list[str], *, cores: int, environ: dict[str, str]) -> ZygoteOptions | None:
-    """Return the zygote options that fit these arguments of `paceline run`; None if no zygote is needed."""
+    """Return the zygote options that fit these arguments of `paceline run`; None if no zygote is
+    needed.
+    """
     options, is_module, program = _split(args)
     if program is None or options is None:
         return None
     if not is_module and (not os.path.isfile(program) or _sets_variables(program)):
         return None
-    if options.get("--style", ["fork"])[-1] not in FORKING_STYLES or options.get("--nodes", ["1"])[-1] != "1":
+    if (
+        options.get("--style", ["fork"])[-1] not in FORKING_STYLES
+        or options.get("--nodes", ["1"])[-1] != "1"
+    ):
         return None
-    nproc = int(options["--nproc"][-1]) if "--nproc" in options else _default_nproc("--cpu" in options, environ)
+    nproc = (
+        int(options["--nproc"][-1])
+        if "--nproc" in options
+        else _default_nproc("--cpu" in options, environ)
+    )
     if nproc < 1:
         return None
-    counts = (parse_thread_count(each.get(THREADS, "")) for each in (_typed_variables(options), environ))
+    counts = (
+        parse_thread_count(each.get(THREADS, "")) for each in (_typed_variables(options), environ)
+    )
     threads = next(filter(None, counts), max(1, cores // nproc))
     warm = 0 if reason_to_start_cold(environ) else _guess_warm(options)
-    return ZygoteOptions(program, is_module=is_module, threads=threads, preload=options.get("--preload", []), warm=warm)
+    return ZygoteOptions(
+        program,
+        is_module=is_module,
+        threads=threads,
+        preload=options.get("--preload", []),
+        warm=warm,
+    )
 
 
 def _typed_variables(options: dict[str, list[str]]) -> dict[str, str]:
@@ -158,7 +202,9 @@ def _guess_warm(options: dict[str, list[str]]) -> int:
 
 
 def _folders_above(folder: str) -> list[str]:
-    """Return this folder and those above, up to the root of its repository; only this one outside of one."""
+    """Return this folder and those above, up to the root of its repository; only this one outside
+    of one.
+    """
     folders = [folder]
     while not os.path.exists(os.path.join(folder, ".git")):
         folder, below = os.path.dirname(folder), folder
@@ -169,7 +215,9 @@ def _folders_above(folder: str) -> list[str]:
 
 
 def _read_warm(text: str) -> int:
-    """Return `warm` in [launch]. Forms that are rare are left to the command itself, which reads the file again."""
+    """Return `warm` in [launch]. Forms that are rare are left to the command itself, which reads
+    the file again.
+    """
     table = ""
     for line in text.splitlines():
         name, _, value = line.partition("=")
@@ -204,7 +252,9 @@ def _split(args: list[str]) -> tuple[dict[str, list[str]] | None, bool, str | No
 
 
 def _sets_variables(program: str) -> bool:
-    """Whether the script sets variables before it imports torch; the agent decides whether they matter."""
+    """Whether the script sets variables before it imports torch; the agent decides whether they
+    matter.
+    """
     with open(program, "rb") as file:
         head = file.read(65536)
     before_torch = head.partition(b"import torch")[0]

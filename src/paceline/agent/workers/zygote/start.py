@@ -11,7 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from paceline.errors import LaunchError
 
-FORKING_STYLES = ("fork", "lightning", "accelerate")  # frameworks find torchrun's variables and use them
+# frameworks find torchrun's variables and use them
+FORKING_STYLES = ("fork", "lightning", "accelerate")
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -26,12 +27,15 @@ def cannot_start(python: str, error: OSError) -> LaunchError:
 
 
 class ZygoteOptions:
-    """The options of a zygote. An agent adopts a prestarted zygote only if it has the options the agent would pass.
+    """The options of a zygote. An agent adopts a prestarted zygote only if it has the options the
+    agent would pass.
 
     `warm` is for how many seconds a copy of it stays for later runs.
     """
 
-    def __init__(self, program: str, *, is_module: bool, threads: int, preload: list[str], warm: int = 0) -> None:
+    def __init__(
+        self, program: str, *, is_module: bool, threads: int, preload: list[str], warm: int = 0
+    ) -> None:
         self.program = program
         self.is_module = is_module
         self.threads = threads
@@ -39,22 +43,38 @@ class ZygoteOptions:
         self.warm = warm
 
     def to_args(self) -> list[str]:
-        return [str(self.threads), str(self.warm), str(int(self.is_module)), self.program, *self.preload]
+        return [
+            str(self.threads),
+            str(self.warm),
+            str(int(self.is_module)),
+            self.program,
+            *self.preload,
+        ]
 
     @classmethod
     def from_args(cls, args: list[str]) -> ZygoteOptions:
         threads, warm, is_module, program, *preload = args
-        return cls(program, is_module=is_module == "1", threads=int(threads), preload=preload, warm=int(warm))
+        return cls(
+            program,
+            is_module=is_module == "1",
+            threads=int(threads),
+            preload=preload,
+            warm=int(warm),
+        )
 
 
-def start_zygote(python: str, options: ZygoteOptions, environ: dict[str, str]) -> tuple[socket.socket, int]:
+def start_zygote(
+    python: str, options: ZygoteOptions, environ: dict[str, str]
+) -> tuple[socket.socket, int]:
     """Start a zygote. Returns our end of its socket and its process id; raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         theirs.set_inheritable(True)
         args = [str(theirs.fileno()), str(os.getpid()), *options.to_args()]
         # posix_spawn, because importing `subprocess` alone takes longer than everything else here.
-        pid = os.posix_spawnp(python, [*python_command(python, "agent.workers.zygote.zygote"), *args], environ)
+        pid = os.posix_spawnp(
+            python, [*python_command(python, "agent.workers.zygote.zygote"), *args], environ
+        )
     except OSError:
         ours.close()
         raise
@@ -64,6 +84,8 @@ def start_zygote(python: str, options: ZygoteOptions, environ: dict[str, str]) -
 
 
 def parse_thread_count(text: str) -> int:
-    """Return the threads of the outer loop in a value such as "4" or "4,2"; 0 if there is no number."""
+    """Return the threads of the outer loop in a value such as "4" or "4,2"; 0 if there is no
+    number.
+    """
     first = text.partition(",")[0].strip()
     return int(first) if first.isdigit() else 0

@@ -1,7 +1,8 @@
 """The zygote: a single-threaded process that imports torch once and forks ranks on request.
 
-It is a process of its own because the agent has threads and must stay light. It talks to the agent over one socket.
-When that closes, nobody supervises the ranks any more, so the zygote kills them and exits.
+It is a process of its own because the agent has threads and must stay light. It talks to the agent
+over one socket. When that closes, nobody supervises the ranks any more, so the zygote kills them
+and exits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def main(args: list[str]) -> None:
     options = ZygoteOptions.from_args(args[2:])
     process.die_with_parent(parent)
     started = time.time_ns()
-    conditions = read_conditions(sys.executable, os.environ) if options.warm else {}  # before signals are ignored
+    # before signals are ignored
+    conditions = read_conditions(sys.executable, os.environ) if options.warm else {}
     clean_exit.wait_for_torch_at_exit()  # in the ranks: they inherit it
     agent = MessageSocket(socket.socket(fileno=descriptor))
     os.set_inheritable(descriptor, False)
@@ -64,10 +66,17 @@ def _greet_and_import(agent: MessageSocket, options: ZygoteOptions) -> dict[str,
     """Tell the agent what this zygote is, and import what does not belong to the user."""
     for each in IGNORED_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
-    agent.send({
-        "kind": "hello", "pid": os.getpid(), "python": sys.executable, "threads": options.threads,
-        "preload": options.preload, "environ": early_variables(os.environ), "reads": reads,
-    })  # fmt: skip
+    agent.send(
+        {
+            "kind": "hello",
+            "pid": os.getpid(),
+            "python": sys.executable,
+            "threads": options.threads,
+            "preload": options.preload,
+            "environ": early_variables(os.environ),
+            "reads": reads,
+        }
+    )
     return import_modules(shared_modules(options, os.getcwd()), threads=options.threads)
 
 
@@ -80,8 +89,11 @@ class Zygote:
         self.heartbeat = ""
 
     def serve(self) -> dict[str, Any] | None:
-        """Serve until the socket closes. In each forked child this returns the rank spec, and the child runs it."""
-        # The agent that adopted us may not be our parent: from here on we end with the socket instead.
+        """Serve until the socket closes. In each forked child this returns the rank spec, and the
+        child runs it.
+        """
+        # The agent that adopted us may not be our parent: from here on we end with the socket
+        # instead.
         process.outlive_parent()
         process_tree.adopt_orphans()
         reader, writer = os.pipe()
@@ -130,7 +142,11 @@ class Zygote:
                 for descriptor in {*descriptors}:
                     os.close(descriptor)
                 self.agent.close()
-                return {**message["common"], **rank, "variables": {**message["environ"], **rank["variables"]}}
+                return {
+                    **message["common"],
+                    **rank,
+                    "variables": {**message["environ"], **rank["variables"]},
+                }
             self.ranks[pid] = rank["local_rank"]
             pids[str(rank["local_rank"])] = pid
         for descriptor in descriptors:
@@ -149,7 +165,9 @@ class Zygote:
             local_rank = self.ranks.pop(pid, None)
             if local_rank is not None:
                 code = os.waitstatus_to_exitcode(status)
-                self.agent.send({"kind": "exit", "local_rank": local_rank, "code": code, "time": time.time()})
+                self.agent.send(
+                    {"kind": "exit", "local_rank": local_rank, "code": code, "time": time.time()}
+                )
 
     def _kill_all(self) -> None:
         process_tree.kill_descendants(os.getpid())

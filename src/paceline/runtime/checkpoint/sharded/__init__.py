@@ -1,1 +1,3 @@
-"""State sharded over a device mesh (FSDP2, DTensor). `state` saves and loads it, `storage` is its format on disk."""
+"""State sharded over a device mesh (FSDP2, DTensor). `state` saves and loads it, `storage` is its
+format on disk.
+"""

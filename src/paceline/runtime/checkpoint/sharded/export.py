@@ -1,4 +1,5 @@
-"""Export weights with torch: `paceline export` continues here if the state is sharded, or for a file of torch.save.
+"""Export weights with torch: `paceline export` continues here if the state is sharded, or for a
+file of torch.save.
 
     python -m paceline.runtime.checkpoint.sharded.export FOLDER OBJECT OUTPUT NAMES
 
@@ -40,7 +41,9 @@ def gather(folder: Path, name: str, names: dict[str, str]) -> dict[str, torch.Te
             sharded.read(folder, full, group=None)
         read = functools.cache(reader.tensor)  # tied weights stay one tensor
         return {
-            names[key]: full[reference["$sharded"]] if "$sharded" in reference else read(reference["$tensor"])
+            names[key]: full[reference["$sharded"]]
+            if "$sharded" in reference
+            else read(reference["$tensor"])
             for key, reference in references.items()
         }
 
@@ -55,17 +58,27 @@ def write_tensors(output: Path, tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         pieces.append(
             Piece(
-                name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape), start=0, stop=tensor.numel(),
-                offset=offset, nbytes=tensor.nbytes, is_whole=True,
+                name=name,
+                dtype=DTYPE_NAMES[tensor.dtype],
+                shape=tuple(tensor.shape),
+                start=0,
+                stop=tensor.numel(),
+                offset=offset,
+                nbytes=tensor.nbytes,
+                is_whole=True,
             )
-        )  # fmt: skip
+        )
         offset += tensor.nbytes
-    chunks = (ctypes.string_at(tensor.contiguous().data_ptr(), tensor.nbytes) for tensor in tensors.values())
+    chunks = (
+        ctypes.string_at(tensor.contiguous().data_ptr(), tensor.nbytes)
+        for tensor in tensors.values()
+    )
     write_file(output, make_header(pieces), chunks)
 
 
 def main(argv: list[str]) -> int:
-    folder, name, output, names, *about = argv  # the last one is a file for what is printed otherwise
+    # the last one is a file for what is printed otherwise
+    folder, name, output, names, *about = argv
     try:
         step = read_marker(Path(folder)).step
         tensors = gather(Path(folder), name, json.loads(names))

@@ -1,7 +1,7 @@
 """Save and load state sharded over a device mesh, planned by torch.distributed.checkpoint.
 
-It is staged in the image like everything else. The writer threads use a separate process group, so that their
-collectives never mix with those of the training.
+It is staged in the image like everything else. The writer threads use a separate process group, so
+that their collectives never mix with those of the training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def stage(image: Image, sharded: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sharded tensors with their local parts replaced by the copies in the image."""
     dtensor = dtensor_class()
     # from_local would move the copy to the mesh's device; the constructor leaves it on the host.
-    return {name: dtensor(image.local(name), tensor._spec, requires_grad=False) for name, tensor in sharded.items()}
+    return {
+        name: dtensor(image.local(name), tensor._spec, requires_grad=False)
+        for name, tensor in sharded.items()
+    }
 
 
 def write(
@@ -49,20 +52,36 @@ def write(
 
     writer = ShardWriter(folder / SHARDED_FOLDER, rank=rank, world_size=world_size)
     with _as_checkpoint_error("The sharded state can't be written"):
-        save(dict(tensors), storage_writer=writer, process_group=group, **_single_process_options(save, group))
+        save(
+            dict(tensors),
+            storage_writer=writer,
+            process_group=group,
+            **_single_process_options(save, group),
+        )
     return {f"{SHARDED_FOLDER}/{name}": checksum for name, checksum in writer.checksums.items()}
 
 
 def read(folder: Path, targets: dict[str, Any], *, group: Any) -> None:
-    """Fill the targets in place, each rank its own part (a collective). Any number of ranks may have saved them."""
+    """Fill the targets in place, each rank its own part (a collective). Any number of ranks may
+    have saved them.
+    """
     from torch.distributed.checkpoint.state_dict_loader import load
 
     from paceline.runtime.checkpoint.sharded.storage import ShardReader
 
     reader = ShardReader(folder / SHARDED_FOLDER)
-    with _as_checkpoint_error(f"The sharded state of {folder.name} can't be loaded"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is .*single process")  # which is as it should be
-        load(targets, storage_reader=reader, process_group=group, **_single_process_options(load, group))
+    with (
+        _as_checkpoint_error(f"The sharded state of {folder.name} can't be loaded"),
+        warnings.catch_warnings(),
+    ):
+        # which is as it should be
+        warnings.filterwarnings("ignore", message="torch.distributed is .*single process")
+        load(
+            targets,
+            storage_reader=reader,
+            process_group=group,
+            **_single_process_options(load, group),
+        )
 
 
 @contextmanager
@@ -87,24 +106,31 @@ def _single_process_options(function: Any, group: Any) -> dict[str, Any]:
 
 
 def make_target(entry: Mapping[str, Any], like: torch.Tensor | None) -> torch.Tensor:
-    """Return an empty tensor for a saved sharded one, with the placements of `like` (itself or its parameter)."""
+    """Return an empty tensor for a saved sharded one, with the placements of `like` (itself or its
+    parameter).
+    """
     dtype, shape = TORCH_DTYPES[entry["dtype"]], list(entry["shape"])
     dtensor = dtensor_class()
     if dtensor is None or not isinstance(like, dtensor):
         return torch.empty(shape, dtype=dtype)
     if list(like.shape) == shape:
         return torch.empty_like(like, dtype=dtype)
-    # Optimizer state whose shape differs from its parameter: the same mesh, and the saved placements if they fit.
+    # Optimizer state whose shape differs from its parameter: the same mesh, and the saved
+    # placements if they fit.
     from torch.distributed.tensor import Replicate, Shard, empty
 
     mesh = like.device_mesh
-    saved = [Shard(int(code[1:])) if code[0] == "S" else Replicate() for code in entry["placements"]]
+    saved = [
+        Shard(int(code[1:])) if code[0] == "S" else Replicate() for code in entry["placements"]
+    ]
     placements = saved if len(saved) == mesh.ndim else [Replicate()] * mesh.ndim
     return empty(*shape, dtype=dtype, device_mesh=mesh, placements=placements)
 
 
 def distribute(tensor: torch.Tensor, like: Any) -> Any:
-    """Shard a tensor that every rank holds in full as `like` is. Each rank takes its part, without communication."""
+    """Shard a tensor that every rank holds in full as `like` is. Each rank takes its part, without
+    communication.
+    """
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = like.device_mesh

@@ -1,7 +1,8 @@
-"""The files of sharded state: one of tensors per rank in the safetensors layout, and an index in JSON.
+"""The files of sharded state: one of tensors per rank in the safetensors layout, and an index in
+JSON.
 
-torch.distributed.checkpoint plans who writes and reads which part. Its own files hold pickles, which can run any code
-when they are loaded, so none are written or read here.
+torch.distributed.checkpoint plans who writes and reads which part. Its own files hold pickles,
+which can run any code when they are loaded, so none are written or read here.
 """
 
 from __future__ import annotations
@@ -67,17 +68,27 @@ class ShardWriter(StorageWriter):
             key = f"{item.index.fqn}@{','.join(map(str, item.index.offset or ()))}"
             pieces.append(
                 Piece(
-                    name=key, dtype=DTYPE_NAMES[tensor.dtype], shape=tuple(tensor.shape), start=0, stop=tensor.numel(),
-                    offset=offset, nbytes=tensor.nbytes, is_whole=True,
+                    name=key,
+                    dtype=DTYPE_NAMES[tensor.dtype],
+                    shape=tuple(tensor.shape),
+                    start=0,
+                    stop=tensor.numel(),
+                    offset=offset,
+                    nbytes=tensor.nbytes,
+                    is_whole=True,
                 )
-            )  # fmt: skip
+            )
             tensors.append(tensor)
-            results.append(WriteResult(item.index, tensor.nbytes, {"file": self.name, "begin": offset}))
+            results.append(
+                WriteResult(item.index, tensor.nbytes, {"file": self.name, "begin": offset})
+            )
             offset += tensor.nbytes
         header = make_header(pieces)
         for result in results:
             result.storage_data["begin"] += len(header)
-        self.checksums[self.name] = _write(self.folder / self.name, [header, *map(_memory, tensors)])
+        self.checksums[self.name] = _write(
+            self.folder / self.name, [header, *map(_memory, tensors)]
+        )
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -139,7 +150,9 @@ class ShardReader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self.metadata
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -158,7 +171,9 @@ class ShardReader(StorageReader):
                     files[name] = FileIO(open_without_waiting(self.folder / name, follow=True))
                 part = torch.empty(place["sizes"], dtype=place["dtype"])
                 read_into(files[name], place["begin"], part)
-                for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                for dim, (start, length) in enumerate(
+                    zip(item.storage_offsets, item.lengths, strict=True)
+                ):
                     part = part.narrow(dim, start, length)
                 target = planner.resolve_tensor(item).detach()
                 target.copy_(part)
@@ -179,9 +194,20 @@ def _check_chunk(folder: Path, name: str, chunk: dict[str, Any], entry: dict[str
     """Raise ValueError if a part of a tensor is not inside the tensor and inside its file."""
     offsets, sizes, shape, begin = chunk["offsets"], chunk["sizes"], entry["shape"], chunk["begin"]
     nbytes = count_elements(sizes) * ITEM_SIZES[entry["dtype"]]
-    inside = len(offsets) == len(sizes) == len(shape) and count_elements(offsets) >= 0 and count_elements(shape) >= 0
-    inside = inside and all(first + size <= extent for first, size, extent in zip(offsets, sizes, shape, strict=True))
-    if not inside or not re.fullmatch(r"[\w.-]+", chunk["file"]) or type(begin) is not int or begin < 0:
+    inside = (
+        len(offsets) == len(sizes) == len(shape)
+        and count_elements(offsets) >= 0
+        and count_elements(shape) >= 0
+    )
+    inside = inside and all(
+        first + size <= extent for first, size, extent in zip(offsets, sizes, shape, strict=True)
+    )
+    if (
+        not inside
+        or not re.fullmatch(r"[\w.-]+", chunk["file"])
+        or type(begin) is not int
+        or begin < 0
+    ):
         raise ValueError(f"unexpected part of {name}")
     if begin + nbytes > os.stat(folder / chunk["file"]).st_size:
         raise ValueError(f"{chunk['file']} ends before {name} does")
@@ -197,7 +223,9 @@ def _read_index(folder: Path) -> Metadata:
             chunks = []
             for chunk in entry["chunks"]:
                 _check_chunk(folder, name, chunk, entry)
-                chunks.append(ChunkStorageMetadata(torch.Size(chunk["offsets"]), torch.Size(chunk["sizes"])))
+                chunks.append(
+                    ChunkStorageMetadata(torch.Size(chunk["offsets"]), torch.Size(chunk["sizes"]))
+                )
                 places[MetadataIndex(name, chunk["offsets"])] = {**chunk, "dtype": dtype}
             shape = torch.Size(entry["shape"])
             tensors[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), shape, chunks)

@@ -1,1 +1,3 @@
-"""Record which samples each rank gets, for `paceline inspect data`: `python -m` this package, then the script."""
+"""Record which samples each rank gets, for `paceline inspect data`: `python -m` this package, then
+the script.
+"""

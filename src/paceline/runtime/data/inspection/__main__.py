@@ -1,8 +1,10 @@
-"""Run a script, and record which samples its loaders give to this rank: `python -m ... FOLDER EPOCHS LIMIT SCRIPT`.
+"""Run a script, and record which samples its loaders give to this rank: `python -m ... FOLDER
+EPOCHS LIMIT SCRIPT`.
 
-Loaders of `run.loader` are read without training: the first loop of `run.steps` reads them for all epochs, and the
-process ends. Of a map-style dataset only the first items are read, to compare them between ranks. Any other script
-trains as usual, and ends when a DataLoader whose batches reach a backward pass begins the epoch after the last one.
+Loaders of `run.loader` are read without training: the first loop of `run.steps` reads them for all
+epochs, and the process ends. Of a map-style dataset only the first items are read, to compare them
+between ranks. Any other script trains as usual, and ends when a DataLoader whose batches reach a
+backward pass begins the epoch after the last one.
 """
 
 from __future__ import annotations

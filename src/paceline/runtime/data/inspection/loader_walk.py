@@ -8,8 +8,22 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch.utils.data import get_worker_info
 
-from paceline.contract.files.sample_records import CONTENT, INDEX, POSITION, Batch, EpochEnd, LoaderFacts, Trained
-from paceline.runtime.data.inspection.recorder import LoaderRecords, Recorder, digest, read_items, to_key
+from paceline.contract.files.sample_records import (
+    CONTENT,
+    INDEX,
+    POSITION,
+    Batch,
+    EpochEnd,
+    LoaderFacts,
+    Trained,
+)
+from paceline.runtime.data.inspection.recorder import (
+    LoaderRecords,
+    Recorder,
+    digest,
+    read_items,
+    to_key,
+)
 from paceline.runtime.data.item_source import ItemSource
 from paceline.runtime.data.map_loader import MapLoader
 from paceline.runtime.data.sample_order import Sampled
@@ -32,9 +46,12 @@ class LoaderWalk:
             records = self.recorder.begin(self._map_facts(loader))
             loader.dataset = _Keys(loader.plan.samples)
             loader.source = ItemSource(
-                loader.dataset, seed=loader.seed, num_workers=loader.num_workers, collate_fn=_with_worker,
+                loader.dataset,
+                seed=loader.seed,
+                num_workers=loader.num_workers,
+                collate_fn=_with_worker,
                 multiprocessing_context=loader.items.get("multiprocessing_context"),
-            )  # fmt: skip
+            )
         else:
             records = self.recorder.begin(self._stream_facts(loader))
             batches = loader._batches
@@ -50,7 +67,12 @@ class LoaderWalk:
         self.recorder.end_process()
 
     def _read_epoch(
-        self, loader: MapLoader | StreamLoader, epoch: int, records: LoaderRecords, *, by_content: bool
+        self,
+        loader: MapLoader | StreamLoader,
+        epoch: int,
+        records: LoaderRecords,
+        *,
+        by_content: bool,
     ) -> None:
         is_whole = True
         for micro in loader.micro_batches(epoch, 0):
@@ -68,20 +90,34 @@ class LoaderWalk:
     def _map_facts(self, loader: MapLoader) -> LoaderFacts:
         identity, order = loader.plan.identity, loader.order
         return LoaderFacts(
-            identity.rank, identity.world_size, "run.loader", INDEX, samples=loader.plan.samples,
-            batch_size=loader.batch_size, accumulate=loader.accumulate, num_workers=loader.num_workers,
-            shuffled=loader.shuffle, drop_last=loader.plan.drop_last, dataset=type(loader.dataset).__name__,
+            identity.rank,
+            identity.world_size,
+            "run.loader",
+            INDEX,
+            samples=loader.plan.samples,
+            batch_size=loader.batch_size,
+            accumulate=loader.accumulate,
+            num_workers=loader.num_workers,
+            shuffled=loader.shuffle,
+            drop_last=loader.plan.drop_last,
+            dataset=type(loader.dataset).__name__,
             sampler=type(order.sampler).__name__ if isinstance(order, Sampled) else "",
-        )  # fmt: skip
+        )
 
     def _stream_facts(self, loader: StreamLoader) -> LoaderFacts:
         identity = loader.identity
         return LoaderFacts(
-            identity.rank, identity.world_size, "run.loader", CONTENT if loader.sharded else POSITION,
-            batch_size=loader.batch_size, accumulate=loader.accumulate, num_workers=loader.num_workers,
-            drop_last=loader.drop_last, dataset=type(loader.dataset).__name__,
+            identity.rank,
+            identity.world_size,
+            "run.loader",
+            CONTENT if loader.sharded else POSITION,
+            batch_size=loader.batch_size,
+            accumulate=loader.accumulate,
+            num_workers=loader.num_workers,
+            drop_last=loader.drop_last,
+            dataset=type(loader.dataset).__name__,
             beginning=[] if loader.sharded else _read_beginning(loader._batches),
-        )  # fmt: skip
+        )
 
 
 def _read_beginning(batches: RankBatches) -> list[str]:

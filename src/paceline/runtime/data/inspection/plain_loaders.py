@@ -18,8 +18,22 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from paceline.contract.files.sample_records import CONTENT, INDEX, Batch, EpochEnd, EpochStart, LoaderFacts, Trained
-from paceline.runtime.data.inspection.recorder import LoaderRecords, Recorder, digest, read_items, to_key
+from paceline.contract.files.sample_records import (
+    CONTENT,
+    INDEX,
+    Batch,
+    EpochEnd,
+    EpochStart,
+    LoaderFacts,
+    Trained,
+)
+from paceline.runtime.data.inspection.recorder import (
+    LoaderRecords,
+    Recorder,
+    digest,
+    read_items,
+    to_key,
+)
 from paceline.runtime.data.item_source import ItemSource
 from paceline.runtime.distributed.identity import read_identity
 
@@ -30,7 +44,8 @@ class _WatchedLoader:
     def __init__(self, loader: DataLoader[Any], records: LoaderRecords) -> None:
         self.records, self.kind, self.dataset = records, _kind(loader), loader.dataset
         self.loader: weakref.ref[Any] = weakref.ref(loader)
-        self.drawn: deque[list[Any]] = deque()  # keys of batches that were drawn, and not handed out yet
+        # keys of batches that were drawn, and not handed out yet
+        self.drawn: deque[list[Any]] = deque()
         self.passes = 0
         self.last: _WatchedIterator | None = None
         self.backwards = 0  # backward passes that had a batch of it since the one before
@@ -49,7 +64,8 @@ class PlainLoaders:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._watched: list[_WatchedLoader] = []
-        self._waiting: list[_WatchedLoader] = []  # that gave a batch since the last backward pass, the latest last
+        # that gave a batch since the last backward pass, the latest last
+        self._waiting: list[_WatchedLoader] = []
         self._backwards = 0
         self._is_finished = False
 
@@ -63,7 +79,11 @@ class PlainLoaders:
             sampler = index_sampler.fget(loader)
             in_batches = loader.batch_sampler is not None
             watched = watch._find(loader)
-            return sampler if watched is None else _WatchedSampler(sampler, watched, in_batches=in_batches)
+            return (
+                sampler
+                if watched is None
+                else _WatchedSampler(sampler, watched, in_batches=in_batches)
+            )
 
         def watched_iter(loader: DataLoader[Any]) -> Iterator[Any]:
             watched = None if _is_ours(loader) else watch._watch(loader)
@@ -91,7 +111,8 @@ class PlainLoaders:
             self._waiting = [each for each in self._waiting if each is not watched] + [watched]
 
     def _note_backward(self) -> None:
-        """Mark the loader of the last batch, and any other that has one for most of the backward passes.
+        """Mark the loader of the last batch, and any other that has one for most of the backward
+        passes.
 
         A loop that evaluates in between has read batches for that, too.
         """
@@ -100,12 +121,16 @@ class PlainLoaders:
         self._backwards += 1
         for each in self._waiting:
             each.backwards += 1
-            if each is self._waiting[-1] or (each.backwards > 1 and 2 * each.backwards >= self._backwards):
+            if each is self._waiting[-1] or (
+                each.backwards > 1 and 2 * each.backwards >= self._backwards
+            ):
                 each.mark()
         self._waiting = []
 
     def finish(self) -> None:
-        """Record items of the datasets, so that those of all ranks can be compared. The script has done its work."""
+        """Record items of the datasets, so that those of all ranks can be compared. The script has
+        done its work.
+        """
         if not self._is_finished:
             self._is_finished = True
             for watched in self._watched:
@@ -113,7 +138,9 @@ class PlainLoaders:
                     watched.records.add(read_items(watched.dataset))
 
     def is_limited(self, watched: _WatchedLoader) -> bool:
-        """Return whether a loader ends after the first steps: one that is trained on, or else the first one."""
+        """Return whether a loader ends after the first steps: one that is trained on, or else the
+        first one.
+        """
         return watched.is_trained or (watched is self._watched[0] and not self._has_trained)
 
     @property
@@ -127,7 +154,10 @@ class PlainLoaders:
         found = self._find(loader)
         if found is None:
             kind = _kind(loader)
-            found = next((each for each in self._watched if each.loader() is None and each.kind == kind), None)
+            found = next(
+                (each for each in self._watched if each.loader() is None and each.kind == kind),
+                None,
+            )
             if found is None:
                 found = _WatchedLoader(loader, self.recorder.begin(_facts(loader)))
                 self._watched.append(found)
@@ -135,7 +165,9 @@ class PlainLoaders:
         return found
 
     def _begin_pass(self, watched: _WatchedLoader) -> bool:
-        """Return whether the pass that begins is to be recorded. A look at the first batch was none."""
+        """Return whether the pass that begins is to be recorded. A look at the first batch was
+        none.
+        """
         if watched.last is not None and watched.last.was_a_look:
             watched.passes -= 1
         if watched.passes >= self.recorder.epochs:
@@ -158,7 +190,9 @@ class _WatchedSampler:
 
     def __iter__(self) -> Iterator[Any]:
         for drawn in self._sampler:
-            self._watched.drawn.append(list(drawn) if self._in_batches or isinstance(drawn, list) else [drawn])
+            self._watched.drawn.append(
+                list(drawn) if self._in_batches or isinstance(drawn, list) else [drawn]
+            )
             yield drawn
 
     def __len__(self) -> int:
@@ -169,9 +203,18 @@ class _WatchedIterator:
     """Records each batch as the script gets it."""
 
     def __init__(
-        self, batches: Iterator[Any], watch: PlainLoaders, watched: _WatchedLoader, loader: DataLoader[Any]
+        self,
+        batches: Iterator[Any],
+        watch: PlainLoaders,
+        watched: _WatchedLoader,
+        loader: DataLoader[Any],
     ) -> None:
-        self._batches, self._watch, self._watched, self._epoch = batches, watch, watched, watched.passes - 1
+        self._batches, self._watch, self._watched, self._epoch = (
+            batches,
+            watch,
+            watched,
+            watched.passes - 1,
+        )
         self._reads_stream, self._is_batched = _is_stream(loader), loader.batch_size is not None
         self._workers = loader.num_workers
         self._steps, self._has_ended = 0, False
@@ -202,7 +245,10 @@ class _WatchedIterator:
                 records.add(EpochEnd(self._epoch))
             raise
         if self._reads_stream:
-            worker, keys = None, [digest(item) for item in split_batch(batch, is_batched=self._is_batched)]
+            worker, keys = (
+                None,
+                [digest(item) for item in split_batch(batch, is_batched=self._is_batched)],
+            )
             records.add(Batch(self._epoch, self._steps, 0, worker, list(keys), keys))
         else:
             worker = self._steps % self._workers if self._workers else None
@@ -220,12 +266,20 @@ def _is_stream(loader: DataLoader[Any]) -> bool:
 def _is_ours(loader: DataLoader[Any]) -> bool:
     """Return whether it is a part of a loader of `run.loader` or `run.evaluate`."""
     modules = (type(loader.batch_sampler).__module__, type(loader.dataset).__module__)
-    return ItemSource.__module__ in modules or any(module.startswith("paceline.") for module in modules)
+    return ItemSource.__module__ in modules or any(
+        module.startswith("paceline.") for module in modules
+    )
 
 
 def _kind(loader: DataLoader[Any]) -> tuple[Any, ...]:
     """Return what two loaders share of which one takes the other's place in the next epoch."""
-    return type(loader.dataset), _length(loader), loader.batch_size, type(_sampler(loader)), loader.drop_last
+    return (
+        type(loader.dataset),
+        _length(loader),
+        loader.batch_size,
+        type(_sampler(loader)),
+        loader.drop_last,
+    )
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
@@ -246,20 +300,30 @@ def _facts(loader: DataLoader[Any]) -> LoaderFacts:
     shuffled = getattr(sampler, "shuffle", None)
     if isinstance(sampler, (RandomSampler, SequentialSampler)):
         shuffled = isinstance(sampler, RandomSampler)
-    name = "DistributedSampler" if isinstance(sampler, DistributedSampler) else type(sampler).__name__
+    name = (
+        "DistributedSampler" if isinstance(sampler, DistributedSampler) else type(sampler).__name__
+    )
     if getattr(sampler, "replacement", False) and isinstance(sampler, RandomSampler):
         name = "RandomSampler(replacement=True)"
     return LoaderFacts(
-        identity.rank, identity.world_size, "DataLoader", CONTENT if is_stream else INDEX,
-        samples=None if is_stream else _length(loader), batch_size=loader.batch_size, num_workers=loader.num_workers,
+        identity.rank,
+        identity.world_size,
+        "DataLoader",
+        CONTENT if is_stream else INDEX,
+        samples=None if is_stream else _length(loader),
+        batch_size=loader.batch_size,
+        num_workers=loader.num_workers,
         shuffled=None if is_stream or not isinstance(shuffled, bool) else shuffled,
         drop_last=loader.drop_last or bool(getattr(sampler, "drop_last", False)),
-        dataset=type(loader.dataset).__name__, sampler="" if is_stream else name,
-    )  # fmt: skip
+        dataset=type(loader.dataset).__name__,
+        sampler="" if is_stream else name,
+    )
 
 
 def split_batch(batch: Any, *, is_batched: bool = True) -> list[Any]:
-    """Return the items of a collated batch, or the batch as one item if it is not clear how to split it."""
+    """Return the items of a collated batch, or the batch as one item if it is not clear how to
+    split it.
+    """
     if not is_batched:
         return [batch]
     columns = _columns(batch)
@@ -267,7 +331,10 @@ def split_batch(batch: Any, *, is_batched: bool = True) -> list[Any]:
     if not sizes:
         return [batch]
     size = sizes.most_common(1)[0][0]
-    return [list(fields) for fields in zip(*(column for column in columns if len(column) == size), strict=True)]
+    return [
+        list(fields)
+        for fields in zip(*(column for column in columns if len(column) == size), strict=True)
+    ]
 
 
 def _columns(batch: Any) -> list[list[Any]]:
@@ -282,4 +349,6 @@ def _columns(batch: Any) -> list[list[Any]]:
         return [column for value in batch for column in _columns(value)]
     if getattr(batch, "shape", ()):
         return [list(batch)]
-    return [column for value in getattr(batch, "__dict__", {}).values() for column in _columns(value)]
+    return [
+        column for value in getattr(batch, "__dict__", {}).values() for column in _columns(value)
+    ]

@@ -13,7 +13,13 @@ from typing import IO, Any, NoReturn
 
 import torch
 
-from paceline.contract.files.sample_records import Items, LoaderFacts, Record, record_path, write_record
+from paceline.contract.files.sample_records import (
+    Items,
+    LoaderFacts,
+    Record,
+    record_path,
+    write_record,
+)
 from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.randomness.seeds import seed_host
 
@@ -55,7 +61,9 @@ class Recorder:
 
 
 def read_items(dataset: Any) -> Items:
-    """Read the first items of a map-style dataset twice, both times with the same random numbers."""
+    """Read the first items of a map-style dataset twice, both times with the same random
+    numbers.
+    """
     digests: list[str | None] = []
     try:
         for index in range(min(COMPARED_ITEMS, len(dataset))):
@@ -86,7 +94,9 @@ def digest(item: Any) -> str:
         if isinstance(thing, torch.Tensor):
             thing = thing.detach().cpu().contiguous()
             state.update(f"{thing.dtype}{tuple(thing.shape)}".encode())
-            state.update(thing.flatten().view(torch.uint8).numpy().tobytes() if thing.numel() else b"")
+            state.update(
+                thing.flatten().view(torch.uint8).numpy().tobytes() if thing.numel() else b""
+            )
         elif isinstance(thing, Mapping):
             # A WebDataset sample names the file that it comes from: that belongs to it.
             waiting += [each for pair in sorted(thing.items(), key=repr) for each in pair]

@@ -1,4 +1,5 @@
-"""A function of the script that turns rows of resident tensors into a batch, such as crops, flips and normalization.
+"""A function of the script that turns rows of resident tensors into a batch, such as crops, flips
+and normalization.
 
 It works on whole batches on the device. On CUDA, the gather and the function run as one CUDA graph.
 """
@@ -28,9 +29,11 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 class SampleRandom:
-    """Uniform random numbers that depend on the seed, the epoch and the sample alone: `random(2)` has shape (batch, 2).
+    """Uniform random numbers that depend on the seed, the epoch and the sample alone: `random(2)`
+    has shape (batch, 2).
 
-    So a sample gets the same numbers on any number of ranks and after a resume, on the CPU as on a GPU.
+    So a sample gets the same numbers on any number of ranks and after a resume, on the CPU as on a
+    GPU.
     """
 
     def __init__(self, rows: torch.Tensor, key: torch.Tensor) -> None:
@@ -40,7 +43,9 @@ class SampleRandom:
     def __call__(self, *shape: int) -> torch.Tensor:
         """Return numbers in [0, 1) of shape (batch, *shape), other ones with each call."""
         count = math.prod(shape)
-        numbers = torch.arange(self._drawn + 1, self._drawn + count + 1, device=self._samples.device)
+        numbers = torch.arange(
+            self._drawn + 1, self._drawn + count + 1, device=self._samples.device
+        )
         self._drawn += count
         mixed = _mix(self._samples[:, None] + numbers * _GOLDEN)
         return (((mixed >> 40) & 0xFFFFFF).float() * 2.0**-24).view(-1, *shape)
@@ -56,9 +61,12 @@ def _mix(state: torch.Tensor) -> torch.Tensor:
 class BatchTransform:
     """Gathers rows of tensors, and applies the function to them."""
 
-    def __init__(self, function: Callable[..., Any], tensors: Any, *, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, function: Callable[..., Any], tensors: Any, *, seed: int, device: torch.device
+    ) -> None:
         self._function, self._tensors, self._seed = function, tensors, seed
-        self._key = torch.zeros((), dtype=torch.int64, device=device)  # a tensor, since the graph reads it
+        # a tensor, since the graph reads it
+        self._key = torch.zeros((), dtype=torch.int64, device=device)
         self._wants_random = _takes_random(function)
         self._calls = 0
         self._graph: _Graph | None = None
@@ -81,7 +89,10 @@ class BatchTransform:
             return self._checked(rows)
         if self._waits(rows):  # a capture that fails leaves torch's generator unusable: look before
             self._can_capture = False
-            note("run.loader: the transform runs eagerly, because it waits for the device, as .item() does")
+            note(
+                "run.loader: the transform runs eagerly, because it waits for the device, as "
+                ".item() does"
+            )
             return self._checked(rows)
         self._graph = _Graph(self._compute, rows)
         return self._graph.replay(rows)
@@ -94,20 +105,28 @@ class BatchTransform:
         return self._function(*fields)
 
     def _checked(self, rows: torch.Tensor) -> Any:
-        """Compute a batch, and look at what the function does: a graph would repeat its first random numbers."""
+        """Compute a batch, and look at what the function does: a graph would repeat its first
+        random numbers.
+        """
         before = self._random_state()
         batch = self._compute(rows)
         if batch is None:
-            raise UsageError("The transform of run.loader returns nothing.", hint="Let it return the new batch.")
+            raise UsageError(
+                "The transform of run.loader returns nothing.", hint="Let it return the new batch."
+            )
         if self._random_state() != before:
             raise UsageError(
-                "The transform of run.loader uses random numbers of Python, NumPy or torch: they differ between ranks.",
-                hint="Give it a parameter `random`: random(2) returns two numbers in [0, 1) for each sample.",
+                "The transform of run.loader uses random numbers of Python, NumPy or torch: they "
+                "differ between ranks.",
+                hint="Give it a parameter `random`: random(2) returns two numbers in [0, 1) for "
+                "each sample.",
             )
         return batch
 
     def _random_state(self) -> tuple[Any, ...]:
-        """Return the states of all global generators that the function could use, without waiting for the device."""
+        """Return the states of all global generators that the function could use, without waiting
+        for the device.
+        """
         if self._key.device.type != "cuda":
             return host_state()
         return (*host_state(), torch.cuda.get_rng_state(self._key.device).numpy().tobytes())
@@ -141,7 +160,8 @@ class _Graph:
                 self._batch = compute(self.rows)
         except RuntimeError as error:
             raise UsageError(
-                f"The transform of run.loader cannot run as a CUDA graph: {str(error).splitlines()[0]}",
+                "The transform of run.loader cannot run as a CUDA graph: "
+                f"{str(error).splitlines()[0]}",
                 hint="Apply the function in your loop instead.",
             ) from error
 

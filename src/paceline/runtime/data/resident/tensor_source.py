@@ -24,7 +24,9 @@ WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "prefetch_factor"
 
 
 def find_tensors(dataset: Any) -> Any:
-    """Return the tensors a dataset consists of (list, tuple or mapping), or None if it computes its items."""
+    """Return the tensors a dataset consists of (list, tuple or mapping), or None if it computes
+    its items.
+    """
     if type(dataset) is TensorDataset:
         # A list with one tensor per field, as collation would return it.
         return list(dataset.tensors)
@@ -46,19 +48,26 @@ def count_samples(tensors: Any) -> int:
     return sizes[0]
 
 
-def materialize(dataset: Any, *, seed: int, num_workers: int, options: Mapping[str, Any] | None = None) -> Any:
-    """Compute all items of a dataset once, as tensors. Every epoch then has the augmentation of epoch 0."""
+def materialize(
+    dataset: Any, *, seed: int, num_workers: int, options: Mapping[str, Any] | None = None
+) -> Any:
+    """Compute all items of a dataset once, as tensors. Every epoch then has the augmentation of
+    epoch 0.
+    """
     given = options or {}
     if given.get("collate_fn") is not None:
         raise UsageError(
-            "resident=True doesn't work with collate_fn: the items are computed once, before there are batches.",
+            "resident=True doesn't work with collate_fn: the items are computed once, before "
+            "there are batches.",
             hint="Use resident=False, or let the dataset return what collate_fn would.",
         )
     keys = [[(0, index, index)] for index in range(len(dataset))]
     loader: DataLoader[Any] = DataLoader(
-        SeededDataset(dataset, seed), batch_sampler=keys, num_workers=num_workers,
+        SeededDataset(dataset, seed),
+        batch_sampler=keys,
+        num_workers=num_workers,
         **{name: value for name, value in given.items() if name in WORKER_OPTIONS},
-    )  # fmt: skip
+    )
     with preserve_host_rng():
         parts = list(loader)
     return _concatenate(parts)
@@ -74,7 +83,8 @@ def _concatenate(parts: list[Any]) -> Any:
     if isinstance(first, (tuple, list)):
         return [_concatenate([part[field] for part in parts]) for field in range(len(first))]
     raise UsageError(
-        f"resident=True needs items of numbers and tensors, but one field is a {type(first).__name__}.",
+        "resident=True needs items of numbers and tensors, but one field is a "
+        f"{type(first).__name__}.",
         hint="Use resident=False, or make every field of an item a number or a tensor.",
     )
 
@@ -84,7 +94,8 @@ def _require_equal_shapes(parts: list[torch.Tensor]) -> None:
     other = next((index for index, part in enumerate(parts) if part.shape[1:] != shape), None)
     if other is not None:
         raise UsageError(
-            f"resident=True needs items of equal shapes, but item 0 has {_sizes(shape)} and item {other} has"
+            f"resident=True needs items of equal shapes, but item 0 has {_sizes(shape)} and item "
+            f"{other} has"
             f" {_sizes(parts[other].shape[1:])}.",
             hint="Use resident=False with a collate_fn that pads, or pad the items in the dataset.",
         )
@@ -110,10 +121,14 @@ class TensorSource:
         self.storage = device if resident and device is not None else torch.device("cpu")
         self.tensors = map_tensors(tensors, self._keep) if resident else tensors
         self.resident = resident
-        self.transform = transform and BatchTransform(transform, self.tensors, seed=seed, device=self.storage)
+        self.transform = transform and BatchTransform(
+            transform, self.tensors, seed=seed, device=self.storage
+        )
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the device. Also on the CPU: what the script does to its own tensors has no effect."""
+        """Return a copy on the device. Also on the CPU: what the script does to its own tensors
+        has no effect.
+        """
         return tensor.to(self.storage, copy=self.storage.type == "cpu")
 
     def reseed(self, seed: int) -> None:
@@ -126,7 +141,8 @@ class TensorSource:
             self.transform.begin(epoch)
         if not isinstance(order.keys, torch.Tensor):
             raise UsageError(
-                f"The sampler yields {type(order.keys[0]).__name__}, but rows of tensors are taken by their number.",
+                f"The sampler yields {type(order.keys[0]).__name__}, but rows of tensors are "
+                "taken by their number.",
                 hint="Let the sampler yield integers.",
             )
         selected = self._select(order.keys, slices)

@@ -1,8 +1,9 @@
 """Split iterable datasets: each item goes to one rank and one worker.
 
-Item i of the stream belongs to rank i mod world size, so the first batches of all ranks together are the first items of
-the stream, at every world size. Each rank also reads, and skips, the items of the others. A dataset with expensive
-items should split itself and be loaded with `sharded=True`; WebDataset pipelines do that automatically.
+Item i of the stream belongs to rank i mod world size, so the first batches of all ranks together
+are the first items of the stream, at every world size. Each rank also reads, and skips, the items
+of the others. A dataset with expensive items should split itself and be loaded with `sharded=True`;
+WebDataset pipelines do that automatically.
 
 A worker slot is the share of a rank's batches that one data-loader worker reads.
 """
@@ -47,12 +48,14 @@ class Example(NamedTuple):
 class ShardedIterable(IterableDataset[T], Generic[T]):
     """Any iterable, split by rank and by data-loader worker. It also works with a plain DataLoader.
 
-    The stream itself must be the same on every rank; the dataset sees no data-loader workers. Python's, NumPy's and
-    torch's global generators are seeded from (seed, epoch, position) before each item, so a shuffle that uses them is
-    the same everywhere.
+    The stream itself must be the same on every rank; the dataset sees no data-loader workers.
+    Python's, NumPy's and torch's global generators are seeded from (seed, epoch, position) before
+    each item, so a shuffle that uses them is the same everywhere.
     """
 
-    def __init__(self, dataset: Iterable[T], *, identity: Identity | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, dataset: Iterable[T], *, identity: Identity | None = None, seed: int = 0
+    ) -> None:
         self.dataset = dataset
         self.identity = identity if identity is not None else read_identity()
         self.seed = seed
@@ -76,8 +79,8 @@ class ShardedIterable(IterableDataset[T], Generic[T]):
     def stream(self, start: int = 0, *seeds: int) -> Iterator[tuple[int, T]]:
         """Yield all items with their positions, each with its own seed.
 
-        Extra `seeds` tell apart streams that hold different items at the same positions, because the dataset splits
-        itself.
+        Extra `seeds` tell apart streams that hold different items at the same positions, because
+        the dataset splits itself.
         """
         call = _call if seeds else _call_without_workers
         seed_host(derive_seed(self.seed, self.epoch, -1, *seeds))
@@ -98,7 +101,9 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _call_without_workers(function: Callable[..., Any], *args: Any) -> Any:
-    """Let the dataset see no data-loader workers: if it split itself between them, items would be lost."""
+    """Let the dataset see no data-loader workers: if it split itself between them, items would be
+    lost.
+    """
     info = worker._worker_info
     worker._worker_info = None
     try:
@@ -110,8 +115,8 @@ def _call_without_workers(function: Callable[..., Any], *args: Any) -> Any:
 class RankBatches(IterableDataset[Any]):
     """One rank's batches, built where the stream is read, each with the position to continue from.
 
-    Batch k of a rank comes from slot k mod workers, as long as all slots have items. The DataLoader polls its
-    workers in turn from 0, so worker 0 takes the slot whose turn is next.
+    Batch k of a rank comes from slot k mod workers, as long as all slots have items. The DataLoader
+    polls its workers in turn from 0, so worker 0 takes the slot whose turn is next.
     """
 
     def __init__(
@@ -130,7 +135,8 @@ class RankBatches(IterableDataset[Any]):
         self.sends_example = sends_example
         self.first_batch = 0  # index of the rank's first batch in this pass, if slots take turns
         self.first_slot = 0  # slot of that batch
-        self.positions: dict[int, StreamPosition] = {}  # to continue from, by slot; empty: read from the start
+        # to continue from, by slot; empty: read from the start
+        self.positions: dict[int, StreamPosition] = {}
 
     def __iter__(self) -> Iterator[tuple[int, Any, StreamPosition] | Leftover | Example]:
         info = get_worker_info()
@@ -181,7 +187,9 @@ class RankBatches(IterableDataset[Any]):
             return slot not in self.positions or position >= self.positions[slot].items
         rank, world_size = self.source.identity.rank, self.source.identity.world_size
         batch = position // world_size // self.size
-        return batch >= self.first_batch and position % world_size == rank and batch % workers == slot
+        return (
+            batch >= self.first_batch and position % world_size == rank and batch % workers == slot
+        )
 
     def _position_after(self, slot: int, position: int) -> StreamPosition:
         dataset: Any = self.source.dataset

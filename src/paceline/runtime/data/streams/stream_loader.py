@@ -1,4 +1,6 @@
-"""The loader for iterable-style datasets: a global batch size, and an epoch that ends on all ranks together."""
+"""The loader for iterable-style datasets: a global batch size, and an epoch that ends on all ranks
+together.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from paceline.runtime.randomness.seeds import preserve_host_rng
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-StreamBatch = tuple[int, Any, StreamPosition | None]  # number of samples, the data, the position after it
+# number of samples, the data, the position after it
+StreamBatch = tuple[int, Any, StreamPosition | None]
 
 
 class StreamOptions(TypedDict, total=False):
@@ -45,10 +48,12 @@ class StreamOptions(TypedDict, total=False):
 
 
 class StreamLoader:
-    """Batches of an iterable dataset. `batch_size` is global; an epoch ends on all ranks at the same step.
+    """Batches of an iterable dataset. `batch_size` is global; an epoch ends on all ranks at the
+    same step.
 
-    With `drop_last` the epoch ends after the last step that is full on every rank. Otherwise it ends when no rank
-    has a sample left; until then a rank without samples repeats its last batch, with a count of 0. With
+    With `drop_last` the epoch ends after the last step that is full on every rank. Otherwise it
+    ends when no rank has a sample left; until then a rank without samples repeats its last batch,
+    with a count of 0. With
     `empty_fillers`, for evaluation, it gets an empty batch instead.
     """
 
@@ -81,7 +86,9 @@ class StreamLoader:
         self._notify = notify or (note if identity.rank == 0 else _discard_note)
         inner = dataset.dataset if isinstance(dataset, ShardedIterable) else dataset
         if is_pipeline(inner):
-            inner = SeededPipeline(inner, identity=identity, workers=num_workers, notify=self._notify)
+            inner = SeededPipeline(
+                inner, identity=identity, workers=num_workers, notify=self._notify
+            )
             sharded = inner.splits
         elif not sharded:
             check_not_mixed(inner)
@@ -103,7 +110,8 @@ class StreamLoader:
         self._positions: dict[int, StreamPosition] = {}
         self._next_slot = 0  # the worker slot that the next batch comes from
         self._leftovers_used = 0  # leftover items that were already yielded
-        self._resumed: Mapping[str, Any] | None = None  # the position that was loaded, until `run.steps` uses it
+        # the position that was loaded, until `run.steps` uses it
+        self._resumed: Mapping[str, Any] | None = None
         self._has_moved = False  # since then
         self._loaded = 0  # how often a position was loaded
         self._in_steps = False
@@ -112,14 +120,20 @@ class StreamLoader:
 
     def first_step(self, epoch: int) -> int:
         """Return how many steps of this epoch are done."""
-        return int(self._resumed["step"]) if self._resumed and self._resumed["epoch"] == epoch else 0
+        return (
+            int(self._resumed["step"]) if self._resumed and self._resumed["epoch"] == epoch else 0
+        )
 
     def forget_position(self) -> None:
-        """Begin the next loop of `run.steps` at its first step: the position that was loaded is another loop's."""
+        """Begin the next loop of `run.steps` at its first step: the position that was loaded is
+        another loop's.
+        """
         self._resumed = None
 
     def micro_batches(self, epoch: int, first_step: int | None = None) -> Iterator[MicroBatch]:
-        """Yield one epoch from `first_step`, which defaults to the loaded position if that is in this epoch."""
+        """Yield one epoch from `first_step`, which defaults to the loaded position if that is in
+        this epoch.
+        """
         check_not_in_steps(self._in_steps)
         if first_step is not None:
             yield from self._read(epoch, first_step, {})
@@ -134,9 +148,12 @@ class StreamLoader:
             self._in_steps = False
 
     def begin_early(self, epoch: int) -> None:
-        """Let the workers begin with what the next loop of `run.steps` will ask for, if it is this epoch."""
+        """Let the workers begin with what the next loop of `run.steps` will ask for, if it is this
+        epoch.
+        """
         resumed = self._resumed or {}
-        # A loader that is elsewhere would have to move, and a checkpoint that is saved before the loop would show it.
+        # A loader that is elsewhere would have to move, and a checkpoint that is saved before the
+        # loop would show it.
         is_there = epoch == self.epoch and self.step == resumed.get("step", 0)
         position = self._early_key(resumed)
         if not self.num_workers or not is_there or self.early.has_begun(position):
@@ -154,7 +171,9 @@ class StreamLoader:
     def _early_key(self, resumed: Mapping[str, Any]) -> tuple[Any, ...]:
         return self.epoch, self.step, self.seed, self._loaded if resumed else 0
 
-    def _read(self, epoch: int, first_step: int, position: Mapping[str, Any]) -> Iterator[MicroBatch]:
+    def _read(
+        self, epoch: int, first_step: int, position: Mapping[str, Any]
+    ) -> Iterator[MicroBatch]:
         self.epoch, self.step, self._has_moved = epoch, first_step, True
         begun = self.early.take(self._early_key(position), self._workers.shutdown)
         if begun is None:
@@ -164,36 +183,52 @@ class StreamLoader:
         step = self._fetch_step(batches)
         total = self._count_samples(step)
         while (count := total()) > 0:
-            # Fetch and count the next step before yielding this one, so that its total arrives in time.
+            # Fetch and count the next step before yielding this one, so that its total arrives in
+            # time.
             upcoming = self._fetch_step(batches)
             total = self._count_samples(upcoming)
             yield from self._yield_step(step, count)
             step = upcoming
 
     def _restore_positions(self, state: Mapping[str, Any]) -> None:
-        """Take the slots' positions from a state if they fit; otherwise count batches from the start."""
+        """Take the slots' positions from a state if they fit; otherwise count batches from the
+        start.
+        """
         slots = max(1, self.num_workers)
         self._positions, self._leftovers_used = {}, 0
         self._next_slot = self.step * self.accumulate % slots
-        same = state and (state["world_size"], state["num_workers"]) == (self.identity.world_size, self.num_workers)
-        # A slot too short for a full batch has no position: the items it gave are counted as leftovers.
+        same = state and (state["world_size"], state["num_workers"]) == (
+            self.identity.world_size,
+            self.num_workers,
+        )
+        # A slot too short for a full batch has no position: the items it gave are counted as
+        # leftovers.
         if same and self.saves_positions and (state["positions"] or state.get("leftovers_used")):
-            self._positions = {position[0]: StreamPosition(*position) for position in state["positions"]}
+            self._positions = {
+                position[0]: StreamPosition(*position) for position in state["positions"]
+            }
             self._next_slot = state.get("next_slot", self._next_slot)
             self._leftovers_used = state.get("leftovers_used", 0)
         elif self.sharded:
-            # As many batches per slot as if they had taken turns. The next save must include these positions.
-            done = {slot: -(-(self.step * self.accumulate - slot) // slots) for slot in range(slots)}
+            # As many batches per slot as if they had taken turns. The next save must include these
+            # positions.
+            done = {
+                slot: -(-(self.step * self.accumulate - slot) // slots) for slot in range(slots)
+            }
             size = self._batches.size
             self._positions = {
-                slot: StreamPosition(slot, count * size, None) for slot, count in done.items() if count > 0
+                slot: StreamPosition(slot, count * size, None)
+                for slot, count in done.items()
+                if count > 0
             }
         if not self.step:
             return
         if state and self.sharded and not same:
             self._notify(
-                f"this epoch was read by {state['world_size']} ranks with {state['num_workers']} workers each, and "
-                f"continues on {self.identity.world_size} with {self.num_workers}: the stream is split differently, so "
+                f"this epoch was read by {state['world_size']} ranks with {state['num_workers']} "
+                "workers each, and "
+                f"continues on {self.identity.world_size} with {self.num_workers}: the stream is "
+                "split differently, so "
                 "some samples of the epoch appear twice or not at all"
             )
         if not any(position.state is not None for position in self._positions.values()):
@@ -241,7 +276,8 @@ class StreamLoader:
             with preserve_host_rng():
                 batch = next(batches, None)
                 if batch is None and self._filler is None and self.step and not self._empty_fillers:
-                    # Resumed where this rank has no data left: it must keep step with the others all the same.
+                    # Resumed where this rank has no data left: it must keep step with the others
+                    # all the same.
                     self._filler = transfer_batch(self._batches.example(), self.device)
             if batch is None:
                 step.append((0, None, None))
@@ -254,7 +290,9 @@ class StreamLoader:
         return step
 
     def _get_filler(self) -> Any:
-        """Return what this rank gets to keep step with the others, although it has no batch left."""
+        """Return what this rank gets to keep step with the others, although it has no batch
+        left.
+        """
         if self._filler is None and self._example is not None:
             with preserve_host_rng():
                 empty = self._batches.collate_fn.empty(self._example.item)  # type: ignore[attr-defined]
@@ -262,7 +300,9 @@ class StreamLoader:
         return self._filler
 
     def _count_samples(self, step: list[StreamBatch]) -> Callable[[], int]:
-        """Start counting this step's samples over all ranks; call the result for the total. 0 ends the epoch."""
+        """Start counting this step's samples over all ranks; call the result for the total. 0 ends
+        the epoch.
+        """
         count = sum(count for count, _, _ in step)
         has_filler = self._filler is not None or self._example is not None
         without_filler = int(not has_filler and any(data is None for _, data, _ in step))
@@ -270,8 +310,10 @@ class StreamLoader:
             return lambda: self._check_total(count, without_filler)
         if not dist.is_initialized():
             raise UsageError(
-                f"{self.identity.world_size} ranks read a stream, but there is no process group to agree on its end.",
-                hint="Create the loader inside paceline.session(), or after torch.distributed.init_process_group().",
+                f"{self.identity.world_size} ranks read a stream, but there is no process group "
+                "to agree on its end.",
+                hint="Create the loader inside paceline.session(), or after "
+                "torch.distributed.init_process_group().",
             )
         on_device = dist.get_backend(self.group) in ("nccl", "xccl")
         sums = torch.tensor([count, without_filler], device=self.device if on_device else "cpu")
@@ -296,7 +338,9 @@ class StreamLoader:
         held: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(held, own is not None, group=self.group)
         source = held.index(True)
-        sent = [to_device(own, torch.device("cpu"))] if dist.get_rank(self.group) == source else [None]
+        sent = (
+            [to_device(own, torch.device("cpu"))] if dist.get_rank(self.group) == source else [None]
+        )
         dist.broadcast_object_list(sent, group=self.group, group_src=source)
         if self._empty_fillers:
             self._example = self._example or sent[0]
@@ -318,7 +362,9 @@ class StreamLoader:
             yield MicroBatch(data, count, total, index, last, number, self.identity.world_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches from the current position on, for a plain loop. It has no effect on `run.steps`."""
+        """Yield the batches from the current position on, for a plain loop. It has no effect on
+        `run.steps`.
+        """
         check_not_in_steps(self._in_steps)
         is_at_end = self.step > 0  # unless a batch comes
         while True:
@@ -349,9 +395,11 @@ class StreamLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["step"] and state["batch_size"] != self.batch_size:
             raise CheckpointError(
-                f"The checkpoint is in the middle of an epoch with batch_size={state['batch_size']}, "
+                "The checkpoint is in the middle of an epoch with "
+                f"batch_size={state['batch_size']}, "
                 f"but this loader has batch_size={self.batch_size}.",
-                hint=f"Resume with batch_size={state['batch_size']}, or start a new run from these weights.",
+                hint=f"Resume with batch_size={state['batch_size']}, or start a new run from "
+                "these weights.",
             )
         self.seed = self._batches.source.seed = int(state["seed"])
         self.epoch, self.step = int(state["epoch"]), int(state["step"])
@@ -360,7 +408,9 @@ class StreamLoader:
 
     @property
     def saves_positions(self) -> bool:
-        """Slots of a stream that splits itself differ in length, so only they know how far they are."""
+        """Slots of a stream that splits itself differ in length, so only they know how far they
+        are.
+        """
         return self.sharded or is_stateful(self._batches.source.dataset)
 
     def close(self) -> None:
@@ -368,14 +418,18 @@ class StreamLoader:
         self._workers.shutdown()
 
 
-def _make_dataloader(batches: RankBatches, num_workers: int, options: StreamOptions) -> DataLoader[Any]:
+def _make_dataloader(
+    batches: RankBatches, num_workers: int, options: StreamOptions
+) -> DataLoader[Any]:
     context = options.get("multiprocessing_context")
     return DataLoader(
         batches,
         batch_size=None,
         num_workers=num_workers,
         prefetch_factor=options.get("prefetch_factor"),
-        worker_init_fn=make_worker_init(options.get("worker_init_fn"), context) if num_workers else None,
+        worker_init_fn=make_worker_init(options.get("worker_init_fn"), context)
+        if num_workers
+        else None,
         multiprocessing_context=context,
         timeout=options.get("timeout", 0),
         pin_memory=bool(options.get("pin_memory")),

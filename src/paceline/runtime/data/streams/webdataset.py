@@ -1,8 +1,9 @@
-"""Read WebDataset pipelines as streams: shards are split by rank and worker, and every shuffle is seeded.
+"""Read WebDataset pipelines as streams: shards are split by rank and worker, and every shuffle is
+seeded.
 
-On its own a pipeline refuses to run on several ranks and seeds its shuffles from the clock. Here the loader's seed and
-the epoch decide, so an epoch that is read again comes in the same order. The package isn't imported: its stages are
-recognized by name.
+On its own a pipeline refuses to run on several ranks and seeds its shuffles from the clock. Here
+the loader's seed and the epoch decide, so an epoch that is read again comes in the same order. The
+package isn't imported: its stages are recognized by name.
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ WORKER_SPLITTERS = ("split_by_worker",)
 
 def is_pipeline(dataset: Any) -> bool:
     return any(
-        (base.__module__, base.__name__) == ("webdataset.pipeline", "DataPipeline") for base in type(dataset).__mro__
+        (base.__module__, base.__name__) == ("webdataset.pipeline", "DataPipeline")
+        for base in type(dataset).__mro__
     )
 
 
 def check_not_mixed(dataset: Any) -> None:
-    """Reject a mixture: its pipelines are already split by worker, and splitting again would lose samples."""
+    """Reject a mixture: its pipelines are already split by worker, and splitting again would lose
+    samples.
+    """
     if type(dataset).__module__ == "webdataset.mix":
         raise UsageError(
-            f"{type(dataset).__name__} mixes pipelines that split themselves, so the loader can't split it.",
-            hint="Set nodesplitter=webdataset.split_by_node in each pipeline and pass sharded=True to the loader. "
+            f"{type(dataset).__name__} mixes pipelines that split themselves, so the loader can't "
+            "split it.",
+            hint="Set nodesplitter=webdataset.split_by_node in each pipeline and pass "
+            "sharded=True to the loader. "
             "The pipelines then shuffle with their own seeds.",
         )
 
@@ -41,7 +47,9 @@ def check_not_mixed(dataset: Any) -> None:
 class SeededPipeline(IterableDataset[Any]):
     """A pipeline read by (seed, epoch, rank, worker). The user's pipeline object isn't changed."""
 
-    def __init__(self, pipeline: Any, *, identity: Identity, workers: int, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, pipeline: Any, *, identity: Identity, workers: int, notify: Callable[[str], None]
+    ) -> None:
         self.pipeline, self.identity = pipeline, identity
         self.seed = self.epoch = 0
         self.stages: list[Any] = list(pipeline.pipeline)
@@ -54,7 +62,8 @@ class SeededPipeline(IterableDataset[Any]):
         self.splits = self.resamples or shards is None or len(shards) >= readers
         if not self.splits:
             notify(
-                f"{len(shards or ())} shards are too few for {identity.world_size} ranks with {max(1, workers)} "
+                f"{len(shards or ())} shards are too few for {identity.world_size} ranks with "
+                f"{max(1, workers)} "
                 "workers each: every worker reads all shards and skips the samples of the others"
             )
         self._check_splitters(workers)
@@ -65,15 +74,23 @@ class SeededPipeline(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         last = max(self._splitters(), default=0)
         seeded = copy.copy(self.pipeline)
-        seeded.pipeline = [self._stage(index, after_split=index > last) for index in range(len(self.stages))]
+        seeded.pipeline = [
+            self._stage(index, after_split=index > last) for index in range(len(self.stages))
+        ]
         return iter(seeded)
 
     def _splitters(self) -> list[int]:
         """Return the indices of the stages that split shards."""
-        return [index for index, name in enumerate(self.names) if name in RANK_SPLITTERS + WORKER_SPLITTERS]
+        return [
+            index
+            for index, name in enumerate(self.names)
+            if name in RANK_SPLITTERS + WORKER_SPLITTERS
+        ]
 
     def _stage(self, index: int, *, after_split: bool) -> Any:
-        """Return a stage with its seed: the same everywhere before the split, one per worker after it."""
+        """Return a stage with its seed: the same everywhere before the split, one per worker after
+        it.
+        """
         stage, name = self.stages[index], self.names[index]
         info = get_worker_info()
         reader = (self.identity.rank, info.id if info is not None else 0)
@@ -104,7 +121,9 @@ class SeededPipeline(IterableDataset[Any]):
         return iter(order[self.identity.rank :: self.identity.world_size])
 
     def _shuffles_shards(self) -> bool:
-        """Return whether the first stage after the splits, which still sees shards, shuffles them."""
+        """Return whether the first stage after the splits, which still sees shards, shuffles
+        them.
+        """
         first = max(self._splitters()) + 1
         if self.names[first : first + 1] == ["detshuffle"]:
             return True
@@ -117,24 +136,33 @@ class SeededPipeline(IterableDataset[Any]):
         if any(isinstance(stage, DataLoader) for stage in self.stages):
             raise UsageError(
                 "run.loader() takes a dataset, but got a WebLoader.",
-                hint="Pass the pipeline itself: run.loader(dataset, batch_size=<global>, num_workers=...).",
+                hint="Pass the pipeline itself: run.loader(dataset, batch_size=<global>, "
+                "num_workers=...).",
             )
         if "_batched" in self.names:
             raise UsageError(
                 "The pipeline already makes batches (.batched), which is the loader's job.",
-                hint="Remove .batched and set the batch size in run.loader(dataset, batch_size=<global>).",
+                hint="Remove .batched and set the batch size in run.loader(dataset, "
+                "batch_size=<global>).",
             )
 
     def _check_splitters(self, workers: int) -> None:
         checks = [
-            (self.identity.world_size > 1, RANK_SPLITTERS, "ranks", "nodesplitter=webdataset.split_by_node"),
+            (
+                self.identity.world_size > 1,
+                RANK_SPLITTERS,
+                "ranks",
+                "nodesplitter=webdataset.split_by_node",
+            ),
             (workers > 1, WORKER_SPLITTERS, "workers", "workersplitter=webdataset.split_by_worker"),
         ]
         for needed, splitters, readers, option in checks:
             if needed and not self.resamples and not set(splitters) & set(self.names):
                 raise UsageError(
-                    f"The pipeline doesn't split shards by {readers}: each would read every sample.",
-                    hint=f"Set {option}. If the pipeline splits itself in another way, wrap it in an "
+                    f"The pipeline doesn't split shards by {readers}: each would read every "
+                    "sample.",
+                    hint=f"Set {option}. If the pipeline splits itself in another way, wrap it in "
+                    "an "
                     "IterableDataset and pass sharded=True.",
                 )
 

@@ -1,8 +1,9 @@
 """Points of a W&B sweep, which wandb's own agent requests one at a time.
 
 `run_points` runs in one process, which may train each point itself or pass it on to the other ranks
-(`paceline.wandb.agent`). `python -m paceline.runtime.trackers.wandb.agent SWEEP FILE` requests one point for a
-whole run and writes it to FILE: `Point.variables` make the `wandb.init` of that run the one that the sweep expects.
+(`paceline.wandb.agent`). `python -m paceline.runtime.trackers.wandb.agent SWEEP FILE` requests one
+point for a whole run and writes it to FILE: `Point.variables` make the `wandb.init` of that run the
+one that the sweep expects.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from paceline.contract.run_folder import write_atomically
 
 ENTITY, PROJECT, RESUME = "WANDB_ENTITY", "WANDB_PROJECT", "WANDB_RESUME"
 RUN_ID, SWEEP_ID, PARAM_PATH = "WANDB_RUN_ID", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH"
-STOP_ON_FAILURE = "WANDB_AGENT_DISABLE_FLAPPING"  # makes wandb's agent stop after the first trial that fails
+# makes wandb's agent stop after the first trial that fails
+STOP_ON_FAILURE = "WANDB_AGENT_DISABLE_FLAPPING"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Point:
     run_id: str
     sweep: str
     values: dict[str, Any] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)  # the environment that its wandb.init needs
+    # the environment that its wandb.init needs
+    variables: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -50,8 +53,9 @@ def run_points(
 ) -> None:
     """Call `train` with each point until the sweep has no more or `count` are done.
 
-    wandb calls it in a thread of its own, with the point's variables in `os.environ`, and reports to the service that
-    the trial is alive. An exception in `train` stops the agent and is raised here.
+    wandb calls it in a thread of its own, with the point's variables in `os.environ`, and reports
+    to the service that the trial is alive. An exception in `train` stops the agent and is raised
+    here.
     """
     import wandb
 
@@ -62,7 +66,8 @@ def run_points(
             train(current_point(os.environ))
         except BaseException as error:
             failed.append(error)
-            raise RuntimeError(f"The trial failed: {error}") from error  # the agent only catches Exception
+            # the agent only catches Exception
+            raise RuntimeError(f"The trial failed: {error}") from error
 
     with _set_variable(STOP_ON_FAILURE, "true"):
         wandb.agent(sweep, function=trial, count=count, project=project, entity=entity)
@@ -99,7 +104,9 @@ def read_values(path: str | None) -> dict[str, Any]:
 
 @contextmanager
 def _set_variable(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for the body: wandb's agent reads some settings only from there."""
+    """Set an environment variable for the body: wandb's agent reads some settings only from
+    there.
+    """
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -112,9 +119,11 @@ def _set_variable(name: str, value: str) -> Iterator[None]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Request one point of SWEEP and write it to FILE, or `{"point": null}` if the sweep has no more.
+    """Request one point of SWEEP and write it to FILE, or `{"point": null}` if the sweep has no
+    more.
 
-    This needs a process of its own, because wandb's agent changes the environment and leaves threads behind.
+    This needs a process of its own, because wandb's agent changes the environment and leaves
+    threads behind.
     """
     sweep, file = argv[0], Path(argv[1])
     *owners, _ = sweep.split("/")

@@ -1,4 +1,6 @@
-"""Messages from rank 0 to all ranks, with or without a session, through the store of the ranks' rendezvous."""
+"""Messages from rank 0 to all ranks, with or without a session, through the store of the ranks'
+rendezvous.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ def receive() -> str:
     _count += 1
     message = wait_for_key(_open_store(), f"message/{_count}")
     if message is None or message == FAILED:
-        raise RunError("Rank 0 failed while the other ranks waited for its message.", hint="See the error of rank 0.")
+        raise RunError(
+            "Rank 0 failed while the other ranks waited for its message.",
+            hint="See the error of rank 0.",
+        )
     _open_store().add("received", 1)
     return message.removeprefix(OK)
 
@@ -69,7 +74,9 @@ def _open_store() -> Any:
         from paceline.runtime.distributed import process_group
 
         if dist.is_initialized():  # the script made the group, so the rendezvous address is in use
-            _store = dist.distributed_c10d.PrefixStore("paceline/messages", dist.distributed_c10d._get_default_store())
+            _store = dist.distributed_c10d.PrefixStore(
+                "paceline/messages", dist.distributed_c10d._get_default_store()
+            )
         else:
             _store = process_group.open_store(read_identity(), timeout=None)
     return _store

@@ -1,7 +1,8 @@
 """The implementation of `paceline.wandb`: wandb's functions, safe on every rank and without W&B.
 
-Rank 0 has the run (within `every_process`, every rank has one). Other ranks, and all ranks if W&B is off or not
-installed, get objects that accept every call. It works with and without a session, and without torch.
+Rank 0 has the run (within `every_process`, every rank has one). Other ranks, and all ranks if W&B
+is off or not installed, get objects that accept every call. It works with and without a session,
+and without torch.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class WandbModule:
         self._names: dict[str, Any] = {}
         self._has_warned = False
 
-    # -- which ranks have a run ------------------------------------------------------------------------
+    # -- which ranks have a run
+    # ------------------------------------------------------------------------
 
     @functools.cached_property
     def context(self) -> LaunchContext:
@@ -70,7 +72,9 @@ class WandbModule:
 
     @property
     def is_per_rank(self) -> bool:
-        return (self.every_process or self.tracking.wandb_all_processes) and self.identity.world_size > 1
+        return (
+            self.every_process or self.tracking.wandb_all_processes
+        ) and self.identity.world_size > 1
 
     @property
     def may_have_run(self) -> bool:
@@ -87,7 +91,8 @@ class WandbModule:
             note(text)
         self._has_warned = True
 
-    # -- starting and finishing ------------------------------------------------------------------------
+    # -- starting and finishing
+    # ------------------------------------------------------------------------
 
     def init(self, **options: Any) -> Any:
         """`wandb.init`. A different project or group finishes the current run first."""
@@ -112,24 +117,35 @@ class WandbModule:
     def _starts_another(self, names: dict[str, Any], reinit: Any) -> bool:
         if reinit in (True, "finish_previous", "create_new"):
             return True
-        return any(value is not None and value != self._names.get(name) for name, value in names.items())
+        return any(
+            value is not None and value != self._names.get(name) for name, value in names.items()
+        )
 
     def _config(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the config of a rank without a run: what the script passed, overridden by the sweep's point."""
+        """Return the config of a rank without a run: what the script passed, overridden by the
+        sweep's point.
+        """
         given = as_mapping(options.get("config"))
         if self.point is not None:
             return {**given, **self.point.values}
         return {**given, **agent.current_point(os.environ).values}
 
     def _choose_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return options for `wandb.init`: `[tracking]` first, then the script's, then defaults of the run folder."""
+        """Return options for `wandb.init`: `[tracking]` first, then the script's, then defaults of
+        the run folder.
+        """
         tracking = self.tracking
-        fixed = {"project": tracking.wandb_project, "group": tracking.wandb_group, "entity": tracking.wandb_entity}
+        fixed = {
+            "project": tracking.wandb_project,
+            "group": tracking.wandb_group,
+            "entity": tracking.wandb_entity,
+        }
         options = {**options, **{name: value for name, value in fixed.items() if value is not None}}
         folder, launch_spec = self.context.folder, self.context.launch_spec
         has_id = options.get("id") or agent.RUN_ID in os.environ or agent.SWEEP_ID in os.environ
         if launch_spec is not None and folder is not None and not has_id:
-            # The same after a resume; a script that starts several runs starts them in the same order.
+            # The same after a resume; a script that starts several runs starts them in the same
+            # order.
             first = choose_id(RunInfo(run_id=launch_spec.run_id, folder=folder.path), os.environ)
             options["id"] = first if self._runs == 1 else f"{first}-{self._runs}"
             options.setdefault("resume", "allow")
@@ -177,7 +193,9 @@ class WandbModule:
         if run is None or not is_own:
             return
         try:
-            if service.run_within(FINISH_TIMEOUT, lambda: run.finish(exit_code=exit_code, **options)):
+            if service.run_within(
+                FINISH_TIMEOUT, lambda: run.finish(exit_code=exit_code, **options)
+            ):
                 return
             self._has_warned = False
             self.note(f"W&B did not finish within {FINISH_TIMEOUT:.0f} s: giving up on it")
@@ -192,7 +210,8 @@ class WandbModule:
         if session_run is None and self._is_shared:
             self.run, self._is_real, self._is_shared = None, False, False
 
-    # -- the rest --------------------------------------------------------------------------------------
+    # -- the rest
+    # --------------------------------------------------------------------------------------
 
     def log(self, *args: Any, **options: Any) -> None:
         if self.run is None and self.may_have_run:
@@ -205,13 +224,19 @@ class WandbModule:
                 self.run, self._is_real = NoopRun(dict(self.run.config)), False
 
     def attribute(self, name: str) -> Any:
-        """Return any other name of wandb. Without a run, its functions do nothing; its classes are the real ones."""
+        """Return any other name of wandb. Without a run, its functions do nothing; its classes are
+        the real ones.
+        """
         if name == "run":
             return self.run
         if name in ("config", "summary"):
             if self.run is not None:
                 return getattr(self.run, name)
-            return getattr(self.package, name) if self.may_have_run else AttributeDict(self._config({}))
+            return (
+                getattr(self.package, name)
+                if self.may_have_run
+                else AttributeDict(self._config({}))
+            )
         if self.package is None:
             return NOOP
         found = getattr(self.package, name)
@@ -224,10 +249,16 @@ class WandbModule:
             return ""
         return channel.broadcast(lambda: str(self.package.sweep(*args, **options)))
 
-    def agent(self, sweep_id: str, function: Callable[[], Any] | None = None, **options: Any) -> None:
-        """`wandb.agent`: rank 0 requests points, and all ranks call `function` with the same `wandb.config`."""
+    def agent(
+        self, sweep_id: str, function: Callable[[], Any] | None = None, **options: Any
+    ) -> None:
+        """`wandb.agent`: rank 0 requests points, and all ranks call `function` with the same
+        `wandb.config`.
+        """
         if self.package is None or not sweep_id:
-            self.note("W&B is off: there is no sweep to run, so wandb.agent does not call the function")
+            self.note(
+                "W&B is off: there is no sweep to run, so wandb.agent does not call the function"
+            )
             return
         if self.identity.world_size == 1:
             self.package.agent(sweep_id, function=function, **options)

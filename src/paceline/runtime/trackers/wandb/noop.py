@@ -51,7 +51,9 @@ NOOP = Noop()
 
 
 class AttributeDict(dict[str, Any]):
-    """`wandb.config` and `wandb.summary` without a run: a dictionary whose keys are also attributes."""
+    """`wandb.config` and `wandb.summary` without a run: a dictionary whose keys are also
+    attributes.
+    """
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -87,7 +89,9 @@ class NoopRun:
     notes: str | None = None
     tags: tuple[str, ...] = ()
 
-    def __init__(self, config: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
         options = options or {}  # of `wandb.init`
         self.id = str(options.get("id") or "")
         self.name = str(options.get("name") or "")

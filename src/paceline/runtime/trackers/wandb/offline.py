@@ -1,7 +1,8 @@
-"""W&B's offline files, kept complete: its service writes late, and loses buffered lines when it is killed.
+"""W&B's offline files, kept complete: its service writes late, and loses buffered lines when it is
+killed.
 
-`metrics.jsonl` has every line. At each clean end we record how much of it complete W&B files cover. The next start
-logs the lines after that again, and renames the incomplete folder.
+`metrics.jsonl` has every line. At each clean end we record how much of it complete W&B files cover.
+The next start logs the lines after that again, and renames the incomplete folder.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ class OfflineFiles:
     def is_torn(self) -> bool:
         """Return whether an incomplete folder exists that has not been sent."""
         folders = self._folder.glob(f"offline-run-*-{self._id}")
-        return any(not (each / COMPLETE).exists() and not any(each.glob("*.synced")) for each in folders)
+        return any(
+            not (each / COMPLETE).exists() and not any(each.glob("*.synced")) for each in folders
+        )
 
     def set_aside(self) -> bool:
-        """Rename incomplete folders. Return False if one was already sent: its lines must not be sent twice."""
+        """Rename incomplete folders. Return False if one was already sent: its lines must not be
+        sent twice.
+        """
         for folder in sorted(self._folder.glob(f"offline-run-*-{self._id}")):
             if (folder / COMPLETE).exists():
                 continue
@@ -53,8 +58,12 @@ class OfflineFiles:
         size = self._metrics.stat().st_size if self._metrics.exists() else 0
         write_atomically(self._folder / COVERED, f"{size}\n")
 
-    def missing_lines(self, *, until: int, more: int = 0) -> Iterator[tuple[int, dict[str, float | str]]]:
-        """Yield the lines that no complete file covers, up to `until` bytes and then `more` lines."""
+    def missing_lines(
+        self, *, until: int, more: int = 0
+    ) -> Iterator[tuple[int, dict[str, float | str]]]:
+        """Yield the lines that no complete file covers, up to `until` bytes and then `more`
+        lines.
+        """
         try:
             with open(self._metrics, "rb") as file:
                 position = file.seek(min(self.read_covered(), until))

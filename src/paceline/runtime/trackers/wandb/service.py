@@ -1,4 +1,5 @@
-"""The service process that wandb starts next to a rank. We kill it if it hangs, so that the rank can exit.
+"""The service process that wandb starts next to a rank. We kill it if it hangs, so that the rank
+can exit.
 
 wandb's own exit hook waits for its service without a time limit.
 """
@@ -78,7 +79,9 @@ def limit_exit_hook(seconds: float) -> None:
 
 
 def run_within(seconds: float, function: Callable[[], object]) -> bool:
-    """Call a function in a thread and return whether it finished in time. Its exception is raised here."""
+    """Call a function in a thread and return whether it finished in time. Its exception is raised
+    here.
+    """
     failed: list[BaseException] = []
 
     def work() -> None:

@@ -1,6 +1,7 @@
 """The W&B run of a Paceline run: the same one after every stop, resume and requeue.
 
-`python -m paceline.runtime.trackers.wandb.tracker RUN` logs what W&B lacks of a run that was killed.
+`python -m paceline.runtime.trackers.wandb.tracker RUN` logs what W&B lacks of a run that was
+killed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ MAX_ID_LENGTH = 120
 
 
 class WandbTracker:
-    """Logs the lines of metrics.jsonl to one W&B run; with `wandb_all_processes`, to one per rank in one group."""
+    """Logs the lines of metrics.jsonl to one W&B run; with `wandb_all_processes`, to one per rank
+    in one group.
+    """
 
     def __init__(self, tracking: Tracking) -> None:
         import wandb
@@ -49,13 +52,17 @@ class WandbTracker:
         self._logged = 0  # lines since then
         self._abandoned = threading.Event()
 
-    # -- Tracker -----------------------------------------------------------------------------------------
+    # -- Tracker
+    # -----------------------------------------------------------------------------------------
 
     def start(self, run: RunInfo) -> None:
         mode, problem = wandb_server.choose_mode(os.environ, self._tracking.wandb_mode)
         self._options = self._choose_options(run)
         if run.folder is not None and not self._is_per_rank(run):
-            self._offline, self._metrics_offset = OfflineFiles(run.folder, self.id), run.metrics_offset
+            self._offline, self._metrics_offset = (
+                OfflineFiles(run.folder, self.id),
+                run.metrics_offset,
+            )
         try:
             self._begin(mode, silent=bool(problem))
         except Exception as error:
@@ -90,7 +97,8 @@ class WandbTracker:
         try:
             self._end(status)
         except Exception:
-            if status == STOPPED:  # time is short: the next start or `paceline sync` logs what is missing
+            # time is short: the next start or `paceline sync` logs what is missing
+            if status == STOPPED:
                 service.forget_service(self._wandb, broken=True)
                 return
             self._restart()
@@ -98,26 +106,40 @@ class WandbTracker:
         service.forget_service(self._wandb)
 
     def abandon(self) -> None:
-        """Release the tracker's thread, which hangs in a call of wandb's. Another thread calls this."""
+        """Release the tracker's thread, which hangs in a call of wandb's. Another thread calls
+        this.
+        """
         self._abandoned.set()
         service.kill_service()
         service.run_within(0.3, lambda: service.forget_service(self._wandb, broken=True))
 
-    # -- starting and ending -----------------------------------------------------------------------------
+    # -- starting and ending
+    # -----------------------------------------------------------------------------
 
     def _choose_options(self, run: RunInfo) -> dict[str, Any]:
-        """Return arguments for `wandb.init`: from the settings, else the environment, else the run's own names."""
+        """Return arguments for `wandb.init`: from the settings, else the environment, else the
+        run's own names.
+        """
         tracking = self._tracking
         self.id = self.id or choose_id(run, os.environ)
         name = os.environ.get("WANDB_NAME") or run.run_id or None
         group = tracking.wandb_group or os.environ.get("WANDB_RUN_GROUP")
         options: dict[str, Any] = {
-            "id": self.id, "resume": "allow", "name": name, "entity": tracking.wandb_entity,
-            "project": tracking.wandb_project or os.environ.get("WANDB_PROJECT") or run.project or "paceline",
+            "id": self.id,
+            "resume": "allow",
+            "name": name,
+            "entity": tracking.wandb_entity,
+            "project": tracking.wandb_project
+            or os.environ.get("WANDB_PROJECT")
+            or run.project
+            or "paceline",
             "group": group or run.experiment or None,
-            "config": {**run.params, "paceline": {**run.config, "run_id": run.run_id, "attempt": run.attempt}},
+            "config": {
+                **run.params,
+                "paceline": {**run.config, "run_id": run.run_id, "attempt": run.attempt},
+            },
             "allow_val_change": True,
-        }  # fmt: skip
+        }
         if self._is_per_rank(run):
             options["group"] = group or self.id
             options["id"] = rank_name(self.id, run.rank)
@@ -131,10 +153,14 @@ class WandbTracker:
         return self._tracking.wandb_all_processes and run.world_size > 1
 
     def _begin(self, mode: str, *, silent: bool = False) -> None:
-        # Ranks have logs of their own; capturing output would replace the script's sys.stdout. Of wandb's messages
-        # we want only the run's address, and none if we print our own note.
+        # Ranks have logs of their own; capturing output would replace the script's sys.stdout. Of
+        # wandb's messages we want only the run's address, and none if we print our own note.
         settings: dict[str, Any] = {"console": "off", "quiet": True, "silent": silent}
-        settings = {key: value for key, value in settings.items() if f"WANDB_{key.upper()}" not in os.environ}
+        settings = {
+            key: value
+            for key, value in settings.items()
+            if f"WANDB_{key.upper()}" not in os.environ
+        }
         self._options["mode"] = mode
         offline = self._offline
         if offline is not None and (mode != wandb_server.OFFLINE or not offline.set_aside()):
@@ -146,7 +172,9 @@ class WandbTracker:
         self.run.define_metric("step", hidden=True)
         self.run.define_metric("*", step_metric="step")
         if offline is not None:
-            for step, values in offline.missing_lines(until=self._metrics_offset, more=self._logged):
+            for step, values in offline.missing_lines(
+                until=self._metrics_offset, more=self._logged
+            ):
                 self.run.log({"step": step, **values})
 
     def _restart(self, mode: str | None = None) -> None:
@@ -164,7 +192,8 @@ class WandbTracker:
             self.run.summary[f"best/{self._best[0]}"] = self._best[2]
         code = 1 if status == FAILED else 0
         if status == STOPPED and SWEEP_ID not in os.environ:
-            # W&B shows the run as preempted. Not in a sweep: W&B would give the trial to another agent.
+            # W&B shows the run as preempted. Not in a sweep: W&B would give the trial to another
+            # agent.
             self.run.mark_preempting()
             code = STOPPED_EXIT
         folder, offline = _folder_of(self.run), _is_offline(self.run)
@@ -173,15 +202,22 @@ class WandbTracker:
             self._offline.close(folder if offline else None)
 
 
-# -- names ---------------------------------------------------------------------------------------------
+# -- names
+# ---------------------------------------------------------------------------------------------
 
 
 def choose_id(run: RunInfo, environ: Mapping[str, str]) -> str:
-    """Return the id of the W&B run: a sweep agent's, the one in the newest checkpoint, or the Paceline run's id.
+    """Return the id of the W&B run: a sweep agent's, the one in the newest checkpoint, or the
+    Paceline run's id.
 
     Only the run's own checkpoints count, not the one that `start_from` names.
     """
-    return environ.get(RUN_ID) or _saved_id(run.folder) or _clean_id(run.run_id) or secrets.token_hex(4)
+    return (
+        environ.get(RUN_ID)
+        or _saved_id(run.folder)
+        or _clean_id(run.run_id)
+        or secrets.token_hex(4)
+    )
 
 
 def _saved_id(folder: Path | None) -> str:
@@ -210,7 +246,8 @@ def rank_name(name: str, rank: int) -> str:
     return f"{name}-rank-{rank}"
 
 
-# -- summary -------------------------------------------------------------------------------------------
+# -- summary
+# -------------------------------------------------------------------------------------------
 
 
 def better(mode: str, best: float, value: Any) -> float:
@@ -249,11 +286,14 @@ def offline_note(problem: str, folder: Path | None, run_id: str) -> str:
     return f"W&B is offline: {problem}; the run is in {folder}{send}"
 
 
-# -- after a kill --------------------------------------------------------------------------------------
+# -- after a kill
+# --------------------------------------------------------------------------------------
 
 
 def complete(folder: Path) -> bool:
-    """Write what W&B lacks of a killed run as one more offline part. Return whether anything was missing."""
+    """Write what W&B lacks of a killed run as one more offline part. Return whether anything was
+    missing.
+    """
     run = RunFolder(folder)
     launch_spec = LaunchSpec.from_json(run.launch_spec.read_text(encoding="utf-8"))
     tracking = replace(Tracking.of(launch_spec), wandb_mode=wandb_server.OFFLINE)

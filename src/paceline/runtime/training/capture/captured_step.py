@@ -20,7 +20,8 @@ from paceline.runtime.training.ddp import DDPModel
 from paceline.runtime.training.fsdp import FSDPModel
 from paceline.runtime.training.gradients import Gradients
 
-WARM_UP = 3  # eager steps before the first capture: they create the state of optimizers, and compile
+# eager steps before the first capture: they create the state of optimizers, and compile
+WARM_UP = 3
 WARM_UP_DDP = 11  # DDP measures and regroups in its first steps
 WARM_UP_NEXT = 2  # before each further capture
 MAX_GRAPHS = 8  # per function; more shapes than that run eagerly
@@ -68,7 +69,9 @@ class CapturedStep:
         if self._stream is None and not self._begin():
             return self._function(*args, **kwargs)
         if self.is_capturing:
-            raise UsageError("A step of run.capture calls itself.", hint="Capture the outermost function.")
+            raise UsageError(
+                "A step of run.capture calls itself.", hint="Capture the outermost function."
+            )
         batch = Batch.of(args, kwargs)
         key = self._key(batch)
         if key is None:
@@ -94,7 +97,8 @@ class CapturedStep:
         self._graphs.clear()
         self._optimizers.close()
 
-    # -- whether to capture ----------------------------------------------------------------------------
+    # -- whether to capture
+    # ----------------------------------------------------------------------------
 
     def _begin(self) -> bool:
         """Prepare for the first step. Returns False if all steps run eagerly."""
@@ -116,7 +120,10 @@ class CapturedStep:
             return "`paceline prove` records what happens in each of them"
         if self._device.type != "cuda":
             kind = self._device.type
-            return f"the device is {kind}, and CUDA graphs need a GPU; what they can't do is only checked there"
+            return (
+                f"the device is {kind}, and CUDA graphs need a GPU; what they can't do is only "
+                "checked there"
+            )
         if gradients.scaler is not None:
             return "precision='fp16' decides on the host whether to step; bf16 does not"
         if gradients.skips_nonfinite:
@@ -148,14 +155,22 @@ class CapturedStep:
             self._modes = ModelModes([each.model for each in self._wrapper.models])
             self._forget_graphs()  # they have the old modules
         return (
-            batch.structure, *values, self._gradients.micro_step(), *self._modes.key(), torch.is_grad_enabled()
-        )  # fmt: skip
+            batch.structure,
+            *values,
+            self._gradients.micro_step(),
+            *self._modes.key(),
+            torch.is_grad_enabled(),
+        )
 
     @property
     def _warm_up_steps(self) -> int:
         if self._graphs:
             return WARM_UP_NEXT
-        return WARM_UP_DDP if any(isinstance(each, DDPModel) for each in self._wrapper.models) else WARM_UP
+        return (
+            WARM_UP_DDP
+            if any(isinstance(each, DDPModel) for each in self._wrapper.models)
+            else WARM_UP
+        )
 
     def _forget_graphs(self) -> None:
         """Capture anew: something has changed that the graphs have as a constant."""
@@ -164,7 +179,8 @@ class CapturedStep:
         self._graphs.clear()
         self._warm.clear()
 
-    # -- run -------------------------------------------------------------------------------------------
+    # -- run
+    # -------------------------------------------------------------------------------------------
 
     def _run_eagerly(self, args: Any, kwargs: Any) -> Any:
         if self._eager:
@@ -180,11 +196,13 @@ class CapturedStep:
         self._warm[key] = count = self._warm.get(key, 0) + 1
         if len(self._warm) > 4 * MAX_GRAPHS:
             self._give_up(
-                f"there are {len(self._warm)} different shapes or values of its arguments, or modes of modules"
+                f"there are {len(self._warm)} different shapes or values of its arguments, or "
+                "modes of modules"
             )
             return self._function(*args, **kwargs)
         if count < self._warm_up_steps:
-            return self._run_eagerly(args, kwargs)  # the first steps may compile, and DDP regroups: both wait
+            # the first steps may compile, and DDP regroups: both wait
+            return self._run_eagerly(args, kwargs)
         with no_waits():
             return self._run_eagerly(args, kwargs)
 
@@ -206,10 +224,15 @@ class CapturedStep:
         try:
             with self._optimizers:
                 graph = StepGraph(
-                    self._function, batch, parameters=self._parameters, records=self._records,
-                    end_step=self._gradients.end_captured_step, device=self._device, pool=self._pool,
+                    self._function,
+                    batch,
+                    parameters=self._parameters,
+                    records=self._records,
+                    end_step=self._gradients.end_captured_step,
+                    device=self._device,
+                    pool=self._pool,
                     stream=self._stream,
-                )  # fmt: skip
+                )
         finally:
             self.is_capturing = False
         graph.restore_grads()

@@ -19,7 +19,8 @@ import paceline
 from paceline.errors import UsageError
 
 WAIT_HINT = (
-    "Move it out of the function that you pass to run.capture, or leave it on the device: run.log(loss=loss) takes "
+    "Move it out of the function that you pass to run.capture, or leave it on the device: "
+    "run.log(loss=loss) takes "
     "tensors, and torch.where replaces an `if`."
 )
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(paceline.__file__).parent))
@@ -60,14 +61,18 @@ def script_line(trace: TracebackType | None) -> str | None:
 
 @contextlib.contextmanager
 def no_host_randomness() -> Iterator[None]:
-    """Raise UsageError if the body draws random numbers on the host: they would be the same in every step."""
+    """Raise UsageError if the body draws random numbers on the host: they would be the same in
+    every step.
+    """
     before = {name: state() for name, state in _generators().items()}
     yield
     for name, state in _generators().items():
         if name in before and state() != before[name]:
             raise UsageError(
-                f"The step of run.capture draws random numbers from {name}, which would be the same in every step.",
-                hint="Draw them on the device, as in torch.rand(n, device=run.device), or outside of the function.",
+                f"The step of run.capture draws random numbers from {name}, which would be the "
+                "same in every step.",
+                hint="Draw them on the device, as in torch.rand(n, device=run.device), or outside "
+                "of the function.",
             )
 
 

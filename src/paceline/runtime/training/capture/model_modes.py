@@ -1,6 +1,8 @@
-"""What a graph depends on in the models: their modules, and what `train()`, `eval()` and `requires_grad_` set.
+"""What a graph depends on in the models: their modules, and what `train()`, `eval()` and
+`requires_grad_` set.
 
-This is read before every step, so it goes through lists that were made once, without a loop in Python.
+This is read before every step, so it goes through lists that were made once, without a loop in
+Python.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ _training, _requires_grad = attrgetter("training"), attrgetter("requires_grad")
 
 
 class ModelModes:
-    """The modes of some models and all of their modules, which the script may change between steps."""
+    """The modes of some models and all of their modules, which the script may change between
+    steps.
+    """
 
     def __init__(self, models: Sequence[nn.Module] = ()) -> None:
         self._count = len(models)
         self._modules = [module for model in models for module in model.modules()]
         self._parameters = [parameter for model in models for parameter in model.parameters()]
-        children: list[Any] = [module._modules for module in self._modules]  # dictionaries that change in place
+        # dictionaries that change in place
+        children: list[Any] = [module._modules for module in self._modules]
         self._filled = [each for each in children if each]
         self._empty = [each for each in children if not each]
         self._children = (*self._children_now(), _END)

@@ -1,8 +1,9 @@
 """Optimizers in a captured step: what a graph reads must be on the device.
 
-A graph repeats the kernels of one step, and every Python number in that step becomes a constant of the graph. So while
-the step runs, an optimizer's learning rate is a tensor, and its step counters are on the device. Between steps the
-learning rate is the plain number that schedulers and checkpoints expect.
+A graph repeats the kernels of one step, and every Python number in that step becomes a constant of
+the graph. So while the step runs, an optimizer's learning rate is a tensor, and its step counters
+are on the device. Between steps the learning rate is the plain number that schedulers and
+checkpoints expect.
 """
 
 from __future__ import annotations
@@ -11,18 +12,26 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from paceline.runtime.lr_scale import effective_rate
 from paceline.runtime.training.capture.fused_update import CompiledUpdate, has_fused_kernel
 
-Swapped = list[tuple[dict[str, Any], dict[str, Any]]]  # groups of parameters, and the values to give back
+# groups of parameters, and the values to give back
+Swapped = list[tuple[dict[str, Any], dict[str, Any]]]
 
 
 class GraphOptimizers:
-    """The optimizers that a captured step updates. A context: while it is open, their steps can be captured."""
+    """The optimizers that a captured step updates. A context: while it is open, their steps can be
+    captured.
+    """
 
-    def __init__(self, device: torch.device, *, compiles: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, device: torch.device, *, compiles: Callable[[], bool] = lambda: False
+    ) -> None:
         self.version = 0  # changes when a graph that was captured before is no longer right
         self._device = device
         self._compiles = compiles  # whether the script has its models compiled
@@ -30,7 +39,10 @@ class GraphOptimizers:
         self._hooks: list[Any] = []
 
     def __enter__(self) -> None:
-        self._hooks = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
 
     def __exit__(self, *exception: object) -> None:
         for hook in self._hooks:
@@ -53,14 +65,18 @@ class GraphOptimizers:
         self.version += 1
 
     def refresh(self) -> int:
-        """Pass on what the script or its schedulers have changed since the last step. Returns the version."""
+        """Pass on what the script or its schedulers have changed since the last step. Returns the
+        version.
+        """
         for each in self._known.values():
             each.refresh()
         return self.version
 
     def unsupported(self) -> str | None:
         """Return why the steps of one of the optimizers cannot be captured, if so."""
-        return next((reason for each in self._known.values() if (reason := each.unsupported())), None)
+        return next(
+            (reason for each in self._known.values() if (reason := each.unsupported())), None
+        )
 
     def close(self) -> None:
         for each in self._known.values():
@@ -70,17 +86,25 @@ class GraphOptimizers:
 
 class _GraphOptimizer:
     def __init__(
-        self, optimizer: torch.optim.Optimizer, device: torch.device, invalidate: Any, *, compiles: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        invalidate: Any,
+        *,
+        compiles: bool,
     ) -> None:
         self.optimizer = optimizer
         self._compiled = CompiledUpdate.of(optimizer) if compiles else None
         self._device = device
         self._invalidate = invalidate
-        self._rates: list[torch.Tensor | None] = []  # by group; None if the script's own learning rate is a tensor
+        # by group; None if the script's own learning rate is a tensor
+        self._rates: list[torch.Tensor | None] = []
         self._values: list[float] = []  # what these tensors hold
-        self._others: list[dict[str, Any]] = []  # the other settings of each group, constants of a graph
+        # the other settings of each group, constants of a graph
+        self._others: list[dict[str, Any]] = []
         self._swapped: Swapped = []
-        # It warns of `capturable=True` outside of a graph, which is the case in the steps before the capture.
+        # It warns of `capturable=True` outside of a graph, which is the case in the steps before
+        # the capture.
         optimizer._warned_capturable_if_run_uncaptured = True
         self._hook = optimizer.register_load_state_dict_post_hook(self._state_was_loaded)
 
@@ -144,7 +168,9 @@ class _GraphOptimizer:
                 state["step"] = step.to(parameter.device)
 
     def refresh(self) -> None:
-        """Write changed learning rates to the device, and notice changes that make a graph wrong."""
+        """Write changed learning rates to the device, and notice changes that make a graph
+        wrong.
+        """
         groups = self.optimizer.param_groups
         if len(self._rates) != len(groups):
             self._invalidate()
@@ -172,4 +198,8 @@ def _is_fused_sgd(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bo
 def _other_settings(group: dict[str, Any]) -> dict[str, Any]:
     plain = (bool, int, float, str, tuple, type(None))
     left_out = ("lr", "initial_lr", "params", "capturable", "fused", "foreach")
-    return {name: value for name, value in group.items() if name not in left_out and isinstance(value, plain)}
+    return {
+        name: value
+        for name, value in group.items()
+        if name not in left_out and isinstance(value, plain)
+    }

@@ -1,4 +1,6 @@
-"""One CUDA graph of a step, for batches of one shape: what goes in, what comes out, and what it logs."""
+"""One CUDA graph of a step, for batches of one shape: what goes in, what comes out, and what it
+logs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from torch.utils import _pytree
 from paceline.errors import UsageError
 from paceline.runtime.metrics.metrics import Metrics
 from paceline.runtime.step_boundary.nonfinite import NonFiniteLossCheck
-from paceline.runtime.training.capture.host_values import no_host_randomness, script_line, wait_error
+from paceline.runtime.training.capture.host_values import (
+    no_host_randomness,
+    script_line,
+    wait_error,
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,8 @@ class Batch:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
-        if not kwargs and all(type(each) is torch.Tensor for each in args):  # the common case, kept fast
+        # the common case, kept fast
+        if not kwargs and all(type(each) is torch.Tensor for each in args):
             return cls(list(args), len(args))
         leaves, structure = _pytree.tree_flatten((args, kwargs))
         return cls(leaves, structure)
@@ -46,14 +53,17 @@ class Records:
         return self.metrics.mark(), self.loss_check.mark() if self.loss_check is not None else 0
 
     def take(self, mark: tuple[int, int]) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
-        """Take back what was logged since, and the losses. Raises UsageError for numbers of the host."""
+        """Take back what was logged since, and the losses. Raises UsageError for numbers of the
+        host.
+        """
         logged = self.metrics.take_since(mark[0])
         losses = self.loss_check.take_since(mark[1]) if self.loss_check is not None else []
         for values in logged:
             for name, value in values.items():
                 if not isinstance(value, torch.Tensor):
                     raise UsageError(
-                        f"run.log({name}={value!r}) in the step of run.capture would log the same value in every step.",
+                        f"run.log({name}={value!r}) in the step of run.capture would log the same "
+                        "value in every step.",
                         hint="Log it outside of the function, after the call.",
                     )
         return logged, losses
@@ -79,12 +89,16 @@ class StepGraph:
         self.grads_before = [parameter.grad for parameter in parameters]
         self._inputs = [_static(leaf, device) for leaf in batch.leaves]
         self._graph = torch.cuda.CUDAGraph()
-        args, kwargs = Batch([_detached(leaf) for leaf in self._inputs], batch.structure).arguments()
+        args, kwargs = Batch(
+            [_detached(leaf) for leaf in self._inputs], batch.structure
+        ).arguments()
         mark = records.mark()
         try:
             with (
                 no_host_randomness(),
-                torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+                torch.cuda.graph(
+                    self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+                ),
             ):
                 result = function(*args, **kwargs)
                 end_step()
@@ -92,15 +106,21 @@ class StepGraph:
                 self._names = [list(values) for values in logged]
                 scalars = [value for values in logged for value in values.values()] + losses
                 self._num_losses = len(losses)
-                self._scalars = torch.stack([each.reshape(()).float() for each in scalars]) if scalars else None
+                self._scalars = (
+                    torch.stack([each.reshape(()).float() for each in scalars]) if scalars else None
+                )
                 leaves, self._structure = _pytree.tree_flatten(result)
-                self._outputs = [each.detach() if isinstance(each, torch.Tensor) else each for each in leaves]
+                self._outputs = [
+                    each.detach() if isinstance(each, torch.Tensor) else each for each in leaves
+                ]
         except RuntimeError as error:
             records.take(mark)
             self.restore_grads()
             raise _capture_error(error) from error
         self.grads_after = [parameter.grad for parameter in parameters]
-        self._changes_grads = self.keeps_grads or any(grad is not None for grad in self.grads_before)
+        self._changes_grads = self.keeps_grads or any(
+            grad is not None for grad in self.grads_before
+        )
 
     def restore_grads(self) -> None:
         """Undo what a capture, which computes nothing, has done to the gradients."""
@@ -113,10 +133,15 @@ class StepGraph:
 
     def fits(self) -> bool:
         """Return whether the gradients are the tensors that this graph adds to."""
-        return all(parameter.grad is grad for parameter, grad in zip(self._parameters, self.grads_before, strict=True))
+        return all(
+            parameter.grad is grad
+            for parameter, grad in zip(self._parameters, self.grads_before, strict=True)
+        )
 
     def replay(self, leaves: list[Any], log: Callable[[dict[str, Any]], None]) -> Any:
-        """Run the step on a batch. Returns copies of what the function returned: the next replay overwrites it."""
+        """Run the step on a batch. Returns copies of what the function returned: the next replay
+        overwrites it.
+        """
         for static, leaf in zip(self._inputs, leaves, strict=True):
             if isinstance(static, torch.Tensor):
                 static.copy_(leaf, non_blocking=True)
@@ -128,7 +153,9 @@ class StepGraph:
                 parameter.grad = grad
         if not self._outputs:
             return None
-        copies = [each.clone() if isinstance(each, torch.Tensor) else each for each in self._outputs]
+        copies = [
+            each.clone() if isinstance(each, torch.Tensor) else each for each in self._outputs
+        ]
         return _pytree.tree_unflatten(copies, self._structure)
 
     def _record(self, scalars: list[torch.Tensor], log: Callable[[dict[str, Any]], None]) -> None:
@@ -143,7 +170,11 @@ class StepGraph:
 
 def _static(leaf: Any, device: torch.device) -> Any:
     """Return the tensor that all batches are copied to; other values are constants of the graph."""
-    return torch.empty_like(leaf, device=device).copy_(leaf) if isinstance(leaf, torch.Tensor) else leaf
+    return (
+        torch.empty_like(leaf, device=device).copy_(leaf)
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+    )
 
 
 def _detached(leaf: Any) -> Any:
@@ -151,7 +182,9 @@ def _detached(leaf: Any) -> Any:
 
 
 def _capture_error(error: RuntimeError) -> Exception:
-    """Say in which line a capture failed. Torch reports the end of a failed capture, with the cause as its context."""
+    """Say in which line a capture failed. Torch reports the end of a failed capture, with the
+    cause as its context.
+    """
     cause: BaseException = error
     while cause.__context__ is not None and isinstance(cause.__context__, RuntimeError):
         cause = cause.__context__

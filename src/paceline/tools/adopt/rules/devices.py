@@ -14,13 +14,21 @@ _CUDA = re.compile(r"cuda(:\d+)?$")
 
 
 def change_devices(script: Script, run: str) -> Iterator[tuple[ast.AST, Edit | Remark]]:
-    """Yield changes, each with the node that it is for. Nodes at the top may run before there is a `run`."""
+    """Yield changes, each with the node that it is for. Nodes at the top may run before there is a
+    `run`.
+    """
     done: set[ast.AST] = set()
     for node in script.nodes:
         if any(each in done for each in (node, *script.ancestors(node))):
             continue
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_cuda_method(script, node.func):
-            options = [script.source.text_of(each) for each in node.keywords if each.arg != "device"]
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and _is_cuda_method(script, node.func)
+        ):
+            options = [
+                script.source.text_of(each) for each in node.keywords if each.arg != "device"
+            ]
             text = f"to({', '.join([f'{run}.device', *options])})"
             yield node, script.source.replace_method(node, text, REASON)
             continue
@@ -38,7 +46,9 @@ def change_devices(script: Script, run: str) -> Iterator[tuple[ast.AST, Edit | R
             yield (
                 node,
                 Remark(
-                    node.lineno, f"keep this device {node.value!r} without a number, so that each rank uses its own"
+                    node.lineno,
+                    f"keep this device {node.value!r} without a number, so that each rank uses "
+                    "its own",
                 ),
             )
 
@@ -61,7 +71,11 @@ def _is_cuda_method(script: Script, method: ast.Attribute) -> bool:
 
 
 def _is_cuda(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and _CUDA.match(node.value) is not None
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and _CUDA.match(node.value) is not None
+    )
 
 
 def _is_choice(node: ast.AST) -> bool:
@@ -72,16 +86,28 @@ def _is_choice(node: ast.AST) -> bool:
 
 
 def _is_placement(script: Script, node: ast.Constant) -> bool:
-    """Whether a device is where a tensor or a model goes: `x.to("cuda")`, `torch.zeros(3, device="cuda")`."""
+    """Whether a device is where a tensor or a model goes: `x.to("cuda")`, `torch.zeros(3,
+    device="cuda")`.
+    """
     parent = script.parents[node]
     if isinstance(parent, ast.keyword) and parent.arg in ("device", "map_location"):
         call = script.parents[parent]
-        return isinstance(call, ast.Call) and bool(script.dotted(call.func)) and "amp" not in script.dotted(call.func)
-    is_to = isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute) and parent.func.attr == "to"
+        return (
+            isinstance(call, ast.Call)
+            and bool(script.dotted(call.func))
+            and "amp" not in script.dotted(call.func)
+        )
+    is_to = (
+        isinstance(parent, ast.Call)
+        and isinstance(parent.func, ast.Attribute)
+        and parent.func.attr == "to"
+    )
     return is_to and isinstance(parent, ast.Call) and node in parent.args
 
 
 def _is_setting(script: Script, node: ast.Constant) -> bool:
     """Whether a device is the default of an option, or of a field."""
     parent = script.parents[node]
-    return (isinstance(parent, ast.keyword) and parent.arg == "default") or isinstance(parent, ast.AnnAssign)
+    return (isinstance(parent, ast.keyword) and parent.arg == "default") or isinstance(
+        parent, ast.AnnAssign
+    )

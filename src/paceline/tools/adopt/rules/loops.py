@@ -1,4 +1,6 @@
-"""Loops: `run.epochs` and `run.steps` (a run saves and stops between their iterations), what is saved, and the loss."""
+"""Loops: `run.epochs` and `run.steps` (a run saves and stops between their iterations), what is
+saved, and the loss.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from paceline.tools.adopt.source_edits import Edit, Remark
 from paceline.tools.adopt.training import Training, loss_of
 from paceline.tools.adopt.value_origins import PROGRESS, WRAPPERS, unwrap
 
-STEPS = "each iteration is one step; between steps, the run saves, stops if requested, and reports its progress"
+STEPS = (
+    "each iteration is one step; between steps, the run saves, stops if requested, and "
+    "reports its progress"
+)
 CLOSURE = "gives all ranks the loss and the gradients of all ranks"
 EPOCHS = "a resumed run continues with the epoch that was interrupted"
 
@@ -28,39 +33,56 @@ def change_loops(found: Training, run: str) -> Iterator[Edit | Remark]:
         if changed and len(loops) == 1 and not found.script.repeats(loops[0]):
             yield from add_resume(found, run)
         elif changed and loops:
-            advice = f"call {run}.resume(model=model, optimizer=optimizer) once, before the first step, to resume"
+            advice = (
+                f"call {run}.resume(model=model, optimizer=optimizer) once, before the first "
+                "step, to resume"
+            )
             yield Remark(loops[0].lineno, advice)
         yield from _change_backwards(found, run)
 
 
-# -- steps -------------------------------------------------------------------------------------------------
+# -- steps
+# -------------------------------------------------------------------------------------------------
 
 
 def _change_steps(found: Training, loop: LoopNode, run: str) -> Iterator[Edit | Remark]:
     script, source = found.script, found.script.source
     if loop in found.mixed:
-        text = f"this loop trains and evaluates: use a separate loop for each, and train over {run}.steps(loader)"
+        text = (
+            "this loop trains and evaluates: use a separate loop for each, and train over "
+            f"{run}.steps(loader)"
+        )
         yield Remark(loop.lineno, text, must=True)
         return
     if isinstance(loop, ast.While) or not _reads_batches(loop):
         yield Remark(
             loop.lineno,
-            f"the training loop does not iterate over batches: write `for batch in {run}.steps(loader):`, or read"
+            "the training loop does not iterate over batches: write `for batch in "
+            f"{run}.steps(loader):`, or read"
             f" {run}.should_stop at the end of each step",
             must=True,
         )
         return
     inner = unwrap(loop.iter)
     if unwrap(loop.iter, tuple({*WRAPPERS} - {"list"})) is not inner:
-        text = f"this reads all batches before the first step: iterate over {run}.steps(loader) itself"
+        text = (
+            f"this reads all batches before the first step: iterate over {run}.steps(loader) itself"
+        )
         yield Remark(loop.lineno, text, must=True)
         return
     if isinstance(inner, ast.Name):  # of `progress = tqdm(loader)`
-        values = [each for each in found.origins.values(inner.id, inner) if isinstance(each, ast.Call)]
+        values = [
+            each for each in found.origins.values(inner.id, inner) if isinstance(each, ast.Call)
+        ]
         wrapped = [each for each in values if unwrap(each) is not each]
-        if len(values) == len(wrapped) == 1 and script.function_of(wrapped[0]) is script.function_of(loop):
+        if len(values) == len(wrapped) == 1 and script.function_of(
+            wrapped[0]
+        ) is script.function_of(loop):
             if script.loop_around(wrapped[0]) is not script.loop_around(loop):
-                text = f"create this in each epoch, around {run}.steps(loader): it reads {run}.steps only once"
+                text = (
+                    f"create this in each epoch, around {run}.steps(loader): it reads "
+                    f"{run}.steps only once"
+                )
                 yield Remark(wrapped[0].lineno, text, must=True)
                 return
             inner = unwrap(wrapped[0])
@@ -68,11 +90,14 @@ def _change_steps(found: Training, loop: LoopNode, run: str) -> Iterator[Edit | 
     yield source.insert(source.end(inner), ")", STEPS)
 
 
-# -- epochs ------------------------------------------------------------------------------------------------
+# -- epochs
+# ------------------------------------------------------------------------------------------------
 
 
 def _change_epochs(found: Training, run: str) -> Iterator[Edit | Remark]:
-    """Let `run.epochs` count, if there is one loop that counts all epochs once. Without it, nothing is resumed."""
+    """Let `run.epochs` count, if there is one loop that counts all epochs once. Without it,
+    nothing is resumed.
+    """
     for loop in found.epoch_loops:
         call = _range_of(loop)
         problem = ""
@@ -82,7 +107,11 @@ def _change_epochs(found: Training, run: str) -> Iterator[Edit | Remark]:
             problem = "there are several"
         elif call is None:
             problem = "it does not count with range alone"
-        elif call.keywords or len(call.args) > 2 or any(isinstance(each, ast.Starred) for each in call.args):
+        elif (
+            call.keywords
+            or len(call.args) > 2
+            or any(isinstance(each, ast.Starred) for each in call.args)
+        ):
             problem = "it does not count by one"
         elif isinstance(loop, ast.For) and not isinstance(loop.target, (ast.Name, ast.Attribute)):
             problem = "it sets more than one variable"
@@ -91,8 +120,13 @@ def _change_epochs(found: Training, run: str) -> Iterator[Edit | Remark]:
             yield from changes
             problem = "" if changes else "its first epoch is not always the same"
         if problem:
-            text = f"this epoch loop is left unchanged, because {problem}, so nothing is resumed. To resume, count with"
-            yield Remark(loop.lineno, f"{text} {run}.epochs(n), from 0, and call {run}.resume(...) before it")
+            text = (
+                f"this epoch loop is left unchanged, because {problem}, so nothing is resumed. "
+                "To resume, count with"
+            )
+            yield Remark(
+                loop.lineno, f"{text} {run}.epochs(n), from 0, and call {run}.resume(...) before it"
+            )
 
 
 def _count_epochs(found: Training, loop: LoopNode, call: ast.Call, run: str) -> list[Edit | Remark]:
@@ -101,13 +135,21 @@ def _count_epochs(found: Training, loop: LoopNode, call: ast.Call, run: str) -> 
     first, last = (None, call.args[0]) if len(call.args) == 1 else call.args[:2]
     if first is None or (isinstance(first, ast.Constant) and first.value == 0):
         return [source.replace(call, f"{run}.epochs({source.text_of(last)})", EPOCHS)]
-    count = _minus_one(found, last) if isinstance(first, ast.Constant) and first.value == 1 else None
+    count = (
+        _minus_one(found, last) if isinstance(first, ast.Constant) and first.value == 1 else None
+    )
     if count is None:
         return []
     changes: list[Edit | Remark] = [source.replace(call, f"{run}.epochs({count})", EPOCHS)]
     name = source.text_of(loop.target)
-    used = [node for node in found.script.nodes if isinstance(node, type(loop.target)) and node is not loop.target]
-    if isinstance(loop.target, ast.Attribute) or any(getattr(node, "id", "") == name for node in used):
+    used = [
+        node
+        for node in found.script.nodes
+        if isinstance(node, type(loop.target)) and node is not loop.target
+    ]
+    if isinstance(loop.target, ast.Attribute) or any(
+        getattr(node, "id", "") == name for node in used
+    ):
         reason = f"{run}.epochs counts from 0, and this loop from 1"
         changes.append(source.line_before(loop.body[0], f"{name} += 1", reason))
     return changes
@@ -140,7 +182,8 @@ def _range_of(loop: LoopNode) -> ast.Call | None:
     return inner if is_range and isinstance(inner, ast.Call) and inner.args else None
 
 
-# -- the loss ----------------------------------------------------------------------------------------------
+# -- the loss
+# ----------------------------------------------------------------------------------------------
 
 
 def _change_backwards(found: Training, run: str) -> Iterator[Edit | Remark]:
@@ -160,11 +203,18 @@ def _change_backwards(found: Training, run: str) -> Iterator[Edit | Remark]:
             yield from _replace_backward(found, call, loss, end=f"{options})", run=run, why=why)
         elif short:
             yield Remark(
-                call.lineno, "this backward pass needs the same number of samples on all ranks: use drop_last=True"
+                call.lineno,
+                "this backward pass needs the same number of samples on all ranks: use "
+                "drop_last=True",
             )
         name = loss if isinstance(loss, ast.Name) else _scaled(loss)
         statement = script.statement(call)
-        if isinstance(name, ast.Name) and isinstance(statement, ast.Expr) and found.step_loops and not closed:
+        if (
+            isinstance(name, ast.Name)
+            and isinstance(statement, ast.Expr)
+            and found.step_loops
+            and not closed
+        ):
             why = "the mean over all ranks, for `paceline show`, `top` and `ui`"
             yield source.line_after(statement, f"{run}.log({name.id}={name.id})", why)
 
@@ -172,7 +222,9 @@ def _change_backwards(found: Training, run: str) -> Iterator[Edit | Remark]:
 def _replace_backward(
     found: Training, call: ast.Call, loss: ast.expr, *, end: str, run: str, why: str
 ) -> Iterator[Edit | Remark]:
-    """Write `run.backward(loss)`; the loss may have changes of its own, as in `f(x.cuda()).backward()`."""
+    """Write `run.backward(loss)`; the loss may have changes of its own, as in
+    `f(x.cuda()).backward()`.
+    """
     source = found.script.source
     dot = source.end(call.func) - len(".backward")
     if call.args or source.text[dot] != ".":
@@ -183,11 +235,15 @@ def _replace_backward(
 
 
 def _change_closures(found: Training, run: str) -> tuple[set[Function], list[Edit | Remark]]:
-    """`optimizer.step(closure)`, which would see another loss on each rank. Return the closures, and the changes."""
+    """`optimizer.step(closure)`, which would see another loss on each rank. Return the closures,
+    and the changes.
+    """
     script, source = found.script, found.script.source
     closures, changes = set(), list[Edit | Remark]()
     for call in script.calls:
-        is_step = isinstance(call.func, ast.Attribute) and call.func.attr == "step" and bool(call.args)
+        is_step = (
+            isinstance(call.func, ast.Attribute) and call.func.attr == "step" and bool(call.args)
+        )
         name = getattr(call.args[0], "id", "") if is_step else ""
         if not isinstance(call.func, ast.Attribute) or name not in script.functions:
             continue
@@ -196,12 +252,19 @@ def _change_closures(found: Training, run: str) -> tuple[set[Function], list[Edi
             changes.append(source.replace(call, text, CLOSURE))
             closures.add(script.functions[name])
         else:
-            text = f"use {run}.update(optimizer, closure={name}), and {run}.backward(loss) in it: {CLOSURE}"
+            text = (
+                f"use {run}.update(optimizer, closure={name}), and {run}.backward(loss) in it: "
+                f"{CLOSURE}"
+            )
             changes.append(Remark(call.lineno, text, must=True))
     return closures, changes
 
 
 def _scaled(loss: ast.expr) -> ast.expr | None:
     """Return the loss of `scaler.scale(loss)`."""
-    is_scaled = isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale"
+    is_scaled = (
+        isinstance(loss, ast.Call)
+        and isinstance(loss.func, ast.Attribute)
+        and loss.func.attr == "scale"
+    )
     return loss.args[0] if is_scaled and isinstance(loss, ast.Call) and loss.args else None

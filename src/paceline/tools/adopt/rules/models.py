@@ -30,7 +30,8 @@ def wrap_models(found: Training, run: str) -> Iterator[Edit | Remark]:
     if found.backwards and not found.models:
         yield Remark(
             found.backwards[0].lineno,
-            f"no optimizer of model.parameters() was found: call {run}.wrap(model) before you create it",
+            f"no optimizer of model.parameters() was found: call {run}.wrap(model) before you "
+            "create it",
             must=True,
         )
     yield from _unwrap(found, compiled)
@@ -39,7 +40,8 @@ def wrap_models(found: Training, run: str) -> Iterator[Edit | Remark]:
             yield Remark(
                 call.lineno,
                 "BatchNorm averages over each rank's part of a batch; for the whole batch, call"
-                f" torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before {run}.wrap (on GPUs)",
+                f" torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before {run}.wrap (on "
+                "GPUs)",
             )
             break
 
@@ -47,7 +49,9 @@ def wrap_models(found: Training, run: str) -> Iterator[Edit | Remark]:
 def _is_bound_inside(model: ast.expr, statement: ast.stmt) -> bool:
     """Whether a model has a name in a comprehension only."""
     parts = [node for node in ast.walk(statement) if isinstance(node, ast.comprehension)]
-    bound = {node.id for part in parts for node in ast.walk(part.target) if isinstance(node, ast.Name)}
+    bound = {
+        node.id for part in parts for node in ast.walk(part.target) if isinstance(node, ast.Name)
+    }
     return any(isinstance(node, ast.Name) and node.id in bound for node in ast.walk(model))
 
 
@@ -70,5 +74,11 @@ def _unwrap(found: Training, compiled: dict[ast.Call, ast.Call]) -> Iterator[Edi
         yield from source.unwrap(call, call.args[0], what)
     for node in script.nodes:
         is_inner = isinstance(node, ast.Attribute) and node.attr == "module" and parallel
-        if is_inner and isinstance(node, ast.Attribute) and found.origins.of(node.value) & set(parallel):
-            yield from source.unwrap(node, node.value, "run.wrap does not put the model inside another module")
+        if (
+            is_inner
+            and isinstance(node, ast.Attribute)
+            and found.origins.of(node.value) & set(parallel)
+        ):
+            yield from source.unwrap(
+                node, node.value, "run.wrap does not put the model inside another module"
+            )

@@ -1,4 +1,6 @@
-"""Resume: `run.resume(...)` with all that training changes, and remarks on what it does not save."""
+"""Resume: `run.resume(...)` with all that training changes, and remarks on what it does not
+save.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ COPIES = ("copy.deepcopy", "torch.optim.swa_utils.AveragedModel")
 
 
 def add_resume(found: Training, run: str) -> Iterator[Edit | Remark]:
-    """Register what training changes, before its outermost loop, with the names that are visible there."""
+    """Register what training changes, before its outermost loop, with the names that are visible
+    there.
+    """
     script = found.script
     loop = (found.epoch_loops or found.step_loops)[0]
     wanted = {
         **dict.fromkeys(found.optimizers, "optimizer"),
-        **dict.fromkeys((call for call in script.calls if _is_scheduler(script.dotted(call.func))), "scheduler"),
+        **dict.fromkeys(
+            (call for call in script.calls if _is_scheduler(script.dotted(call.func))), "scheduler"
+        ),
         **dict.fromkeys(script.calls_of(*SCALERS), "gradient scaler"),
         **dict.fromkeys(copies(found), "copy of the model"),
         **dict.fromkeys(found.loaders, "loader"),
@@ -65,22 +71,35 @@ def copies(found: Training) -> list[ast.Call]:
 def _read_here(found: Training, loop: LoopNode, call: ast.Call) -> dict[str, str]:
     """Return the expression by which a loop in this function reads a loader that has no name."""
     for each in found.step_loops:
-        if isinstance(each, ast.For) and found.script.function_of(each) is found.script.function_of(loop):
+        if isinstance(each, ast.For) and found.script.function_of(each) is found.script.function_of(
+            loop
+        ):
             inner = unwrap(each.iter)
-            if inner is not call and not isinstance(inner, ast.Call) and call in found.origins.of(inner):
+            if (
+                inner is not call
+                and not isinstance(inner, ast.Call)
+                and call in found.origins.of(inner)
+            ):
                 return {"loader": found.script.source.text_of(inner)}
     return {}
 
 
 def _not_visible(loop: LoopNode, what: str, line: int, run: str) -> Remark:
-    return Remark(loop.lineno, f"the {what} of line {line} has no name here: add it to {run}.resume(...)")
+    return Remark(
+        loop.lineno, f"the {what} of line {line} has no name here: add it to {run}.resume(...)"
+    )
 
 
 def _visible(found: Training, loop: LoopNode) -> list[tuple[str, set[ast.Call]]]:
-    """Return the names and attributes that have a value before a loop, with the calls that made it."""
+    """Return the names and attributes that have a value before a loop, with the calls that made
+    it.
+    """
     script, origins = found.script, found.origins
     function = script.function_of(loop)
-    texts = [*dict.fromkeys(origins.names_in(function)), *dict.fromkeys(origins.attributes_of(script.class_of(loop)))]
+    texts = [
+        *dict.fromkeys(origins.names_in(function)),
+        *dict.fromkeys(origins.attributes_of(script.class_of(loop))),
+    ]
     if function is not None:
         texts += [name for name in dict.fromkeys(origins.names_in(None)) if name not in texts]
     visible = []
@@ -98,36 +117,65 @@ def _visible(found: Training, loop: LoopNode) -> list[tuple[str, set[ast.Call]]]
 
 
 def _forgotten(found: Training, loop: LoopNode, run: str) -> Iterator[Remark]:
-    """Variables that the loop carries from one epoch to the next, such as the best loss: nothing saves them."""
+    """Variables that the loop carries from one epoch to the next, such as the best loss: nothing
+    saves them.
+    """
     script, origins = found.script, found.origins
     carried = {}
     for node in (part for statement in loop.body for part in ast.walk(statement)):
         is_set = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
         text = ast.unparse(node) if is_set else _appended(node)
-        if not text or text in carried or not (text.isidentifier() or text.removeprefix("self.").isidentifier()):
+        if (
+            not text
+            or text in carried
+            or not (text.isidentifier() or text.removeprefix("self.").isidentifier())
+        ):
             continue
-        begun = [each for each in origins.values(text, loop) if _is_start(each) and each.lineno < loop.lineno]
-        anew = [each for each in origins.values(text, loop) if _is_start(each) and script.statement(each) in loop.body]
+        begun = [
+            each
+            for each in origins.values(text, loop)
+            if _is_start(each) and each.lineno < loop.lineno
+        ]
+        anew = [
+            each
+            for each in origins.values(text, loop)
+            if _is_start(each) and script.statement(each) in loop.body
+        ]
         if begun and not (
-            anew and anew[0].lineno == min(each.lineno for each in anew) and _first_use(loop, text, anew)
+            anew
+            and anew[0].lineno == min(each.lineno for each in anew)
+            and _first_use(loop, text, anew)
         ):
             carried[text] = begun[0].lineno
     if carried:
         names = ", ".join(f"{name} (line {line})" for name, line in list(carried.items())[:6])
-        text = f"a resumed run resets {names}: keep them in an object with state_dict and load_state_dict, and"
+        text = (
+            f"a resumed run resets {names}: keep them in an object with state_dict and "
+            "load_state_dict, and"
+        )
         yield Remark(loop.lineno, f"{text} add it to {run}.resume(...)")
 
 
 def _unassigned(found: Training) -> Iterator[Remark]:
-    """Variables that only a loop over batches assigns, and that are read after it: it may have no steps left."""
+    """Variables that only a loop over batches assigns, and that are read after it: it may have no
+    steps left.
+    """
     script = found.script
     for loop in (each for each in found.step_loops if isinstance(each, ast.For)):
         function = script.function_of(loop)
         scope = [node for node in ast.walk(function or script.tree) if isinstance(node, ast.Name)]
-        names = [each for each in scope if script.function_of(each) is function and not _is_bound(script, each)]
+        names = [
+            each
+            for each in scope
+            if script.function_of(each) is function and not _is_bound(script, each)
+        ]
         lines = range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)
         skipped = set(found.origins.declared_global(function)) if function else set()
-        skipped |= {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)} if function else set()
+        skipped |= (
+            {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+            if function
+            else set()
+        )
         stored = [each for each in names if isinstance(each.ctx, ast.Store)]
         inside = {each.id for each in stored if each.lineno in lines} - skipped
         outside: dict[str, int] = {}  # the first line that assigns a name elsewhere
@@ -136,14 +184,17 @@ def _unassigned(found: Training) -> Iterator[Remark]:
                 outside[each.id] = min(each.lineno, outside.get(each.id, each.lineno))
         first: dict[str, int] = {}
         for each in names:
-            is_read = isinstance(each.ctx, ast.Load) and each.lineno >= lines.stop and each.id in inside
+            is_read = (
+                isinstance(each.ctx, ast.Load) and each.lineno >= lines.stop and each.id in inside
+            )
             if is_read and outside.get(each.id, each.lineno) >= each.lineno:
                 first[each.id] = min(each.lineno, first.get(each.id, each.lineno))
         if first:
             listed = ", ".join(sorted(first, key=lambda name: (first[name], name))[:4])
             yield Remark(
                 min(first.values()),
-                f"only the loop of line {loop.lineno} assigns {listed}: a run that resumes after the last step of an "
+                f"only the loop of line {loop.lineno} assigns {listed}: a run that resumes after "
+                "the last step of an "
                 "epoch skips that loop and fails here. Assign a value before the loop",
             )
 
@@ -157,7 +208,9 @@ def _is_bound(script: Script, node: ast.Name) -> bool:
             bound = {part.arg for part in ast.walk(each.args) if isinstance(part, ast.arg)}
         else:
             targets = [part.target for part in getattr(each, "generators", ())]
-            bound = {part.id for one in targets for part in ast.walk(one) if isinstance(part, ast.Name)}
+            bound = {
+                part.id for one in targets for part in ast.walk(one) if isinstance(part, ast.Name)
+            }
         if node.id in bound:
             return True
     return False
@@ -178,13 +231,22 @@ def _is_start(node: ast.expr) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, (int, float)) and hasattr(node, "lineno")
     if isinstance(node, (ast.List, ast.Dict)):
-        return not (node.elts if isinstance(node, ast.List) else [each for each in node.values if not _is_start(each)])
+        return not (
+            node.elts
+            if isinstance(node, ast.List)
+            else [each for each in node.values if not _is_start(each)]
+        )
     text = ast.unparse(node)
     return text.startswith(("float(", "math.inf", "np.inf", "torch.inf", "numpy.inf"))
 
 
 def _first_use(loop: LoopNode, text: str, anew: list[ast.expr]) -> bool:
     """Whether the body sets a variable anew before it does anything else with it."""
-    uses = [node for each in loop.body for node in ast.walk(each) if isinstance(node, (ast.Name, ast.Attribute))]
+    uses = [
+        node
+        for each in loop.body
+        for node in ast.walk(each)
+        if isinstance(node, (ast.Name, ast.Attribute))
+    ]
     lines = [node.lineno for node in uses if ast.unparse(node) == text]
     return bool(lines and anew) and min(lines) == min(each.lineno for each in anew)

@@ -1,4 +1,6 @@
-"""Samplers of scripts that already use DDP: each rank must read its part of the data, reshuffled each epoch."""
+"""Samplers of scripts that already use DDP: each rank must read its part of the data, reshuffled
+each epoch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from paceline.tools.adopt.script_analysis import Script
 from paceline.tools.adopt.source_edits import Edit, Remark
 from paceline.tools.adopt.training import LOADERS, Training
 
-SAMPLERS = ("torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler")
+SAMPLERS = (
+    "torch.utils.data.distributed.DistributedSampler",
+    "torch.utils.data.DistributedSampler",
+)
 ORDER = "without it, every epoch has the same order"
 
 
@@ -22,35 +27,56 @@ def change_samplers(found: Training, ranks: Ranks) -> Iterator[Edit | Remark]:
     for loader in loaders:
         yield from _check_loader(found, ranks, loader)
     if not loaders and not ranks.depends(script.tree if not read else read[0].iter):
-        line = (found.step_loops or found.backwards)[0].lineno if found.step_loops or found.backwards else 0
+        line = (
+            (found.step_loops or found.backwards)[0].lineno
+            if found.step_loops or found.backwards
+            else 0
+        )
         if line:
             yield Remark(
-                line, "see that each rank reads its part of the data here: no DataLoader of this script is read"
+                line,
+                "see that each rank reads its part of the data here: no DataLoader of this script "
+                "is read",
             )
     yield from _set_epoch(found, loaders or sorted(made, key=lambda call: call.lineno))
     for loop in found.reading:
         shared = [_sampler_of(found, call) for call in found.origins.of(loop.iter) & made]
         text = "every rank evaluates all of the data: correct, but no faster with more ranks"
         if any(shared):
-            text = "a DistributedSampler repeats samples so that all ranks get the same number: the result is not exact"
+            text = (
+                "a DistributedSampler repeats samples so that all ranks get the same number: "
+                "the result is not exact"
+            )
         yield Remark(loop.iter.lineno, text)
 
 
 def _check_loader(found: Training, ranks: Ranks, loader: ast.Call) -> Iterator[Remark]:
     """A loader that training reads needs a sampler, or data that differ between ranks."""
     given = {each.arg: each.value for each in loader.keywords}
-    values = [value for name, value in given.items() if name in ("sampler", "batch_sampler")] + loader.args[3:5]
-    values = [each for each in values if not (isinstance(each, ast.Constant) and each.value is None)]
+    values = [
+        value for name, value in given.items() if name in ("sampler", "batch_sampler")
+    ] + loader.args[3:5]
+    values = [
+        each for each in values if not (isinstance(each, ast.Constant) and each.value is None)
+    ]
     if values:
         if not _sampler_of(found, loader) and not any(map(ranks.depends, values)):
             yield Remark(
                 loader.lineno,
-                "make sure that this sampler gives each rank different samples: it is not a DistributedSampler",
+                "make sure that this sampler gives each rank different samples: it is not a "
+                "DistributedSampler",
             )
     elif None in given:
-        yield Remark(loader.lineno, "make sure that this loader's options include a DistributedSampler")
-    elif not _differs(found, ranks, [*loader.args[:1], *([given["dataset"]] if "dataset" in given else [])]):
-        text = "every rank trains on all of the data: pass sampler=DistributedSampler(dataset), instead of shuffle"
+        yield Remark(
+            loader.lineno, "make sure that this loader's options include a DistributedSampler"
+        )
+    elif not _differs(
+        found, ranks, [*loader.args[:1], *([given["dataset"]] if "dataset" in given else [])]
+    ):
+        text = (
+            "every rank trains on all of the data: pass sampler=DistributedSampler(dataset), "
+            "instead of shuffle"
+        )
         yield Remark(loader.lineno, text, must=True)
 
 
@@ -58,7 +84,11 @@ def _differs(found: Training, ranks: Ranks, dataset: list[ast.expr]) -> bool:
     """Whether a dataset depends on the rank, or its class does."""
     script = found.script
     calls = [call for each in dataset for call in found.origins.of(each)]
-    owners = [script.classes[name] for call in calls if (name := getattr(call.func, "id", "")) in script.classes]
+    owners = [
+        script.classes[name]
+        for call in calls
+        if (name := getattr(call.func, "id", "")) in script.classes
+    ]
     return any(ranks.depends(each) for each in (*dataset, *calls, *owners))
 
 
@@ -69,7 +99,9 @@ def _sampler_of(found: Training, loader: ast.Call) -> ast.Call | None:
     given += loader.args[3:5]
     for value in given:
         calls = found.origins.of(value)
-        inner = {call for each in calls for argument in each.args for call in found.origins.of(argument)}
+        inner = {
+            call for each in calls for argument in each.args for call in found.origins.of(argument)
+        }
         if hits := (calls | inner) & known:
             return min(hits, key=lambda call: call.lineno)
     return None
@@ -79,7 +111,9 @@ def _set_epoch(found: Training, loaders: list[ast.Call]) -> Iterator[Edit | Rema
     """A DistributedSampler gives the same order in each epoch, unless it is told the epoch."""
     script = found.script
     set_epochs = [call for call in script.calls if getattr(call.func, "attr", "") == "set_epoch"]
-    samplers = list(dict.fromkeys(each for call in loaders if (each := _sampler_of(found, call)) is not None))
+    samplers = list(
+        dict.fromkeys(each for call in loaders if (each := _sampler_of(found, call)) is not None)
+    )
     for sampler in samplers:
         shuffle = next((each.value for each in sampler.keywords if each.arg == "shuffle"), None)
         if isinstance(shuffle, ast.Constant) and shuffle.value is False:
@@ -93,7 +127,10 @@ def _set_epoch(found: Training, loaders: list[ast.Call]) -> Iterator[Edit | Rema
         if isinstance(loop, ast.For) and name is not None and _is_certain(script, sampler):
             yield script.source.line_before(loop.body[0], f"{name}.set_epoch({target})", ORDER)
         elif found.epoch_loops:
-            what = f"call set_epoch({target or 'epoch'}) on the sampler of line {sampler.lineno} before each epoch"
+            what = (
+                f"call set_epoch({target or 'epoch'}) on the sampler of line {sampler.lineno} "
+                "before each epoch"
+            )
             yield Remark(found.epoch_loops[0].lineno, f"{what}: {ORDER}", must=True)
 
 
@@ -104,7 +141,9 @@ def _sets_epoch_of(found: Training, call: ast.Call, sampler: ast.Call) -> bool:
     if isinstance(owner, ast.Attribute) and owner.attr in ("sampler", "batch_sampler"):
         owner = owner.value
     calls = found.origins.of(owner)
-    samplers = {each for loader in calls if (each := _sampler_of(found, loader)) is not None} | calls
+    samplers = {
+        each for loader in calls if (each := _sampler_of(found, loader)) is not None
+    } | calls
     known = set(found.script.calls_of(*SAMPLERS))
     return sampler in samplers or not samplers & known
 
@@ -131,6 +170,9 @@ def _name_of(found: Training, sampler: ast.Call, loop: ast.For) -> str | None:
         script.parents.setdefault(node, loop)
         for call in origins.of(node):
             for keyword in call.keywords:
-                if keyword.arg == "sampler" and sampler in (keyword.value, *origins.of(keyword.value)):
+                if keyword.arg == "sampler" and sampler in (
+                    keyword.value,
+                    *origins.of(keyword.value),
+                ):
                     return f"{name}.sampler"
     return None

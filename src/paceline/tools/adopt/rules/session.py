@@ -1,4 +1,6 @@
-"""The session: `import paceline`, and `run = paceline.start()` before the first line that needs it."""
+"""The session: `import paceline`, and `run = paceline.start()` before the first line that needs
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ SEED = "; the seed makes all ranks draw the same numbers, until they train"
 
 def free_name(script: Script) -> str:
     """Return a name for the run that the script does not use."""
-    return next(name for name in (*NAMES, *(f"run{n}" for n in range(2, 10_000))) if name not in script.names)
+    return next(
+        name
+        for name in (*NAMES, *(f"run{n}" for n in range(2, 10_000)))
+        if name not in script.names
+    )
 
 
 class Entry:
@@ -38,8 +44,13 @@ class Entry:
                 self.statement = order[first]
                 self.before, self.after = order[:first], order[first:]
                 break
-        called = [each for each in order if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
-        hidden = self.statement is None and bool(called)  # `app()` calls a function that is decorated for it
+        called = [
+            each
+            for each in order
+            if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)
+        ]
+        # `app()` calls a function that is decorated for it
+        hidden = self.statement is None and bool(called)
         if hidden:
             position = order.index(called[-1])
             self.statement, self.before, self.after = called[-1], order[:position], order[position:]
@@ -49,9 +60,13 @@ class Entry:
             self._late_nodes = {node for each in self.after for node in _walk_flat(each)}
 
     def _first_beside(self, statement: ast.stmt, order: list[ast.stmt]) -> int:
-        """Return the first statement of the same block: without a seed, data may be made up from there on."""
+        """Return the first statement of the same block: without a seed, data may be made up from
+        there on.
+        """
         block = self.script.parents[statement]
-        first = next(each for each in order if self.script.parents[each] is block and not _is_text(each))
+        first = next(
+            each for each in order if self.script.parents[each] is block and not _is_text(each)
+        )
         return order.index(first)
 
     def has_run(self, node: ast.AST) -> bool:
@@ -69,12 +84,16 @@ class Entry:
         return False
 
     def _executed(self) -> Iterator[ast.stmt]:
-        """Yield the statements that run at the top, in order, with those under `if __name__ == "__main__":`."""
+        """Yield the statements that run at the top, in order, with those under `if __name__ ==
+        "__main__":`.
+        """
         guard = self.script.guard
         for statement in self.script.tree.body:
             if statement is guard:
                 yield from guard.body
-            elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)):
+            elif not isinstance(
+                statement, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+            ):
                 yield statement
 
 
@@ -82,23 +101,37 @@ def open_session(script: Script, entry: Entry, run: str) -> Iterator[Edit | Rema
     assert entry.statement is not None
     line = f"{run} = paceline.start({'' if entry.is_seeded else 'seed=0'})"
     yield import_line(script, "paceline")
-    yield script.source.line_before(entry.statement, line, REASON if entry.is_seeded else REASON + SEED)
+    yield script.source.line_before(
+        entry.statement, line, REASON if entry.is_seeded else REASON + SEED
+    )
 
 
-def remark_import(script: Script, entry: Entry, users: Iterable[ast.AST], run: str) -> Iterator[Remark]:
-    """Say which functions only work in the script itself: whoever imports it does not run its main block."""
+def remark_import(
+    script: Script, entry: Entry, users: Iterable[ast.AST], run: str
+) -> Iterator[Remark]:
+    """Say which functions only work in the script itself: whoever imports it does not run its main
+    block.
+    """
     if script.guard is None or entry.statement not in script.guard.body:
         return
-    names = {function.name: None for node in users if (function := script.function_of(node)) is not None}
+    names = {
+        function.name: None for node in users if (function := script.function_of(node)) is not None
+    }
     module = PurePath(script.source.name).stem
     if not names or not module.isidentifier():
         return
     first, *rest = names
-    text = f"{' and '.join([first, *rest])} use" if len(rest) < 2 else f"{first} and {len(rest)} other functions use"
+    text = (
+        f"{' and '.join([first, *rest])} use"
+        if len(rest) < 2
+        else f"{first} and {len(rest)} other functions use"
+    )
     yield Remark(
         0,
-        f"{text}{'' if rest else 's'} `{run}`, which exists only when {PurePath(script.source.name).name} runs as the"
-        f" script: a test or notebook that imports it has to set `{module}.{run} = paceline.start()` first",
+        f"{text}{'' if rest else 's'} `{run}`, which exists only when "
+        f"{PurePath(script.source.name).name} runs as the"
+        f" script: a test or notebook that imports it has to set `{module}.{run} = "
+        "paceline.start()` first",
     )
 
 
@@ -106,7 +139,9 @@ def import_line(script: Script, module: str) -> Edit | Remark:
     """Add an import after the imports at the top."""
     body = script.tree.body
     imports = [each for each in body if isinstance(each, (ast.Import, ast.ImportFrom))]
-    reason = "the import that the lines below need" if module == "paceline" else f"for {module}.environ"
+    reason = (
+        "the import that the lines below need" if module == "paceline" else f"for {module}.environ"
+    )
     if imports:
         first_block = imports[0]
         for previous, following in pairwise(body):

@@ -28,7 +28,10 @@ SCALES = {
         "a loss that is multiplied by the number of ranks",
         "DDP averages gradients over ranks: the loss needs no factor.",
     ),
-    (1, 0): ("gradients that are summed over the ranks", "Divide them by the number of ranks, or let DDP do it."),
+    (1, 0): (
+        "gradients that are summed over the ranks",
+        "Divide them by the number of ranks, or let DDP do it.",
+    ),
     (-1, 0): (
         "gradients that are divided twice",
         "DDP divides them by the number of ranks already: do not divide them again.",
@@ -101,13 +104,16 @@ class GradientComparison:
         if power is None:
             return None
         losses = next((each for each in (-1, 0, 1) if self._loss_is_multiple(ratio**each)), None)
-        name, fix = SCALES.get((power, losses if losses is not None else 9), ("the scale of the gradients", ""))
+        name, fix = SCALES.get(
+            (power, losses if losses is not None else 9), ("the scale of the gradients", "")
+        )
         how = "smaller" if power * (ratio - 1) < 0 else "larger"
         return Cause(
             name,
             f"In step {self.step}, with equal weights and samples, all gradients are {max(ratio, 1 / ratio):g} times "
             f"{how} with {self.other.ranks_text} than with {self.reference.ranks_text}. {self._losses_text()}",
-            fix or "Look for a factor of the gradients, or of the loss, that depends on the number of ranks.",
+            fix
+            or "Look for a factor of the gradients, or of the loss, that depends on the number of ranks.",
         )
 
     def _split_loss(self) -> Cause | None:
@@ -162,7 +168,14 @@ def find_rate_cause(reference: CaseRecords, other: CaseRecords) -> Cause | None:
     """Return the first step with another learning rate, as a cause."""
     for step in sorted(set(reference.first.steps) & set(other.first.steps)):
         one, two = reference.first.steps[step]["rates"], other.first.steps[step]["rates"]
-        pair = next(((a, b) for a, b in zip(one, two, strict=False) if abs(a - b) > 1e-9 * max(abs(a), abs(b))), None)
+        pair = next(
+            (
+                (a, b)
+                for a, b in zip(one, two, strict=False)
+                if abs(a - b) > 1e-9 * max(abs(a), abs(b))
+            ),
+            None,
+        )
         if pair is not None:
             return Cause(
                 RATE,
@@ -177,7 +190,9 @@ def find_rate_cause(reference: CaseRecords, other: CaseRecords) -> Cause | None:
 
 def _first_step(records: CaseRecords) -> int:
     """Return the first step whose gradients are recorded: those before it are zero. 0 if there is none."""
-    return min((step for step, record in records.first.steps.items() if record.get("gradient")), default=0)
+    return min(
+        (step for step, record in records.first.steps.items() if record.get("gradient")), default=0
+    )
 
 
 def all_equal(values: Sequence[Any]) -> bool:

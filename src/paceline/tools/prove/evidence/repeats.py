@@ -11,7 +11,9 @@ from paceline.tools.prove.records import CaseRecords
 EARLIER = "files of an earlier run"
 SEED = "no fixed seed"
 UNSTABLE = "equal runs that differ"
-ON_GPUS = "On GPUs, a script without the runtime also needs torch.use_deterministic_algorithms(True)."
+ON_GPUS = (
+    "On GPUs, a script without the runtime also needs torch.use_deterministic_algorithms(True)."
+)
 
 
 def find_earlier_cause(records: CaseRecords, earlier: Sequence[CaseRecords]) -> Cause | None:
@@ -41,7 +43,11 @@ def find_repeat_cause(one: CaseRecords, again: CaseRecords, source: LossSource) 
     if start.get("weights") != start_again.get("weights"):
         what = "the initial weights already differ"
     elif losses != others:
-        step = next(step for step in sorted(losses.keys() | others.keys()) if losses.get(step) != others.get(step))
+        step = next(
+            step
+            for step in sorted(losses.keys() | others.keys())
+            if losses.get(step) != others.get(step)
+        )
         what = f"the losses differ from step {step} on"
     else:
         return None

@@ -15,8 +15,13 @@ class ValueKeys:
     """Turns what two cases have recorded of samples into keys."""
 
     def __init__(self, *cases: CaseRecords) -> None:
-        rows = [row for each in cases for rank in each.ranks for step in rank.steps.values()
-                for row in step.get("contents") or ()]  # fmt: skip
+        rows = [
+            row
+            for each in cases
+            for rank in each.ranks
+            for step in rank.steps.values()
+            for row in step.get("contents") or ()
+        ]
         sizes: dict[int, set[int]] = defaultdict(set)
         for row in rows:
             for number, (size, _, _) in enumerate(row):

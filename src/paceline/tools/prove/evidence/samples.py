@@ -65,7 +65,9 @@ class SampleComparison:
                 is_later = step != self.steps[0]
                 return SampleEvidence(cause, step, samples and is_later, values and is_later)
             values = values and self._values_agree(step) is True
-            samples = samples and (self._values_agree(step) is True or self._numbers_agree(step) is True)
+            samples = samples and (
+                self._values_agree(step) is True or self._numbers_agree(step) is True
+            )
         return SampleEvidence(knows_samples=samples, knows_values=values)
 
     def _numbers_agree(self, step: int) -> bool | None:
@@ -91,9 +93,17 @@ class SampleComparison:
     # -- causes ----------------------------------------------------------------------------------------
 
     def _batch_size(self, step: int) -> Cause | None:
-        one, two = (sum(each.together(step, "rows") or [0]) for each in (self.reference, self.other))
+        one, two = (
+            sum(each.together(step, "rows") or [0]) for each in (self.reference, self.other)
+        )
         ratio = self.other.case.ranks / self.reference.case.ranks
-        if ratio == 1 or not one or two != one * ratio or self._is_repeated(step) or self._repeats_between_ranks():
+        if (
+            ratio == 1
+            or not one
+            or two != one * ratio
+            or self._is_repeated(step)
+            or self._repeats_between_ranks()
+        ):
             return None
         return Cause(
             BATCH,
@@ -112,7 +122,9 @@ class SampleComparison:
         return self._other_values(step) if numbers else self._unknown_samples(step)
 
     def _other_values(self, step: int) -> Cause:
-        one, two = (self.keys.count(each, step) or Counter() for each in (self.reference, self.other))
+        one, two = (
+            self.keys.count(each, step) or Counter() for each in (self.reference, self.other)
+        )
         return Cause(
             VALUES,
             f"Step {step} has the same samples with {self.other.case.ranks} ranks as with {self.reference.case.ranks}, "
@@ -162,7 +174,11 @@ class SampleComparison:
             for each in (self.reference, self.other)
         ]
         if shared := len(every[0] & every[1]):
-            return Cause(SAMPLER, f"{what} {shared} samples appear in both runs, but in different steps.", USE_LOADER)
+            return Cause(
+                SAMPLER,
+                f"{what} {shared} samples appear in both runs, but in different steps.",
+                USE_LOADER,
+            )
         return Cause(
             EITHER,
             f"In step {step}, the samples have different values with {ranks} ranks than with {before}, and no sample "

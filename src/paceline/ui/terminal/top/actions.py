@@ -33,7 +33,8 @@ class Action:
         if (view := viewpoint.current()) is not None:  # it happens where the run is
             return plain(view.act(self.kind, self.run.key))
         folder, name = RunFolder(Path(self.run.path)), plain(self.run.key)
-        record = read_record(folder, squeue_and_sacct.states)  # as it is now: what the table shows may be a minute old
+        # as it is now: what the table shows may be a minute old
+        record = read_record(folder, squeue_and_sacct.states)
         running = record.status == "running"
         if self.kind == REQUEUE:
             job = requeue_run(folder, running=running, over=record.is_over)
@@ -41,7 +42,9 @@ class Action:
         if record.is_over:
             return f"Run {name} has already ended: {plain(record.status)}."
         cancel_run(folder, running=running, save=self.kind == STOP)
-        return f"{name}: {'saves and stops' if self.kind == STOP or not record.job else 'cancelled'}"
+        return (
+            f"{name}: {'saves and stops' if self.kind == STOP or not record.job else 'cancelled'}"
+        )
 
 
 def find_action(kind: str, row: Row | None, *, is_own: bool) -> Action | str:
@@ -72,10 +75,14 @@ def _requeue(run: Overview) -> Action | str:
     if not run.job:
         return f"Run {plain(run.key)} is not a Slurm job. Continue it with `{_again(run)}`."
     if run.sweep and run.is_over:
-        return f"It is a trial: `{_again(run)}` runs it again, and others that ended in the same way."
+        return (
+            f"It is a trial: `{_again(run)}` runs it again, and others that ended in the same way."
+        )
     name = _name(run)
     if run.is_over:
-        text = "It continues from its newest checkpoint, as a new job with the same code and settings."
+        text = (
+            "It continues from its newest checkpoint, as a new job with the same code and settings."
+        )
         return Action(REQUEUE, run, f"Submit {name} again?", text, "Submit again")
     if run.status != "running":
         return f"Run {plain(run.key)} is already in the queue as job {plain(run.job)}."
@@ -90,4 +97,8 @@ def _again(run: Overview) -> str:
 def _name(run: Overview) -> str:
     name = run.name or run.program.rpartition("/")[2]
     where = f"job {plain(run.job)}" if run.job else "a local run"
-    return f"run {plain(run.key)} ({plain(name)}, {where})" if name else f"run {plain(run.key)} ({where})"
+    return (
+        f"run {plain(run.key)} ({plain(name)}, {where})"
+        if name
+        else f"run {plain(run.key)} ({where})"
+    )

@@ -24,7 +24,13 @@ from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.data.selected_run import SelectedRun
 from paceline.ui.terminal.top.messages import RunRead, RunsRead, Said
 from paceline.ui.terminal.top.panes.log_pane import LogPane
-from paceline.ui.terminal.top.panes.run_panes import CurvePane, FactsPane, Rule, sweep_facts, sweep_heading
+from paceline.ui.terminal.top.panes.run_panes import (
+    CurvePane,
+    FactsPane,
+    Rule,
+    sweep_facts,
+    sweep_heading,
+)
 from paceline.ui.terminal.top.panes.run_table import RunTable, Titles
 from paceline.ui.terminal.top.screens import NO_RUNS, Help, Question, key_line
 from paceline.ui.terminal.top.style import CSS
@@ -56,12 +62,15 @@ class TopApp(App[None]):
         Binding("escape", "leave", show=False),
     ]
 
-    def __init__(self, scratch: Path, *, wanted: str = "", query: QueryStates = query_states) -> None:
+    def __init__(
+        self, scratch: Path, *, wanted: str = "", query: QueryStates = query_states
+    ) -> None:
         super().__init__(ansi_color=True)  # or Textual makes everything black with NO_COLOR
         self.scratch, self._query_states = scratch, query
         self._first_filter = wanted
         self._list = RunList(scratch, query)
-        self._wanted: tuple[str, str] | None = None  # the path of the selected run, and what to search for
+        # the path of the selected run, and what to search for
+        self._wanted: tuple[str, str] | None = None
         self._selected: SelectedRun | None = None
         self._is_own: bool | None = None  # None until the selected run has been read
         self._asked = ""  # the action to ask about once it has been
@@ -71,11 +80,18 @@ class TopApp(App[None]):
         self._title_line = Static("", id="title", markup=False)
         self._table = RunTable("runs")
         self._heading, self._log_heading = Rule("heading"), Rule("log-heading")
-        self._curves, self._facts, self._log_pane = CurvePane("curves"), FactsPane("facts"), LogPane("log")
+        self._curves, self._facts, self._log_pane = (
+            CurvePane("curves"),
+            FactsPane("facts"),
+            LogPane("log"),
+        )
         self._prompt = Static("", id="prompt", markup=False)
         self._input = Input(id="input", compact=True)
         self._key_line = Static(key_line(), id="keys", markup=False)
-        self._pollers = (Poller(self._read_list, LIST_INTERVAL, "list"), Poller(self._read_run, RUN_INTERVAL, "run"))
+        self._pollers = (
+            Poller(self._read_list, LIST_INTERVAL, "list"),
+            Poller(self._read_run, RUN_INTERVAL, "run"),
+        )
 
     # -- layout ------------------------------------------------------------------------------------------
 
@@ -127,7 +143,9 @@ class TopApp(App[None]):
         if self._selected is None or (self._selected.path, self._selected.searched) != wanted:
             self._selected = SelectedRun(path, self._query_states, searched=searched)
         selected = self._selected
-        self._guarded(lambda: RunRead(selected.read(self._curves.choice), is_own_folder(Path(path))))
+        self._guarded(
+            lambda: RunRead(selected.read(self._curves.choice), is_own_folder(Path(path)))
+        )
 
     def _guarded(self, read: Callable[[], Message]) -> None:
         """Send what was read to the screen. A problem ends neither the thread nor the program."""
@@ -135,7 +153,8 @@ class TopApp(App[None]):
             message = read()
         except (PacelineError, OSError) as error:
             message = Said(str(error), is_problem=True)
-        except Exception as error:  # a file that no one has foreseen must not end the view of all others
+        # a file that no one has foreseen must not end the view of all others
+        except Exception as error:
             message = Said(f"{type(error).__name__}: {error}", is_problem=True)
         with suppress(RuntimeError):  # the program has ended meanwhile
             self.post_message(message)
@@ -279,7 +298,9 @@ class TopApp(App[None]):
 
     def action_ask(self, kind: str) -> None:
         row = self._table.row
-        self._asked = kind if self._is_own is None and row is not None and row.run is not None else ""
+        self._asked = (
+            kind if self._is_own is None and row is not None and row.run is not None else ""
+        )
         if self._asked:
             self.say("…")
             return
@@ -308,7 +329,9 @@ class TopApp(App[None]):
         self._key_line.update(key_line())
 
     def _show_title(self) -> None:
-        self._title_line.update(list_title(self._table.found.runs, self._table.wanted, self.scratch))
+        self._title_line.update(
+            list_title(self._table.found.runs, self._table.wanted, self.scratch)
+        )
 
     def _show_log_title(self) -> None:
         self._log_heading.show(log_title(self._log_pane.count(), self._searched))

@@ -12,9 +12,16 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 KEYS = (
-    ("⏎", "open"), ("⇥", "pane"), ("/", "search"), ("f", "filter"), ("s", "stop"), ("c", "cancel"), ("r", "requeue"),
-    ("?", "help"), ("q", "quit"),
-)  # fmt: skip
+    ("⏎", "open"),
+    ("⇥", "pane"),
+    ("/", "search"),
+    ("f", "filter"),
+    ("s", "stop"),
+    ("c", "cancel"),
+    ("r", "requeue"),
+    ("?", "help"),
+    ("q", "quit"),
+)
 NO_RUNS = """\
 No runs in {}.
 
@@ -46,7 +53,9 @@ Escape or ? closes this, q leaves. Your runs keep running.
 
 
 def key_line() -> Text:
-    return Text("  ").join(Text.assemble((key, "bold cyan"), (f" {what}", "dim")) for key, what in KEYS)
+    return Text("  ").join(
+        Text.assemble((key, "bold cyan"), (f" {what}", "dim")) for key, what in KEYS
+    )
 
 
 def help_text() -> Text:
@@ -87,7 +96,9 @@ class Question(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="box"):
-            yield Static(Text.assemble((self.question, "bold"), "\n\n", self.consequence), id="question")
+            yield Static(
+                Text.assemble((self.question, "bold"), "\n\n", self.consequence), id="question"
+            )
             with Horizontal(id="answers"):
                 yield Button(Text("No, leave it (n)"), id="no", compact=True)
                 yield Button(Text(f"{self.yes} (y)"), id="yes", compact=True)

@@ -8,7 +8,14 @@ from dataclasses import replace
 from paceline.ui.terminal.top.screens import help_text
 from paceline.ui.terminal.top.text.curve import plot
 from paceline.ui.terminal.top.text.facts import attempts, facts, heading
-from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, NodeDetails, RankDetails, RunDetails
+from paceline.watch.details import (
+    AttemptDetails,
+    Failure,
+    GoodputDetails,
+    NodeDetails,
+    RankDetails,
+    RunDetails,
+)
 from paceline.watch.metrics.curves import Curve
 from tests.ui.terminal.top.data.test_rows import RUN
 
@@ -17,24 +24,48 @@ GPU = {"name": "NVIDIA H100", "memory": 80 * GB}
 
 
 def node(host: str, *, gpus: int) -> NodeDetails:
-    sample = {"time": 1.0, "cpu": 50.0, "memory": 8 * GB, "gpus": [{"busy": 97, "memory": 40 * GB}] * gpus}
-    return NodeDetails(0, host, 64, 256 * GB, [GPU] * gpus, [sample, {"time": 2.0, "error": "no descriptors"}])
+    sample = {
+        "time": 1.0,
+        "cpu": 50.0,
+        "memory": 8 * GB,
+        "gpus": [{"busy": 97, "memory": 40 * GB}] * gpus,
+    }
+    return NodeDetails(
+        0, host, 64, 256 * GB, [GPU] * gpus, [sample, {"time": 2.0, "error": "no descriptors"}]
+    )
 
 
 DETAILS = RunDetails(
-    overview=RUN, place="/scratch/1a2b", command="paceline submit train.py", config={"lr": 0.1}, settings={}, code={},
-    attempts=[AttemptDetails(1, "4711-1", 1.0, None, "", None)], job_starts=[], failure=None, timeline=[],
+    overview=RUN,
+    place="/scratch/1a2b",
+    command="paceline submit train.py",
+    config={"lr": 0.1},
+    settings={},
+    code={},
+    attempts=[AttemptDetails(1, "4711-1", 1.0, None, "", None)],
+    job_starts=[],
+    failure=None,
+    timeline=[],
     goodput=GoodputDetails(
-        {"queued": 10.0, "training": 80.0, "lost": 10.0, "saving": 0.0}, 100.0, {"training": {"data": 5.0}}, 1, None
+        {"queued": 10.0, "training": 80.0, "lost": 10.0, "saving": 0.0},
+        100.0,
+        {"training": {"data": 5.0}},
+        1,
+        None,
     ),
     nodes=[node("node1.example.org", gpus=8), node("node2", gpus=1)],
-    ranks=[RankDetails(each, "node1", "running", 250, 0.5, 0.0, 0.1, each == 11) for each in range(16)],
-    checkpoints=[], commands={"logs": "paceline logs 1a2b"},
-)  # fmt: skip
+    ranks=[
+        RankDetails(each, "node1", "running", 250, 0.5, 0.0, 0.1, each == 11) for each in range(16)
+    ],
+    checkpoints=[],
+    commands={"logs": "paceline logs 1a2b"},
+)
 
 
 def test_a_cancelled_run_says_why_it_ended() -> None:
-    run = replace(RUN, status="cancelled", is_over=True, detail="by you; can continue from step 425")
+    run = replace(
+        RUN, status="cancelled", is_over=True, detail="by you; can continue from step 425"
+    )
     text = facts(replace(DETAILS, overview=run), 80).plain
     assert "why      cancelled by you; can continue from step 425" in text
 
@@ -85,7 +116,11 @@ def test_a_rank_says_when_its_step_was_seen() -> None:
 
 
 def test_a_failure_shows_its_rank_and_the_end_of_its_traceback() -> None:
-    trace = "Traceback:\n" + "\n".join(f"  frame {number}" for number in range(40)) + "\nValueError: \x1b[2Jbad [/x]"
+    trace = (
+        "Traceback:\n"
+        + "\n".join(f"  frame {number}" for number in range(40))
+        + "\nValueError: \x1b[2Jbad [/x]"
+    )
     failed = Failure(2, 3, "node2", "ValueError: bad [/x]", "train.py:9", trace)
     details = replace(DETAILS, overview=replace(RUN, is_over=True, status="failed"), failure=failed)
     text = facts(details, 80).plain
@@ -98,8 +133,12 @@ def test_a_failure_shows_its_rank_and_the_end_of_its_traceback() -> None:
 
 
 def test_broken_samples_and_hostile_names_are_shown_as_far_as_they_go() -> None:
-    odd = NodeDetails(0, "a\x1b[31mb", None, None, [], [{"cpu": "x", "gpus": [1, {"busy": float("nan")}]}])
-    odd_run = replace(RUN, name="[b]x\n", loss=float("nan"), loss_name="\x9b", detail="why\x07", step=None)
+    odd = NodeDetails(
+        0, "a\x1b[31mb", None, None, [], [{"cpu": "x", "gpus": [1, {"busy": float("nan")}]}]
+    )
+    odd_run = replace(
+        RUN, name="[b]x\n", loss=float("nan"), loss_name="\x9b", detail="why\x07", step=None
+    )
     details = replace(DETAILS, overview=odd_run, nodes=[odd], config={"\x1b[H": "\x1b[H"})
     text = facts(details, 50, whole=True).plain + heading(odd_run).plain
     assert "[b]x" in text
@@ -126,6 +165,16 @@ def test_the_help_fits_24_rows_of_80_columns() -> None:
 
 
 def test_attempts_say_how_they_ended() -> None:
-    made = [AttemptDetails(number, "6-0", None, None, verdict, None) for number, verdict in ((1, "stopped"), (2, ""))]
-    assert attempts(made, is_over=False).plain.split() == ["attempts", "1", "stopped", "2", "under", "way"]
+    made = [
+        AttemptDetails(number, "6-0", None, None, verdict, None)
+        for number, verdict in ((1, "stopped"), (2, ""))
+    ]
+    assert attempts(made, is_over=False).plain.split() == [
+        "attempts",
+        "1",
+        "stopped",
+        "2",
+        "under",
+        "way",
+    ]
     assert attempts(made, is_over=True).plain.endswith("2 no verdict")

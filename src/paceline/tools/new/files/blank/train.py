@@ -47,7 +47,9 @@ def evaluate(run: paceline.Run, model: nn.Module, data: Dataset) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=64, help="samples per step over all ranks (64)")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="samples per step over all ranks (64)"
+    )
     parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--width", type=int, default=64)
     args = parser.parse_args()
@@ -55,10 +57,12 @@ def main() -> None:
     with paceline.session(seed=0) as run:  # identity, device, process group, signals
         run.config(args)
         train_set, test_set = make_data(4000, seed=1), make_data(1000, seed=2)
-        model = run.wrap(Net(args.width))  # moved to the device, and wrapped in DDP if there are several ranks
+        # moved to the device, and wrapped in DDP if there are several ranks
+        model = run.wrap(Net(args.width))
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
         loader = run.loader(train_set, batch_size=args.batch_size)
-        run.resume(model=model, optimizer=optimizer, loader=loader)  # from the newest checkpoint, if there is one
+        # from the newest checkpoint, if there is one
+        run.resume(model=model, optimizer=optimizer, loader=loader)
         for epoch in run.epochs(args.epochs):
             for x, y in run.steps(loader):  # saves and stops happen between steps
                 with run.autocast():

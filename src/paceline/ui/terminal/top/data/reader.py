@@ -58,7 +58,8 @@ class Found:
 
     runs: list[Overview] = field(default_factory=list)
     sweeps: list[SweepOverview] = field(default_factory=list)
-    points: dict[str, str] = field(default_factory=dict)  # the path of a trial -> its parameters, `lr=0.1 width=64`
+    # the path of a trial -> its parameters, `lr=0.1 width=64`
+    points: dict[str, str] = field(default_factory=dict)
 
 
 class RunList:
@@ -85,7 +86,11 @@ class RunList:
             with suppress(Exception):  # a folder that nobody has foreseen must not hide all others
                 self._runs[path] = (changed[path], make_overview(record))
         self._runs = {path: self._runs[path] for path in changed if path in self._runs}
-        return Found([overview for _, overview in self._runs.values()], self._sweeps.read(sweeps), dict(self._points))
+        return Found(
+            [overview for _, overview in self._runs.values()],
+            self._sweeps.read(sweeps),
+            dict(self._points),
+        )
 
     def _read_points(self, trials: Iterable[RunFolder]) -> None:
         """Read the parameters of new trials; they never change."""

@@ -51,11 +51,16 @@ class Row:
     def status(self) -> str:
         if self.run is not None:
             return self.run.status
-        return self.sweep.status if self.sweep is not None else "sweep"  # whose folder cannot be read
+        # whose folder cannot be read
+        return self.sweep.status if self.sweep is not None else "sweep"
 
     @property
     def is_over(self) -> bool:
-        return self.sweep.is_over if self.sweep is not None else all(each.is_over for each in self.members)
+        return (
+            self.sweep.is_over
+            if self.sweep is not None
+            else all(each.is_over for each in self.members)
+        )
 
     @property
     def count(self) -> int:
@@ -74,7 +79,9 @@ class Row:
         """How many trials are in which state: `3 running, 40 done`."""
         found = Counter(each.status for each in sorted(self.trials, key=liveliness))
         if self.sweep is not None:
-            ordered = sorted(self.sweep.counts, key=lambda state: (state != "running", state != "pending"))
+            ordered = sorted(
+                self.sweep.counts, key=lambda state: (state != "running", state != "pending")
+            )
             found = Counter({state: self.sweep.counts[state] for state in ordered})
         return ", ".join(f"{count} {status}" for status, count in found.items())
 
@@ -88,12 +95,18 @@ def liveliness(run: Overview) -> int:
 
 
 def arrange(
-    runs: Iterable[Overview], sweeps: Iterable[SweepOverview] = (), *, unfolded: Collection[str] = (), wanted: str = "",
+    runs: Iterable[Overview],
+    sweeps: Iterable[SweepOverview] = (),
+    *,
+    unfolded: Collection[str] = (),
+    wanted: str = "",
     points: Mapping[str, str] = NO_POINTS,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """Return the rows of what matches the filter: running runs, queued ones, then all others, newest first."""
     trials: dict[str, list[Overview]] = {
-        sweep.path: [] for sweep in sweeps if _has_words(wanted, (sweep.name, sweep.project, sweep.status, "sweep"))
+        sweep.path: []
+        for sweep in sweeps
+        if _has_words(wanted, (sweep.name, sweep.project, sweep.status, "sweep"))
     }
     rows = []
     for run in runs:
@@ -114,14 +127,25 @@ def _with_trials(row: Row, points: Mapping[str, str]) -> list[Row]:
     if not row.is_open:
         return [row]
     ordered = sorted(row.trials, key=liveliness)
-    return [row, *(Row(run.path, run, is_trial=True, point=points.get(run.path, "")) for run in ordered)]
+    return [
+        row,
+        *(Row(run.path, run, is_trial=True, point=points.get(run.path, "")) for run in ordered),
+    ]
 
 
 def matches(run: Overview, wanted: str) -> bool:
     """Return whether a run has all the words of a filter in its names, its status or its job."""
     words = (
-        run.run_id, run.name, run.project, run.experiment, run.sweep, run.program, run.status, run.job, run.detail
-    )  # fmt: skip
+        run.run_id,
+        run.name,
+        run.project,
+        run.experiment,
+        run.sweep,
+        run.program,
+        run.status,
+        run.job,
+        run.detail,
+    )
     return _has_words(wanted, words)
 
 
@@ -132,5 +156,9 @@ def _has_words(wanted: str, words: Iterable[str]) -> bool:
 
 def summary(runs: Iterable[Overview]) -> str:
     """Return how many runs are live and how many are over."""
-    found = Counter("over" if run.is_over else "queued" if run.status in WAITING else "running" for run in runs)
-    return " · ".join(f"{found[name]} {name}" for name in ("running", "queued", "over") if found[name])
+    found = Counter(
+        "over" if run.is_over else "queued" if run.status in WAITING else "running" for run in runs
+    )
+    return " · ".join(
+        f"{found[name]} {name}" for name in ("running", "queued", "over") if found[name]
+    )

@@ -23,7 +23,9 @@ STATE_INTERVAL = 15.0  # seconds after which a run whose files are silent is loo
 MAX_LINES = 2000  # of a log
 SCAN = 1 << 28  # bytes at the end of the logs that a search reads
 # What every run logs about itself comes after the script's own metrics.
-COMMON = frozenset({"seconds", "data_wait", "samples_per_second", "tokens_per_second", "peak_memory", "mfu", "lr"})
+COMMON = frozenset(
+    {"seconds", "data_wait", "samples_per_second", "tokens_per_second", "peak_memory", "mfu", "lr"}
+)
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,23 @@ class SelectedRun:
         position = self._metrics.position
         self._curves.add(self._metrics.read_new())
         self._has_new_numbers = self._has_new_numbers or self._metrics.position != position
-        is_due = self._has_new_numbers and time.monotonic() - self._read_numbers_at >= NUMBERS_INTERVAL
+        is_due = (
+            self._has_new_numbers and time.monotonic() - self._read_numbers_at >= NUMBERS_INTERVAL
+        )
         if is_due or self._is_behind:
             is_due, self._is_behind = True, False
             self._has_new_numbers, self._read_numbers_at = False, time.monotonic()
         names = choice.names(self._curves.names)
-        curves = [self._curves.curve(name) for name in names] if is_due or names != self._drawn else None
+        curves = (
+            [self._curves.curve(name) for name in names] if is_due or names != self._drawn else None
+        )
         self._drawn = names
         details = self._read_details(numbers=is_due)
-        if details is not None:  # as the curves have it, although the run may have written more meanwhile
-            details = self._details = replace(details, overview=self._with_newest_loss(details.overview))
+        # as the curves have it, although the run may have written more meanwhile
+        if details is not None:
+            details = self._details = replace(
+                details, overview=self._with_newest_loss(details.overview)
+            )
         return News(self.path, details, curves, *self._read_lines(), self.searched)
 
     def _with_newest_loss(self, run: Overview) -> Overview:
@@ -109,7 +118,9 @@ class SelectedRun:
             before = self._details.overview
             record = read_record(folder, self._query)
             is_same = (record.status, record.attempts) == (before.status, before.attempts)
-            self._details = renew_numbers(self._details, record) if is_same else self._read_all(record)
+            self._details = (
+                renew_numbers(self._details, record) if is_same else self._read_all(record)
+            )
             return self._details
         return None
 

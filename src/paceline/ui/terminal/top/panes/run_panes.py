@@ -25,7 +25,8 @@ from paceline.ui.terminal.top.text.words import plain
 from paceline.watch.details import RunDetails
 from paceline.watch.metrics.curves import Curve
 
-MIN_PLOT, MAX_PLOTS = 9, 4  # lines of a plot that shares the pane with others, and how many there may be
+# lines of a plot that shares the pane with others, and how many there may be
+MIN_PLOT, MAX_PLOTS = 9, 4
 STYLES = ("cyan", "magenta", "green", "yellow")
 
 
@@ -43,9 +44,13 @@ class Rule(Widget):
 
     def render(self) -> Text:
         width, active = self.size.width, self.has_class("-active")
-        text = Text.assemble(("━━ " if active else "── ", "cyan" if active else "dim"), self.text, " ")
+        text = Text.assemble(
+            ("━━ " if active else "── ", "cyan" if active else "dim"), self.text, " "
+        )
         text.truncate(width, overflow="ellipsis")
-        return text.append(("━" if active else "─") * max(0, width - text.cell_len), "cyan" if active else "dim")
+        return text.append(
+            ("━" if active else "─") * max(0, width - text.cell_len), "cyan" if active else "dim"
+        )
 
 
 class CurvePane(Widget):
@@ -69,9 +74,16 @@ class CurvePane(Widget):
         if not self.curves:
             return Text(self._without, "dim")
         height, shown = self.size.height, self.curves[: self.choice.count]
-        room = [height // len(shown) + (number < height % len(shown)) for number in range(len(shown))]
+        room = [
+            height // len(shown) + (number < height % len(shown)) for number in range(len(shown))
+        ]
         plots = [
-            plot(curve, self.size.width - 1, lines, style=STYLES[(self.choice.first + number) % len(STYLES)])
+            plot(
+                curve,
+                self.size.width - 1,
+                lines,
+                style=STYLES[(self.choice.first + number) % len(STYLES)],
+            )
             for number, (curve, lines) in enumerate(zip(shown, room, strict=True))
         ]
         return Text("\n").join(plots)
@@ -126,10 +138,20 @@ def sweep_facts(row: Row) -> Text:
     if row.sweep is not None and row.sweep.best is not None:
         best = f"{plain(row.sweep.metric)} {short_number(row.sweep.best)}, trial {row.sweep.best_trial}"
         lines.append(Text.assemble(("best     ", "dim"), (best, "bold green")))
-    scored = sorted((run for run in row.trials if run.loss is not None), key=lambda run: run.loss or 0.0)
+    scored = sorted(
+        (run for run in row.trials if run.loss is not None), key=lambda run: run.loss or 0.0
+    )
     for number, run in enumerate(scored[:20]):
         label = "lowest" if number == 0 else ""
         value = f"{plain(run.loss_name)} {short_number(run.loss or 0.0)}"
-        lines.append(Text.assemble((f"{label:<9}", "dim"), f"trial {run.trial}  {value}  ", (plain(run.status), "dim")))
-    lines.append(Text.assemble(("more     ", "dim"), (plain(to_type(f"sweep show {quote(row.name)}")), "cyan")))
+        lines.append(
+            Text.assemble(
+                (f"{label:<9}", "dim"), f"trial {run.trial}  {value}  ", (plain(run.status), "dim")
+            )
+        )
+    lines.append(
+        Text.assemble(
+            ("more     ", "dim"), (plain(to_type(f"sweep show {quote(row.name)}")), "cyan")
+        )
+    )
     return Text("\n").join(lines)

@@ -109,7 +109,13 @@ class RunTable(Lines):
         row = self.row
         if row is None:
             return
-        key = row.key if row.run is None else row.key.rpartition("/trials/")[0] if row.is_trial else ""
+        key = (
+            row.key
+            if row.run is None
+            else row.key.rpartition("/trials/")[0]
+            if row.is_trial
+            else ""
+        )
         unfold = key not in self._unfolded if unfold is None else unfold
         if not key or (row.is_trial and unfold):
             return
@@ -129,7 +135,11 @@ class RunTable(Lines):
         before, old = self.rows, self.row
         key = key or (old.key if old is not None else "")
         self.rows = arrange(
-            self.found.runs, self.found.sweeps, unfolded=self._unfolded, wanted=self.wanted, points=self.found.points
+            self.found.runs,
+            self.found.sweeps,
+            unfolded=self._unfolded,
+            wanted=self.wanted,
+            points=self.found.points,
         )
         found = (number for number, row in enumerate(self.rows) if row.key == key)
         self.cursor = next(found, min(self.cursor, max(0, len(self.rows) - 1)))

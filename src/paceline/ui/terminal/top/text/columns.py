@@ -19,7 +19,14 @@ MIN_WHY = 14  # for which columns that matter less are left out
 LEAST_WHY = 8  # what is narrower tells nothing
 MATTERS = 3  # the last rank that matters more than where and why
 STATUS_WIDTH, LOSS_WIDTH = 9, 8
-COLOURS = {"running": "green", "done": "blue", "failed": "red", "lost": "red", "cancelled": "dim", "stopped": "yellow"}
+COLOURS = {
+    "running": "green",
+    "done": "blue",
+    "failed": "red",
+    "lost": "red",
+    "cancelled": "dim",
+    "stopped": "yellow",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,12 @@ def _age(run: Overview) -> str:
 
 
 COLUMNS = (
-    Column("STATUS", STATUS_WIDTH, lambda run: Text(plain(run.status), status_style(run.status, over=run.is_over)), 0),
+    Column(
+        "STATUS",
+        STATUS_WIDTH,
+        lambda run: Text(plain(run.status), status_style(run.status, over=run.is_over)),
+        0,
+    ),
     Column("PROGRESS", 14, progress_cell, 1),
     Column("LOSS", LOSS_WIDTH, _loss, 2, right=True),
     Column("LEFT", 7, _left, 3, right=True),
@@ -104,7 +116,9 @@ def fit(width: int) -> Fit:
             break
         chosen.remove(last)
     rest = max(0, _rest(chosen, width, name))
-    return Fit(tuple(chosen), name, rest) if rest >= LEAST_WHY else Fit(tuple(chosen), name + rest, 0)
+    return (
+        Fit(tuple(chosen), name, rest) if rest >= LEAST_WHY else Fit(tuple(chosen), name + rest, 0)
+    )
 
 
 def _rest(chosen: list[Column], width: int, name: int) -> int:
@@ -155,7 +169,9 @@ def _sweep(row: Row, width: int) -> Text:
     share = 1 - row.waiting / row.count if row.count else 0.0
     status = Text(plain(row.status), status_style(row.status, over=row.is_over))
     status.truncate(STATUS_WIDTH, overflow="ellipsis", pad=True)
-    line = Text.assemble(status, " ", (bar(share, 9), "magenta"), f"{share:5.0%} ", (plain(row.counts), "dim"))
+    line = Text.assemble(
+        status, " ", (bar(share, 9), "magenta"), f"{share:5.0%} ", (plain(row.counts), "dim")
+    )
     if row.sweep is not None and row.sweep.best is not None:
         line.append(f"  best {plain(row.sweep.metric)} {short_number(row.sweep.best)}")
     line.truncate(width, overflow="ellipsis")

@@ -23,7 +23,11 @@ def plot(curve: Curve, width: int, height: int, *, style: str = "cyan") -> Text:
     points = list(zip(map(float, curve.steps), curve.values, strict=True))
     lines = [Text(line) for line in line_plot(points, width=width, height=max(0, height - FRAME))]
     for number, line in enumerate(lines):
-        edge = len(line.plain) if number >= len(lines) - 2 else max(line.plain.find(each) for each in "┤│") + 1
+        edge = (
+            len(line.plain)
+            if number >= len(lines) - 2
+            else max(line.plain.find(each) for each in "┤│") + 1
+        )
         line.stylize("dim", 0, edge)
         line.stylize(style, edge)
     return Text("\n").join([title, *lines])

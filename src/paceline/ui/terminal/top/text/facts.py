@@ -23,9 +23,16 @@ TRACEBACK_LINES = 12
 MIN_BAR = 5
 # What counts is green, what was wasted red. Without colours, characters tell them apart.
 SHARE_COLOURS = {
-    "training": "green", "running": "green", "compute": "green", "saving": "cyan", "starting": "yellow",
-    "queued": "bright_black", "lost": "red", "idle": "magenta", "data": "yellow",
-}  # fmt: skip
+    "training": "green",
+    "running": "green",
+    "compute": "green",
+    "saving": "cyan",
+    "starting": "yellow",
+    "queued": "bright_black",
+    "lost": "red",
+    "idle": "magenta",
+    "data": "yellow",
+}
 
 
 def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
@@ -48,7 +55,11 @@ def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
 def heading(run: Overview) -> Text:
     """Return which run this is, and how it is."""
     job = f"job {run.job}" if run.job else "local"
-    ranks = f"{run.nodes} x {run.nproc} ranks" if run.nodes > 1 else f"{run.nproc} rank{'s' * (run.nproc > 1)}"
+    ranks = (
+        f"{run.nodes} x {run.nproc} ranks"
+        if run.nodes > 1
+        else f"{run.nproc} rank{'s' * (run.nproc > 1)}"
+    )
     tries = f"attempt {run.attempts}" if run.attempts > 1 else ""
     name = run.key if run.trial is not None else run.name or run.program or run.key
     rest = " · ".join(part for part in (run.key * (name != run.key), job, ranks, tries) if part)
@@ -82,12 +93,18 @@ def _step(run: Overview, width: int) -> Text:
     if not run.total_steps:
         return label("step", f"{run.step:,}")
     share = (run.step or 0) / run.total_steps
-    left = f" · {duration(run.seconds_left)} left" if run.seconds_left is not None and not run.is_over else ""
+    left = (
+        f" · {duration(run.seconds_left)} left"
+        if run.seconds_left is not None and not run.is_over
+        else ""
+    )
     line = label("step", f"{run.step:,} ")
     text = f" {share:.0%} of {run.total_steps:,}{left}"
     if width - line.cell_len - len(text) < MIN_BAR:
         text = f" {share:.0%}{left}"
-    return line.append(bar(share, max(MIN_BAR, min(30, width - line.cell_len - len(text)))), "cyan").append(text)
+    return line.append(
+        bar(share, max(MIN_BAR, min(30, width - line.cell_len - len(text)))), "cyan"
+    ).append(text)
 
 
 def goodput(found: GoodputDetails, share: float | None, width: int) -> Text:
@@ -106,7 +123,8 @@ def goodput(found: GoodputDetails, share: float | None, width: int) -> Text:
     for name, value in sorted(known.items(), key=lambda item: -item[1]):
         if value / total >= 0.01:
             legend.append(glyph(name), SHARE_COLOURS.get(name, "white"))
-            legend.append(f"\u00a0{plain(name)}\u00a0{value / total:.0%}  ")  # not to be cut in between
+            # not to be cut in between
+            legend.append(f"\u00a0{plain(name)}\u00a0{value / total:.0%}  ")
     data = found.parts.get("training", {}).get("data", 0.0)
     if data / total >= 0.01:
         legend.append(f"({data / total:.0%} waiting for data)")
@@ -127,7 +145,10 @@ def failure(failed: Failure | None, *, whole: bool) -> Text:
     lines = [label("failed", who, "bold red")]
     lines += [label("", plain(line), "red") for line in failed.text.splitlines()]
     traceback = failed.traceback.rstrip().splitlines()
-    lines += [label("", plain(line), "dim") for line in (traceback if whole else traceback[-TRACEBACK_LINES:])]
+    lines += [
+        label("", plain(line), "dim")
+        for line in (traceback if whole else traceback[-TRACEBACK_LINES:])
+    ]
     return Text("\n").join(lines)
 
 
@@ -144,7 +165,11 @@ def attempts(found: Sequence[AttemptDetails], *, is_over: bool) -> Text:
 
 def settings(details: RunDetails, width: int) -> Text:
     lines = [label("command", plain(details.command))] if details.command else []
-    lines += [label("", f"{plain(name)} = {plain(value)}") for name, value in details.config.items()]
+    lines += [
+        label("", f"{plain(name)} = {plain(value)}") for name, value in details.config.items()
+    ]
     lines.append(label("folder", plain(viewpoint.origin(details.overview.path))))
-    lines += [label(plain(name), plain(command), "cyan") for name, command in details.commands.items()]
+    lines += [
+        label(plain(name), plain(command), "cyan") for name, command in details.commands.items()
+    ]
     return Text("\n").join(lines)

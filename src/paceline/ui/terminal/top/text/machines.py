@@ -20,9 +20,12 @@ SILENT = 60.0  # seconds without a heartbeat
 # A mark and a colour for each state of a rank: nothing depends on the colour alone.
 SLOW, QUIET = ("▲", "bold red"), ("!", "bold yellow")
 MARKS = {
-    "running": ("■", "green"), "starting": ("·", "yellow"), "finished": ("□", "blue"), "stopped": ("□", "yellow"),
+    "running": ("■", "green"),
+    "starting": ("·", "yellow"),
+    "finished": ("□", "blue"),
+    "stopped": ("□", "yellow"),
     "ended": ("□", "dim"),
-}  # fmt: skip
+}
 OLD = 2.0  # seconds after which a sample says when it was taken
 
 
@@ -30,7 +33,9 @@ def nodes(found: Sequence[NodeDetails], width: int, *, whole: bool) -> Text:
     shown = found if whole else found[:MAX_NODES]
     lines = [line for node in shown for line in _node(node, width)]
     if len(found) > len(shown):
-        lines.append(label("", f"and {len(found) - len(shown)} more nodes: press enter to see them"))
+        lines.append(
+            label("", f"and {len(found) - len(shown)} more nodes: press enter to see them")
+        )
     return Text("\n").join(lines)
 
 
@@ -49,7 +54,9 @@ def _node(node: NodeDetails, width: int) -> list[Text]:
     return [line, *_gpus(listed, node.gpus, size)]
 
 
-def _gpus(gpus: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]], size: int) -> list[Text]:
+def _gpus(
+    gpus: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]], size: int
+) -> list[Text]:
     if len(gpus) > 2:
         busy = [_number(gpu.get("busy")) or 0.0 for gpu in gpus]
         line = label("", "gpu ")
@@ -116,15 +123,28 @@ def _rank(rank: RankDetails) -> Text:
     host = plain(rank.host).partition(".")[0]
     age = viewpoint.now() - rank.seen if rank.seen is not None and rank.state == "running" else 0.0
     seen = f" {duration(age)} ago" if age > OLD else ""  # agents look at intervals
-    return label("", "").append(*_mark(rank)).append(f" {rank.rank:>4} {host}  step {rank.step:,}{seen}{waited}")
+    return (
+        label("", "")
+        .append(*_mark(rank))
+        .append(f" {rank.rank:>4} {host}  step {rank.step:,}{seen}{waited}")
+    )
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e18 else None  # not NaN either
+    # not NaN either
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e18 else None
 
 
 def _load(percent: float) -> str:
-    return "green" if percent >= 70 else "yellow" if percent >= 30 else "red" if percent >= 5 else "dim"
+    return (
+        "green"
+        if percent >= 70
+        else "yellow"
+        if percent >= 30
+        else "red"
+        if percent >= 5
+        else "dim"
+    )
 
 
 def _seconds(value: float) -> str:

@@ -24,11 +24,15 @@ def list_title(runs: Iterable[Overview], wanted: str, scratch: Path) -> Text:
     # The cluster comes first, since a narrow terminal cuts off the end. A problem names it as well.
     where = f" --on {plain(quote(view.cluster))}" if view is not None and not status else ""
     place = (f"  {plain(viewpoint.path_there(scratch))}", "dim")
-    return Text.assemble((f"paceline top{where}", "bold"), f"  {summary(runs)}", filtered, problem, place)
+    return Text.assemble(
+        (f"paceline top{where}", "bold"), f"  {summary(runs)}", filtered, problem, place
+    )
 
 
 def log_title(count: int, searched: str) -> Text:
-    text = Text.assemble(("log", "bold"), (f"  {count:,} line{'s' * (count != 1)}" if count else "", "dim"))
+    text = Text.assemble(
+        ("log", "bold"), (f"  {count:,} line{'s' * (count != 1)}" if count else "", "dim")
+    )
     if searched:
         text.append(f" with {plain(searched)!r}", "yellow").append("  escape: all lines", "dim")
     return text

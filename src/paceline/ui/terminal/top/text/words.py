@@ -9,7 +9,9 @@ from paceline.spec.quantities import show_seconds
 
 LEVELS = "▁▂▃▄▅▆▇█"
 # Escape sequences with their parameters, which would be left over as text.
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?")
+_ESCAPE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+)
 MAX_TEXT = 2000  # characters of a line
 
 
@@ -25,7 +27,11 @@ def duration(seconds: float | None) -> str:
 
 def level(share: float) -> str:
     """Return a vertical bar of one character."""
-    return LEVELS[min(len(LEVELS) - 1, max(0, int(share * (len(LEVELS) - 0.8))))] if math.isfinite(share) else " "
+    return (
+        LEVELS[min(len(LEVELS) - 1, max(0, int(share * (len(LEVELS) - 0.8))))]
+        if math.isfinite(share)
+        else " "
+    )
 
 
 def gigabytes(size: float) -> str:

@@ -1,0 +1,156 @@
+"""How large the house is: statements, modules and packages of each room, against its budget.
+
+`make size` prints the table; `tests/test_architecture.py` holds the budgets. A statement is an
+`ast.stmt` that is not a docstring, so formatting does not change the number.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "paceline"
+COPIED = SOURCE / "tools" / "new" / "files"  # by `paceline new`: code of users
+
+# The most statements that a room may have. Lower a budget when its room shrinks.
+BUDGETS = {
+    "(top)": 140,
+    "contract": 1200,
+    "spec": 1000,
+    "launch": 2700,
+    "slurm": 1250,
+    "ssh": 1300,
+    "staging": 1000,
+    "agent": 4200,
+    "runtime": 8300,
+    "watch": 2600,
+    "sweep": 1050,
+    "ui": 1900,
+    "cli": 2700,
+    "tools": 3200,
+}
+TOTAL = 32_500
+LAUNCH_HALF = 19_900
+NODES = 390_000
+MODULES = 340
+PACKAGES = 45
+CHAIN = 15
+SKIPPED = 20  # tables that the formatter leaves alone
+SHELL = 400
+JAVASCRIPT = 1_900
+
+
+@functools.cache
+def trees() -> dict[str, tuple[Path, ast.Module]]:
+    """Return every module of ours by its dotted name."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        if COPIED not in path.parents:
+            name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found[name.removesuffix(".__init__")] = (path, tree)
+    return found
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else "(top)"
+
+
+def statements(tree: ast.AST) -> int:
+    return sum(isinstance(node, ast.stmt) and not _is_docstring(node) for node in ast.walk(tree))
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_constant and isinstance(node.value.value, str)
+
+
+def rooms() -> dict[str, tuple[int, int, int, int]]:
+    """Return the statements, syntax nodes, modules and packages of each room."""
+    sizes, nodes, modules, packages = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for path, tree in trees().values():
+        room = room_of(path)
+        sizes[room] += statements(tree)
+        nodes[room] += sum(1 for _ in ast.walk(tree))
+        modules[room] += 1
+        packages[room] += path.name == "__init__.py"
+    return {room: (sizes[room], nodes[room], modules[room], packages[room]) for room in sizes}
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """Return the modules of ours that a module imports when it is imported itself."""
+    found, names, left = set(), set(), list(tree.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.If | ast.Try) and "TYPE_CHECKING" not in ast.dump(node):
+            left += [*node.body, *node.orelse]
+    for name in names:
+        parts = name.split(".")
+        while parts and ".".join(parts) not in trees():
+            parts.pop()
+        found.add(".".join(parts))
+    return found - {"", "paceline"}
+
+
+@functools.cache
+def chain(name: str) -> tuple[str, ...]:
+    """Return the longest chain of imports that begins with a module."""
+    longest = max((chain(each) for each in imports(trees()[name][1]) - {name}), key=len, default=())
+    return (name, *longest)
+
+
+def longest_chain() -> tuple[str, ...]:
+    return max((chain(name) for name in trees()), key=len)
+
+
+def lines(*endings: str) -> int:
+    files = (path for path in SOURCE.rglob("*") if path.suffix in endings)
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+
+
+def skipped() -> int:
+    texts = (path.read_text(encoding="utf-8") for path, _ in trees().values())
+    return sum(text.count("# fmt: skip") for text in texts)
+
+
+def main() -> int:
+    table, over = rooms(), 0
+    print(f"{'room':<10} {'statements':>10} {'at most':>8} {'modules':>8} {'packages':>9}")
+    for room in sorted(table, key=list(BUDGETS).index):
+        size, _, modules, packages = table[room]
+        mark = "  over" if size > BUDGETS[room] else ""
+        print(f"{room:<10} {size:>10,} {BUDGETS[room]:>8,} {modules:>8} {packages:>9}{mark}")
+    launch_half = sum(
+        size for room, (size, *_) in table.items() if room not in ("agent", "runtime")
+    )
+    totals = (
+        ("statements", sum(row[0] for row in table.values()), TOTAL),
+        ("of them in the launch half", launch_half, LAUNCH_HALF),
+        ("syntax nodes", sum(row[1] for row in table.values()), NODES),
+        ("modules", sum(row[2] for row in table.values()), MODULES),
+        ("packages", sum(row[3] for row in table.values()), PACKAGES),
+        ("modules in the longest chain of imports", len(longest_chain()), CHAIN),
+        ("lines of shell", lines(".sh"), SHELL),
+        ("lines of JavaScript", lines(".js"), JAVASCRIPT),
+        ("tables that the formatter skips", skipped(), SKIPPED),
+    )
+    print()
+    for what, size, most in totals:
+        over += size > most
+        print(f"{size:>8,} {what} (at most {most:,}){'  over' if size > most else ''}")
+    if "--chain" in sys.argv:
+        print("\n" + "\n".join(longest_chain()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
