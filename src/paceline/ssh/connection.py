@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import subprocess
 import threading
 import time
@@ -181,6 +182,19 @@ class Connection:
             if self._settings.get(key, value) != value
         ]
         return [*argv, *_options(replaced), "-o", "ProxyCommand=false"]
+
+    def rsync(self, *arguments: str) -> list[str]:
+        """Return the command line of rsync over this connection; it asks for nothing.
+
+        A path there is `connection.remote(path)`. rsync exits with 255 if the connection is lost:
+        then raise `connection.lost()`, or `connection.not_open()` unless `connection.is_open()`.
+        """
+        return ["rsync", "-e", shlex.join(self.shell()), *arguments]
+
+    def remote(self, path: str) -> str:
+        """Return a path on the login node as an argument of rsync. Add `-s` if it has spaces."""
+        user, at, host = self.cluster.host.rpartition("@")
+        return f"{user}{at}[{host}]:{path}" if ":" in host else f"{user}{at}{host}:{path}"
 
     def require(self) -> None:
         """Raise an error unless the connection is open."""
