@@ -15,8 +15,8 @@ from rich.theme import Theme
 from sample_runs import SampleRuns
 from top import make_runs, without_remote_fonts
 
+from paceline.cli import console
 from paceline.cli.commands import ps
-from paceline.cli.output import console
 from paceline.cli.views import newest_rows
 from paceline.watch.index.rows import read_rows
 

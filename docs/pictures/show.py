@@ -18,7 +18,7 @@ from sample_runs import HOUR, SampleRuns
 from top import without_remote_fonts
 
 from paceline.cli.commands.show import show_run
-from paceline.cli.output.console import THEME
+from paceline.cli.console import THEME
 from paceline.contract.run_folder import RunFolder
 from paceline.watch.details import read_details
 from paceline.watch.records import read_record

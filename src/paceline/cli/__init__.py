@@ -10,8 +10,8 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
+from paceline.cli import console
 from paceline.cli.command_table import COMMANDS, OTHER_NAMES, SERVERS
-from paceline.cli.output import console
 from paceline.contract.env import ON_CLUSTER
 from paceline.contract.verdict import INTERRUPTED_EXIT, USAGE_EXIT
 from paceline.errors import NoSlurm, PacelineError, UsageError
@@ -86,6 +86,7 @@ def _is_interrupt(error: BaseException) -> bool:
 
 def dispatch(args: list[str]) -> int:
     """Import the module of a command and run it with the other arguments."""
+    console.show_logged()
     if args[:1] == ["help"] and args[1:]:
         return dispatch([*args[1:], "--help"])
     if not args or args[0] in ("--help", "-h", "help"):

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import typer_options
-from paceline.cli.output import console
+from paceline.cli import console, typer_options
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.output import console
+from paceline.cli import console
 from paceline.contract import env
 from paceline.errors import UsageError
 from paceline.spec.option_table import LIST, OUTPUT, PROJECT, SWITCH, VARIABLES, Option, options_of

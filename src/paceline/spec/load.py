@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import datetime
 import functools
+import logging
 import os
 import re
 import sys
@@ -32,6 +33,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+log = logging.getLogger(__name__)
 
 FILE = "paceline.toml"
 MAX_LITERAL = 1000  # characters of a value in Python's syntax
@@ -205,9 +208,8 @@ def _is_trusted(path: Path) -> bool:
     """
     if is_trusted(path):
         return True
-    if sys.stderr is not None:
-        text = f"paceline: ignoring {str(path)!r}, which belongs to {owner_name(path)}"
-        print(text if path.name == ".git" else f"{text}; use it with --config", file=sys.stderr)
+    text = f"ignoring {str(path)!r}, which belongs to {owner_name(path)}"
+    log.warning(text if path.name == ".git" else f"{text}; use it with --config")
     return False
 
 

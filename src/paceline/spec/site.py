@@ -5,6 +5,7 @@ exceed.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import stat
 import sys
@@ -20,6 +21,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
+log = logging.getLogger(__name__)
 
 SITE_FILE = Path("/etc/paceline/site.toml")
 # what a run had when it was submitted, perhaps before there was a limit
@@ -93,8 +96,7 @@ def read_site(path: Path) -> Site:
     if problem is None:
         return Site()
     if problem:
-        if sys.stderr is not None:
-            print(f"paceline: ignoring {path}: {problem}", file=sys.stderr)
+        log.warning("ignoring %s: %s", path, problem)
         return Site()
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline import cli
-from paceline.cli.output.fitted_table import fit
+from paceline.cli.tables import fit
 from paceline.cli.views import ps_columns
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError

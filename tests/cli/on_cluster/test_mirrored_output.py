@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import run_command
+from paceline.cli import console, run_command
 from paceline.cli.on_cluster import mirrored
 from paceline.cli.on_cluster.on_cluster import Forwarded
-from paceline.cli.output import console
 from paceline.contract.typed_command import meant_for, type_again
 from paceline.errors import ConnectionProblem, EnvironmentProblem
 from paceline.spec.clusters import Cluster

@@ -15,8 +15,8 @@ import pytest
 from paceline import __main__, cli
 from paceline.cli import runs
 from paceline.cli.commands import cancel, logs, show, submit
-from paceline.cli.output.wrapped_text import wrap_command, wrap_text
 from paceline.cli.views import log_printer
+from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.output import console
+from paceline.cli import console
 from paceline.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:

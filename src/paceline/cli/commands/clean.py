@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import typer_options
-from paceline.cli.output import console
-from paceline.cli.output.json_output import print_json
+from paceline.cli import console, typer_options
+from paceline.cli.json_output import print_json
 from paceline.errors import UsageError
 from paceline.launch.local.staging import Leftover, data_folders, find_leftovers, staging_request
 from paceline.launch.runs.folder import resolve_scratch

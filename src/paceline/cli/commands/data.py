@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import typer_options
+from paceline.cli import console, typer_options
 from paceline.cli.commands import data_push
 from paceline.cli.help import GroupedCommand
-from paceline.cli.output import console
 from paceline.errors import UsageError
 from paceline.launch.local.staging import scan_data, staging_request
 from paceline.launch.runs.folder import resolve_scratch

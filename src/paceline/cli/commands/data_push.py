@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import typer_options
+from paceline.cli import console, typer_options
 from paceline.cli.on_cluster.send_question import confirm
-from paceline.cli.output import console
 from paceline.contract.files.foreign_records import make, parse_object
 from paceline.contract.files.size import show_size
 from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError

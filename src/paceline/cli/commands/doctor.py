@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import typer_options
-from paceline.cli.output import console
-from paceline.cli.output.json_output import print_json
+from paceline.cli import console, typer_options
+from paceline.cli.json_output import print_json
 from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.errors import PacelineError
 from paceline.launch.runs.folder import find_run, resolve_scratch

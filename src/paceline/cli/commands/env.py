@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import typer_options
+from paceline.cli import console, typer_options
 from paceline.cli.help import GroupedCommand
-from paceline.cli.output import console
-from paceline.cli.output.json_output import print_json
+from paceline.cli.json_output import print_json
 from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import NoSlurm, UsageError
 from paceline.launch.environment import build as builds

@@ -12,9 +12,8 @@ from typing import Annotated, NoReturn
 import typer
 
 import paceline
-from paceline.cli import runs
+from paceline.cli import console, runs
 from paceline.cli.on_cluster import remote_output
-from paceline.cli.output import console
 from paceline.contract.checkpoint.marker import (
     Marker,
     find_checkpoints,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import runs
-from paceline.cli.output import console
-from paceline.cli.output.transfer_progress import TransferProgress
+from paceline.cli import console, runs
+from paceline.cli.transfer_progress import TransferProgress
 from paceline.contract.checkpoint.names import is_weights_file
 from paceline.contract.files.size import show_size
 from paceline.errors import PacelineError, UsageError

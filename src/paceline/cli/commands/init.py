@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli import console
 from paceline.cli.cluster_profile import ClusterFacts, toml
-from paceline.cli.output import console
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import write_atomically
 from paceline.contract.typed_command import cluster as shown_cluster

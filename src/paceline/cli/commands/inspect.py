@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import typer_options
+from paceline.cli import console, typer_options
 from paceline.cli.commands.doctor import report
 from paceline.cli.help import GroupedCommand
-from paceline.cli.output import console
 from paceline.contract.output_file import write_output
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.option_table import LAUNCH, TRAINING

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.output import console
+from paceline.cli import console
 from paceline.contract import env
 from paceline.errors import UsageError
 from paceline.spec.clusters import ProjectFile, explain_table, find_cluster, user_file

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.output import console
+from paceline.cli import console
 from paceline.spec.clusters import Cluster, ProjectFile, find_cluster
 from paceline.ssh.connection import Connection
 from paceline.ssh.control_socket import read_logins

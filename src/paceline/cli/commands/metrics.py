@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import console, runs
 from paceline.cli.on_cluster import mirrored
-from paceline.cli.output import console
 from paceline.contract.output_file import write_output
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError

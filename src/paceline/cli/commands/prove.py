@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import typer_options
-from paceline.cli.output import console
+from paceline.cli import console, typer_options
 from paceline.cli.views.prove_output import ProofProgress, print_proof
 from paceline.errors import UsageError
 from paceline.spec.option_table import OUTPUT

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import runs, typer_options
+from paceline.cli import console, runs, typer_options
+from paceline.cli.json_output import print_json
 from paceline.cli.on_cluster import mirrored
-from paceline.cli.output import console
-from paceline.cli.output.fitted_table import fit, print_columns
-from paceline.cli.output.json_output import print_json
+from paceline.cli.tables import fit, print_columns
 from paceline.cli.views.newest_rows import Row, read_newest
 from paceline.cli.views.ps_columns import COLOURS, Points, make_columns
 from paceline.contract.typed_command import to_type

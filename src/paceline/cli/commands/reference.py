@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import console
 from paceline.cli.help import GroupedCommand
-from paceline.cli.output import console
 from paceline.cli.reference import api, commands, configuration, run_folder
 from paceline.cli.reference.entries import ROW, Entry, Page, Section, find
 from paceline.cli.reference.man import to_roff

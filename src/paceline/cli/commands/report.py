@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import console, runs
 from paceline.cli.on_cluster import mirrored
 from paceline.cli.on_cluster.remote_output import describe
-from paceline.cli.output import console
 from paceline.contract.files.size import show_size
 from paceline.contract.output_file import is_standard_output, write_output
 from paceline.contract.run_folder import RunFolder

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import typer_options
-from paceline.cli.output import console
+from paceline.cli import console, typer_options
 from paceline.contract.verdict import (
     DONE,
     DONE_UNSAVED,

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs, typer_options
-from paceline.cli.output import console
+from paceline.cli import console, runs, typer_options
 from paceline.contract import env
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import command_line

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import runs, typer_options
+from paceline.cli import console, runs, typer_options
+from paceline.cli.json_output import print_json
 from paceline.cli.on_cluster import mirrored
-from paceline.cli.output import console
-from paceline.cli.output.json_output import print_json
-from paceline.cli.output.wrapped_text import wrap_command, wrap_text
 from paceline.cli.views.show_facts import asked_facts, command_facts, state_facts
+from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.contract.verdict import DONE
 from paceline.watch.details import RunDetails, read_details
 from paceline.watch.metrics.curves import Curves

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import runs, typer_options
+from paceline.cli import console, runs, typer_options
 from paceline.cli.on_cluster import submit_first
-from paceline.cli.output import console
 from paceline.contract.typed_command import cluster, to_type
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import runs, typer_options
+from paceline.cli import console, runs, typer_options
 from paceline.cli.commands.report import write_report
+from paceline.cli.json_output import print_json
 from paceline.cli.on_cluster.remote_output import describe
-from paceline.cli.output import console
-from paceline.cli.output.fitted_table import Column, fit, make_table
-from paceline.cli.output.json_output import print_json
+from paceline.cli.tables import Column, fit, make_table
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.output_file import is_standard_output, write_output
 from paceline.contract.quote import quote

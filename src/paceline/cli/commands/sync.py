@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs, typer_options
-from paceline.cli.output import console
+from paceline.cli import console, runs, typer_options
 from paceline.contract import wandb_server
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder

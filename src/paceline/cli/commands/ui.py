@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import console, runs
 from paceline.cli.on_cluster import mirrored
-from paceline.cli.output import console
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
+from paceline.cli import console, runs
 from paceline.cli.on_cluster import mirrored
-from paceline.cli.output import console
 from paceline.cli.views.wait_progress import ProgressBars, ProgressLines
 from paceline.cli.views.wait_targets import RunTarget, SweepTarget, Target
 from paceline.contract.quote import quote

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli import console
 from paceline.cli.on_cluster.on_cluster import Forwarded, converse
-from paceline.cli.output import console
 from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.files.grant_file import GRANTED, REFUSED
 from paceline.contract.quote import quote

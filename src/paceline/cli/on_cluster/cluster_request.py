@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import runs
+from paceline.cli import console, runs
 from paceline.cli.on_cluster.payload import payload_of
-from paceline.cli.output import console
 from paceline.contract import env
 from paceline.contract.quote import quote
 from paceline.errors import SpecError, UsageError

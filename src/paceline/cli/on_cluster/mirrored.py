@@ -14,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli import run_command
+from paceline.cli import console, run_command
 from paceline.cli.on_cluster import mirror_server, on_cluster
 from paceline.cli.on_cluster.on_cluster import Forwarded
-from paceline.cli.output import console
 from paceline.contract import env
 from paceline.contract.files.foreign_records import parse_object
 from paceline.errors import ConnectionProblem, PacelineError, UsageError

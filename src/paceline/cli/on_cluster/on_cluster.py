@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from paceline.cli import console
 from paceline.cli.on_cluster.cluster_request import FileName, make_request, mark_file
 from paceline.cli.on_cluster.payload import PAYLOADS
-from paceline.cli.output import console
 from paceline.contract import env
 from paceline.contract.quote import quote
 from paceline.errors import PacelineError, UsageError

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli import console
 from paceline.cli.on_cluster import mirrored, on_cluster
 from paceline.cli.on_cluster.on_cluster import Forwarded
-from paceline.cli.output import console
-from paceline.cli.output.transfer_progress import TransferProgress
+from paceline.cli.transfer_progress import TransferProgress
 from paceline.contract.env import ON_CLUSTER
 from paceline.contract.output_file import open_output
 from paceline.errors import EnvironmentProblem, UsageError

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.output import console
+from paceline.cli import console
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.files.size import show_size
 from paceline.contract.files.state_folder import state_folder

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import runs
-from paceline.cli.output import console
+from paceline.cli import console, runs
 from paceline.contract.files.foreign_records import parse_object
 from paceline.errors import PacelineError, UsageError
 from paceline.spec.option_table import RESOURCES

@@ -8,7 +8,7 @@ from contextlib import suppress
 from shutil import get_terminal_size
 from typing import IO
 
-from paceline.cli.output import console
+from paceline.cli import console
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError

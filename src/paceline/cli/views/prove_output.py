@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.output import console
+from paceline.cli import console
 
 if TYPE_CHECKING:
     from paceline.tools.prove.cases import Case

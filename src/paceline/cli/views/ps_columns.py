@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from paceline.cli.output import console
-from paceline.cli.output.fitted_table import Column
+from paceline.cli import console
+from paceline.cli.tables import Column
 from paceline.spec.quantities import brief_seconds, show_seconds
 from paceline.sweep.overview import SweepOverview
 from paceline.sweep.report.numbers import to_label

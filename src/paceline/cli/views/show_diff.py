@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from paceline.cli.output import console
+from paceline.cli import console
 from paceline.contract.run_folder import RunFolder
 from paceline.launch.runs.diff import ADDED, CHANGED, REMOVED, Difference, compare_run
 from paceline.watch import viewpoint

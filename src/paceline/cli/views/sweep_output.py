@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.cli.output import console
+from paceline.cli import console
 from paceline.contract.sweep.folder import DONE, FAILED
 from paceline.sweep.settings import SweepSettings
 

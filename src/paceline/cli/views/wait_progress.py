@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from paceline.cli.output import console
+from paceline.cli import console
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

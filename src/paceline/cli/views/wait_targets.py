@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.cli import runs
-from paceline.cli.output import console
+from paceline.cli import console, runs
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import DONE, PRUNED, SweepFolder
 from paceline.contract.typed_command import to_type

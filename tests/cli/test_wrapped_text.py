@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from paceline.cli.output import console
-from paceline.cli.output.wrapped_text import wrap_prose
+from paceline.cli import console
+from paceline.cli.wrapped_text import wrap_prose
 
 HINT = (
     "  For runs on alps, add `--on alps`. Set the variable PACELINE_SCRATCH, or type: paceline logs -f --on alps 1a2b\n"

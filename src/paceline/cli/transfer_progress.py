@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.output import console
+from paceline.cli import console
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -1,7 +1,11 @@
-"""Console output: errors in red with a hint, notes in grey, tables by rich."""
+"""Console output: errors in red with a hint, notes in grey, tables by rich.
+
+The rooms below the command line log to `logging.getLogger("paceline")`; `TerminalHandler` prints it.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -77,7 +81,7 @@ def _fit(text: str) -> str:
     """Wrap sentences for a terminal. In a pipe or a file, lines stay whole."""
     if sys.stderr is None or not sys.stderr.isatty():
         return text
-    from paceline.cli.output.wrapped_text import wrap_prose
+    from paceline.cli.wrapped_text import wrap_prose
 
     try:
         width = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stderr.fileno()).columns)
@@ -88,6 +92,25 @@ def _fit(text: str) -> str:
 
 def say_note(text: str) -> None:
     say(_fit(f"paceline: {text}"), colour=GREY)
+
+
+class TerminalHandler(logging.Handler):
+    """Prints what the launch half logs, as notes and errors on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR:
+            say_problem(record.getMessage())
+        else:
+            say_note(record.getMessage())
+
+
+def show_logged() -> None:
+    """Print what is logged from now on."""
+    log = logging.getLogger("paceline")
+    if not log.handlers:
+        log.addHandler(TerminalHandler())
+        log.setLevel(logging.INFO)
+        log.propagate = False
 
 
 def say_about(cluster: str, text: str) -> None:

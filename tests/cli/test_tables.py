@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from paceline.cli import console
 from paceline.cli.commands import ps, show, sweep_show
-from paceline.cli.output import console
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.overview import make_overview

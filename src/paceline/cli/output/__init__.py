@@ -1,1 +1,0 @@
-"""How commands print: the console, tables, wrapped text, JSON and progress bars."""
