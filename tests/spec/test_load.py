@@ -604,7 +604,7 @@ def test_any_text_is_a_valid_value(text: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 @pytest.mark.parametrize("name", ["paceline.toml", "pyproject.toml"])
 def test_files_of_strangers_in_folders_above_are_ignored(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     work = tmp_path / "work"
     work.mkdir()
@@ -615,13 +615,13 @@ def test_files_of_strangers_in_folders_above_are_ignored(
     os.chown(tmp_path / name, 65534, 65534)
     job = load_job(SCRIPT, cwd=work)
     assert (job.folder, job.file, job.resources.nodes) == (work, None, 1)
-    assert f"ignoring '{tmp_path / '.git'}', which belongs to" in capfd.readouterr().err
+    assert f"ignoring '{tmp_path / '.git'}', which belongs to" in caplog.text
     # In a repository of ours too.
     (work / ".git").mkdir()
     (work / name).write_text(f"[{table}]\nnodes = 3")
     os.chown(work / name, 65534, 65534)
     assert load_job(SCRIPT, cwd=work).file is None
-    assert f"ignoring '{work / name}'" in capfd.readouterr().err
+    assert f"ignoring '{work / name}'" in caplog.text
     assert load_job(SCRIPT, cwd=work, config=work / name).resources.nodes == 3
 
 

@@ -172,16 +172,16 @@ def test_mistakes_name_the_key_and_the_nearest(
 
 
 def test_a_file_that_others_can_change_is_ignored(
-    tmp_path: Path, write_site: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, write_site: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_site(TEXT)
     path.chmod(0o666)
     assert load(tmp_path).resources.partition is None
-    assert f"ignoring {path}: users other than root can write to {path}" in capsys.readouterr().err
+    assert f"ignoring {path}: users other than root can write to {path}" in caplog.text
     path = write_site(TEXT)
     os.chown(path, 65534, 65534)
     assert load(tmp_path).resources.partition is None
-    assert "does not belong to root" in capsys.readouterr().err
+    assert "does not belong to root" in caplog.text
     os.chown(path, 0, 0)
     path.parent.chmod(0o777)
     site.read_site.cache_clear()

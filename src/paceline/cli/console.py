@@ -110,7 +110,6 @@ def show_logged() -> None:
     if not log.handlers:
         log.addHandler(TerminalHandler())
         log.setLevel(logging.INFO)
-        log.propagate = False
 
 
 def say_about(cluster: str, text: str) -> None:
