@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.contract.hostlist import expand
-from paceline.launch.plan.run_path import RunPath
+from paceline.contract.run_path import RunPath
 from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
 from paceline.spec import Flag, Program, load_job
 from paceline.tools.sandbox import PLAIN, Sandbox, Settings, missing_packages

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from paceline.launch.runs.claims import describe_processes
+from paceline.contract.claims import describe_processes
 from paceline.watch.index.rows import SETTLED
 
 SCRIPT = """

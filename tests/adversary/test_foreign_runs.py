@@ -13,12 +13,12 @@ import pytest
 
 from paceline.cli.commands import cancel, export, logs, shell, show, sweep_cancel, sync
 from paceline.cli.commands.sweep import find_file as find_sweep_file
+from paceline.contract.files.environment_file import SECRETS_MARK
+from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Search
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.launch.environment.variables import SECRETS_MARK
 from paceline.launch.local.launch import find_resumed_run
-from paceline.launch.plan.run_path import RunPath
-from paceline.launch.runs.folder import find_run
+from paceline.launch.run_folder import find_run
 from paceline.launch.user_resubmission import Typed, find_resubmission
 from paceline.spec import load_job
 from paceline.sweep.folder import SweepWriter
@@ -122,7 +122,7 @@ def test_a_foreign_run_can_be_read(scratch: Path, capfd: pytest.CaptureFixture[s
 
 
 def test_cancel_does_not_signal_a_process_that_a_stranger_names(scratch: Path) -> None:
-    from paceline.launch.runs.claims import describe_processes
+    from paceline.contract.claims import describe_processes
 
     folder = path_of(scratch, FOREIGN)
     (folder / "job").unlink()

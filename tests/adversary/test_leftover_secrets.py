@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.sweep_trial import open_trial
+from paceline.contract.files.environment_file import secret_names, without_secrets
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Search, SweepFolder
 from paceline.launch.actions import cancel_run
-from paceline.launch.environment.variables import environment_file, secret_names, without_secrets
-from paceline.launch.plan.run_path import RunPath
+from paceline.launch.environment.variables import environment_file
 from paceline.launch.secrets.declared import Secrets
 from paceline.slurm.job_states.meanings import JobState
 from paceline.spec import Program, load_job

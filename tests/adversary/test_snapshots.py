@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_path import RunPath
+from paceline.launch.code_snapshot import Snapshot, list_code
 from paceline.launch.plan.rank_counts import RankCounts
-from paceline.launch.plan.run_path import RunPath
-from paceline.launch.runs.code_snapshot import Snapshot, list_code
-from paceline.launch.runs.prepare import prepare
+from paceline.launch.prepare import prepare
 from paceline.launch.secrets.file_names import is_secret
 from paceline.spec import Program, load_job
 from paceline.staging.working_directory import WorkingDirectory

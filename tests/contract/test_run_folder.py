@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract import claims as claims_of_runs
 from paceline.contract import run_folder
+from paceline.contract.claims import find_successor
 from paceline.contract.run_folder import (
     RESERVED_BYTES,
     RunFolder,
@@ -49,7 +51,7 @@ def test_who_has_taken_over(tmp_path: Path, claims: list[str], successor: str) -
     for number, job_start in enumerate(claims, 1):
         run.claims.mkdir(exist_ok=True)
         (run.claims / str(number)).symlink_to(job_start)
-    assert run.successor("7-0") == successor
+    assert find_successor(run, "7-0") == successor
 
 
 @pytest.mark.parametrize(("failures", "successor"), [(2, "7-1"), (99, "")])
@@ -68,8 +70,8 @@ def test_a_file_server_that_hiccups_has_not_taken_over(
         return list_folder(path)
 
     monkeypatch.setattr(os, "listdir", stale)
-    monkeypatch.setattr(run_folder, "READ_PAUSES", (0, 0, 0))
-    assert run.successor("7-0") == successor
+    monkeypatch.setattr(claims_of_runs, "READ_PAUSES", (0, 0, 0))
+    assert find_successor(run, "7-0") == successor
 
 
 def test_a_link_at_the_temporary_name_is_not_followed(

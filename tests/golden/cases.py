@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.launch.plan.run_path import RunPath
+from paceline.contract.run_path import RunPath
 from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
 from paceline.slurm.array_script import Trials
 from paceline.spec import Flag, Program, load_job

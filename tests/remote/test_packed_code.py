@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli.on_cluster import cluster_request
 from paceline.errors import EnvironmentProblem
-from paceline.launch.runs import code_snapshot
+from paceline.launch import code_snapshot
 from paceline.spec import Program
 from paceline.spec.load import load_job
 from paceline.ssh.code_push.project_code import pack_code

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline.contract.claims import describe_processes
 from paceline.contract.files.log_times import format_mark
-from paceline.launch.runs.claims import describe_processes
 from tests.remote.lab import Lab
 from tests.remote.relay import Relay
 from tests.slurm.harness import Cluster

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from paceline.launch.plan.run_path import RunPath
+from paceline.contract.run_path import RunPath
 from paceline.slurm.batch_script import shell_library
 from tests.golden.cases import plan
 from tests.slurm.harness import ENDED, Cluster

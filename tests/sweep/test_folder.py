@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Point, Search
 from paceline.errors import SpecError, UsageError
-from paceline.launch.plan.run_path import RunPath
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.job_states.meanings import JobState
 from paceline.sweep.folder import SweepWriter

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.claims import describe_processes, local_job_start_name
+from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Point, SweepFolder
 from paceline.errors import ClusterError, UsageError
-from paceline.launch.plan.run_path import RunPath
-from paceline.launch.runs.claims import claim_run, describe_processes, local_job_start_name
+from paceline.launch.claims import claim_run
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.job_states.meanings import JobState
 from paceline.sweep.folder import STARTER, SweepWriter, mark_starter

@@ -29,6 +29,7 @@ from paceline.agent.stop.received_signals import Requests
 from paceline.agent.workers import fork_safety
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks
+from paceline.contract.claims import find_successor
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.stop.framework_presets import Preset
@@ -352,7 +353,7 @@ class Attempt:
         ):
             return
         self.next_claim_check = time.monotonic() + CLAIM_INTERVAL
-        successor = RunFolder(self.folder.path.parent).successor(self.job_start.path.name)
+        successor = find_successor(RunFolder(self.folder.path.parent), self.job_start.path.name)
         if successor:
             message = f"job start {successor} has taken over this run"
             self._fail(

@@ -17,6 +17,7 @@ from paceline.agent.rank_failures import Failure, RankExit
 from paceline.agent.workers import fork_safety
 from paceline.contract import env
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_step
+from paceline.contract.claims import find_successor
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import (
@@ -177,7 +178,7 @@ class VerdictWriter:
             outcome.failure = failure = rank_failures.with_stack(failure, attempt)
             self.try_write(lambda: rank_failures.write_failure(attempt, failure))
             self._print(failure, outcome.exits)
-            successor = self.run.successor(self.job_start_name)
+            successor = find_successor(self.run, self.job_start_name)
             if successor:
                 self.say(f"no restart: job start {successor} has taken over this run")
             elif failure.cause != rank_failures.INTERRUPTED and may_restart:

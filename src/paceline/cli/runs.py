@@ -17,7 +17,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.typed_command import to_type
 from paceline.errors import UsageError
-from paceline.launch.runs import folder as folders
+from paceline.launch import run_folder as folders
 from paceline.spec import Program, load_job
 from paceline.watch import viewpoint
 

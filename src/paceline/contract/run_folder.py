@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ USED_BY_JOBS = ".used-by-jobs"
 FLIGHT_RECORDER = "nccl-trace-"
 TRIALS = "trials"  # in a sweep's folder
 _ATTEMPT = re.compile(r"attempt-(\d+)")
-READ_PAUSES = (0.05, 0.2, 0.5)  # seconds after each try to read the claims that fails
 
 
 @dataclass(frozen=True)
@@ -107,36 +105,6 @@ class RunFolder:
         except OSError:
             return []
         return sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))
-
-    def claim_number(self, job_start: str) -> int:
-        """Return which job start of the run this is, from 1; 0 if it never had the run folder."""
-        number = 1
-        while os.path.lexists(path := self.claims / str(number)):
-            if os.readlink(path) == job_start:
-                return number
-            number += 1
-        return 0
-
-    def successor(self, job_start: str) -> str:
-        """Return the name of the job start that has taken the run folder over from this one; "" if
-        none has.
-
-        Nor has one if the folder of claims cannot be read, even after a few tries: a moment without
-        a free descriptor, or a file server's hiccup, must not end a run. Lists the folder: a
-        network file system may remember for a minute that a single link was not there.
-        """
-        for pause in READ_PAUSES:
-            try:
-                numbers = sorted(int(name) for name in os.listdir(self.claims) if name.isdigit())
-                names = [os.readlink(self.claims / str(number)) for number in numbers]
-            except FileNotFoundError:
-                return ""  # nobody claimed it
-            except OSError:
-                time.sleep(pause)
-                continue
-            # A job start without a claim was started by hand.
-            return names[-1] if job_start in names[:-1] and names[-1] != job_start else ""
-        return ""
 
     def job_start(self, name: str) -> JobStartFolder:
         return JobStartFolder(self.path / "job-starts" / name)

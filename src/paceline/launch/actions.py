@@ -7,13 +7,13 @@ import signal
 import time
 from pathlib import Path
 
+from paceline.contract.claims import ELSEWHERE, find_holder
+from paceline.contract.files.environment_file import forget_secrets
 from paceline.contract.files.file_owner import require_own_folder
 from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.run_path import requeues_itself
 from paceline.contract.typed_command import to_type
 from paceline.errors import UsageError
-from paceline.launch.runs.claims import ELSEWHERE, find_holder
-from paceline.launch.runs.environment_file import forget_secrets
-from paceline.launch.runs.folder import requeues_itself
 from paceline.slurm import commands as slurm
 
 CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"  # as the views of runs name them

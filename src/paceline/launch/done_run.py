@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.claims import find_holder
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, read_verdict
 from paceline.errors import UsageError
-from paceline.launch.runs.claims import find_holder
 from paceline.slurm.commands import read_job_id
 from paceline.spec import Flag, Program
 

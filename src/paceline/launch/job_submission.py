@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paceline.contract.claims import find_holder
 from paceline.contract.findings import PROBLEM, WARNING, Finding
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import RunPath
 from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import (
@@ -21,15 +23,13 @@ from paceline.errors import (
     NoSlurm,
     UsageError,
 )
+from paceline.launch import run_folder as folders
 from paceline.launch.checks.job import check_job
 from paceline.launch.checks.start_source import resolve_start
 from paceline.launch.confirmation.submission import note_attempt, note_job
 from paceline.launch.environment.store import resolve_environment
-from paceline.launch.plan.run_path import RunPath
 from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
-from paceline.launch.runs import folder as folders
-from paceline.launch.runs.claims import find_holder
-from paceline.launch.runs.prepare import path_in_run, prepare, read_launch_spec
+from paceline.launch.prepare import path_in_run, prepare, read_launch_spec
 from paceline.launch.secrets.secrets import read_secrets
 from paceline.slurm import commands as slurm
 from paceline.slurm import sbatch

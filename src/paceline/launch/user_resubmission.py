@@ -20,14 +20,15 @@ from paceline.contract.findings import Finding
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import REDACTED, redact_text
 from paceline.contract.run_folder import SUBMITTING, RunFolder
+from paceline.contract.run_path import run_path_of
 from paceline.contract.typed_command import to_type
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.launch import run_folder as folders
 from paceline.launch.checks.job import check_job
+from paceline.launch.claims import require_not_running, require_permission
 from paceline.launch.done_run import require_work_left
 from paceline.launch.job_submission import JobSubmission, Submitted
-from paceline.launch.runs import folder as folders
-from paceline.launch.runs.claims import require_not_running, require_permission
-from paceline.launch.runs.prepare import EarlierStart, prepare, read_launch_spec
+from paceline.launch.prepare import EarlierStart, prepare, read_launch_spec
 from paceline.slurm import sbatch
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import reload_job
@@ -65,7 +66,7 @@ class Resubmission(JobSubmission):
     def __init__(
         self, job: Job, folder: RunFolder, earlier: EarlierStart, *, after: Sequence[str] = ()
     ) -> None:
-        super().__init__(job, after=after, run_path=folders.run_path_of(folder))
+        super().__init__(job, after=after, run_path=run_path_of(folder))
         self.earlier = earlier
         if missing := ", ".join(self._missing_secrets()):
             self.notes.append(

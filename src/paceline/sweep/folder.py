@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.contract import claims
 from paceline.contract.files.file_owner import require_own_folder
 from paceline.contract.redaction import redact_args
 from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import FAILED, Point, Search, SweepFolder
 from paceline.errors import ClusterError, SpecError, UsageError
-from paceline.launch.plan.run_path import RunPath
-from paceline.launch.runs import claims
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.job_states.meanings import LIVE, WAITING

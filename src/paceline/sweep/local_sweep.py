@@ -17,11 +17,11 @@ from paceline.contract.sweep.folder import DONE, NoPoint, Point
 from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.launch.checks.start_source import resolve_start
+from paceline.launch.claims import claim_run
 from paceline.launch.local.machine import detect_machine, interpreter
 from paceline.launch.local.parallel_runs import ParallelRuns
 from paceline.launch.plan.local import LocalPlan, plan_local
 from paceline.launch.plan.rank_counts import Machine
-from paceline.launch.runs.claims import claim_run
 from paceline.launch.secrets.secrets import read_secrets
 from paceline.spec import Job
 from paceline.sweep.folder import mark_starter

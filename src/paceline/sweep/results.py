@@ -25,6 +25,7 @@ from paceline.contract.files.foreign_records import (
     read_tail,
 )
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import STORE
 from paceline.contract.sweep.folder import (
     DONE,
     FAILED,
@@ -35,8 +36,7 @@ from paceline.contract.sweep.folder import (
     read_lines,
 )
 from paceline.errors import ClusterError, UsageError
-from paceline.launch.plan.run_path import STORE
-from paceline.launch.runs.folder import require_not_fetched
+from paceline.launch.run_folder import require_not_fetched
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states.meanings import ENDED, WAITING, JobState
 from paceline.sweep.folder import is_starting

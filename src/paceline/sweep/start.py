@@ -17,14 +17,14 @@ from typing import Protocol
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import write_atomically
+from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Point, Search
 from paceline.contract.typed_command import to_type
 from paceline.errors import EnvironmentProblem, UsageError
+from paceline.launch import run_folder as folders
 from paceline.launch.confirmation.submission import abandoned_trials, note_trials
 from paceline.launch.plan.rank_counts import RankCounts
-from paceline.launch.plan.run_path import RunPath
-from paceline.launch.runs import folder as folders
-from paceline.launch.runs.prepare import path_in_run, prepare
+from paceline.launch.prepare import path_in_run, prepare
 from paceline.launch.secrets.secrets import read_secrets
 from paceline.spec import Job
 from paceline.sweep.folder import MISSING, SweepWriter

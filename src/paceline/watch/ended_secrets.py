@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.contract.claims import find_holder
+from paceline.contract.files.environment_file import forget_secrets, read_secret_names
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import ClusterError
-from paceline.launch.runs.claims import find_holder
-from paceline.launch.runs.environment_file import forget_secrets, read_secret_names
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.job_states.meanings import LIVE, UNKNOWN, WAITING
 from paceline.watch.records import QueryStates, Record, find_runs, newest_verdict, read_records

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.claims import find_holder
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
 from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED
-from paceline.launch.runs.claims import find_holder
 from paceline.slurm.job_states.meanings import JobState
 from paceline.spec.quantities import parse_seconds, show_seconds
 from paceline.watch import viewpoint

@@ -20,6 +20,7 @@ from paceline.agent.health.heartbeat import Heartbeats
 from paceline.agent.notify import stall_notifier
 from paceline.agent.notify.delivery import NotDelivered, post, run_command
 from paceline.agent.notify.notifier import Notifier
+from paceline.contract.claims import claim_number
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from tests.agent.conftest import Launch, until
@@ -193,7 +194,7 @@ def make_notifier(tmp_path: Path, webhook: Webhook, job_start: str, **changes: A
     folder = run.job_start(job_start)
     folder.path.mkdir(parents=True, exist_ok=True)
     run.claims.mkdir(exist_ok=True)
-    if not run.claim_number(job_start):
+    if not claim_number(run, job_start):
         (run.claims / str(len(list(run.claims.iterdir())) + 1)).symlink_to(job_start)
     spec = LaunchSpec(run_id="x", program="train.py", args=[], notify=settings(**changes))
     return Notifier(run, spec, folder, environ={"HOOK": webhook.address}, warn=pytest.fail)

@@ -25,7 +25,7 @@ from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import UsageError
-from paceline.launch.runs.claims import require_permission
+from paceline.launch.claims import require_permission
 from paceline.watch.resume_hint import resume_command
 
 

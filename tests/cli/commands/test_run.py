@@ -463,7 +463,7 @@ KILLED_BEFORE_THE_COPY = """
 import os, signal, sys, time
 from paceline.agent.workers.zygote import prestart
 from paceline.cli import main
-from paceline.launch.runs import prepare
+from paceline.launch import prepare
 def kill(*args):
     while not os.path.exists("started"):
         time.sleep(0.02)

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from paceline import cli
+from paceline.contract.claims import describe_processes
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
-from paceline.launch.runs.claims import describe_processes
 from paceline.watch.logs import run_follower
 from tests.sweep.folders import end, grid, make_sweep
 from tests.watch.records.test_records import make_run

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.launch.plan.run_path import RunPath
+from paceline.contract.run_path import RunPath
 from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
 from paceline.spec import Flag, Job, Program, load_job
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import command_line, quote
 from paceline.contract.redaction import redact_args
+from paceline.contract.run_path import RunPath, new_run_id
 from paceline.errors import SpecError, UsageError
 from paceline.launch.plan.local import LocalPlan, launch_spec_text, plan_local
 from paceline.launch.plan.rank_counts import Machine, RankCounts
-from paceline.launch.plan.run_path import RunPath, new_run_id
 from paceline.launch.plan.run_record import run_record
 from paceline.spec import Flag, Program, load_job
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
+from paceline.contract.claims import local_job_start_name
 from paceline.contract.findings import PROBLEM, WARNING
 from paceline.contract.run_folder import SUBMITTING, RunFolder
+from paceline.contract.run_path import RunPath, new_run_id
 from paceline.errors import JobRejected, NoAnswer, NotConfigured
+from paceline.launch import claims
 from paceline.launch.checks.machine import default_interface, describe_interfaces, interfaces
-from paceline.launch.plan.run_path import RunPath, new_run_id
 from paceline.launch.plan.slurm import SlurmPlan
-from paceline.launch.runs import claims
-from paceline.launch.runs.folder import create_run_folder
+from paceline.launch.run_folder import create_run_folder
 from paceline.slurm import arrays, limits, sbatch
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import squeue_and_sacct
@@ -385,7 +386,7 @@ def test_ps_shows_odd_names_and_finds_the_active_run(
         folder.path.mkdir(parents=True)
         claims.claim_run(folder)
         if number:
-            folder.job_start(claims.local_job_start_name()).verdict.write_text("done\n")
+            folder.job_start(local_job_start_name()).verdict.write_text("done\n")
         folder.run_json.write_text(
             json.dumps({"name": "a[/b]\x1b]0;owned\x07", "nodes": 1, "nproc": 2})
         )

@@ -16,7 +16,7 @@ from torch import nn
 from paceline.contract.checkpoint.marker import Marker, list_checkpoints
 from paceline.contract.checkpoint.names import CHECKPOINT_MARKER, checkpoint_name
 from paceline.contract.checkpoint.score import Score, find_best
-from paceline.launch.runs.weights import plain_names
+from paceline.launch.weights import plain_names
 from paceline.runtime.checkpoint import CheckpointManager
 from paceline.runtime.checkpoint.retention import RetentionPolicy
 from paceline.runtime.checkpoint.state_tree import TORCH_DTYPES

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import is_run_path
 from paceline.errors import ClusterError, ConnectionProblem
-from paceline.launch.plan.run_path import is_run_path
 from paceline.slurm.job_states.meanings import JobState
 from paceline.ssh.mirror import follower, frames, reader, run_files, write_lock
 from paceline.ssh.mirror.changes import RunChanges

@@ -114,7 +114,7 @@ def test_code_of_others_is_not_compared(
     folder.code.mkdir()
     (folder.code / "secret.py").write_text("")
     assert "+password" in client.get(f"api/runs/{RUN}/diff").json()["diff"]
-    monkeypatch.setattr("paceline.launch.runs.diff.is_own_folder", lambda path: False)
+    monkeypatch.setattr("paceline.launch.diff.is_own_folder", lambda path: False)
     answer = client.get(f"api/runs/{RUN}/diff").json()
     assert (answer["diff"], "another user" in answer["note"]) == ("", True)
 

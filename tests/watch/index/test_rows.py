@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from paceline.contract.claims import describe_processes
 from paceline.contract.run_folder import RunFolder
-from paceline.launch.runs.claims import describe_processes
 from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.index import index_file, rows
 from paceline.watch.index.index_file import load_index, save_index

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.agent.notify.delivery import NotDelivered, post, run_command
 from paceline.agent.rank_failures import FENCED_OFF
 from paceline.agent.stop.rank_signals import FILE, TERM, is_time_limit
+from paceline.contract.claims import claim_number
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact_text
@@ -243,7 +244,7 @@ class Notifier:
     def _job_start_before(self) -> JobStartFolder | None:
         """Return the last start of the same job; None if a person has started the run again."""
         name = self._job_start.path.name
-        number = self._run.claim_number(name)
+        number = claim_number(self._run, name)
         try:
             before = os.readlink(self._run.claims / str(number - 1)) if number > 1 else ""
         except OSError:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.agent.staging.coordination import StagingContext, StagingCoordinator
 from paceline.contract import env
+from paceline.contract.claims import claim_number
 from paceline.errors import LaunchError, PacelineError
 from paceline.staging import folders, leftovers
 from paceline.staging.collect import Collection
@@ -41,7 +42,7 @@ class NodeData:
             staged=[item.name for item in self.request.items],
             collect=list(self.request.collect),
             destination=str(context.run.collected / name),
-            claim=context.run.claim_number(context.job_start.path.name),
+            claim=claim_number(context.run, context.job_start.path.name),
             **folders.this_process(),
         )
         self.base = folders.choose_base(self.request, environ)

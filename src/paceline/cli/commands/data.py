@@ -13,7 +13,7 @@ from paceline.cli.commands import data_push
 from paceline.cli.help import GroupedCommand
 from paceline.errors import UsageError
 from paceline.launch.local.staging import scan_data, staging_request
-from paceline.launch.runs.folder import resolve_scratch
+from paceline.launch.run_folder import resolve_scratch
 from paceline.spec import Flag, Program, load_job
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from paceline.cli import console, typer_options
 from paceline.cli.json_output import print_json
 from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, worst
 from paceline.errors import PacelineError
-from paceline.launch.runs.folder import find_run, resolve_scratch
+from paceline.launch.run_folder import find_run, resolve_scratch
 from paceline.spec import Program
 from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES
 

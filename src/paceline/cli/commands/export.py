@@ -28,7 +28,7 @@ from paceline.contract.files.size import show_size
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, EnvironmentProblem, UsageError
-from paceline.launch.runs import weights
+from paceline.launch import weights
 
 Output = Annotated[
     Path,

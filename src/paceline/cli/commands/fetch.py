@@ -136,7 +136,7 @@ def _what(values: Any) -> str:
 
 def _target(listing: Listing, to: Path | None) -> Path:
     from paceline.contract.sweep.folder import SweepFolder
-    from paceline.launch.runs.folder import create_scratch
+    from paceline.launch.run_folder import create_scratch
 
     if to is not None:
         return to.absolute() / listing.key

@@ -175,7 +175,7 @@ def command(
 
 
 def _prove(request: Request, script: Script, load: Any, output: Path | None) -> int:
-    from paceline.launch.runs.folder import create_scratch, resolve_scratch
+    from paceline.launch.run_folder import create_scratch, resolve_scratch
     from paceline.tools.prove.local_runner import LocalRunner, choose_folder, full_disk
     from paceline.tools.prove.proof import Prover
     from paceline.tools.prove.report import write_report

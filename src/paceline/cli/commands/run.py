@@ -135,9 +135,9 @@ def _has_consent(folder: RunFolder) -> bool:
 
 def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
     """Run the agents until they are done; print the verdict and the run folder."""
+    from paceline.contract.claims import local_job_start_name
     from paceline.launch.local.agents import run_agents
     from paceline.launch.local.warm_start import find_zygote
-    from paceline.launch.runs.claims import local_job_start_name
     from paceline.spec.quantities import show_seconds
 
     def after_start() -> None:

@@ -22,7 +22,7 @@ from paceline.launch.plan.interactive_shell import (
     setup_from_plan,
     setup_from_run,
 )
-from paceline.launch.runs.run_half_zip import stored_run_half
+from paceline.launch.run_half_zip import stored_run_half
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.spec import Flag, Program

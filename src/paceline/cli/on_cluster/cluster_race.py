@@ -12,9 +12,9 @@ from paceline.cli.on_cluster.on_cluster import Forwarded, converse
 from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.files.grant_file import GRANTED, REFUSED
 from paceline.contract.quote import quote
+from paceline.contract.run_path import is_run_id
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError
-from paceline.launch.plan.run_path import is_run_id
 from paceline.ssh.request import OUTCOME
 from paceline.watch.records import LOST
 

@@ -252,7 +252,7 @@ class _Show:
     def _require_known(self, problem: PacelineError | None) -> None:
         """Raise an error if the mirror lacks what is named: the problem, or that there is no connection."""
         from paceline.cli import runs
-        from paceline.launch.runs.folder import RunNotFound
+        from paceline.launch.run_folder import RunNotFound
         from paceline.watch.viewpoint import look_at
 
         with look_at(self._view({})):
@@ -271,7 +271,7 @@ class _Show:
 
     def _last_news(self) -> float:
         """Return when what is shown has come: the run that is named, if one is."""
-        from paceline.launch.runs.folder import find_run
+        from paceline.launch.run_folder import find_run
 
         heard = self._mirror.heard().here
         with suppress(PacelineError, OSError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from paceline.contract.run_path import list_runs_and_sweeps
 from paceline.contract.sweep.folder import SweepFolder
-from paceline.launch.runs.folder import list_runs_and_sweeps
 from paceline.sweep.overview import SweepOverview, read_sweep_overview
 from paceline.watch.index.parallel import spare_processes
 from paceline.watch.index.rows import read_rows

@@ -6,7 +6,7 @@ import sys
 
 from paceline.cli import console
 from paceline.contract.run_folder import RunFolder
-from paceline.launch.runs.diff import ADDED, CHANGED, REMOVED, Difference, compare_run
+from paceline.launch.diff import ADDED, CHANGED, REMOVED, Difference, compare_run
 from paceline.watch import viewpoint
 
 CYAN = "\033[36m"

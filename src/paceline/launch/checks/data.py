@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.contract.findings import GOOD, PROBLEM, Finding
+from paceline.contract.run_path import RunPath
 from paceline.errors import PacelineError
 from paceline.launch.local.staging import staging_request
 from paceline.launch.plan.launch_spec import data_settings
-from paceline.launch.plan.run_path import RunPath
 from paceline.spec import Job
 from paceline.staging.request import check_sources
 

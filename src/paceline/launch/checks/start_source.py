@@ -14,7 +14,7 @@ from paceline.contract.checkpoint.names import WEIGHTS_SUFFIXES, is_weights_file
 from paceline.contract.checkpoint.safetensors import read_header
 from paceline.contract.checkpoint.weights_folder import find_weight_files
 from paceline.errors import CheckpointError, UsageError
-from paceline.launch.runs import folder as folders
+from paceline.launch import run_folder as folders
 from paceline.spec import Job
 from paceline.spec.home_path import expand_home
 

@@ -33,7 +33,7 @@ from paceline.launch.environment.requirement_lines import name_of
 from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironment, store_path
 from paceline.launch.environment.variables import PROXIES, submission_environment
 from paceline.launch.environment.venv_script import venv_steps
-from paceline.launch.runs.folder import create_scratch
+from paceline.launch.run_folder import create_scratch
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.job_states.meanings import LIVE, WAITING
 from paceline.slurm.sbatch import run_sbatch

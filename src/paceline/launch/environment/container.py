@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.contract.quote import command_line, quote
+from paceline.contract.run_path import RunPath
 from paceline.errors import SpecError
-from paceline.launch.plan.run_path import RunPath
 from paceline.spec import Job
 
 FUNCTION = "paceline_inside"  # `paceline_inside COMMAND...` runs a command in the container

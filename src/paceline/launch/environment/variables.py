@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paceline.contract import env
+from paceline.contract.files.environment_file import SECRETS_MARK
 from paceline.contract.quote import quote
 from paceline.contract.redaction import REDACTED, redact
 from paceline.launch.environment.modules import module_variables
@@ -33,9 +34,6 @@ _CURRENT_PYTHON = (
     "CUDA_PATH",
     "ROCM_PATH",
 )
-
-# Begins the line of environment.sh that names the secrets below it. stop_and_requeue.sh looks for it.
-SECRETS_MARK = "# Secrets until the run is over:"
 
 # Forwarded by name: their values may hold a password, and are written to environment.sh alone.
 PROXIES = tuple(
@@ -164,22 +162,6 @@ def environment_file(job: Job, environ: Mapping[str, str], secrets: Secrets) -> 
     return (
         "\n".join(["# The variables of this run, sourced by job.sbatch.", *plain, *marked]) + "\n"
     )
-
-
-def secret_names(text: str) -> list[str]:
-    """Return the names of the secrets whose values are in an environment file."""
-    for line in text.splitlines():
-        if line.startswith(SECRETS_MARK):
-            return line[len(SECRETS_MARK) :].split()
-    return []
-
-
-def without_secrets(text: str) -> str:
-    """Return an environment file that asks for its secrets instead of setting them, as stop_and_requeue.sh does."""
-    names = secret_names(text)
-    if not names:
-        return text
-    return f"{text[: text.index(SECRETS_MARK)]}paceline_require_secrets {' '.join(names)}\n"
 
 
 def _assignment(name: str, value: str) -> str:

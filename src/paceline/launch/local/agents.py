@@ -14,11 +14,11 @@ from types import FrameType
 
 from paceline.agent.workers.zygote.prestart import Prestarted
 from paceline.contract import env
+from paceline.contract.claims import local_job_start_name, record_processes
 from paceline.contract.processes.process import die_with_parent, is_open
 from paceline.contract.verdict import RESTART_EXIT
 from paceline.errors import LaunchError
 from paceline.launch.plan.local import AgentCommand, LocalPlan
-from paceline.launch.runs.claims import local_job_start_name, record_processes
 
 # how an agent ends that nobody asked to
 KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)

@@ -12,13 +12,13 @@ from paceline.contract.files.foreign_records import read_object
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import REDACTED
 from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.run_path import RunPath, run_path_of
+from paceline.launch import run_folder as folders
+from paceline.launch.claims import claim_run, require_not_running, require_permission
 from paceline.launch.local.machine import detect_machine, interpreter
 from paceline.launch.plan.local import LocalPlan, launch_spec_text, plan_local
-from paceline.launch.plan.run_path import RunPath
 from paceline.launch.plan.run_record import resumed_record
-from paceline.launch.runs import folder as folders
-from paceline.launch.runs.claims import claim_run, require_not_running, require_permission
-from paceline.launch.runs.prepare import prepare, read_launch_spec, repair_code
+from paceline.launch.prepare import prepare, read_launch_spec, repair_code
 from paceline.launch.secrets.secrets import read_secrets
 from paceline.spec import Job, Program
 
@@ -93,7 +93,7 @@ class ResumedRun:
         self.job, self.folder, self.new_program = job, folder, new_program
         self.plan = plan_local(
             job,
-            run_path=folders.run_path_of(folder),
+            run_path=run_path_of(folder),
             machine=detect_machine(os.environ),
             python=interpreter(job),
             old=launch_spec,

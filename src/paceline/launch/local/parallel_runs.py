@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from paceline.contract.claims import local_job_start_name, record_processes
 from paceline.contract.verdict import FAILED, read_verdict
 from paceline.launch.local import agents
 from paceline.launch.plan.local import LocalPlan
-from paceline.launch.runs.claims import local_job_start_name, record_processes
 
 POLL_INTERVAL = 0.05  # seconds
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.run_path import RunPath
 from paceline.launch.plan.rank_counts import RankCounts
-from paceline.launch.plan.run_path import RunPath
 from paceline.spec import Job
 
 # The runtime's settings, and the keys that set them.

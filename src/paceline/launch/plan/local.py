@@ -12,10 +12,10 @@ from paceline.contract.gpus import VISIBLE_DEVICES
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import command_line
 from paceline.contract.redaction import redact, redact_args, redact_values
+from paceline.contract.run_path import RunPath
 from paceline.errors import SpecError
 from paceline.launch.plan.launch_spec import carry_over, make_launch_spec
 from paceline.launch.plan.rank_counts import Machine, RankCounts, local_rank_counts
-from paceline.launch.plan.run_path import RunPath
 from paceline.launch.secrets.declared import (
     NO_SECRETS,
     Secrets,

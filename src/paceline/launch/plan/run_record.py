@@ -13,8 +13,8 @@ from typing import Any
 
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.redaction import redact, redact_args, redact_text, redact_values
+from paceline.contract.run_path import RunPath
 from paceline.launch.plan.rank_counts import RankCounts
-from paceline.launch.plan.run_path import RunPath
 from paceline.spec import Job
 
 

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import command_line
+from paceline.contract.run_path import RunPath
 from paceline.errors import UsageError
 from paceline.launch.environment.activation import EnvironmentSection, activation_lines, interpreter
 from paceline.launch.environment.container import container_entry
@@ -21,7 +22,6 @@ from paceline.launch.environment.variables import (
 )
 from paceline.launch.plan.launch_spec import make_launch_spec
 from paceline.launch.plan.rank_counts import RankCounts
-from paceline.launch.plan.run_path import RunPath
 from paceline.launch.secrets.declared import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.slurm.array_script import Trials, array_script
 from paceline.slurm.batch_script import Script, job_script, shell_library

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.contract import env
+from paceline.contract.claims import find_successor
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError, TakenOver
 
@@ -254,7 +255,7 @@ def check_claim(environ: Mapping[str, str] = os.environ) -> None:
     run, job_start = environ.get(env.RUN), environ.get(env.JOB_START)
     if not run or not job_start:
         return
-    successor = RunFolder(Path(run)).successor(job_start)
+    successor = find_successor(RunFolder(Path(run)), job_start)
     if successor:
         raise TakenOver(
             f"Job start {job_start} no longer has run {Path(run).name}: job start {successor} has "

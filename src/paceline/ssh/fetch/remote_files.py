@@ -8,8 +8,8 @@ from typing import Any
 
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.foreign_records import make
+from paceline.contract.run_path import is_run_id, is_run_path
 from paceline.errors import ConnectionProblem, EnvironmentProblem, UsageError
-from paceline.launch.plan.run_path import is_run_id, is_run_path
 from paceline.ssh.conversation import Conversation
 from paceline.ssh.fetch.contents import Contents, RemoteFile
 from paceline.ssh.fetch.frames import MAX_LINE, TooLong, read_frame, read_line, write_line

@@ -13,7 +13,7 @@ from typing import IO, Any
 from paceline.contract.checkpoint.names import is_weights_file
 from paceline.contract.files.shared_folders import open_regular
 from paceline.contract.run_folder import RunFolder
-from paceline.launch.runs.folder import run_path_of
+from paceline.contract.run_path import run_path_of
 from paceline.ssh.fetch.contents import choose_contents
 from paceline.ssh.fetch.frames import CHUNK, read_line, write_frame, write_line
 

@@ -19,7 +19,7 @@ from typing import Any
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.files.shared_folders import open_own_file
 from paceline.contract.run_folder import write_atomically
-from paceline.launch.plan.run_path import is_run_path
+from paceline.contract.run_path import is_run_path
 from paceline.ssh.mirror import frames
 from paceline.ssh.mirror.frames import BadStream, Frame
 from paceline.ssh.mirror.job_states import keep_states

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.contract.run_folder import TRIALS, RunFolder
+from paceline.contract.run_path import is_run_path, list_runs_and_sweeps
 from paceline.contract.typed_command import to_type
 from paceline.errors import ClusterError, PacelineError, UsageError
-from paceline.launch.plan.run_path import is_run_path
-from paceline.launch.runs.folder import list_runs_and_sweeps
 from paceline.slurm import commands as slurm
 from paceline.ssh.mirror.changes import RunChanges
 from paceline.ssh.mirror.frames import ALIVE, ERROR, FOUND, JOBS, PASS, Frame, FrameWriter

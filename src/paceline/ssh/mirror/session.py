@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any, Protocol
 
+from paceline.contract.run_path import is_run_path
 from paceline.errors import ConnectionProblem, UsageError
-from paceline.launch.plan.run_path import is_run_path
 from paceline.ssh.mirror.frames import (
     ALIVE,
     ERROR,

@@ -20,7 +20,7 @@ from typing import IO
 
 from paceline.contract.files.sent_code import FILE, KEPT, SentCode
 from paceline.errors import EnvironmentProblem
-from paceline.launch.runs.code_snapshot_store import LINK, PROGRAM, CodeFile, read_file
+from paceline.launch.code_store import LINK, PROGRAM, CodeFile, read_file
 
 PARTIAL = ".partial-"
 OBJECTS, CODE = "objects", "code"  # folders in the cache

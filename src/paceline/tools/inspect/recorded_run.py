@@ -13,7 +13,7 @@ from paceline.contract.verdict import DONE, INTERRUPTED_EXIT
 from paceline.errors import EnvironmentProblem, LaunchError
 from paceline.launch.local.launch import NewRun
 from paceline.launch.local.parallel_runs import ParallelRuns
-from paceline.launch.runs.folder import RunFolderProblem
+from paceline.launch.run_folder import RunFolderProblem
 from paceline.spec import Flag, Job, Program
 from paceline.tools.inspect.samples import Samples, read_samples
 from paceline.watch.failure_text import describe_failure

@@ -17,13 +17,13 @@ from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.proof_spec import ProofSpec, record_path
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import RunPath
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import EnvironmentProblem, RunError, UsageError
 from paceline.launch.local.launch import NewRun, ResumedRun
 from paceline.launch.local.parallel_runs import ParallelRuns
 from paceline.launch.plan.local import LocalPlan
-from paceline.launch.plan.run_path import RunPath
-from paceline.launch.runs.prepare import path_in_run, read_launch_spec
+from paceline.launch.prepare import path_in_run, read_launch_spec
 from paceline.spec import Job, Program
 from paceline.spec.typed_flags import Flag
 from paceline.tools.prove.cases import Case

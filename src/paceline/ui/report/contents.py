@@ -13,7 +13,7 @@ from urllib.parse import quote
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import EnvironmentProblem
-from paceline.launch.runs.diff import compare_run
+from paceline.launch.diff import compare_run
 from paceline.sweep.report.summary import describe_trials
 from paceline.sweep.results import Sweep, read_sweep
 from paceline.watch import viewpoint

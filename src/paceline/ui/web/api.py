@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.launch.runs.diff import compare_run
+from paceline.launch.diff import compare_run
 from paceline.sweep.report.summary import describe_sweep, describe_trials
 from paceline.sweep.results import Sweep, read_sweep
 from paceline.ui.web.cluster_answer import read_cluster

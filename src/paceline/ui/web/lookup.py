@@ -11,9 +11,9 @@ from pathlib import Path
 
 from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.run_folder import TRIALS, RunFolder
+from paceline.contract.run_path import STORE
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
-from paceline.launch.plan.run_path import STORE
 from paceline.watch.records import find_runs
 
 MAX_KEY = 300  # characters

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.contract.claims import find_holder
 from paceline.contract.files.foreign_records import (
     NUMBER,
     Fields,
@@ -24,7 +25,6 @@ from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
 from paceline.launch.probes.live_probe import NodeAnswer
 from paceline.launch.probes.rank_motion import Motion, read_motion
-from paceline.launch.runs.claims import find_holder
 from paceline.watch.failure_text import read_failure
 from paceline.watch.node_usage import NodeUsage, read_node_usage
 from paceline.watch.rank_samples import RankSample, clean_sample, newest_samples, read_ranks

@@ -6,8 +6,8 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 
+from paceline.contract.claims import Holder
 from paceline.contract.run_folder import RunFolder
-from paceline.launch.runs.claims import Holder
 from paceline.watch.overview import Overview, make_overview
 from paceline.watch.records import Record
 

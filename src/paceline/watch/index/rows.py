@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from paceline.contract.claims import Holder
 from paceline.contract.run_folder import RunFolder
-from paceline.launch.runs.claims import Holder
 from paceline.watch.index.index_file import FIELDS, Entry, load_index, save_index
 from paceline.watch.index.parallel import read_in_processes
 from paceline.watch.overview import Overview, make_overview

@@ -10,9 +10,9 @@ from typing import Any
 from paceline.contract.files.foreign_records import NUMBER, keep_valid, read_object
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import is_fetched
 from paceline.contract.typed_command import cluster, meant_for
 from paceline.errors import ClusterError
-from paceline.launch.runs.folder import is_fetched
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from typing import Any
 
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.claims import Holder, find_holder
 from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_object
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import is_fetched, list_folders
 from paceline.contract.verdict import read_verdict
 from paceline.errors import ClusterError
-from paceline.launch.runs.claims import Holder, find_holder
-from paceline.launch.runs.folder import is_fetched, list_folders
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states.meanings import ENDED, WAITING, JobState
 from paceline.watch import viewpoint

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from paceline.contract.claims import Holder, find_holder
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import is_fetched, requeues_itself
 from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
 from paceline.errors import ClusterError
-from paceline.launch.runs.claims import Holder, find_holder
-from paceline.launch.runs.folder import is_fetched, requeues_itself
 from paceline.slurm.job_states.meanings import ENDED, WAITING, JobState
 from paceline.watch.goodput import read_events
 from paceline.watch.metrics.latest import Latest, read_latest

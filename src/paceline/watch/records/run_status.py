@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 
+from paceline.contract import claims
+from paceline.contract.claims import Holder, find_holder
 from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED, STOPPED, read_verdict
-from paceline.launch.runs import claims
-from paceline.launch.runs.claims import Holder, find_holder
 from paceline.slurm.job_states.meanings import LIVE, UNKNOWN, WAITING, JobState
 from paceline.slurm.job_states.meanings import STATES as SLURM_STATES
 

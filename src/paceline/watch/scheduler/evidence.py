@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.contract.claims import find_holder
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
-from paceline.launch.runs.claims import find_holder
 
 # seconds after its verdict for which the job of a finished run may still be ending
 CLOSED_AGE = 900.0

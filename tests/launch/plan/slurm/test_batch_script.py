@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import RunPath
 from paceline.errors import SpecError
-from paceline.launch.plan.run_path import RunPath
 from paceline.launch.secrets.declared import SCRIPT_PREFIX, Secrets
 from paceline.slurm.batch_script import shell_library
 from tests.golden.cases import HERE, plan

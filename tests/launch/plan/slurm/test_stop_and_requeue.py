@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.contract.claims import find_holder, find_successor
 from paceline.contract.run_folder import RunFolder
-from paceline.launch.runs.claims import find_holder
 from paceline.slurm import batch_script
 from paceline.slurm.sbatch import known_jobs
 
@@ -884,7 +884,7 @@ def test_a_job_that_a_crashed_controller_starts_twice(bench: Bench) -> None:
     second = bench.start_script()
     bench.until(bench.run / "job-starts" / "7-0_2" / "started")
     run = RunFolder(bench.run)
-    assert (bench.claims(), run.successor("7-0")) == (["7-0", "7-0_2"], "7-0_2")
+    assert (bench.claims(), find_successor(run, "7-0")) == (["7-0", "7-0_2"], "7-0_2")
     holder = find_holder(run)
     assert holder is not None
     assert holder.job == "7"

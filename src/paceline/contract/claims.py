@@ -1,9 +1,10 @@
-"""Claims on a run folder: one job start at a time has it, on whatever host.
+"""Who has a run folder: one job start at a time, on whatever host. Everybody asks here.
 
 `claims/1`, `claims/2`, ... are links that name job starts; the last one has the run folder now.
 Making a link is atomic: if several find that the last one is over, exactly one of them succeeds it.
-Links stay, so that nobody mistakes a new claim for an old one. `stop_and_requeue.sh` does the same
-for jobs.
+Links stay, so that nobody mistakes a new claim for an old one. The command claims the folder of a
+local run, and `stop_and_requeue.sh` does the same for a job, where there may be no Python. Agents
+and ranks ask for a `successor`: while they run, and before each checkpoint is committed.
 """
 
 from __future__ import annotations
@@ -14,34 +15,20 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.contract.files.foreign_records import read_object
-from paceline.contract.files.grant_file import explain_refusal, needs_grant, read_winner
 from paceline.contract.processes.process import pid_namespace, process_start
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import JobStartFolder, RunFolder, write_atomically
-from paceline.contract.typed_command import to_type
-from paceline.contract.verdict import DONE, FAILED, read_verdict
-from paceline.errors import ClusterError, UsageError
+from paceline.errors import UsageError
 
-_NAME = re.compile(r"[\w-]+")  # of a job start
+READ_PAUSES = (0.05, 0.2, 0.5)  # seconds after each try to read the claims that fails
 HERE, ELSEWHERE, OVER = "here", "elsewhere", "over"  # where the processes of a local job start are
-
-
-@functools.cache
-def _token(pid: int) -> str:
-    return secrets.token_hex(3)
-
-
-def local_job_start_name() -> str:
-    """Return the name of this process's start of a run. Pids are reused, and other hosts have the
-    same ones.
-    """
-    return f"pid-{os.getpid()}-{_token(os.getpid())}"
+_NAME = re.compile(r"[\w-]+")  # of a job start
 
 
 @dataclass(frozen=True)
@@ -82,7 +69,7 @@ class Holder:
         known = self._process()
         if not known or self.job_start.verdict.exists():
             return OVER
-        if self.pids():
+        if live_pids(known):
             return HERE
         rebooted = known.get("host") == socket.gethostname() and known.get("boot") != _boot()
         return OVER if rebooted or _is_this_host(known) else ELSEWHERE
@@ -108,25 +95,73 @@ def find_holder(run: RunFolder) -> Holder | None:
     return Holder(run, name, number) if _NAME.fullmatch(name) else None
 
 
-def claim_run(run: RunFolder) -> None:
-    """Claim a run folder for this process; raise an error if the run is queued or running
-    somewhere.
+def claim(run: RunFolder, name: str, require_over: Callable[[Holder | None], None]) -> None:
+    """Give a run folder to a job start.
+
+    `require_over` raises an error if the holder is not over; it is asked again for each holder that
+    was faster.
     """
-    name = local_job_start_name()
-    record_processes(run, [os.getpid()])
     run.claims.mkdir(parents=True, exist_ok=True)
     while True:
         holder = find_holder(run)
-        _require_over(run, holder)  # the one whose successor this is: by now there may be another
+        require_over(holder)
         try:
             os.symlink(name, run.claims / str(holder.number + 1 if holder else 1))
             return
-        except FileExistsError:  # somebody was faster: look again
+        except FileExistsError:
             if find_holder(run) is None:
                 raise UsageError(
                     f"{run.claims} has an entry that is not a claim.",
                     hint="Remove it, if nothing runs there.",
                 ) from None
+
+
+def claim_number(run: RunFolder, job_start: str) -> int:
+    """Return which job start of the run this is, from 1; 0 if it never had the run folder."""
+    number = 1
+    while os.path.lexists(path := run.claims / str(number)):
+        if os.readlink(path) == job_start:
+            return number
+        number += 1
+    return 0
+
+
+def find_successor(run: RunFolder, job_start: str) -> str:
+    """Return the name of the job start that has taken the run folder over from this one; "" if
+    none has.
+
+    Nor has one if the folder of claims cannot be read, even after a few tries: a moment without a
+    free descriptor, or a file server's hiccup, must not end a run. Lists the folder: a network file
+    system may remember for a minute that a single link was not there.
+    """
+    for pause in READ_PAUSES:
+        try:
+            numbers = sorted(int(name) for name in os.listdir(run.claims) if name.isdigit())
+            names = [os.readlink(run.claims / str(number)) for number in numbers]
+        except FileNotFoundError:
+            return ""  # nobody claimed it
+        except OSError:
+            time.sleep(pause)
+            continue
+        # A job start without a claim was started by hand.
+        return names[-1] if job_start in names[:-1] and names[-1] != job_start else ""
+    return ""
+
+
+# -- the processes of a local job start
+# ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _token(pid: int) -> str:
+    return secrets.token_hex(3)
+
+
+def local_job_start_name() -> str:
+    """Return the name of this process's start of a run. Pids are reused, and other hosts have the
+    same ones.
+    """
+    return f"pid-{os.getpid()}-{_token(os.getpid())}"
 
 
 def record_processes(run: RunFolder, pids: Sequence[int]) -> None:
@@ -166,103 +201,29 @@ def live_pids(known: dict[str, Any]) -> list[int]:
     ]
 
 
-def require_not_running(run: RunFolder) -> None:
-    """Raise an error if the run is queued or running, as a job or on some machine."""
-    _require_over(run, find_holder(run))
-
-
-def require_permission(run: RunFolder) -> None:
-    """Raise an error for a run that was submitted to several clusters and is not the one that
-    trains.
-    """
-    if not needs_grant(run):
-        return
-    why, winner = explain_refusal(run) or "it never got permission to start", read_winner(run)
-    raise UsageError(
-        f"Run {run.path.name} was submitted with --first and will never train: {why}.",
-        hint=f"See `paceline ps --on {quote(winner)}`, or start a new run."
-        if winner
-        else "Start a new run.",
-    )
-
-
-def _require_over(run: RunFolder, holder: Holder | None) -> None:
-    _require_no_job(run, holder)
-    if holder is None or holder.job is not None or holder.name == local_job_start_name():
-        return
-    where = holder.whereabouts()
-    if where == HERE:
-        pid = holder.pids()[0]
-        raise UsageError(
-            f"Run {run.path.name} is still running as process {pid}.",
-            hint=f"Wait for it, or stop it with `{to_type(f'cancel {run.path.name}')}`.",
-        )
-    if where == ELSEWHERE:
-        raise UsageError(
-            f"Run {run.path.name} was started on {holder.host}, and has not ended there as far as "
-            "this host can see.",
-            hint="Wait for it, or stop it there. Only if you are sure that it no longer runs, "
-            "remove"
-            f" {holder.job_start.process} and try again.",
-        )
-
-
-def _require_no_job(run: RunFolder, holder: Holder | None) -> None:
-    if not run.job.exists() and (holder is None or holder.job is None):
-        return
-    # a new run has no job, and its command should start fast
-    from paceline.slurm import commands as slurm
-    from paceline.slurm.job_states import squeue_and_sacct
-    from paceline.slurm.job_states.meanings import LIVE, WAITING
-
-    jobs = [
-        job for job in (slurm.read_job_id(run), holder.job if holder else None) if job is not None
-    ]
-    try:
-        states = squeue_and_sacct.states(jobs)
-    except ClusterError as problem:
-        if holder is not None and read_verdict(holder.job_start.verdict) in (DONE, FAILED):
-            return
-        raise ClusterError(
-            f"Cannot find out whether job {jobs[0]} still has run {run.path.name}: "
-            f"{problem.message}",
-            hint="Try again where that Slurm is reachable: on a login node, or, if the job is in "
-            "a sandbox, after"
-            ' `eval "$(paceline sandbox env)"` in this terminal. Without that Slurm, start a new '
-            "run from its newest"
-            f" checkpoint: `--start-from {run.path.name} --continue`.",
-        ) from None
-    for state in states.values():
-        if state.phase in (LIVE, WAITING):
-            raise UsageError(
-                f"Run {run.path.name} is {state.label} as job {state.id}.",
-                hint=f"Wait for it, or end it with `{to_type(f'cancel {run.path.name}')}`.",
-            )
-
-
 def _is_this_host(known: dict[str, Any]) -> bool:
     """Return whether a recorded process would be visible to this one: containers hide theirs from
     each other.
     """
     if known.get("namespace") != pid_namespace():
         return False
-    return bool(
-        known.get("boot") == _boot() if _boot() else known.get("host") == socket.gethostname()
-    )
+    boot = _boot()
+    return bool(known.get("boot") == boot if boot else known.get("host") == socket.gethostname())
 
 
 def _started(pid: int) -> str:
     """Return when a process started, which tells it from others with the same pid; empty if it
     does not run.
     """
-    if Path("/proc/self/stat").exists():
+    if os.path.exists("/proc/self/stat"):
         return process_start(pid)
-    import psutil
-
-    try:
-        return str(psutil.Process(pid).create_time())
-    except psutil.Error:
+    try:  # macOS does not tell
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return ""
+    except OSError:
+        pass
+    return "running"
 
 
 def _boot() -> str:

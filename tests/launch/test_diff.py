@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.runs.diff import compare_code
+from paceline.launch.diff import compare_code
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 

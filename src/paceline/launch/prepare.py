@@ -17,16 +17,16 @@ from paceline.contract.files.foreign_records import read_bounded, read_object
 from paceline.contract.files.sent_code import keep_sent
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder, write_atomically
+from paceline.contract.run_path import RunPath
 from paceline.errors import EnvironmentProblem
+from paceline.launch.code_identity import identify_code
+from paceline.launch.code_snapshot import CodeList, Snapshot, list_code
+from paceline.launch.links import Links, check_args, find_links
 from paceline.launch.local.machine import host_details
 from paceline.launch.plan.local import launch_spec_text
 from paceline.launch.plan.rank_counts import RankCounts
-from paceline.launch.plan.run_path import RunPath
 from paceline.launch.plan.run_record import run_record
-from paceline.launch.runs.code_identity import identify_code
-from paceline.launch.runs.code_snapshot import CodeList, Snapshot, list_code
-from paceline.launch.runs.links import Links, check_args, find_links
-from paceline.launch.runs.run_half_zip import write_run_half
+from paceline.launch.run_half_zip import write_run_half
 from paceline.launch.secrets.secrets import secret_files
 from paceline.spec import Job
 from paceline.staging.working_directory import WorkingDirectory

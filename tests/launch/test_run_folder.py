@@ -18,12 +18,12 @@ from types import CodeType
 
 import pytest
 
+from paceline.contract.run_path import RunPath, list_runs_and_sweeps, new_run_id, run_path_of
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
+from paceline.launch import run_folder as folders
 from paceline.launch.local.machine import usable_gpus
-from paceline.launch.plan.run_path import RunPath, new_run_id
-from paceline.launch.runs import folder as folders
-from paceline.launch.runs.prepare import list_project, path_in_run
-from paceline.launch.runs.run_half_zip import _byte_code, stored_run_half, write_run_half
+from paceline.launch.prepare import list_project, path_in_run
+from paceline.launch.run_half_zip import _byte_code, stored_run_half, write_run_half
 from paceline.spec import Job, Program, load_job
 
 
@@ -126,7 +126,7 @@ def test_a_run_starts_if_the_files_for_git_and_pytest_cannot_be_written(
     monkeypatch.setattr(folders, "SHIELDS", {"missing/.gitignore": "*", "conftest.py": ""})
     with folders.create_run_folder(RunPath(tmp_path / "runs", "p", "e", new_run_id())) as run_path:
         assert run_path.folder.path.is_dir()
-    assert folders.list_runs_and_sweeps(tmp_path / "runs") == ([], [])
+    assert list_runs_and_sweeps(tmp_path / "runs") == ([], [])
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_find_runs_by_folder_id_suffix_and_last(tmp_path: Path) -> None:
     assert folders.find_run("aaaa", tmp_path).path.name == "20300101-000000-aaaa"
     assert folders.find_run("last", tmp_path).path == newest
     assert folders.find_run(str(newest), tmp_path / "elsewhere").path == newest
-    assert folders.run_path_of(folders.find_run("cbbb", tmp_path)) == RunPath(
+    assert run_path_of(folders.find_run("cbbb", tmp_path)) == RunPath(
         tmp_path, "p", "e", newest.name
     )
     assert folders.find_run("20300101", tmp_path).path.name == "20300101-000000-aaaa"

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from paceline.contract.files.shared_folders import open_own_file
 from paceline.contract.run_folder import write_atomically
-from paceline.launch.environment.variables import secret_names, without_secrets
+
+# Begins the line that names the secrets below it. stop_and_requeue.sh looks for it.
+SECRETS_MARK = "# Secrets until the run is over:"
 
 
 def read_secret_names(path: Path) -> list[str]:
@@ -41,3 +43,21 @@ def _read(path: Path) -> str:
         open_own_file(path, os.O_RDONLY), encoding="utf-8", errors="surrogateescape", newline="\n"
     ) as file:
         return file.read()
+
+
+def secret_names(text: str) -> list[str]:
+    """Return the names of the secrets whose values are in an environment file."""
+    for line in text.splitlines():
+        if line.startswith(SECRETS_MARK):
+            return line[len(SECRETS_MARK) :].split()
+    return []
+
+
+def without_secrets(text: str) -> str:
+    """Return an environment file that asks for its secrets instead of setting them, as
+    stop_and_requeue.sh does.
+    """
+    names = secret_names(text)
+    if not names:
+        return text
+    return f"{text[: text.index(SECRETS_MARK)]}paceline_require_secrets {' '.join(names)}\n"

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from paceline.contract.claims import Holder, describe_processes, find_holder, local_job_start_name
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import ClusterError, UsageError
-from paceline.launch.runs import claims
+from paceline.launch import claims
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.records import read_record
@@ -27,16 +28,16 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-def claim_for(run: RunFolder, name: str, pid: int | None = None, **changed: Any) -> claims.Holder:
+def claim_for(run: RunFolder, name: str, pid: int | None = None, **changed: Any) -> Holder:
     """Claim the run for another process, perhaps one of another host."""
-    holder = claims.find_holder(run)
+    holder = find_holder(run)
     run.claims.mkdir(exist_ok=True)
     (run.claims / str(holder.number + 1 if holder else 1)).symlink_to(name)
     if pid is not None:
-        known = json.loads(claims.describe_processes([pid])) | changed
+        known = json.loads(describe_processes([pid])) | changed
         run.job_start(name).path.mkdir(parents=True)
         write_atomically(run.job_start(name).process, json.dumps(known))
-    found = claims.find_holder(run)
+    found = find_holder(run)
     assert found is not None
     return found
 
@@ -58,18 +59,14 @@ def test_a_live_process_keeps_others_out(run: RunFolder) -> None:
         assert read_record(run).status == "running"
     assert read_record(run).status == "lost"
     claims.claim_run(run)
-    holder = claims.find_holder(run)
+    holder = find_holder(run)
     assert holder is not None
-    assert (holder.number, holder.name, holder.pids()) == (
-        2,
-        claims.local_job_start_name(),
-        [os.getpid()],
-    )
+    assert (holder.number, holder.name, holder.pids()) == (2, local_job_start_name(), [os.getpid()])
 
 
 def test_a_recycled_pid_does_not_count_as_alive(run: RunFolder) -> None:
     with process() as pid:
-        started = json.loads(claims.describe_processes([pid]))["processes"][0][1]
+        started = json.loads(describe_processes([pid]))["processes"][0][1]
         boot, ticks = started.split()
         claim_for(run, "pid-1-a", pid, processes=[[pid, f"{boot} {int(ticks) - 1}"]])
         assert read_record(run).status == "lost"
@@ -78,7 +75,7 @@ def test_a_recycled_pid_does_not_count_as_alive(run: RunFolder) -> None:
 
 def test_agents_that_outlive_their_command_keep_others_out(run: RunFolder) -> None:
     with process() as agent:
-        known = json.loads(claims.describe_processes([agent]))
+        known = json.loads(describe_processes([agent]))
         claim_for(run, "pid-1-a", agent, processes=[[2**22 + 1, "gone"], *known["processes"]])
         with pytest.raises(UsageError, match=f"still running as process {agent}"):
             claims.claim_run(run)
@@ -144,7 +141,7 @@ def test_a_rival_that_comes_between_is_noticed(
     with process() as rival, monkeypatch.context() as patch:
         real = claims._require_over
 
-        def overtaken(run: RunFolder, holder: claims.Holder | None) -> None:
+        def overtaken(run: RunFolder, holder: Holder | None) -> None:
             real(run, holder)  # the first one is over
             patch.setattr(claims, "_require_over", real)
             claim_for(run, "pid-2-b", rival)

@@ -16,12 +16,18 @@ from pathlib import Path
 from paceline.contract import env
 from paceline.contract.files.file_owner import is_own_folder, require_own_folder
 from paceline.contract.files.foreign_records import parse_object, read_bounded, read_object
-from paceline.contract.files.shared_folders import open_regular
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import SUBMITTING, TRIALS, RunFolder
+from paceline.contract.run_path import (
+    STORE,
+    RunPath,
+    is_fetched,
+    is_run_id,
+    list_folders,
+    new_run_id,
+)
 from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
-from paceline.launch.plan.run_path import STORE, RunPath, is_run_id, new_run_id
 from paceline.spec import Job
 from paceline.spec.home_path import expand_home
 
@@ -76,60 +82,6 @@ def new_run_path(job: Job, environ: Mapping[str, str]) -> RunPath:
     """Return the path of the next run, without creating it."""
     scratch = resolve_scratch(job, environ)
     return RunPath(scratch, job.project_name, job.project.experiment, new_run_id())
-
-
-def run_path_of(folder: RunFolder) -> RunPath:
-    """Return the run path of an existing run. A sweep's trials lie in the sweep's folder."""
-    path = folder.path.absolute()
-    if path.parent.name == TRIALS and path.name.isdigit():
-        sweep = run_path_of(RunFolder(path.parent.parent))
-        return RunPath(
-            sweep.scratch, sweep.project, f"{sweep.experiment}/{sweep.run_id}/{TRIALS}", path.name
-        )
-    return RunPath(path.parent.parent.parent, path.parent.parent.name, path.parent.name, path.name)
-
-
-def list_folders(scratch: Path, record: str) -> Iterator[str]:
-    """Yield the folders of runs (`run.json`) or sweeps (`sweep.json`), by name and from the last
-    one.
-
-    Nothing but names is read of those that the caller does not come to.
-    """
-    return (path for path in _all_folders(scratch) if os.path.lexists(f"{path}/{record}"))
-
-
-def list_runs_and_sweeps(scratch: Path) -> tuple[list[str], list[str]]:
-    """Return the folders of runs and those of sweeps, each from the last one, and look at each
-    folder once.
-    """
-    runs, sweeps = [], []
-    for path in _all_folders(scratch):
-        if os.path.lexists(f"{path}/run.json"):
-            runs.append(path)
-        elif os.path.lexists(f"{path}/sweep.json"):
-            sweeps.append(path)
-    return runs, sweeps
-
-
-def _all_folders(scratch: Path) -> list[str]:
-    # Snapshots lie beside the runs, and may contain a file called run.json.
-    experiments = [
-        path
-        for project in _subfolders(str(scratch))
-        for path in _subfolders(project)
-        if not path.endswith(f"/{STORE}")
-    ]
-    folders = [path for experiment in experiments for path in _subfolders(experiment)]
-    folders.sort(key=lambda path: path.rpartition("/")[2], reverse=True)
-    return folders
-
-
-def _subfolders(path: str) -> list[str]:
-    try:
-        with os.scandir(path) as entries:
-            return sorted((entry.path for entry in entries if entry.is_dir()), reverse=True)
-    except OSError:
-        return []
 
 
 class RunNotFound(UsageError):
@@ -234,28 +186,6 @@ def find_own_run(name: str, scratch: Path, *, also_fetched: bool = False) -> Run
             hint=f"If you mean that run, give its whole id: {run_id}",
         )
     return folder
-
-
-def is_fetched(folder: RunFolder) -> bool:
-    """Return whether a run was fetched from another cluster. A script may have written a file of
-    that name, too.
-    """
-    if folder.arrivals.is_dir():
-        return True
-    try:
-        descriptor, _ = open_regular(folder.fetched)
-    except OSError:
-        return False
-    with open(descriptor, "rb") as file:
-        return b'"cluster"' in file.read(100)
-
-
-def requeues_itself(folder: RunFolder) -> bool:
-    """Whether the agents of a run may send it back into the queue, as its launch spec says."""
-    try:
-        return bool(read_object(folder.launch_spec).get("requeue", True))
-    except (OSError, ValueError):
-        return True
 
 
 def require_not_fetched(folder: RunFolder) -> None:

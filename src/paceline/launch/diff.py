@@ -13,11 +13,11 @@ from paceline.contract.files.file_owner import is_own_folder
 from paceline.contract.files.foreign_records import read_object
 from paceline.contract.files.size import show_size
 from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import run_path_of
 from paceline.errors import EnvironmentProblem
-from paceline.launch.runs.code_snapshot import find_code
-from paceline.launch.runs.code_snapshot_store import read_file
-from paceline.launch.runs.folder import run_path_of
-from paceline.launch.runs.prepare import run_folders_inside
+from paceline.launch.code_snapshot import find_code
+from paceline.launch.code_store import read_file
+from paceline.launch.prepare import run_folders_inside
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 LARGE = 2**20  # bytes; the lines of larger files are not compared

@@ -1,0 +1,150 @@
+"""Where runs live: `<scratch>/<project>/<experiment>/<run-id>`. All runs of a scratch folder."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.contract.files.foreign_records import read_object
+from paceline.contract.files.shared_folders import open_regular
+from paceline.contract.run_folder import TRIALS, RunFolder
+
+STORE = ".snapshots"
+_NAME = re.compile(r"[^./\x00-\x1f\x7f\\][^/\x00-\x1f\x7f\\]{0,199}")
+
+
+@dataclass(frozen=True)
+class RunPath:
+    scratch: Path
+    project: str
+    experiment: str
+    run_id: str
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.store.parent / self.experiment / self.run_id)
+
+    @property
+    def store(self) -> Path:
+        """The snapshots of the code, shared by the runs of a project."""
+        return self.scratch / self.project / STORE
+
+    def with_new_id(self) -> RunPath:
+        """Return the same path with another run id."""
+        return replace(self, run_id=new_run_id())
+
+
+def new_run_id(now: datetime.datetime | None = None) -> str:
+    """Return an id that sorts by time, and differs from others of the same second."""
+    moment = now or datetime.datetime.now()
+    return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def is_run_id(name: str) -> bool:
+    """Return whether a text is a whole run id."""
+    return re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", name) is not None
+
+
+def is_run_path(path: str) -> bool:
+    """Return whether this is the path of a run, a sweep or a trial in a scratch folder."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    parts = path.split("/")
+    if len(parts) == 5:
+        return parts[3] == TRIALS and _is_number(parts[4]) and _are_names(parts[:3])
+    return len(parts) == 3 and _are_names(parts)
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 10
+
+
+def _are_names(parts: list[str]) -> bool:
+    """Whether these are a project, an experiment and a run. A project's folder may begin with a
+    dot.
+    """
+    project = parts[0].removeprefix(".") if parts[0] != STORE else ""
+    return all(_NAME.fullmatch(part) for part in (project, *parts[1:]))
+
+
+def run_path_of(folder: RunFolder) -> RunPath:
+    """Return the run path of an existing run. A sweep's trials lie in the sweep's folder."""
+    path = folder.path.absolute()
+    if path.parent.name == TRIALS and path.name.isdigit():
+        sweep = run_path_of(RunFolder(path.parent.parent))
+        return RunPath(
+            sweep.scratch, sweep.project, f"{sweep.experiment}/{sweep.run_id}/{TRIALS}", path.name
+        )
+    return RunPath(path.parent.parent.parent, path.parent.parent.name, path.parent.name, path.name)
+
+
+def list_folders(scratch: Path, record: str) -> Iterator[str]:
+    """Yield the folders of runs (`run.json`) or sweeps (`sweep.json`), by name and from the last
+    one.
+
+    Nothing but names is read of those that the caller does not come to.
+    """
+    return (path for path in _all_folders(scratch) if os.path.lexists(f"{path}/{record}"))
+
+
+def list_runs_and_sweeps(scratch: Path) -> tuple[list[str], list[str]]:
+    """Return the folders of runs and those of sweeps, each from the last one, and look at each
+    folder once.
+    """
+    runs, sweeps = [], []
+    for path in _all_folders(scratch):
+        if os.path.lexists(f"{path}/run.json"):
+            runs.append(path)
+        elif os.path.lexists(f"{path}/sweep.json"):
+            sweeps.append(path)
+    return runs, sweeps
+
+
+def _all_folders(scratch: Path) -> list[str]:
+    # Snapshots lie beside the runs, and may contain a file called run.json.
+    experiments = [
+        path
+        for project in _subfolders(str(scratch))
+        for path in _subfolders(project)
+        if not path.endswith(f"/{STORE}")
+    ]
+    folders = [path for experiment in experiments for path in _subfolders(experiment)]
+    folders.sort(key=lambda path: path.rpartition("/")[2], reverse=True)
+    return folders
+
+
+def _subfolders(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted((entry.path for entry in entries if entry.is_dir()), reverse=True)
+    except OSError:
+        return []
+
+
+def is_fetched(folder: RunFolder) -> bool:
+    """Return whether a run was fetched from another cluster. A script may have written a file of
+    that name, too.
+    """
+    if folder.arrivals.is_dir():
+        return True
+    try:
+        descriptor, _ = open_regular(folder.fetched)
+    except OSError:
+        return False
+    with open(descriptor, "rb") as file:
+        return b'"cluster"' in file.read(100)
+
+
+def requeues_itself(folder: RunFolder) -> bool:
+    """Whether the agents of a run may send it back into the queue, as its launch spec says."""
+    try:
+        return bool(read_object(folder.launch_spec).get("requeue", True))
+    except (OSError, ValueError):
+        return True

@@ -1,1 +1,0 @@
-"""Run folders: create, fill, compare and export them."""
