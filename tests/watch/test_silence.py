@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.processes.probe_answer import NodeAnswer
 from paceline.contract.run_folder import RunFolder
-from paceline.launch.probes.live_probe import NodeAnswer
 from paceline.slurm.job_states.meanings import JobState
 from paceline.watch import silence
 from paceline.watch.diagnosis.diagnosis import diagnose

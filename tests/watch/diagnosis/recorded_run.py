@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 from paceline.contract.findings import GOOD, Finding
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.processes.probe_answer import NodeAnswer
 from paceline.contract.run_folder import RunFolder
-from paceline.launch.probes.live_probe import NodeAnswer
 from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence
@@ -191,15 +192,15 @@ class RecordedRun:
 
     # -- what the doctor says ------------------------------------------------------------------------
 
-    def findings(self) -> list[Finding]:
+    def findings(self, quotas: Sequence[Finding] = ()) -> list[Finding]:
         for index, events in self.events.items():
             text = "".join(json.dumps(event) + "\n" for event in events)
             (self.folder.events / f"agent-{index}.jsonl").write_text(text)
         state = JobState("7", self.state, "", "node[1-2]")
         record = read_record(self.folder, lambda jobs: {"7": state})
         answers = [NodeAnswer("node1", self.answer)] if self.state == "RUNNING" else []
-        return diagnose(read_evidence(record, answers))
+        return diagnose(read_evidence(record, answers, quotas))
 
-    def problems(self) -> list[Finding]:
+    def problems(self, quotas: Sequence[Finding] = ()) -> list[Finding]:
         """Return what is not good."""
-        return [each for each in self.findings() if each.level != GOOD]
+        return [each for each in self.findings(quotas) if each.level != GOOD]

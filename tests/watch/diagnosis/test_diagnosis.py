@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from paceline.contract.findings import GOOD, PROBLEM, WARNING
+from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.heartbeat_file import FINISHED, READY, RUNNING
-from paceline.launch.checks import quota
 from paceline.watch.diagnosis import disk
 from paceline.watch.resume_hint import describe_start
 from tests.watch.diagnosis.recorded_run import RecordedRun
@@ -737,15 +736,11 @@ def test_damaged_records_cost_nothing(tmp_path: Path) -> None:
     assert [each for each in run.problems() if each.level == PROBLEM] == []
 
 
-def test_quotas_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert disk.check_quota is quota.check_quota
+def test_a_quota_that_is_used_up_is_a_problem(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path / "run")
     run.samples()
-    full = quota.Finding(
-        "quota", PROBLEM, "Your quota on /scratch is used up.", "Remove something."
-    )
-    monkeypatch.setattr(disk, "check_quota", lambda path: [full])
-    (found,) = run.problems()
+    full = Finding("quota", PROBLEM, "Your quota on /scratch is used up.", "Remove something.")
+    (found,) = run.problems([full])
     assert found.evidence == ("Your quota on /scratch is used up.",)
 
 

@@ -19,9 +19,9 @@ from paceline.spec import Program
 from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES
 
 if TYPE_CHECKING:
+    from paceline.contract.processes.probe_answer import NodeAnswer
     from paceline.contract.run_folder import RunFolder
     from paceline.launch.probes.allocation_probe import Answers
-    from paceline.launch.probes.live_probe import NodeAnswer
     from paceline.watch.records import Record
 
 MARKS = {GOOD: ("✓", "good"), NOTE: ("·", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
@@ -111,6 +111,7 @@ def command(
 
 def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
     from paceline.contract.verdict import DONE, STOPPED
+    from paceline.launch.checks.quota import check_quota
     from paceline.watch.diagnosis.diagnosis import diagnose
     from paceline.watch.diagnosis.evidence import read_evidence
     from paceline.watch.diagnosis.pace import find_slow_ranks
@@ -120,7 +121,8 @@ def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
     is_well = not record.is_over or record.status in (DONE, STOPPED)
     run = Finding("run", GOOD if is_well else NOTE, f"{record.folder.key} {record.status_phrase}")
     stacks = bool(find_slow_ranks(read_evidence(record))) if record.status == "running" else False
-    found = diagnose(read_evidence(record, ask_nodes(record, stacks=stacks)))
+    answers = ask_nodes(record, stacks=stacks)
+    found = diagnose(read_evidence(record, answers, check_quota(folder.path)))
     if fitness:
         found = [*[each for each in found if each.about != "fitness"], *measure_nodes(record)]
         found.sort(key=lambda each: [PROBLEM, WARNING, GOOD].index(each.level))
@@ -134,7 +136,8 @@ def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
     from paceline.contract.files.file_owner import is_own_folder
     from paceline.contract.hostlist import expand
     from paceline.contract.launch_spec import LaunchSpec
-    from paceline.launch.probes.live_probe import NodeAnswer, probe_here, probe_job
+    from paceline.contract.processes.probe_answer import NodeAnswer
+    from paceline.launch.probes.live_probe import probe_here, probe_job
 
     if record.status != "running" or not is_own_folder(record.folder.path):
         return []

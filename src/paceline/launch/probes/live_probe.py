@@ -9,13 +9,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
 
 from paceline.contract import env
 from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.processes.probe_answer import MARK, STACKS
+from paceline.contract.processes.probe_answer import MARK, STACKS, NodeAnswer
 from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder
 from paceline.launch.environment.variables import submission_environment
@@ -27,15 +25,6 @@ CODE = "from paceline.agent.probe.node_probe import main; main()"
 TIMEOUT = 20.0  # seconds for a node to answer
 MAX_NODES = 32  # asked; more would take long, and one of them is enough to find a hang
 AT_ONCE = 8
-
-
-@dataclass(frozen=True)
-class NodeAnswer:
-    """What a node says; `problem` if it says nothing."""
-
-    host: str
-    answer: dict[str, Any] = field(default_factory=dict)
-    problem: str = ""
 
 
 def probe_here(folder: RunFolder, *, stacks: bool = False) -> list[NodeAnswer]:

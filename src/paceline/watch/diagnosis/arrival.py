@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.processes.probe_answer import NodeAnswer
 from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, FAILED
-from paceline.launch.probes.live_probe import NodeAnswer
 from paceline.spec.quantities import show_seconds
 from paceline.watch.diagnosis.evidence import AgentEvidence, Evidence
 from paceline.watch.records import newest_verdict

@@ -6,7 +6,6 @@ import re
 
 from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.verdict import DONE
-from paceline.launch.checks.quota import check_quota
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.failure_text import failure_text, name_failure
 
@@ -39,11 +38,10 @@ def check_disk(evidence: Evidence) -> list[Finding]:
         return [_shared_memory(evidence)]
     written, free = _failed_writes(evidence), _free(evidence)
     short = _little_space(evidence, free)
-    quotas = [each for each in check_quota(evidence.folder.path) if each.level != GOOD]
-    if written or short or any(each.level == PROBLEM for each in quotas):
+    if written or short or any(each.level == PROBLEM for each in evidence.quotas):
         path = _PATH.search(text) if _DISK.search(text) else None
         where = path[1] if path else str(evidence.folder.path)
-        facts = [*written, *short, *(each.text for each in quotas)]
+        facts = [*written, *short, *(each.text for each in evidence.quotas)]
         what = (
             "The disk is full, or your quota is used up" if written else "The disk is almost full"
         )
@@ -57,10 +55,10 @@ def check_disk(evidence: Evidence) -> list[Finding]:
                 docs=f"{DOCS}#a-full-disk",
             )
         ]
-    if quotas:
+    if evidence.quotas:
         return [
             Finding("disk", WARNING, each.text, each.hint, docs=f"{DOCS}#a-full-disk")
-            for each in quotas
+            for each in evidence.quotas
         ]
     return [Finding("disk", GOOD, f"{free / 2**30:.1f} GB free")] if free is not None else []
 

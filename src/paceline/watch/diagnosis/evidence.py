@@ -17,14 +17,14 @@ from paceline.contract.files.foreign_records import (
     read_objects,
 )
 from paceline.contract.files.foreign_records import read_tail as read_end
+from paceline.contract.findings import GOOD, Finding
 from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.processes.probe_answer import NodeAnswer
 from paceline.contract.processes.stacks import Stack, read_stack
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
-from paceline.launch.probes.live_probe import NodeAnswer
-from paceline.launch.probes.rank_motion import Motion, read_motion
 from paceline.watch.failure_text import read_failure
 from paceline.watch.node_usage import NodeUsage, read_node_usage
 from paceline.watch.rank_samples import RankSample, clean_sample, newest_samples, read_ranks
@@ -114,6 +114,50 @@ class AgentEvidence:
 
 
 @dataclass(frozen=True)
+class Motion:
+    """Ranks, as `agent.probe.motion` describes them."""
+
+    present: frozenset[int]  # those whose nodes have answered
+    dumped: frozenset[int]  # have written their stacks
+    changed: frozenset[int]  # their stacks differ from those a few seconds before
+    busy: frozenset[int]  # use CPU time, files or connections
+    awake: frozenset[int]  # do not only wait
+    foreign: frozenset[int]  # take SIGUSR2 for themselves, so they have no stacks
+
+    def works(self, rank: int) -> bool:
+        return rank in self.changed or rank in self.busy
+
+    def passes(self, rank: int) -> bool:
+        """Whether a rank that waits for others gets on every now and then."""
+        return rank in self.changed or rank in self.awake
+
+
+def read_motion(answers: Sequence[NodeAnswer]) -> Motion:
+    def ranks(key: str) -> frozenset[int]:
+        lists: list[Any] = [each.answer.get(key) for each in answers]
+        return frozenset(
+            rank
+            for each in lists
+            if isinstance(each, list)
+            for rank in each
+            if isinstance(rank, int)
+        )
+
+    rows = [
+        row
+        for each in answers
+        if isinstance(each.answer.get("ranks"), list)
+        for row in each.answer["ranks"]
+    ]
+    present = frozenset(
+        row[0] for row in rows if isinstance(row, list) and row and isinstance(row[0], int)
+    )
+    return Motion(
+        present, *(ranks(key) for key in ("dumped", "changed", "busy", "awake", "foreign"))
+    )
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All that is known about a run."""
 
@@ -132,6 +176,7 @@ class Evidence:
     has_saved_since: bool  # since the last of these errors
     stragglers: dict[int, float]  # ranks, and how much slower they are, as rank 0 reported last
     motion: Motion  # of the ranks of a live run
+    quotas: list[Finding]  # of the run's disk, where they are not good
     log: str  # the end of the log of the rank that failed
     batch_log: str  # the end of the batch script's
     now: float = field(default_factory=time.time)
@@ -176,7 +221,9 @@ class Evidence:
         return "?"
 
 
-def read_evidence(record: Record, answers: Sequence[NodeAnswer] = ()) -> Evidence:
+def read_evidence(
+    record: Record, answers: Sequence[NodeAnswer] = (), quotas: Sequence[Finding] = ()
+) -> Evidence:
     """Read the run folder. `answers` are those of a live run's nodes."""
     folder = record.folder
     launch_spec = _read_launch_spec(folder)
@@ -206,6 +253,7 @@ def read_evidence(record: Record, answers: Sequence[NodeAnswer] = ()) -> Evidenc
         **_read_saves(folder),
         stragglers=_read_stragglers(folder, usage),
         motion=motion,
+        quotas=[each for each in quotas if each.level != GOOD],
         log=_read_log(attempt, failure) if attempt else "",
         batch_log=_tail(folder.slurm_log),
     )
