@@ -55,7 +55,6 @@ EXCEPTIONS = {
     ),  # the command passes on the zygote that it has started, warm or not
     # To go, as the rooms are cleared.
     ("slurm", "paceline.launch"),
-    ("watch", "paceline.ssh.mirror"),
 }
 
 CALLS_SUBPROCESS = {"launch", "slurm", "ssh", "tools", "agent", "staging"}

@@ -7,35 +7,20 @@ import math
 import sys
 from typing import Any
 
-from paceline.watch import viewpoint
-
 FORMAT = 1  # changes when a program that reads it would have to; new keys may come at any time
 
 
 def print_json(**values: Any) -> None:
     """Print an object. NaN and infinities become null.
 
-    Paths of a mirror become those on its cluster. All but ASCII is escaped, so that no terminal acts on what names and
-    messages contain.
+    All but ASCII is escaped, so that no terminal acts on what names and messages contain.
     """
     table = {"format": FORMAT, **values}
-    if viewpoint.current() is not None:
-        table = _with_paths_there(table)
     try:
         text = json.dumps(table, indent=1, allow_nan=False)
     except ValueError:  # numbers of a script's own that JSON does not have
         text = json.dumps(_without_nan(table), indent=1, allow_nan=False)
     sys.stdout.write(text + "\n")
-
-
-def _with_paths_there(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_paths_there(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_with_paths_there(each) for each in value]
-    return (
-        viewpoint.path_there(value) if isinstance(value, str) and value.startswith("/") else value
-    )
 
 
 def _without_nan(value: Any) -> Any:

@@ -19,7 +19,7 @@ from paceline.contract.typed_command import to_type
 from paceline.errors import UsageError
 from paceline.launch import run_folder as folders
 from paceline.spec import Program, load_job
-from paceline.watch import viewpoint
+from paceline.watch import origin
 
 LAST = "last"  # the newest
 
@@ -28,9 +28,9 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 
 
 def scratch_here() -> Path:
-    """Return the scratch folder of runs that start from here, or the mirror of a cluster's that is looked at."""
-    if (view := viewpoint.current()) is not None:
-        return view.scratch
+    """Return the scratch folder of runs that start from here, or the copy of a cluster's that is shown."""
+    if (copy := origin.shown()) is not None:
+        return copy.scratch
     return folders.resolve_scratch(
         load_job(Program(""), cluster=typer_options.this_cluster(here=True)), os.environ
     )
@@ -42,17 +42,11 @@ def project_here() -> tuple[Path, str]:
     return folders.resolve_scratch(job, os.environ), job.project_name
 
 
-def meant(name: str) -> str:
-    """Return what finds the run that a name means on the cluster whose mirror is looked at; else the name."""
-    view = viewpoint.current()
-    return str(view.scratch / view.found[name]) if view is not None and name in view.found else name
-
-
 def run_or_sweep(name: str) -> RunFolder | SweepFolder:
     """Return the run that a name means, or else the sweep. Raises UsageError if there is none."""
     from paceline.sweep.results import find_sweep
 
-    scratch, name = scratch_here(), meant(name)
+    scratch = scratch_here()
     if SweepFolder(Path(name)).spec.is_file():
         return find_sweep(name, scratch)
     try:
@@ -81,7 +75,7 @@ def own(name: str, *, also_fetched: bool = False) -> RunFolder:
 def _find(
     name: str, find: Callable[[str, Path], RunFolder], *commands: str, verb: str = ""
 ) -> RunFolder:
-    scratch, name = scratch_here(), meant(name)
+    scratch = scratch_here()
     try:
         return find(name, scratch)
     except UsageError as no_run:

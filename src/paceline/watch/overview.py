@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.spec.quantities import show_seconds
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.goodput import last_output, read_goodput
 from paceline.watch.metrics.latest import as_number
 from paceline.watch.metrics.progress import STALLED, Progress, find_attempt, read_total_steps
@@ -68,7 +68,7 @@ def make_overview(record: Record) -> Overview:
     is_running = record.status == "running" and not record.is_over
     # Its files tell how far it is, also while Slurm does not answer.
     may_run = is_running or (record.status == "unknown" and not record.is_over)
-    now = viewpoint.now(folder.path)
+    now = origin.now()
     progress = (
         Progress(latest, find_attempt(events), read_first_rank(folder), now) if may_run else None
     )
@@ -110,7 +110,7 @@ def _describe_pause(folder: RunFolder, pause: float) -> str:
     """Say for how long a run has made no step, unless it prints meanwhile, such as in an
     evaluation.
     """
-    if not pause or viewpoint.now(folder.path) - last_output(folder) < STALLED:
+    if not pause or origin.now() - last_output(folder) < STALLED:
         return ""
     return f"no step for {show_seconds(round(pause))}"
 

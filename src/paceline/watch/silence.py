@@ -20,7 +20,7 @@ from paceline.contract.run_folder import JobStartFolder, RunFolder
 from paceline.contract.verdict import DONE, FAILED
 from paceline.slurm.job_states.meanings import JobState
 from paceline.spec.quantities import parse_seconds, show_seconds
-from paceline.watch import viewpoint
+from paceline.watch import origin
 
 # seconds; a file server may show a write a minute late, and a busy node may write late
 MIN_SILENCE = 300.0
@@ -51,7 +51,7 @@ def seconds_silent(folder: RunFolder, state: JobState | None) -> float | None:
         return None  # its job goes on with the next trial
     limit = max(MIN_SILENCE, MISSED_SAMPLES * interval)
     # One file is enough for most runs: a large one has a file for each of many nodes.
-    here = viewpoint.now(folder.path)
+    here = origin.now()
     if any(here - modified < limit for modified in _times(folder.system.glob("*.jsonl"))):
         return None
     now = _file_server_time(folder)
@@ -66,7 +66,7 @@ def shows_life(folder: RunFolder) -> bool:
     """Return whether ranks or agents have just written what they write at intervals: metrics, or
     samples of a node.
     """
-    here = viewpoint.now(folder.path)
+    here = origin.now()
     return any(
         here - modified < FRESH
         for modified in _times((folder.metrics, *folder.system.glob("*.jsonl")))
@@ -123,8 +123,8 @@ def _file_server_time(folder: RunFolder) -> float:
 
     The clock of a login node may be minutes ahead.
     """
-    if viewpoint.current() is not None:
-        return viewpoint.now(folder.path)
+    if origin.shown() is not None:
+        return origin.now()
     if is_own_folder(folder.path):
         try:
             with tempfile.TemporaryFile(prefix=".paceline-", dir=folder.path) as file:

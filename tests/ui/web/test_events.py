@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from paceline.ui.web import events
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from tests.sweep.folders import end, grid, make_sweep
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run, write_metrics
@@ -145,8 +145,8 @@ def test_a_heartbeat_is_sent_if_nothing_happens(
 def test_the_clock_of_the_runs_is_sent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the cluster's, and stands still if the connection to it is lost."""
     status = [""]
-    monkeypatch.setattr(viewpoint, "status", lambda: status[0])
-    monkeypatch.setattr(viewpoint, "clock", lambda: {"now": 1000.0, "runs": not status[0]})
+    monkeypatch.setattr(origin, "status", lambda: status[0])
+    monkeypatch.setattr(origin, "clock", lambda: {"now": 1000.0, "runs": not status[0]})
     with connected(served, "api/events") as found:
         assert until(found, "clock")[1] == {"now": 1000, "runs": True}
         status[0] = "no connection"

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from paceline.cli import runs
-from paceline.cli.on_cluster import mirrored, on_cluster
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, STOPPED
 from paceline.launch.actions import cancel_run
@@ -18,13 +17,6 @@ from paceline.watch.resume_hint import describe_start, resume_command
 Names = Annotated[
     list[str], typer.Argument(metavar="RUN", help="Run ids or names, job ids, folders, or `last`.")
 ]
-
-
-def forwarded(asked: on_cluster.Forwarded) -> int:
-    """Cancel runs of the cluster that `--on` names, and let the mirror here know."""
-    code = on_cluster.forward(asked)
-    mirrored.renew(asked)
-    return code
 
 
 def command(

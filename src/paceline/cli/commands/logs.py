@@ -17,7 +17,6 @@ from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
 from paceline.spec.quantities import parse_seconds
-from paceline.watch import viewpoint
 from paceline.watch.logs.log_file import LineSplitter, LogFile, Lookup
 from paceline.watch.logs.merged_log import LogLine, RunLog
 from paceline.watch.logs.rank_log import Filter
@@ -167,7 +166,6 @@ def _print_batch(folder: RunFolder, *, tail: int | None, follow: bool, raw: bool
             printer.print(_batch_line(content) for _, content in file.lines(splitter, file.size()))
             if over:
                 break
-            viewpoint.require_news()
             time.sleep(POLL_INTERVAL)
     printer.print(_batch_line(content) for _, content in splitter.finish())
 

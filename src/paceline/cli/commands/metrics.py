@@ -10,12 +10,10 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
-from paceline.cli.on_cluster import mirrored
 from paceline.contract.output_file import write_output
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.quantities import parse_wait
-from paceline.watch import viewpoint
 from paceline.watch.details import read_details
 from paceline.watch.index.rows import read_rows
 from paceline.watch.openmetrics import read_last_values, write_openmetrics
@@ -27,8 +25,6 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(metavar="RUN", help="Run ids, names, job ids, folders, or `last`, the default."),
 ]
-
-forwarded = mirrored.forwarded  # with --on
 
 
 def command(
@@ -79,7 +75,6 @@ def command(
             _write(output, text)
         if not follow or (not active and all(record.is_over for record in records)):
             return 0
-        viewpoint.require_news()
         try:
             time.sleep(pause)
         except KeyboardInterrupt:

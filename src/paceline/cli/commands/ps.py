@@ -19,7 +19,7 @@ from paceline.contract.typed_command import to_type
 from paceline.errors import UsageError
 from paceline.sweep.overview import SweepOverview, started_trials
 from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview
 from paceline.watch.records import STATUSES
@@ -78,7 +78,7 @@ def command(
         _print_json(scratch, rows, points)
         return 0
     if not rows:
-        _say_none(f"no {'such ' * selected}runs in {viewpoint.origin(scratch)}")
+        _say_none(f"no {'such ' * selected}runs in {origin.place(scratch)}")
         return 0
     _print(rows, points)
     if older:
@@ -150,7 +150,7 @@ def _print(rows: Sequence[Row], points: Points) -> None:
 def _print_json(scratch: Path, rows: Sequence[Row], points: Points) -> None:
     print_json(
         scratch=str(scratch),
-        time=viewpoint.now(),
+        time=origin.now(),
         runs=[_row_json(row, points) for row in rows if isinstance(row, Overview)],
         sweeps=[row.to_json() for row in rows if isinstance(row, SweepOverview)],
     )

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, runs
-from paceline.cli.on_cluster import mirrored
 from paceline.cli.views.wait_progress import ProgressBars, ProgressLines
 from paceline.cli.views.wait_targets import RunTarget, SweepTarget, Target
 from paceline.contract.quote import quote
@@ -18,7 +17,6 @@ from paceline.contract.verdict import STOPPED_EXIT
 from paceline.errors import UsageError
 from paceline.spec.quantities import parse_wait, show_seconds
 from paceline.sweep.results import find_sweep
-from paceline.watch import viewpoint
 
 TIMEOUT = "--timeout"
 TIMEOUT_EXIT = 124  # as that of timeout(1)
@@ -29,8 +27,6 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(metavar="RUN", help="Runs or sweeps: ids, names, job ids, folders, or `last`."),
 ]
-
-forwarded = mirrored.forwarded  # with --on
 
 
 def command(
@@ -109,7 +105,6 @@ def _wait(targets: list[Target], deadline: float | None) -> bool:
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-            viewpoint.require_news()
             left = pause if deadline is None else min(pause, deadline - time.monotonic())
             time.sleep(max(0.0, left))
 
@@ -143,6 +138,6 @@ def _find(name: str) -> Target:
 
 def _find_sweep(name: str, no_run: UsageError) -> SweepFolder:
     try:
-        return find_sweep(runs.meant(name), runs.scratch_here())
+        return find_sweep(name, runs.scratch_here())
     except UsageError:
         raise no_run from None

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from paceline.ssh.conversation import Conversation
     from paceline.ssh.mirror.mirror_folder import Mirror
     from paceline.ssh.mirror.reader import Scope
-    from paceline.watch.viewpoint import Viewpoint
+    from paceline.watch.origin import ClusterCopy
 
 NEWEST = 100  # runs that a list mirrors
-LITTLE, SOME, ALL_OF_IT = 256 << 10, 4 << 20, 256 << 20  # bytes of each log, at first
+LITTLE, SOME = 256 << 10, 4 << 20  # bytes of each log, at first
 WHOLE_SCREEN = "top"
 PATIENCE = 1.5  # seconds without an answer after which a terminal gets a line
 
@@ -124,20 +124,11 @@ def _scope(asked: Forwarded) -> Scope | None:
     """Return what a command shows; None if it runs on the cluster."""
     from paceline.ssh.mirror.reader import Scope
 
-    values, key = asked.values, asked.key
-    if key in ("top", "ui") or (key == "metrics" and values.get("active")):
-        return Scope(
-            newest=NEWEST, follow=key != "metrics" or bool(values.get("follow")), log_bytes=LITTLE
-        )
-    names = _names(asked)
-    if key in ("wait", "metrics"):
-        return Scope(names, follow=key == "wait" or bool(values.get("follow")), log_bytes=LITTLE)
-    if key == "logs" and values.get("follow"):
-        return Scope(
-            names, follow=True, log_bytes=ALL_OF_IT if values.get("tail") is None else SOME
-        )
-    if key == "report" or (key == "show" and not (values.get("diff") or values.get("stat"))):
-        return Scope(names, log_bytes=SOME if key == "report" else LITTLE)
+    key = asked.key
+    if key in ("top", "ui"):
+        return Scope(newest=NEWEST, follow=True, log_bytes=LITTLE)
+    if key == "report":
+        return Scope(_names(asked), log_bytes=SOME)
     return None
 
 
@@ -165,10 +156,10 @@ class _Show:
             try:
                 with sign_of_life(self._cluster.name):
                     name, warn = self._cluster.name, console.say_note
-                    found = update(self._mirror, scope, self._connect, cluster=name, warn=warn)
+                    update(self._mirror, scope, self._connect, cluster=name, warn=warn)
             except ConnectionProblem as problem:
                 return self.show_old(problem)
-            return self._run(self._view(found))
+            return self._run(self._view())
         say = (lambda text: None) if self._asked.key == WHOLE_SCREEN else console.say_note
         follower = Follower(
             self._mirror,
@@ -184,7 +175,7 @@ class _Show:
                     follower.begin()
             except ConnectionProblem as problem:
                 return self.show_old(problem)
-            return self._run(self._view(follower.found, follower.status, follower.end))
+            return self._run(self._view())
         finally:
             follower.close()
 
@@ -207,13 +198,13 @@ class _Show:
             console.say_note(
                 "only runs that you have watched from here are listed, with the data received last"
             )
-        return self._run(self._view({}, lambda: said))
+        return self._run(self._view())
 
     def report_sweep(self, output: Path) -> int:
         """Write the report of a sweep, which needs packages that this machine has rather than the login node."""
         from paceline.ssh.mirror.reader import Scope
         from paceline.ssh.mirror.session import update
-        from paceline.watch.viewpoint import look_at
+        from paceline.watch.origin import show
 
         name = f"{mirror_server.SWEEP}{self._asked.values.get('name') or 'last'}"
         scope = Scope([name], log_bytes=SOME)
@@ -225,7 +216,7 @@ class _Show:
                 cluster=self._cluster.name,
                 warn=console.say_note,
             )
-        with look_at(self._view(found)):
+        with show(self._view()):
             return run_command(
                 "report", [str(self._mirror.folder / found[name]), "-o", str(output)]
             )
@@ -235,10 +226,10 @@ class _Show:
         from paceline.cli.views.newest_rows import read_newest
         from paceline.ssh.mirror.reader import Scope
         from paceline.ssh.mirror.session import update
-        from paceline.watch.viewpoint import look_at
+        from paceline.watch.origin import show
 
         folder = self._mirror.folder
-        with look_at(self._view({})):
+        with show(self._view()):
             rows, _ = read_newest(folder, None)
         live = [Path(row.path).relative_to(folder).as_posix() for row in rows if not row.is_over]
         if live:
@@ -253,9 +244,9 @@ class _Show:
         """Raise an error if the mirror lacks what is named: the problem, or that there is no connection."""
         from paceline.cli import runs
         from paceline.launch.run_folder import RunNotFound
-        from paceline.watch.viewpoint import look_at
+        from paceline.watch.origin import show
 
-        with look_at(self._view({})):
+        with show(self._view()):
             for name in _names(self._asked):
                 try:
                     runs.run_or_sweep(name)
@@ -286,21 +277,16 @@ class _Show:
                 return min(heard, came(path) or heard)
         return heard
 
-    def _run(self, view: Viewpoint) -> int:
-        from paceline.watch.viewpoint import look_at
+    def _run(self, view: ClusterCopy) -> int:
+        from paceline.watch.origin import show
 
-        with look_at(view):
+        with show(view):
             return run_command(self._asked.line[0], self._asked.line[1:])
 
-    def _view(
-        self,
-        found: Mapping[str, str],
-        status: Callable[[], str] = str,
-        end: Callable[[], PacelineError | None] = lambda: None,
-    ) -> Viewpoint:
-        from paceline.watch.viewpoint import Viewpoint
+    def _view(self) -> ClusterCopy:
+        from paceline.watch.origin import ClusterCopy
 
-        return Viewpoint(self._cluster.name, self._mirror, self._act, found, status, end)
+        return ClusterCopy(self._cluster.name, self._mirror.base, self._act)
 
     def _connect(self) -> Conversation:
         return self._converse([mirror_server.STREAM])

@@ -162,9 +162,9 @@ def _chosen(on: str | None, config: str | None) -> list[str]:
     if os.environ.get(env.ON_CLUSTER) or on == HERE:
         return []
     from paceline.spec.clusters import ProjectFile
-    from paceline.watch import viewpoint
+    from paceline.watch import origin
 
-    if viewpoint.current() is not None:  # what shows a mirror runs here
+    if origin.shown() is not None:  # what shows a mirror runs here
         return []
     name = (
         on

@@ -12,7 +12,7 @@ from paceline.cli.tables import Column
 from paceline.spec.quantities import brief_seconds, show_seconds
 from paceline.sweep.overview import SweepOverview
 from paceline.sweep.report.numbers import to_label
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.overview import Overview
 from paceline.watch.records import OVER
 from paceline.watch.throughput import short_number
@@ -59,7 +59,7 @@ def make_columns(
         Column("WHERE / WHY", rank=5, wraps_at=16, wraps_well_at=18),
     ]
     # the same for all: an older run is older, whenever each was last heard of
-    now = viewpoint.now()
+    now = origin.now()
     for row in rows:
         cells = (
             _sweep_cells(row, now)
@@ -151,9 +151,7 @@ def _value(value: object) -> str:
 def _status(row: Overview | SweepOverview) -> str:
     """Return the status; without a connection to the cluster of a run that was not over, how long ago it had it."""
     colour = COLOURS.get(row.status, "bad" if row.status in OVER else "name")
-    ago = (
-        f" {brief_seconds(age)} ago" if not row.is_over and (age := viewpoint.age(row.path)) else ""
-    )
+    ago = f" {brief_seconds(age)} ago" if not row.is_over and (age := origin.age()) else ""
     return f"[{colour}]{console.cell(row.status)}{ago}[/]"
 
 

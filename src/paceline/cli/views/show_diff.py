@@ -7,7 +7,6 @@ import sys
 from paceline.cli import console
 from paceline.contract.run_folder import RunFolder
 from paceline.launch.diff import ADDED, CHANGED, REMOVED, Difference, compare_run
-from paceline.watch import viewpoint
 
 CYAN = "\033[36m"
 MARKS = {ADDED: ("+", console.GREEN), REMOVED: ("-", console.RED), CHANGED: ("~", CYAN)}
@@ -15,7 +14,6 @@ MARKS = {ADDED: ("+", console.GREEN), REMOVED: ("-", console.RED), CHANGED: ("~"
 
 def show_differences(folder: RunFolder, *, names_only: bool) -> int:
     """Print the differences, if any; return 0."""
-    viewpoint.require_code(folder.key)
     found = compare_run(folder)
     for note in found.notes:
         console.say_note(note)

@@ -16,7 +16,7 @@ from paceline.contract.typed_command import type_again
 from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
 from paceline.slurm.sbatch import known_jobs
 from paceline.spec.quantities import brief_seconds, show_seconds
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.config import flatten, read_config
 from paceline.watch.goodput import read_events
 from paceline.watch.goodput.start_phases import describe_start_phases
@@ -62,7 +62,7 @@ def asked_facts(record: Record) -> list[Fact]:
         ("earlier", "\n".join(_command(each) for each in _earlier(details))),
         ("config", _config(record)),
         ("code", f"{commit}{' + changes' if code.get('changed') else ''}"),
-        ("folder", viewpoint.origin(record.folder.path)),
+        ("folder", origin.place(record.folder.path)),
         ("files", _files(record, events)),
         ("start", describe_start_phases(events)),
         ("best", _best(record)),
@@ -89,7 +89,7 @@ def command_facts(record: Record, commands: dict[str, str]) -> list[Fact]:
 
 def _ago(record: Record) -> str:
     """Return how long ago a run had its status, if there is no connection to its cluster now."""
-    age = 0.0 if record.is_over else viewpoint.age(record.folder.path)
+    age = 0.0 if record.is_over else origin.age()
     return f" {brief_seconds(age)} ago" if age else ""
 
 

@@ -16,7 +16,7 @@ from paceline.errors import EnvironmentProblem
 from paceline.launch.diff import compare_run
 from paceline.sweep.report.summary import describe_trials
 from paceline.sweep.results import Sweep, read_sweep
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.details import read_details
 from paceline.watch.logs.merged_log import RunLog
 from paceline.watch.metrics.curves import Curve, Curves
@@ -58,7 +58,7 @@ def sweep_answers(folder: SweepFolder) -> tuple[Answers, str]:
 
 
 def _about(page: str) -> Answers:
-    return {"about": {"page": page, "time": time.time(), "now": viewpoint.now()}}
+    return {"about": {"page": page, "time": time.time(), "now": origin.now()}}
 
 
 def _best(sweep: Sweep, answer: Mapping[str, Any]) -> list[int]:

@@ -20,7 +20,9 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
+from paceline.contract.quote import quote
 from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.typed_command import to_type
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch.diff import compare_run
 from paceline.sweep.report.summary import describe_sweep, describe_trials
@@ -30,7 +32,7 @@ from paceline.ui.web.lookup import NoSuchRun, find_key, find_sweep_folder, find_
 from paceline.ui.web.rows import Rows
 from paceline.ui.web.run_actions import VERBS, act, allowed_verbs
 from paceline.ui.web.run_reader import RunReader
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.records import QueryStates
 from paceline.watch.scheduler.shared_answer import query_states
 
@@ -122,8 +124,11 @@ class Answers:
         """Return how the project's code has changed since a run was started, or in `note` why that
         is not known.
         """
+        if (copy := origin.shown()) is not None:
+            bring = to_type(f"fetch {quote(key)} --all")
+            note = f"The code is on {copy.cluster}. To compare it here, fetch it: {bring}"
+            return {"diff": "", "note": note}
         try:
-            viewpoint.require_code(key)
             text = compare_run(self.reader(key).folder).to_text()
         except EnvironmentProblem as problem:
             return {"diff": "", "note": f"{problem.message} {problem.hint}"}

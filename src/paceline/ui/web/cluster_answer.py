@@ -11,7 +11,7 @@ from paceline.contract.typed_command import to_type
 from paceline.errors import ClusterError
 from paceline.slurm.job_states.meanings import WAITING, JobState
 from paceline.slurm.node_use import PartitionUse
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.overview import Overview
 from paceline.watch.scheduler.node_answer import query_node_use
 from paceline.watch.scheduler.pending_reasons import expected_start, explain_reason
@@ -21,7 +21,7 @@ MAX_JOBS = 1000
 NOTHING: Mapping[str, Any] = MappingProxyType(
     {"cluster": "", "partitions": [], "queue": [], "problem": "", "command": ""}
 )
-NOT_MIRRORED = (
+NOT_COPIED = (
     "Its nodes and its queue are not listed on this machine. To see what it has and what is free:"
 )
 NO_RUNS: Mapping[str, Overview] = MappingProxyType({})
@@ -33,16 +33,12 @@ def read_cluster(runs: Mapping[str, Overview] = NO_RUNS) -> dict[str, Any]:
 
     `runs` are those that are known, by their job.
     """
+    if (copy := origin.shown()) is not None:
+        about = {"cluster": copy.cluster, "command": to_type("doctor")}
+        return {**NOTHING, **about, "problem": NOT_COPIED}
     try:
         partitions, queue = query_node_use(), query_queue()
     except ClusterError as error:
-        if (view := viewpoint.current()) is not None:
-            return {
-                **NOTHING,
-                "cluster": view.cluster,
-                "problem": NOT_MIRRORED,
-                "command": to_type("doctor"),
-            }
         return {**NOTHING, "problem": " ".join(filter(None, (error.message, error.hint)))}
     jobs = [_job(each, runs.get(each.id)) for each in queue[:MAX_JOBS]]
     return {**NOTHING, "partitions": [_partition(each) for each in partitions], "queue": jobs}

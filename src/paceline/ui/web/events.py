@@ -23,7 +23,7 @@ from typing import Any
 
 from paceline.ui.web.api import Answers
 from paceline.ui.web.json_text import encode
-from paceline.watch import viewpoint
+from paceline.watch import origin
 
 INTERVAL = 1.0  # seconds between reads
 DETAILS, DETAILS_OF_ENDED = 2.0, 10.0  # seconds between reads of a run's details, at least
@@ -40,7 +40,7 @@ def format_event(name: str, data: dict[str, Any] | bytes, position: int | None =
 
 
 async def _clock_event() -> bytes:
-    return format_event("clock", await asyncio.to_thread(viewpoint.clock))
+    return format_event("clock", await asyncio.to_thread(origin.clock))
 
 
 @dataclass(eq=False)
@@ -114,10 +114,10 @@ class Events:
             page.end()
 
     async def _read(self) -> None:
-        is_live = not viewpoint.status()
+        is_live = not origin.status()
         while self.pages and not self._closed:
             began = time.monotonic()
-            if is_live == bool(viewpoint.status()):
+            if is_live == bool(origin.status()):
                 is_live, event = not is_live, await _clock_event()
                 for page in list(self.pages):
                     page.send(event)

@@ -30,7 +30,7 @@ from paceline.ui.web.json_text import encode
 from paceline.ui.web.lookup import NoSuchRun
 from paceline.ui.web.security import HEADERS, Access, is_entrance, judge, make_policy
 from paceline.ui.web.server import Strangers
-from paceline.watch import viewpoint
+from paceline.watch import origin
 
 _UNSAFE = re.compile(r"[^\x20-\x7e\n]")
 # the header with the time by which a page counts ages: the browser's may be wrong
@@ -164,7 +164,7 @@ async def _answer(request: Request, question: Callable[[], dict[str, Any] | byte
     def work() -> Response:
         try:
             answer = _json(request, question())
-            answer.headers[CLOCK] = encode(viewpoint.clock()).decode()
+            answer.headers[CLOCK] = encode(origin.clock()).decode()
             return answer
         # such as a folder of another user, or one that has just been removed
         except OSError as error:

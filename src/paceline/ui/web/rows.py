@@ -15,7 +15,7 @@ from paceline.contract.sweep.folder import SweepFolder
 from paceline.sweep.overview import SweepOverview, SweepOverviews
 from paceline.ui.web.json_text import encode
 from paceline.ui.web.lookup import find_sweeps, find_trials
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.index.rows import read_rows
 from paceline.watch.overview import Overview
 from paceline.watch.records import LOST, QueryStates, find_runs
@@ -118,7 +118,7 @@ class Rows:
         began = time.monotonic()
         if began < self._next:
             return
-        place = " · ".join(filter(None, (viewpoint.origin(self.scratch), viewpoint.status())))
+        place = " · ".join(filter(None, (origin.place(self.scratch), origin.status())))
         if place != self._place:
             self.position += bool(self._place)
             self._place = place

@@ -11,7 +11,7 @@ from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
 from paceline.launch.actions import CANCEL, REQUEUE, STOP, cancel_run, requeue_run
 from paceline.slurm.job_states import squeue_and_sacct
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.records import read_record
 
 VERBS = (CANCEL, STOP, REQUEUE)
@@ -33,7 +33,7 @@ def act(folder: RunFolder, verb: str) -> str:
     """Do it, and return what was done. Raises UsageError if the run is another user's, or if it
     cannot be done.
     """
-    if (view := viewpoint.current()) is not None:  # it happens where the run is
+    if (view := origin.shown()) is not None:  # it happens where the run is
         return view.act(verb, folder.key)
     # as it is now: a job of a minute ago may have ended
     record = read_record(folder, squeue_and_sacct.states)

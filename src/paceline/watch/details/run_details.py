@@ -12,7 +12,7 @@ from paceline.contract.quote import quote
 from paceline.contract.run_folder import TRIALS
 from paceline.contract.typed_command import cluster, to_type, type_again
 from paceline.contract.verdict import DONE
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.config import flatten, read_config
 from paceline.watch.details.attempts import (
     AttemptDetails,
@@ -99,7 +99,7 @@ def read_details(record: Record) -> RunDetails:
     overview = make_overview(record)
     return RunDetails(
         overview=overview,
-        place=viewpoint.origin(folder.path),
+        place=origin.place(folder.path),
         command=typed,
         config=flatten(read_config(folder)),
         settings=dict(details.get("spec") or {}),

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.contract.files.foreign_records import read_tail
 from paceline.contract.run_folder import AttemptFolder, RunFolder
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.goodput.events import ENDS, QUEUED, find_end
 from paceline.watch.goodput.goodput import Goodput, compute_goodput
 from paceline.watch.rank_samples import read_first_rank
@@ -30,9 +30,7 @@ def read_goodput(
     known = sorted([*events, *more], key=lambda event: float(event["time"]))
     if is_waiting and _newest_start(known):  # nothing that its last start did is later
         known.append({"time": known[-1]["time"], "event": "requeued"})
-    return compute_goodput(
-        known, find_end(folder, events) if is_over else viewpoint.now(folder.path)
-    )
+    return compute_goodput(known, find_end(folder, events) if is_over else origin.now())
 
 
 def _newest_start(events: Sequence[Event]) -> Event:

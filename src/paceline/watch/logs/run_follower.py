@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
-from paceline.watch import viewpoint
 from paceline.watch.logs.merged_log import LogLine, RunLog
 from paceline.watch.records import Record, newest_verdict, read_record
 
@@ -71,22 +70,17 @@ def follow(
 ) -> Iterator[list[LogLine]]:
     """Yield what the run prints, attempt after attempt, until it is over. An empty list means:
     nothing new for now.
-
-    Raises an error if nothing will come any more from the cluster whose run it is.
     """
     pause = PAUSES[0]
     while True:
-        end = viewpoint.end()
         # both checked before reading, so that the last lines are still read
         over = monitor.is_over()
-        new = run_log.read_new(rank=rank, grep=grep, finish=over or end is not None)
+        new = run_log.read_new(rank=rank, grep=grep, finish=over)
         yield new
         if new:
             pause = PAUSES[0]
         elif over:
             return
-        elif end is not None:
-            raise end
         else:
             time.sleep(pause)
             pause = min(pause * 1.1, PAUSES[1])

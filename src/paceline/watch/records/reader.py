@@ -16,7 +16,7 @@ from paceline.contract.verdict import read_verdict
 from paceline.errors import ClusterError
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states.meanings import ENDED, WAITING, JobState
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.metrics.latest import read_latest
 from paceline.watch.records.fetched import explain_status
 from paceline.watch.records.record import Record
@@ -98,7 +98,7 @@ def _is_another(state: JobState, evidence: Evidence) -> bool:
     """
     if not evidence.is_closed or not evidence.verdict or state.phase == ENDED:
         return False
-    return state.phase == WAITING or viewpoint.now() - seconds_run(state) > evidence.verdict
+    return state.phase == WAITING or origin.now() - seconds_run(state) > evidence.verdict
 
 
 def read_record(folder: RunFolder, query: QueryStates = query_states) -> Record:

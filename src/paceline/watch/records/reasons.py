@@ -18,7 +18,7 @@ from paceline.errors import in_one_line
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states.meanings import WAITING, JobState
 from paceline.slurm.sbatch import awaited_jobs
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.failure_text import describe_failure
 from paceline.watch.goodput import had_nothing_left
 from paceline.watch.records.run_status import (
@@ -129,7 +129,7 @@ def _permission(record: Record) -> str:
 
 def _waits_for(record: Record, state: JobState) -> str:
     """Return why a job waits, and until when. One that Slurm holds waits for a person."""
-    job, now = record.details.get("spec", {}).get("job"), viewpoint.now(record.folder.path)
+    job, now = record.details.get("spec", {}).get("job"), origin.now()
     words = explain_reason(
         state.reason, gpus=isinstance(job, dict) and bool(job.get("gpus_per_node"))
     )

@@ -25,7 +25,7 @@ from paceline.errors import ClusterError, NoSlurm
 from paceline.slurm.answer_cache import Answer, AnswerCache
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.job_states.meanings import ENDED, LIVE, JobState
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.scheduler.evidence import Evidence, gather_evidence
 from paceline.watch.scheduler.poll_interval import poll_interval
 
@@ -45,8 +45,8 @@ def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
     seen = gather_evidence(jobs)
     if not seen:
         return {}
-    if (view := viewpoint.current()) is not None:
-        return view.states(seen)
+    if (copy := origin.shown()) is not None:
+        return origin.read_job_states(copy.base, seen)
     file = AnswerCache.here()
     return (
         squeue_and_sacct.states(seen)
@@ -57,8 +57,6 @@ def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
 
 def query_queue() -> list[JobState]:
     """Return the user's jobs that wait or run, at most a poll interval old."""
-    if (view := viewpoint.current()) is not None:
-        raise view.not_here("queue")
     file = AnswerCache.here()
     known = (
         squeue_and_sacct.queue() if file is None else SharedAnswer(file, poll_interval()).queue()

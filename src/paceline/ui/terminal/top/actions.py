@@ -12,7 +12,7 @@ from paceline.launch.actions import REQUEUE, STOP, cancel_run, requeue_run
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.text.words import plain
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.overview import Overview
 from paceline.watch.records import read_record
 from paceline.watch.resume_hint import resume_command
@@ -30,7 +30,7 @@ class Action:
 
     def act(self) -> str:
         """Do it, and return what was done. Raises PacelineError if it is not possible."""
-        if (view := viewpoint.current()) is not None:  # it happens where the run is
+        if (view := origin.shown()) is not None:  # it happens where the run is
             return plain(view.act(self.kind, self.run.key))
         folder, name = RunFolder(Path(self.run.path)), plain(self.run.key)
         # as it is now: what the table shows may be a minute old

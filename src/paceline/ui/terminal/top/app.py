@@ -37,7 +37,7 @@ from paceline.ui.terminal.top.style import CSS
 from paceline.ui.terminal.top.text.facts import heading
 from paceline.ui.terminal.top.text.titles import list_title, log_title
 from paceline.ui.terminal.top.text.words import plain
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.details import RunDetails
 from paceline.watch.records import QueryStates
 from paceline.watch.scheduler.shared_answer import query_states
@@ -163,7 +163,7 @@ class TopApp(App[None]):
         self._table.show(message.found)
         self._show_title()
         if not message.found.runs and not message.found.sweeps:
-            self._facts.show_text(Text(NO_RUNS.format(plain(viewpoint.origin(self.scratch)))))
+            self._facts.show_text(Text(NO_RUNS.format(plain(origin.place(self.scratch)))))
 
     def on_run_read(self, message: RunRead) -> None:
         news = message.news

@@ -11,7 +11,7 @@ from rich.text import Text
 from paceline.ui.terminal.plots import bar, short_number
 from paceline.ui.terminal.top.data.rows import WAITING, Row
 from paceline.ui.terminal.top.text.words import duration, plain
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.overview import Overview
 
 GAP = 1
@@ -76,7 +76,7 @@ def _goodput(run: Overview) -> str:
 
 
 def _age(run: Overview) -> str:
-    return "" if run.created is None else duration(viewpoint.now() - run.created).partition(" ")[0]
+    return "" if run.created is None else duration(origin.now() - run.created).partition(" ")[0]
 
 
 COLUMNS = (

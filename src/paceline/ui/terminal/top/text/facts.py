@@ -14,7 +14,7 @@ from paceline.ui.terminal.top.text.columns import status_style
 from paceline.ui.terminal.top.text.labels import LABEL, fold, label
 from paceline.ui.terminal.top.text.machines import nodes, ranks
 from paceline.ui.terminal.top.text.words import duration, plain
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, RunDetails
 from paceline.watch.overview import Overview
 from paceline.watch.records import BY_YOU
@@ -168,7 +168,7 @@ def settings(details: RunDetails, width: int) -> Text:
     lines += [
         label("", f"{plain(name)} = {plain(value)}") for name, value in details.config.items()
     ]
-    lines.append(label("folder", plain(viewpoint.origin(details.overview.path))))
+    lines.append(label("folder", plain(origin.place(details.overview.path))))
     lines += [
         label(plain(name), plain(command), "cyan") for name, command in details.commands.items()
     ]

@@ -11,7 +11,7 @@ from rich.text import Text
 from paceline.ui.terminal.plots import bar, short_number
 from paceline.ui.terminal.top.text.labels import LABEL, label
 from paceline.ui.terminal.top.text.words import duration, gigabytes, level, plain
-from paceline.watch import viewpoint
+from paceline.watch import origin
 from paceline.watch.details import NodeDetails, RankDetails
 
 MAX_NODES = 16  # shown unless the user wants all
@@ -121,7 +121,7 @@ def _problem(rank: RankDetails) -> Text:
 def _rank(rank: RankDetails) -> Text:
     waited = f"  waited {duration(rank.waited)} for data" if rank.waited >= 1 else ""
     host = plain(rank.host).partition(".")[0]
-    age = viewpoint.now() - rank.seen if rank.seen is not None and rank.state == "running" else 0.0
+    age = origin.now() - rank.seen if rank.seen is not None and rank.state == "running" else 0.0
     seen = f" {duration(age)} ago" if age > OLD else ""  # agents look at intervals
     return (
         label("", "")

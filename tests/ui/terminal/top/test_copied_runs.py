@@ -1,4 +1,4 @@
-"""`paceline top` on the mirror of a cluster's runs."""
+"""`paceline top` on the copy of a cluster's runs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 
 from paceline.errors import ConnectionProblem
-from paceline.ssh.mirror import frames
-from paceline.ssh.mirror.frames import Frame
-from paceline.ssh.mirror.mirror_folder import Mirror
 from paceline.sweep.overview import SweepOverview
 from paceline.ui.terminal.top.actions import find_action
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.panes.run_panes import sweep_facts
-from paceline.watch.viewpoint import Viewpoint, look_at
+from paceline.watch.origin import NEWS, ClusterCopy, show
+from tests.cluster_copies import copy_of_run
 from tests.ui.terminal.top.screen import Screen, drive
 
 RUN = "project/default/20260101-120000-aaaa"
@@ -34,20 +32,7 @@ SWEEP = SweepOverview(
 
 
 def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) -> None:
-    mirror, asked, status = Mirror(tmp_path / "mirror"), [], [""]
-    mirror.create()
-    about = json.dumps({"name": "digits", "program": "train.py"}).encode()
-    for frame in (
-        Frame(frames.FOUND, {"scratch": "/scratch/ann", "names": {}, "runs": [RUN], "time": 1}),
-        Frame(frames.RECORD, {"run": RUN, "path": "run.json", "modified": 0}, about),
-        Frame(frames.RECORD, {"run": RUN, "path": "job", "modified": 0}, b"7"),
-        Frame(
-            frames.JOBS,
-            {"jobs": {"7": ["7", "RUNNING", "", "n1", "", "1:00", ""]}, "problem": "", "hint": ""},
-        ),
-        Frame(frames.PASS, {"time": 1.0}),
-    ):
-        mirror.apply(frame)
+    asked = list[tuple[str, str]]()
 
     def act(verb: str, run: str) -> str:
         asked.append((verb, run))
@@ -56,9 +41,9 @@ def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) ->
         return f"{run} is cancelled."
 
     async def work(screen: Screen) -> None:
-        await screen.until("paceline top --on alps", "digits", "running", "n1", "/scratch/ann")
+        await screen.until("paceline top --on alps", "digits", "running", "n1", "alps:/scratch/me")
         await screen.press("enter")
-        await screen.until(f"alps:/scratch/ann/{RUN}")  # as `show` has it
+        await screen.until(f"alps:/scratch/me/{RUN}")  # as `show` has it
         await screen.press("escape")
         await screen.pilot.resize_terminal(50, 30)
         await screen.until("paceline top --on alps  1 running")
@@ -67,7 +52,8 @@ def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) ->
         await screen.until("Cancel the run")
         await screen.press("y")
         await screen.until("20260101-120000-aaaa is cancelled.")
-        status[0] = "no connection to alps since 14:03; showing data received until then"
+        news = {**copy.news(), "problem": "no connection to alps since 14:03"}
+        (copy.base / NEWS).write_text(json.dumps(news))
         await screen.press("s")
         await screen.until("Save and stop")
         await screen.press("y")
@@ -76,15 +62,16 @@ def test_the_title_says_where_the_runs_are_and_keys_act_there(tmp_path: Path) ->
             "no connection to alps since 14:03: paceline login alps",
         )
 
-    with look_at(Viewpoint("alps", mirror, act, status=lambda: status[0])):
-        drive(mirror.folder, work, size=(140, 30))
+    copy = copy_of_run(tmp_path, RUN, {"name": "digits", "program": "train.py"}, act=act)
+    with show(copy):
+        drive(copy.scratch, work, size=(140, 30))
     assert asked == [("cancel", "20260101-120000-aaaa"), ("stop", "20260101-120000-aaaa")]
-    assert not (mirror.folder / RUN / "cancelled").exists()
+    assert not (copy.scratch / RUN / "cancelled").exists()
 
 
 def test_commands_for_a_sweep_name_the_cluster(tmp_path: Path) -> None:
     row = Row("/scratch/ann/p/e/my lrs", None, sweep=SWEEP)
-    with look_at(Viewpoint("alps", Mirror(tmp_path), lambda verb, run: "")):
+    with show(ClusterCopy("alps", tmp_path, lambda verb, run: "")):
         assert "paceline sweep show 'my lrs' --on alps" in sweep_facts(row).plain
         assert "`paceline sweep cancel 'my lrs' --on alps`" in str(
             find_action("cancel", row, is_own=True)

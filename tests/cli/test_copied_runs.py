@@ -1,0 +1,180 @@
+"""What commands print about the copy of runs of a cluster: paths of the cluster, its time, and commands to type here."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import console, run_command
+from paceline.contract.typed_command import meant_for, type_again
+from paceline.ui.web.api import Answers
+from paceline.watch.origin import NEWS, ClusterCopy, show
+from tests.cluster_copies import copy_of_run, say_state
+
+RUN = "project/default/20260101-120000-aaaa"
+HOUR = 3600.0
+
+
+@pytest.fixture
+def heard() -> float:
+    """When the cluster was last heard of: ten minutes ago."""
+    return time.time() - 600
+
+
+@pytest.fixture
+def copy(tmp_path: Path, heard: float) -> ClusterCopy:
+    details = {
+        "run_id": Path(RUN).name,
+        "created": heard - 2 * HOUR,
+        "cwd": "/home/me/.cache/paceline/code/1/project",
+        "command": ["paceline", "submit", "--gpus", "2", "train.py", "--lr", "0.1"],
+        "program": "train.py",
+    }
+    return copy_of_run(tmp_path, RUN, details, heard=heard)
+
+
+def shown(copy: ClusterCopy, capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    with show(copy):
+        assert run_command(args[0], list(args[1:])) == 0
+    return capsys.readouterr().out
+
+
+def values(copy: ClusterCopy, capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    return dict(json.loads(shown(copy, capsys, *args, "--json")))
+
+
+def hear(copy: ClusterCopy, here: float, problem: str = "") -> None:
+    news = {**copy.news(), "here": here, "problem": problem}
+    (copy.base / NEWS).write_text(json.dumps(news))
+
+
+def test_without_a_connection_a_run_has_the_status_and_the_age_of_the_last_word(
+    copy: ClusterCopy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = [line for line in shown(copy, capsys, "ps").splitlines() if "-aaaa" in line]
+    assert "running 10m ago" in row
+    assert " 2h " in row  # its age then, which does not grow
+    assert "running 10m ago (n1)" in shown(copy, capsys, "show", "last")
+    hear(copy, time.time())
+    assert "running " in (found := shown(copy, capsys, "ps"))
+    assert "ago" not in found
+
+
+def test_the_clock_stands_still_without_a_connection(
+    copy: ClusterCopy, capsys: pytest.CaptureFixture[str], heard: float
+) -> None:
+    hear(copy, time.time() - 30, "no connection to alps")
+    found = values(copy, capsys, "ps")
+    assert found["time"] == heard
+    assert values(copy, capsys, "show", "last")["place"] == f"alps:/scratch/me/{RUN}"
+
+
+def test_commands_are_those_to_type_on_the_laptop(
+    copy: ClusterCopy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = "paceline submit --on alps --gpus 2 train.py --lr 0.1"
+    run = values(copy, capsys, "show", "last")
+    assert run["command"] == run["commands"]["repeat"] == typed
+    lines = [
+        line.split(None, 1)
+        for line in shown(copy, capsys, "show", "last").splitlines()
+        if line.strip()
+    ]
+    assert [rest for name, *rest in lines if name in ("command", "repeat")] == [[typed], [typed]]
+
+
+def test_a_run_that_somebody_started_on_the_login_node_cannot_be_repeated_from_here(
+    copy: ClusterCopy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copy.scratch / RUN / "run.json"
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "command": ["paceline", "run", "train.py"]})
+    )
+    os.unlink(copy.scratch / RUN / "job")
+    run = values(copy, capsys, "show", "last")
+    assert run["command"] == "paceline run train.py"
+    assert not {"repeat", "resume"} & {name for name, text in run["commands"].items() if text}
+
+
+def test_a_recorded_command_names_a_cluster_only_if_the_user_is_elsewhere() -> None:
+    command: dict[str, Any] = {"command": ["paceline", "submit", "train.py", "a b"]}
+    assert type_again(command) == "paceline submit train.py 'a b'"
+    with meant_for("my cluster"):
+        assert type_again(command) == "paceline submit --on 'my cluster' train.py 'a b'"
+        assert type_again({"command": ["python", "train.py"]}) == "python train.py"
+        assert type_again({}) == type_again({"command": "paceline submit", "args": 3}) == ""
+
+
+def test_a_command_of_one_cluster_has_no_option_for_several() -> None:
+    """The script may have one of the same name."""
+    words = ["--first", "--gpus", "2", "--first-timeout", "5m", "--first-timeout=5m", "train.py"]
+    args = ["--first", "--first-timeout", "1"]
+    with meant_for("alps"):
+        typed = type_again({"command": ["paceline", "submit", *words, *args], "args": args})
+        assert typed == "paceline submit --on alps --gpus 2 train.py --first --first-timeout 1"
+        assert (
+            type_again({"command": ["paceline", "submit"], "args": args})
+            == "paceline submit --on alps"
+        )
+
+
+class Terminal(io.StringIO):
+    """Tells when something is written to it."""
+
+    def __init__(self, *, is_terminal: bool = True) -> None:
+        super().__init__()
+        self.written, self._is_terminal = threading.Event(), is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        self.written.set()
+        return super().write(text)
+
+
+def test_a_line_for_the_time_being_is_replaced_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with monkeypatch.context() as patch:
+        for name, value in {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "30"}.items():
+            patch.setenv(name, value)
+        console.say_for_now("waiting for a cluster with a long name ...")
+        console.say_note("installing")
+        console.wipe()
+    assert (
+        terminal.getvalue()
+        == "paceline: waiting for a cluste\r\x1b[Kpaceline: installing\n".replace("cluste", "clust")
+    )
+
+
+def test_a_run_that_is_over_can_be_fetched(
+    copy: ClusterCopy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "paceline fetch" not in shown(copy, capsys, "show", "last")
+    say_state(copy, "COMPLETED")
+    fetch = f"paceline fetch {Path(RUN).name} --on alps"
+    assert f"fetch      {fetch}\n" in shown(copy, capsys, "show", "last")
+    assert values(copy, capsys, "show", "last")["commands"]["fetch"] == fetch
+
+
+def test_what_is_not_copied_says_what_to_type(copy: ClusterCopy) -> None:
+    answers = Answers(copy.scratch)
+    with show(copy):
+        code, cluster = answers.difference(Path(RUN).name), answers.find("api/cluster")
+    fetch = f"paceline fetch {Path(RUN).name} --all --on alps"
+    assert code == {
+        "diff": "",
+        "note": f"The code is on alps. To compare it here, fetch it: {fetch}",
+    }
+    assert isinstance(cluster, dict)
+    assert (cluster["cluster"], cluster["command"]) == ("alps", "paceline doctor --on alps")
