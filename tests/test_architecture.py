@@ -53,8 +53,6 @@ EXCEPTIONS = {
         "launch",
         "paceline.agent.workers",
     ),  # the command passes on the zygote that it has started, warm or not
-    # To go, as the rooms are cleared.
-    ("slurm", "paceline.launch"),
 }
 
 CALLS_SUBPROCESS = {"launch", "slurm", "ssh", "tools", "agent", "staging"}

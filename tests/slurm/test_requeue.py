@@ -87,7 +87,7 @@ class Trial:
         } | {key.replace("__", "."): value for key, value in keys.items()}
         made = plan(settings, run_path=self.run_path, python=sys.executable)
         self.run_path.folder.script.write_text(edit(made.script))
-        self.run_path.folder.shell_library.write_text(made.library)
+        self.run_path.folder.shell_library.write_text(shell_library())
         self.run_path.folder.environment.write_text(made.environment_file)
         args = ["sbatch", "--parsable", *options, str(self.run_path.folder.script)]
         self.job = self.cluster.run(args).stdout.strip()

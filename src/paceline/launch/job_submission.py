@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,7 +13,8 @@ from pathlib import Path
 
 from paceline.contract.claims import find_holder
 from paceline.contract.findings import PROBLEM, WARNING, Finding
-from paceline.contract.run_folder import RunFolder
+from paceline.contract.redaction import redact_text
+from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.contract.run_path import RunPath
 from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, FAILED, read_verdict
@@ -34,6 +37,7 @@ from paceline.launch.secrets.secrets import read_secrets
 from paceline.slurm import commands as slurm
 from paceline.slurm import sbatch
 from paceline.slurm.array_script import Trials
+from paceline.slurm.batch_script import shell_library
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.job_states.meanings import ENDED
 from paceline.slurm.limits import explain_rejection
@@ -146,9 +150,9 @@ class JobSubmission:
                 snapshot_required=True,
                 compiled=job.environment.kind == "current",
             )
-            sbatch.write_files(plan)
+            write_files(plan)
             if script_only is not None:
-                sbatch.write_script(plan, script_only.absolute())
+                write_script(script_only.absolute(), plan.script)
             else:
                 job_id = self._sbatch(plan)
         self._note_job(plan.run_path.folder, job_id)
@@ -158,7 +162,7 @@ class JobSubmission:
         folder = plan.run_path.folder
         try:
             note_attempt(folder, known=known)
-            return sbatch.submit(plan, known=known)
+            return submit_plan(plan, known=known)
         except NoAnswer as problem:
             raise ClusterError(
                 problem.message,
@@ -254,3 +258,38 @@ def _outcome(folder: RunFolder | None, job: str | None) -> str | None:
     if state is not None:
         return state.label
     return FAILED if verdict == FAILED else None
+
+
+def write_files(plan: SlurmPlan) -> None:
+    """Write the batch script, and the files beside it, into the run folder."""
+    folder = plan.folder
+    write_atomically(folder.environment, plan.environment_file, mode=0o600)
+    write_atomically(folder.shell_library, shell_library())
+    write_script(folder.shell_setup, "\n".join([*plan.sections.environment, ""]))
+    write_script(folder.script, plan.script)
+
+
+def write_script(path: Path, text: str) -> None:
+    """Write lines of bash. If a line of `setup` has a secret, only its owner can read them."""
+    write_atomically(path, text, mode=0o644 if redact_text(text) == text else 0o600)
+
+
+def submit_plan(plan: SlurmPlan, *, known: Sequence[str] = ()) -> str:
+    """Submit a run's script and record the job id in the run folder. `known` are the run's earlier
+    jobs.
+    """
+    folder = plan.folder
+    with sbatch.withdrawn_on_failure(plan, folder.cancelled, known=known):
+        job = sbatch.run_sbatch(plan.sbatch, plan.submitter, folder=folder.path, known=known)
+    try:
+        # the job does the same with its id when it starts
+        write_atomically(folder.job, f"{job}\n")
+        waits = {"after": list(plan.after)} if plan.after else {}
+        line = json.dumps({"time": time.time(), "event": "queued", "job": job, **waits})
+        with open(folder.events / "launch.jsonl", "a", encoding="utf-8") as events:
+            events.write(line + "\n")
+    # the run folder is removed or restored on errors, and the job cannot run with that
+    except BaseException:
+        slurm.call(["scancel", job], environ=plan.submitter, check=False)
+        raise
+    return job

@@ -27,7 +27,7 @@ from paceline.launch import run_folder as folders
 from paceline.launch.checks.job import check_job
 from paceline.launch.claims import require_not_running, require_permission
 from paceline.launch.done_run import require_work_left
-from paceline.launch.job_submission import JobSubmission, Submitted
+from paceline.launch.job_submission import JobSubmission, Submitted, write_files
 from paceline.launch.prepare import EarlierStart, prepare, read_launch_spec
 from paceline.slurm import sbatch
 from paceline.spec import Flag, Job, Program, load_job
@@ -112,7 +112,7 @@ class Resubmission(JobSubmission):
                 compiled=job.environment.kind == "current",
                 earlier=self.earlier,
             )
-            sbatch.write_files(plan)
+            write_files(plan)
             # the job may start at once; it is back if Slurm rejects the job
             folder.cancelled.unlink(missing_ok=True)
             job_id = self._sbatch(plan, known=known)

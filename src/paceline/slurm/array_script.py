@@ -12,10 +12,8 @@ from pathlib import Path
 
 from paceline.contract.quote import quote
 from paceline.errors import SpecError
-from paceline.slurm.batch_script import Script, source_library
-from paceline.slurm.launch_command import launch_lines
+from paceline.slurm.batch_script import Script, ScriptPlan, launch_lines, source_library
 from paceline.slurm.sbatch_directives import Directive, file_pattern, render
-from paceline.slurm.script_plan import ScriptPlan
 from paceline.slurm.task_counts import TaskCounts
 from paceline.spec import Job
 from paceline.spec.quantities import slurm_size

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 
 from paceline.errors import ClusterError
-from paceline.launch.plan.slurm import SlurmPlan
 from paceline.slurm import commands as slurm
 from paceline.slurm import sbatch
+from paceline.slurm.sbatch import BatchJob
 
 DEFAULT_ARRAY_SIZE = 1001  # Slurm's default for MaxArraySize
 # count the cluster's jobs only if the submission needs more than a tenth of MaxJobCount
@@ -93,7 +93,7 @@ def _own_jobs() -> int:
 
 
 def submit_array(
-    plan: SlurmPlan,
+    plan: BatchJob,
     *,
     array: str,
     listing: str,
@@ -108,7 +108,7 @@ def submit_array(
     if after:
         extra.append(f"--dependency=afterany:{':'.join(after)}")
     *command, script = plan.sbatch
-    folder = plan.run_path.folder.path
+    folder = plan.folder.path
     with sbatch.withdrawn_on_failure(plan, folder / f"cancelled-{listing}", known=known):
         return sbatch.run_sbatch(
             [*command, *extra, script, listing], plan.submitter, folder=folder, known=known

@@ -8,13 +8,105 @@ may have Python only in containers, and neither grows with the number of nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 
 from paceline.contract.quote import quote
-from paceline.slurm.launch_command import launch_lines
-from paceline.slurm.sbatch_directives import render
-from paceline.slurm.script_plan import ScriptPlan
+from paceline.contract.run_folder import RunFolder
+from paceline.slurm.sbatch_directives import Directive, render
+from paceline.slurm.task_counts import TaskCounts
+
+
+@dataclass(frozen=True)
+class ModuleSection:
+    """The lines that load a job's modules, and the module that each of the last ones loads."""
+
+    command: Sequence[str] = ()  # finds `module`
+    before: Sequence[str] = ()  # `module purge` and `module use`
+    names: Sequence[str] = ()
+
+    def lines(self) -> list[str]:
+        return [*self.command, *self.before, *(load_line(name) for name in self.names)]
+
+    def until(self, name: str) -> ModuleSection:
+        """Return the section without this module and those after it."""
+        return ModuleSection(self.command, self.before, self.names[: self.names.index(name)])
+
+
+def load_line(name: str) -> str:
+    return f"module load {quote(name)} || paceline_fail {quote(f'Cannot load the module {name}.')}"
+
+
+@dataclass(frozen=True)
+class EnvironmentSection:
+    """The lines that set up a job's environment, part by part, in the order in which they run."""
+
+    modules: ModuleSection = field(default_factory=ModuleSection)
+    activation: Sequence[str] = ()
+    setup: Sequence[str] = ()  # the user's own lines
+    container: Sequence[str] = ()  # defines `paceline_inside`
+
+    def lines(self, folder: str) -> list[str]:
+        """Return the section as a script has it. `folder` is where the run's files are, as bash
+        names it.
+        """
+        return [
+            "# The variables' values are in a file that only you can read.",
+            "{ set +x; } 2>/dev/null",
+            f'source "{folder}/environment.sh" || '
+            f'paceline_fail "Cannot read {folder}/environment.sh."',
+            *self.after_variables(),
+            "# Each run carries the part of Paceline that runs inside jobs, so the job's Python "
+            "needs only torch.",
+            python_path(f'"{folder}/paceline.zip'),
+        ]
+
+    def after_variables(self) -> list[str]:
+        setup = ["# `setup` in paceline.toml:", *self.setup] if self.setup else []
+        return [*self.modules.lines(), *self.activation, *setup, *self.container]
+
+
+def python_path(run_half: str) -> str:
+    """Return the line that makes Python find the run half. `run_half` begins a word in double
+    quotes.
+    """
+    return f'export PYTHONPATH={run_half}${{PYTHONPATH:+:$PYTHONPATH}}"'
+
+
+@dataclass(frozen=True)
+class ContainerEntry:
+    """How a command enters a container."""
+
+    srun_options: Sequence[str] = ()
+    prefix: Sequence[str] = ()  # arguments before the command, already quoted
+    definition: Sequence[str] = ()  # the lines that define `paceline_inside`
+
+
+@dataclass(frozen=True)
+class ScriptPlan:
+    """Everything that the text of a batch script depends on."""
+
+    title: str  # one line: what runs, on how much
+    folder: RunFolder
+    python: str
+    task_counts: TaskCounts
+    directives: Sequence[Directive]
+    environment: EnvironmentSection
+    container: ContainerEntry
+    mpirun: bool = False
+    forwarded: Sequence[str] = ()  # names of variables that mpirun takes to the nodes
+    requeue: bool = True
+    exclude: str = ""  # nodes that the user excluded
+    step_options: Sequence[str] = ()  # further options of srun
+    step_shell: Sequence[str] = ()  # and those that bash expands: not quoted
+
+    @property
+    def start_options(self) -> str:
+        """What `paceline_start_job` and `paceline_start_task` of stop_and_requeue.sh are given."""
+        options = [] if self.requeue else ["--no-requeue"]
+        if self.exclude and self.requeue:
+            options.append(f"--exclude={self.exclude}")
+        return "".join(f" {quote(option)}" for option in options)
 
 
 @dataclass(frozen=True)
@@ -76,3 +168,57 @@ def source_library(folder: str) -> list[str]:
         "the run folder.",
         f'source "{folder}/stop_and_requeue.sh" || exit 1',
     ]
+
+
+def launch_lines(plan: ScriptPlan, folder: str, rendezvous: str = "") -> list[str]:
+    """Return what starts the agents. `folder` has the run half; `rendezvous` varies the port from
+    trial to trial.
+    """
+    command = _mpirun(plan) if plan.mpirun else _srun(plan)
+    entry = [" ".join(plan.container.prefix)] if plan.container.prefix else []
+    agents = (
+        "One agent per rank."
+        if plan.task_counts.tasks_per_node > 1
+        else "One agent per node starts the ranks."
+    )
+    return [
+        f"# {agents}",
+        *([f"paceline_open_rendezvous{rendezvous}"] if plan.task_counts.tasks > 1 else []),
+        *([f"paceline_forward_variables {' '.join(plan.forwarded)}"] if plan.mpirun else []),
+        *_folded(
+            [
+                "paceline_launch " + command[0],
+                *command[1:],
+                *entry,
+                f'"$paceline_python" "{folder}/paceline.zip"',
+            ]
+        ),
+    ]
+
+
+def _srun(plan: ScriptPlan) -> list[str]:
+    """Repeat every number: newer steps no longer inherit some of them, nor the job's `--export`."""
+    counts = plan.task_counts
+    return [
+        "srun --export=ALL --kill-on-bad-exit=1 --mpi=none --unbuffered",
+        f"--nodes={counts.nodes} --ntasks={counts.tasks} --ntasks-per-node={counts.tasks_per_node} "
+        f"--cpus-per-task={counts.cpus_per_task}",
+        *(quote(option) for option in plan.step_options),
+        *plan.step_shell,
+        *plan.container.srun_options,
+    ]
+
+
+def _mpirun(plan: ScriptPlan) -> list[str]:
+    counts = plan.task_counts
+    return [
+        f"mpirun -np {counts.tasks} --map-by ppr:{counts.tasks_per_node}:node --oversubscribe "
+        "--bind-to none",
+        '"${paceline_forward[@]}"',
+    ]
+
+
+def _folded(parts: Sequence[str]) -> list[str]:
+    """Spread one command over several lines."""
+    lines = [parts[0], *(f"    {part}" for part in parts[1:])]
+    return [f"{line} \\" for line in lines[:-1]] + [lines[-1]]

@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 
 from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.errors import ClusterError, PacelineError
-from paceline.launch.plan.slurm import SlurmPlan
 from paceline.slurm.commands import error_text
 from paceline.slurm.partitions import Partition, select_partitions
-from paceline.slurm.sbatch import test_only
+from paceline.slurm.sbatch import BatchJob, test_only
 from paceline.spec import Job
 from paceline.spec.quantities import show_seconds, slurm_size
 from paceline.spec.validation_errors import nearest
 
 
-def check_limits(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> list[Finding]:
+def check_limits(job: Job, plan: BatchJob, partitions: Sequence[Partition]) -> list[Finding]:
     """Check the requested resources against the partitions; if there are several, one that fits is
     enough.
     """
@@ -46,7 +45,7 @@ def check_limits(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> 
 
 
 def _check_forgotten(
-    job: Job, plan: SlurmPlan, partition: Partition, partitions: Sequence[Partition]
+    job: Job, plan: BatchJob, partition: Partition, partitions: Sequence[Partition]
 ) -> list[Finding]:
     """Warn of a job that has no time limit, or no GPUs on a cluster that has some: few people want
     that.
@@ -110,7 +109,7 @@ def _suggest(name: str, known: Sequence[str]) -> str:
     return f"Did you mean {close!r}? " if close else ""
 
 
-def _check_partition(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
+def _check_partition(job: Job, plan: BatchJob, partition: Partition) -> Finding | None:
     """Return the first reason why the job does not fit this partition."""
     resources, counts, name = job.resources, plan.task_counts, partition.name
     if not partition.is_up:
@@ -137,7 +136,7 @@ def _check_partition(job: Job, plan: SlurmPlan, partition: Partition) -> Finding
     return _check_hardware(job, plan, partition)
 
 
-def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding | None:
+def _check_hardware(job: Job, plan: BatchJob, partition: Partition) -> Finding | None:
     """Return the first resource that too few nodes of the partition have enough of."""
     counts, gpu_type, name = plan.task_counts, job.resources.gpu_type, partition.name
     types = {each or "gpu": count for each, count in partition.gpu_types.items()}
@@ -188,7 +187,7 @@ def _check_hardware(job: Job, plan: SlurmPlan, partition: Partition) -> Finding 
     return None
 
 
-def _fewer_gpus(plan: SlurmPlan, partition: Partition, gpu_type: str | None) -> str:
+def _fewer_gpus(plan: BatchJob, partition: Partition, gpu_type: str | None) -> str:
     """Return what to ask for instead of GPUs that too few nodes have."""
     counts = range(plan.task_counts.gpus - 1, 0, -1)
     nodes = plan.task_counts.nodes
@@ -209,7 +208,7 @@ def _mebibytes(size: str | None) -> int:
     return int(size[:-1]) * (1024 if size.endswith("G") else 1)
 
 
-def check_with_slurm(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> Finding:
+def check_with_slurm(job: Job, plan: BatchJob, partitions: Sequence[Partition]) -> Finding:
     """Ask `sbatch --test-only` whether Slurm would accept the job, and when it would start."""
     done = test_only(plan)
     if done.returncode:
@@ -243,7 +242,7 @@ _NO_NODES = "node configuration|node not avail"
 _WHY_UNUSABLE = "See why with `sinfo -a -R`."
 
 
-def _unusable_nodes(job: Job, plan: SlurmPlan, partitions: Sequence[Partition]) -> str:
+def _unusable_nodes(job: Job, plan: BatchJob, partitions: Sequence[Partition]) -> str:
     """Return how many nodes of the job's partitions are down or drained; empty if all can be
     used.
     """
@@ -320,7 +319,7 @@ _REJECTIONS: tuple[tuple[str, str, Explanation], ...] = (
 
 
 def explain_rejection(
-    job: Job, plan: SlurmPlan, partitions: Sequence[Partition], reason: str
+    job: Job, plan: BatchJob, partitions: Sequence[Partition], reason: str
 ) -> PacelineError:
     """Return Slurm's message as an error that names the option at fault and the values that
     exist.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from paceline.errors import ClusterError
-from paceline.launch.environment.variables import SLURM_VARIABLES
+from paceline.slurm.submission_environment import SLURM_VARIABLES
 
 # Not `-m`: it would put the current folder, and any module in it, ahead of the standard library.
 PACELINE = (

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.files.foreign_records import read_objects
-from paceline.contract.redaction import redact_text
 from paceline.contract.run_folder import SUBMITTING, RunFolder, write_atomically
 from paceline.errors import ClusterError, JobRejected, NoAnswer
-from paceline.launch.plan.slurm import SlurmPlan
 from paceline.slurm.answer_cache import forget_answer
+from paceline.slurm.batch_script import Script
 from paceline.slurm.commands import SEPARATOR, Completed, call, error_text, read_job_id
+from paceline.slurm.sbatch_directives import Directive
+from paceline.slurm.task_counts import TaskCounts
 
 # seconds before each question whether a job is there
 QUERY_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
@@ -29,23 +30,29 @@ _NO_ANSWER = re.compile(
 )
 
 
-def write_files(plan: SlurmPlan) -> None:
-    """Write the batch script, and the files beside it, into the run folder."""
-    folder = plan.run_path.folder
-    write_atomically(folder.environment, plan.environment_file, mode=0o600)
-    write_atomically(folder.shell_library, plan.library)
-    _write_script(folder.shell_setup, "\n".join([*plan.sections.environment, ""]))
-    write_script(plan, folder.script)
+@dataclass(frozen=True)
+class BatchJob:
+    """A batch job to submit: its script, and how sbatch is called."""
 
+    folder: RunFolder  # where the job works, and its script is
+    task_counts: TaskCounts
+    directives: tuple[Directive, ...]
+    sections: Script  # of job.sbatch
+    arguments: tuple[str, ...]  # of sbatch, before the script's path
+    submitter: dict[str, str]  # the environment that sbatch is called in
 
-def write_script(plan: SlurmPlan, path: Path) -> None:
-    """Write the batch script."""
-    _write_script(path, plan.script)
+    @property
+    def script(self) -> str:
+        """The text of job.sbatch."""
+        return str(self.sections)
 
+    @property
+    def sbatch(self) -> list[str]:
+        return ["sbatch", "--parsable", *self.arguments, str(self.folder.script)]
 
-def _write_script(path: Path, text: str) -> None:
-    """Write lines of bash. If a line of `setup` has a secret, only its owner can read them."""
-    write_atomically(path, text, mode=0o644 if redact_text(text) == text else 0o600)
+    def value(self, option: str) -> str | None:
+        """Return the value of an option of sbatch, if it is set."""
+        return next((each.value for each in self.directives if each.option == option), None)
 
 
 def run_sbatch(
@@ -134,7 +141,7 @@ def find_job(
 
 @contextmanager
 def withdrawn_on_failure(
-    plan: SlurmPlan, cancelled: Path, *, known: Sequence[str] = ()
+    plan: BatchJob, cancelled: Path, *, known: Sequence[str] = ()
 ) -> Iterator[None]:
     """If a submission is not confirmed, or is interrupted, cancel its job, whether it is there or
     yet to come.
@@ -146,42 +153,15 @@ def withdrawn_on_failure(
     except JobRejected:
         raise
     except BaseException as problem:
-        if not (plan.run_path.folder.path / SUBMITTING).exists():
+        if not (plan.folder.path / SUBMITTING).exists():
             raise
         write_atomically(cancelled, f"{time.time():.0f}\n")
         if not isinstance(problem, NoAnswer):
-            folder, environ = plan.run_path.folder.path, plan.submitter
+            folder, environ = plan.folder.path, plan.submitter
             with suppress(ClusterError):  # the file alone will do
                 if job := find_job(folder, environ, known=known, pauses=INTERRUPTED_PAUSES):
                     call(["scancel", job], environ=environ, check=False)
         raise
-
-
-def submit(plan: SlurmPlan, *, known: Sequence[str] = ()) -> str:
-    """Submit a run's script and record the job id in the run folder. `known` are the run's earlier
-    jobs.
-    """
-    folder = plan.run_path.folder
-    with withdrawn_on_failure(plan, folder.cancelled, known=known):
-        job = run_sbatch(plan.sbatch, plan.submitter, folder=folder.path, known=known)
-    try:
-        record_job(folder, job, after=plan.after)
-    # the run folder is removed or restored on errors, and the job cannot run with that
-    except BaseException:
-        call(["scancel", job], environ=plan.submitter, check=False)
-        raise
-    return job
-
-
-def record_job(folder: RunFolder, job: str, *, after: Sequence[str] = ()) -> None:
-    """Record the run's job id, and the jobs that it waits for. The job does the same with its id
-    when it starts.
-    """
-    write_atomically(folder.job, f"{job}\n")
-    waits = {"after": list(after)} if after else {}
-    line = json.dumps({"time": time.time(), "event": "queued", "job": job, **waits})
-    with open(folder.events / "launch.jsonl", "a", encoding="utf-8") as events:
-        events.write(line + "\n")
 
 
 def awaited_jobs(folder: RunFolder, job: str) -> list[str]:
@@ -206,7 +186,7 @@ def known_jobs(folder: RunFolder) -> list[str]:
     return sorted(found, key=lambda job: int(job.partition("_")[0]))
 
 
-def test_only(plan: SlurmPlan) -> Completed:
+def test_only(plan: BatchJob) -> Completed:
     """Ask Slurm whether it would accept the job and when it would start, without submitting it."""
     return call(
         ["sbatch", "--test-only", *plan.arguments],

@@ -16,10 +16,9 @@ from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import SUBMITTED, Point
 from paceline.contract.typed_command import to_type
 from paceline.errors import ClusterError, JobRejected
-from paceline.launch.job_submission import JobSubmission
+from paceline.launch.job_submission import JobSubmission, write_files
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.slurm import commands as slurm
-from paceline.slurm import sbatch
 from paceline.slurm.array_script import Trials
 from paceline.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
 from paceline.sweep.array_tasks import Chunk, cut, group
@@ -84,7 +83,7 @@ class SlurmSweep(SweepStart):
             notes = self.prepare(
                 run_path, plan.launch_spec, job=job, backend="slurm", snapshot_required=True
             )
-            sbatch.write_files(plan)
+            write_files(plan)
             (run_path.folder.path / "logs").mkdir()
             submission = Submission(
                 self.writer, plan, pack=settings.pack, parallel=self.parallel, tasks=settings.tasks

@@ -19,6 +19,7 @@ from paceline.contract.run_path import RunPath, new_run_id
 from paceline.errors import JobRejected, NoAnswer, NotConfigured
 from paceline.launch import claims
 from paceline.launch.checks.machine import default_interface, describe_interfaces, interfaces
+from paceline.launch.job_submission import submit_plan
 from paceline.launch.plan.slurm import SlurmPlan
 from paceline.launch.run_folder import create_run_folder
 from paceline.slurm import arrays, limits, sbatch
@@ -259,7 +260,7 @@ def test_the_job_id_is_found_in_other_output(submission: SlurmPlan, tmp_path: Pa
     put_command(
         tmp_path, "sbatch", "echo 'Welcome to 7!'; echo '123;north'; echo 'have a nice day'"
     )
-    assert sbatch.submit(submission) == "123"
+    assert submit_plan(submission) == "123"
     assert slurm.read_job_id(submission.run_path.folder) == "123"
 
 
@@ -304,7 +305,7 @@ def test_a_job_that_slurm_has_after_all_is_adopted(
     slow("123")
     put_command(tmp_path, "sbatch", text)
     monkeypatch.setattr(slurm, "COMMAND_TIMEOUT", 0.5)
-    assert sbatch.submit(submission) == "123"
+    assert submit_plan(submission) == "123"
     assert slurm.read_job_id(submission.run_path.folder) == "123"
     assert not (submission.run_path.folder.path / SUBMITTING).exists()
 
@@ -322,7 +323,7 @@ def test_a_folder_whose_job_may_exist_stays(
         run_path = replace(submission.run_path, run_id=new_run_id())
         with create_run_folder(run_path) as run_path:
             run_path.folder.events.mkdir()
-            sbatch.submit(replace(submission, run_path=run_path))
+            submit_plan(replace(submission, run_path=run_path, folder=run_path.folder))
         return run_path.folder
 
     with pytest.raises(NoAnswer, match=r"did not confirm the job: .*Socket timed out"):
@@ -351,7 +352,7 @@ def test_an_interrupted_submission_is_withdrawn(
 
     monkeypatch.setattr(sbatch, "call", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sbatch.submit(submission)
+        submit_plan(submission)
     assert (tmp_path / "scancelled").read_text() == "123\n"
     assert submission.run_path.folder.cancelled.exists()
 
@@ -374,7 +375,7 @@ def test_a_job_that_cannot_be_recorded_is_cancelled(submission: SlurmPlan, tmp_p
     put_command(tmp_path, "scancel", f'echo "$*" >{tmp_path}/cancelled')
     submission.run_path.folder.events.rmdir()
     with pytest.raises(OSError, match=r"launch\.jsonl"):
-        sbatch.submit(submission)
+        submit_plan(submission)
     assert (tmp_path / "cancelled").read_text() == "123\n"
 
 

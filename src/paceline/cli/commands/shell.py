@@ -14,7 +14,6 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import command_line
 from paceline.contract.typed_command import cluster
 from paceline.errors import UsageError
-from paceline.launch.environment.variables import submission_environment
 from paceline.launch.job_submission import JobSubmission
 from paceline.launch.plan.interactive_shell import (
     allocate_argv,
@@ -25,6 +24,7 @@ from paceline.launch.plan.interactive_shell import (
 from paceline.launch.run_half_zip import stored_run_half
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm.submission_environment import submission_environment
 from paceline.spec import Flag, Program
 from paceline.spec.option_table import PROJECT, RESOURCES
 from paceline.watch.records import read_record

@@ -2,44 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import PurePath
 
 from paceline.contract.quote import quote
 from paceline.errors import SpecError
-from paceline.launch.environment.modules import ModuleSection
 from paceline.spec import Job
-
-
-@dataclass(frozen=True)
-class EnvironmentSection:
-    """The lines that set up a job's environment, part by part, in the order in which they run."""
-
-    modules: ModuleSection = field(default_factory=ModuleSection)
-    activation: Sequence[str] = ()
-    setup: Sequence[str] = ()  # the user's own lines
-    container: Sequence[str] = ()  # defines `paceline_inside`
-
-    def lines(self, folder: str) -> list[str]:
-        """Return the section as a script has it; the files of the run are in `folder`, as bash names it."""
-        return [
-            "# The variables' values are in a file that only you can read.",
-            "{ set +x; } 2>/dev/null",
-            f'source "{folder}/environment.sh" || paceline_fail "Cannot read {folder}/environment.sh."',
-            *self.after_variables(),
-            "# Each run carries the part of Paceline that runs inside jobs, so the job's Python needs only torch.",
-            python_path(f'"{folder}/paceline.zip'),
-        ]
-
-    def after_variables(self) -> list[str]:
-        setup = ["# `setup` in paceline.toml:", *self.setup] if self.setup else []
-        return [*self.modules.lines(), *self.activation, *setup, *self.container]
-
-
-def python_path(run_half: str) -> str:
-    """Return the line that makes Python find the run half; `run_half` is the start of a word in double quotes."""
-    return f'export PYTHONPATH={run_half}${{PYTHONPATH:+:$PYTHONPATH}}"'
 
 
 def environment_path(job: Job, environ: Mapping[str, str]) -> str:

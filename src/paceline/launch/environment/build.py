@@ -31,12 +31,13 @@ from paceline.launch.environment.container_image import definition, image_steps,
 from paceline.launch.environment.modules import module_section, module_variables
 from paceline.launch.environment.requirement_lines import name_of
 from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironment, store_path
-from paceline.launch.environment.variables import PROXIES, submission_environment
+from paceline.launch.environment.variables import PROXIES
 from paceline.launch.environment.venv_script import venv_steps
 from paceline.launch.run_folder import create_scratch
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.job_states.meanings import LIVE, WAITING
 from paceline.slurm.sbatch import run_sbatch
+from paceline.slurm.submission_environment import submission_environment
 from paceline.spec import Job
 
 LOCAL_BUILD_LIMIT = 24 * 3600  # seconds after which a local build counts as over

@@ -6,25 +6,15 @@ Whatever differs from node to node is decided on each node: which engine there i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from paceline.contract.quote import command_line, quote
 from paceline.contract.run_path import RunPath
 from paceline.errors import SpecError
+from paceline.slurm.batch_script import ContainerEntry
 from paceline.spec import Job
 
 FUNCTION = "paceline_inside"  # `paceline_inside COMMAND...` runs a command in the container
 NO_ENGINE = 96  # its exit code where there is no engine
-
-
-@dataclass(frozen=True)
-class ContainerEntry:
-    """Options of srun, arguments before the command (already quoted), and the lines that define `paceline_inside`."""
-
-    srun_options: Sequence[str] = ()
-    prefix: Sequence[str] = ()
-    definition: Sequence[str] = ()
 
 
 def container_entry(job: Job, run_path: RunPath, *, gpus: int) -> ContainerEntry:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from paceline.contract.quote import quote
+from paceline.slurm.batch_script import ModuleSection
 from paceline.spec.types_and_defaults import Environment
 
 # Where `module` and its files are. Sites differ, and a batch shell reads no profile.
@@ -26,26 +26,6 @@ if ! command -v module >/dev/null; then
 fi
 command -v module >/dev/null || paceline_fail "The job uses modules, but there is no 'module' command on $HOSTNAME."
 """
-
-
-@dataclass(frozen=True)
-class ModuleSection:
-    """The lines that load a job's modules, and the module that each of the last ones loads."""
-
-    command: Sequence[str] = ()  # finds `module`
-    before: Sequence[str] = ()  # `module purge` and `module use`
-    names: Sequence[str] = ()
-
-    def lines(self) -> list[str]:
-        return [*self.command, *self.before, *(load_line(name) for name in self.names)]
-
-    def until(self, name: str) -> ModuleSection:
-        """Return the section without this module and those after it."""
-        return ModuleSection(self.command, self.before, self.names[: self.names.index(name)])
-
-
-def load_line(name: str) -> str:
-    return f"module load {quote(name)} || paceline_fail {quote(f'Cannot load the module {name}.')}"
 
 
 def purges(environment: Environment) -> bool:

@@ -26,8 +26,8 @@ from paceline.launch.environment.container_image import is_remote
 from paceline.launch.environment.modules import module_section, module_variables
 from paceline.launch.environment.probe import module_lines, probe
 from paceline.launch.environment.requirements import Requirements, read_requirements
-from paceline.launch.environment.variables import submission_environment
 from paceline.launch.run_folder import resolve_scratch
+from paceline.slurm.submission_environment import submission_environment
 from paceline.spec import Job
 from paceline.spec.home_path import expand_home
 

@@ -10,9 +10,9 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
-from paceline.launch.environment.activation import python_path
 from paceline.launch.environment.container import FUNCTION
 from paceline.launch.plan.slurm import SlurmPlan
+from paceline.slurm.batch_script import python_path
 
 # A shell that has run the lines: one for a person, or one that reads its commands from a pipe. It
 # skips the user's start-up files, which no job reads: they might undo what the lines did (`conda

@@ -12,21 +12,18 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import command_line
 from paceline.contract.run_path import RunPath
 from paceline.errors import UsageError
-from paceline.launch.environment.activation import EnvironmentSection, activation_lines, interpreter
+from paceline.launch.environment.activation import activation_lines, interpreter
 from paceline.launch.environment.container import container_entry
 from paceline.launch.environment.modules import module_section
-from paceline.launch.environment.variables import (
-    environment_file,
-    forwarded_names,
-    submission_environment,
-)
+from paceline.launch.environment.variables import environment_file, forwarded_names
 from paceline.launch.plan.launch_spec import make_launch_spec
 from paceline.launch.plan.rank_counts import RankCounts
 from paceline.launch.secrets.declared import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.slurm.array_script import Trials, array_script
-from paceline.slurm.batch_script import Script, job_script, shell_library
-from paceline.slurm.sbatch_directives import Directive, directives, require_plain_path
-from paceline.slurm.script_plan import ScriptPlan
+from paceline.slurm.batch_script import EnvironmentSection, ScriptPlan, job_script
+from paceline.slurm.sbatch import BatchJob
+from paceline.slurm.sbatch_directives import directives, require_plain_path
+from paceline.slurm.submission_environment import submission_environment
 from paceline.slurm.task_counts import TaskCounts, count_tasks
 from paceline.spec import Job
 
@@ -34,40 +31,21 @@ DEFAULT_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class SlurmPlan:
+class SlurmPlan(BatchJob):
     """Everything that a submission writes and calls."""
 
     run_path: RunPath
-    task_counts: TaskCounts
     launch_spec: LaunchSpec
-    directives: tuple[Directive, ...]
     environment: EnvironmentSection
-    sections: Script  # of job.sbatch
-    library: str = field(repr=False)  # stop_and_requeue.sh, which it sources
-    environment_file: str = field(repr=False)  # environment.sh, which it sources too
-    arguments: tuple[str, ...]  # of sbatch, before the script's path
-    submitter: dict[str, str]  # the environment that sbatch is called in
+    environment_file: str = field(repr=False)  # environment.sh, which the script sources
     notes: tuple[str, ...] = ()
     secrets: str = ""  # their names, and where each comes from
     after: tuple[str, ...] = ()  # jobs that it waits for
 
     @property
-    def script(self) -> str:
-        """The text of job.sbatch."""
-        return str(self.sections)
-
-    @property
     def rank_counts(self) -> RankCounts:
         counts = self.task_counts
         return RankCounts(counts.nodes, counts.nproc, counts.gpus, self.launch_spec.threads)
-
-    @property
-    def sbatch(self) -> list[str]:
-        return ["sbatch", "--parsable", *self.arguments, str(self.run_path.folder.script)]
-
-    def value(self, option: str) -> str | None:
-        """Return the value of an option of sbatch, if it is set."""
-        return next((each.value for each in self.directives if each.option == option), None)
 
     def show(self, *, stop: str = "", advice: Sequence[str] | None = None) -> str:
         """Return what a dry run prints: the script as it would be submitted, then the command.
@@ -152,13 +130,13 @@ def plan_slurm(
         step_options=[str(each) for each in options if each.option == "gpus-per-task"],
     )
     return SlurmPlan(
+        folder=run_path.folder,
         run_path=run_path,
         task_counts=task_counts,
         launch_spec=launch_spec,
         directives=tuple(options),
         environment=environment,
         sections=job_script(script_plan) if trials is None else array_script(script_plan, trials),
-        library=shell_library(),
         environment_file=environment_file(job, environ, secrets),
         arguments=tuple(_dependency(job, after)),
         submitter=submission.variables,

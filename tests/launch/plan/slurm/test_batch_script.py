@@ -30,7 +30,7 @@ class Bench:
         self.run = RunFolder(run_path.folder.path)
         self.run.path.mkdir(parents=True)
         self.run.script.write_text(made.script)
-        self.run.shell_library.write_text(made.library)
+        self.run.shell_library.write_text(shell_library())
         self.run.environment.write_text(made.environment_file)
         self.bin = folder / "bin"
         self.bin.mkdir()
