@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 from faults import Paceline, Torchrun, Training, wait_until_training
-from paceline.watch.goodput import SHARES, compute_goodput, read_events
+from paceline.watch.events import read_events
+from paceline.watch.goodput import SHARES, compute_goodput
 
 from machine import describe, show
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.watch.origin import NEWS, STATES, ClusterCopy
+from paceline.watch.details import STATES
+from paceline.watch.origin import NEWS, ClusterCopy
 
 
 def copy_of_run(

@@ -9,8 +9,7 @@ import json
 import time
 from pathlib import Path
 
-from paceline.watch.metrics.curves import Curves
-from paceline.watch.metrics.metrics_reader import MetricsReader
+from paceline.watch.curves import Curves, MetricsReader
 
 from machine import show
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from paceline.contract.claims import describe_processes
-from paceline.watch.index.rows import SETTLED
+from paceline.watch.index import SETTLED
 
 SCRIPT = """
 import paceline

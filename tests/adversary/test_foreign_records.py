@@ -29,11 +29,11 @@ from paceline.errors import PacelineError
 from paceline.launch.prepare import read_launch_spec
 from paceline.slurm.commands import read_job_id
 from paceline.slurm.job_states.meanings import JobState
-from paceline.watch.details import read_details
-from paceline.watch.details.nodes import make_nodes
+from paceline.watch.details import make_nodes, read_details
 from paceline.watch.diagnosis.diagnosis import diagnose
 from paceline.watch.diagnosis.evidence import read_evidence
-from paceline.watch.goodput import compute_goodput, read_events
+from paceline.watch.events import read_events
+from paceline.watch.goodput import compute_goodput
 from paceline.watch.node_usage import read_node_usage
 from paceline.watch.records import RUN_FIELDS, read_record
 from tests.watch.diagnosis.recorded_run import RecordedRun

@@ -13,6 +13,7 @@ import pytest
 
 from paceline.cli.commands import cancel, export, logs, shell, show, sweep_cancel, sync
 from paceline.cli.commands.sweep import find_file as find_sweep_file
+from paceline.cli.ended_secrets import find_ended_secrets
 from paceline.contract.files.environment_file import SECRETS_MARK
 from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Search
@@ -22,7 +23,6 @@ from paceline.launch.run_folder import find_run
 from paceline.launch.user_resubmission import Typed, find_resubmission
 from paceline.spec import load_job
 from paceline.sweep.folder import SweepWriter
-from paceline.watch.ended_secrets import find_ended_secrets
 from tests.adversary.second_user import STRANGER
 
 pytestmark = pytest.mark.skipif(

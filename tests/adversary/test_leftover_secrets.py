@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.agent.sweep_trial import open_trial
+from paceline.cli.ended_secrets import find_ended_secrets
 from paceline.contract.files.environment_file import secret_names, without_secrets
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
@@ -24,7 +25,6 @@ from paceline.slurm.job_states.meanings import JobState
 from paceline.spec import Program, load_job
 from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import new_trials, read_list
-from paceline.watch.ended_secrets import find_ended_secrets
 from tests.launch.plan.slurm.test_stop_and_requeue import DONE, FAILED, STOPPED, TASK, TASK_3, Bench
 
 HUSH = "hush-5d41402abc4b"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.launch.plan.local import START_AGENT
-from paceline.watch.goodput import read_events
+from paceline.watch.events import read_events
 from tests.agent.conftest import Launch, Launched
 
 FEW_FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"

@@ -17,7 +17,7 @@ from paceline.contract.heartbeat_file import READY
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import read_verdict
 from paceline.errors import CheckpointError
-from paceline.watch.failure_text import describe_failure
+from paceline.watch.failure import describe_failure
 from tests.agent.conftest import Launch, is_alive, until
 from tests.small_disk import mount_small_disk
 

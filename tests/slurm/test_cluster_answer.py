@@ -17,7 +17,7 @@ def here(cluster: Cluster) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**cluster.environment, "PACELINE_POLL_INTERVAL": "0"}.items():
             patch.setenv(name, value)
-        patch.setattr("paceline.watch.scheduler.node_answer.DEFAULT", 0.0)
+        patch.setattr("paceline.watch.scheduler.DEFAULT", 0.0)
         yield
 
 

@@ -15,7 +15,7 @@ import pytest
 from paceline.ui.terminal.top.data.reader import RunList
 from paceline.watch.details import read_details
 from paceline.watch.records import read_record
-from paceline.watch.scheduler.shared_answer import query_states
+from paceline.watch.scheduler import query_states
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, run_of
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from paceline.watch.records import OVER, newest_verdict, read_record
+from paceline.watch.records import read_record
+from paceline.watch.run_status import OVER, newest_verdict
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of
-from tests.watch.records.test_records import make_run
+from tests.watch.test_records import make_run
 
 WATCHERS = 100
 INTERVAL = 2.0  # seconds; the default is 60

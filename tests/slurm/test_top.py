@@ -10,7 +10,7 @@ import pytest
 
 from paceline.contract.verdict import STOPPED
 from paceline.ui.terminal.top import app as top
-from paceline.watch.records import newest_verdict
+from paceline.watch.run_status import newest_verdict
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import project, run_of
 from tests.ui.terminal.top.screen import Screen, drive

@@ -27,7 +27,7 @@ def acting(cluster: Cluster, scratch: Path) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**cluster.environment, "PACELINE_POLL_INTERVAL": "1"}.items():
             patch.setenv(name, value)
-        patch.setattr("paceline.watch.scheduler.node_answer.DEFAULT", 1.0)
+        patch.setattr("paceline.watch.scheduler.DEFAULT", 1.0)
         with serve_here(scratch, allow_actions=True) as served:
             yield served
 

@@ -23,7 +23,8 @@ from paceline.contract.hostlist import expand
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, FAILED
 from paceline.slurm.job_states.meanings import WAITING
-from paceline.watch.records import LOST, Record
+from paceline.watch.records import Record
+from paceline.watch.run_status import LOST
 from tests.fault_tolerance.runs import STEPS, Training
 from tests.slurm.runs import run_of
 

@@ -115,7 +115,7 @@ def test_a_run_without_a_sign_of_life_is_requeued_once(
     run = make_run(tmp_path)
     run.update(make_record(run, "RUNNING", ""))
     assert run.take_remedy() == []
-    monkeypatch.setattr("paceline.watch.records.record.seconds_silent", lambda *_: 400.0)
+    monkeypatch.setattr("paceline.watch.records.seconds_silent", lambda *_: 400.0)
     assert run.take_remedy() == ["scontrol", "requeue", "1"]
     assert run.requeued_by_hand
     assert run.take_remedy() == [], "a second time would hide that it does not help"

@@ -13,7 +13,7 @@ from paceline.launch.checks.machine import inspect_site
 from paceline.launch.plan.launch_spec import data_settings
 from paceline.spec import Flag, Job, Program, load_job, site
 from paceline.spec.load import reload_job
-from paceline.watch.scheduler.poll_interval import poll_interval
+from paceline.watch.scheduler import poll_interval
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root's file counts")
 pytestmark = ROOT

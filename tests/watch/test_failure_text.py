@@ -15,11 +15,11 @@ from paceline.errors import CheckpointError
 from paceline.slurm.job_states.meanings import JobState
 from paceline.sweep.results import _find_error
 from paceline.ui.terminal.time_view import describe_attempt
-from paceline.watch.details.attempts import read_attempts
-from paceline.watch.failure_text import describe_failure
+from paceline.watch.details import read_attempts
+from paceline.watch.failure import describe_failure
 from paceline.watch.goodput import Goodput
 from paceline.watch.records import read_record
-from tests.watch.records.test_records import make_run
+from tests.watch.test_records import make_run
 
 RAISED = {
     "type": "ValueError",

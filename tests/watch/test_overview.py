@@ -14,10 +14,9 @@ import pytest
 from paceline.cli.views.ps_columns import make_columns
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states.meanings import JobState
-from paceline.watch.metrics.curves import Curves
-from paceline.watch.metrics.latest import read_latest
-from paceline.watch.metrics.progress import read_total_steps
-from paceline.watch.overview import make_overview
+from paceline.watch.curves import Curves
+from paceline.watch.latest import read_latest
+from paceline.watch.overview import make_overview, read_total_steps
 from paceline.watch.records import Record
 
 

@@ -121,7 +121,7 @@ def goes_on(folder: RunFolder) -> Iterator[None]:
 
 def say_failure(folder: RunFolder, name: str = "") -> None:
     """Print why a run failed: the first failing rank, its error and where it happened. `name` tells it from others."""
-    from paceline.watch.failure_text import describe_failure
+    from paceline.watch.failure import describe_failure
 
     before = f"paceline: {name}: " if name else "paceline: "
     for number, line in enumerate(describe_failure(folder)):

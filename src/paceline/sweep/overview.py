@@ -15,7 +15,7 @@ from paceline.contract.sweep.folder import DONE, FAILED, SweepFolder, TrialFolde
 from paceline.errors import PacelineError
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, finished, read_sweep
 from paceline.watch.records import QueryStates, read_json
-from paceline.watch.scheduler.shared_answer import query_states
+from paceline.watch.scheduler import query_states
 
 INTERVAL, OVER_INTERVAL = 10.0, 60.0  # seconds between reads of a sweep, and of one that is over
 IDLE_SHARE = 20  # reading that takes long is followed by a pause of so many times its duration

@@ -40,9 +40,9 @@ from paceline.launch.run_folder import require_not_fetched
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states.meanings import ENDED, WAITING, JobState
 from paceline.sweep.folder import is_starting
-from paceline.watch.failure_text import failure_text, read_failure
+from paceline.watch.failure import failure_text, read_failure
 from paceline.watch.records import QueryStates, read_json, read_records
-from paceline.watch.scheduler.shared_answer import query_states
+from paceline.watch.scheduler import query_states
 
 RUNNING, PENDING = "running", "pending"
 MISSING = "missing"  # it has no result and no job: stopped, cancelled or lost

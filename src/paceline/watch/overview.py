@@ -1,9 +1,11 @@
-"""One row per run: what `paceline ps`, `paceline top` and the list of runs in the browser show."""
+"""How far a running run is, and when it will be done: from what it logged, its events, and what
+its agent saw.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +13,134 @@ from typing import Any
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.spec.quantities import show_seconds
 from paceline.watch import origin
+from paceline.watch.events import ENDS
 from paceline.watch.goodput import last_output, read_goodput
-from paceline.watch.metrics.latest import as_number
-from paceline.watch.metrics.progress import STALLED, Progress, find_attempt, read_total_steps
-from paceline.watch.rank_samples import read_first_rank
+from paceline.watch.latest import Latest, as_number
+from paceline.watch.node_usage import RankSample, read_first_rank
 from paceline.watch.records import Record
+
+STALLED = 60.0  # seconds without a step after which the row says so
+SILENT = 300.0  # the same where only logged numbers tell, which may be of one step in a hundred
+STALLED_STEPS = 20  # and as many steps as would have fit in
+FRESH = 120.0  # seconds; older samples of a node say nothing about now
+# seconds and steps without a heartbeat: it evaluates, nobody knows for how long
+PAUSED, PAUSED_STEPS = 5.0, 10
+LONGEST = 1e9  # seconds; nobody waits for longer
+UNSEEN, UNSEEN_LINES = 30.0, 3  # the same for lines, which a file server may show late
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The newest attempt of a run: from when on it trains, and from which step."""
+
+    began: float = 0.0
+    step: int | None = None
+    is_training: bool = True  # as far as anybody knows; or else it starts, or has ended
+
+
+def find_attempt(events: Iterable[dict[str, Any]]) -> Attempt:
+    """Return the newest attempt that has trained, and whether it still does."""
+    found = Attempt()
+    for event in events:
+        name = event["event"]
+        if name == "training":
+            found = Attempt(float(event["time"]), event.get("step"))
+        elif (
+            name in ENDS
+            or name == "session_end"
+            or (name in ("node", "launch") and _is_of_rank_0(event))
+        ):
+            found = Attempt(found.began, found.step, is_training=False)
+    return found
+
+
+def _is_of_rank_0(event: dict[str, Any]) -> bool:
+    return event.get("index", 0) == 0 and 0 in event.get("ranks", [0])
+
+
+def read_total_steps(events: Iterable[dict[str, Any]]) -> int | None:
+    """Return how many steps the newest attempt will have in all, as far as its loops tell."""
+    total = None
+    for event in events:
+        if event["event"] in ("training", "total_steps"):
+            total = event.get("steps")  # a new attempt may not know what the last one knew
+    return total if isinstance(total, int) else None
+
+
+class Progress:
+    """How far a running run is. `seen` is rank 0, as its agent saw it last; `now` is the time
+    there.
+    """
+
+    def __init__(
+        self, latest: Latest, attempt: Attempt, seen: RankSample | None, now: float
+    ) -> None:
+        is_current = seen is not None and seen.step > 0 and seen.time >= attempt.began
+        self._attempt, self._latest = attempt, latest
+        self._seen = seen if is_current else None
+        self._logged = latest.since(attempt.began)
+        self._now = now
+
+    @property
+    def step(self) -> int | None:
+        """The newest step of this attempt that anybody knows of: the last one may have got
+        further.
+        """
+        known = [self._attempt.step, self._logged.step, self._seen.step if self._seen else None]
+        steps = [step for step in known if step is not None]
+        return max(steps) if steps else self._latest.step
+
+    @property
+    def pause(self) -> float:
+        """For how long it has made no step, if that is unusually long; else 0, and while it
+        starts.
+        """
+        if not self._attempt.is_training:
+            return 0.0
+        limit = SILENT if self._fresh is None else STALLED
+        pause = self._quiet()
+        return pause if pause > max(limit, STALLED_STEPS * self._pace) else 0.0
+
+    def seconds_left(self, total: int | None) -> float | None:
+        """Return how long it will still train, at the pace of this attempt.
+
+        None if nobody knows: while it starts, evaluates or hangs, or if its numbers make no sense.
+        """
+        step, pace = self.step, self._logged.pace
+        if total is None or step is None or pace is None or not self._attempt.is_training:
+            return None
+        if (self._logged.step or 0) <= (self._attempt.step or 0) + 1 and len(
+            self._logged.points
+        ) < 2:
+            return None  # the first step takes longer than others
+        if self._fresh is not None and (self._fresh.age or 0.0) > max(PAUSED, PAUSED_STEPS * pace):
+            return None
+        quiet, interval = self._quiet(), max(pace, self._logged.interval)
+        if quiet > max(UNSEEN, PAUSED_STEPS * pace, UNSEEN_LINES * interval):
+            return None
+        left = max(0.0, (total - step) * pace - min(quiet, interval))
+        return left if left < LONGEST else None
+
+    @property
+    def _pace(self) -> float:
+        return self._logged.pace or (self._seen.seconds_per_step if self._seen is not None else 0.0)
+
+    @property
+    def _fresh(self) -> RankSample | None:
+        """What its agent saw a moment ago."""
+        seen = self._seen
+        return (
+            seen
+            if seen is not None and seen.age is not None and self._now - seen.time < FRESH
+            else None
+        )
+
+    def _quiet(self) -> float:
+        """Return the seconds since its last step that anybody knows of; 0 without any."""
+        known = [each for each in (self._latest.time, self._attempt.began) if each]
+        if self._fresh is not None:
+            known.append(self._fresh.time - (self._fresh.age or 0.0))
+        return max(0.0, self._now - max(known)) if known else 0.0
 
 
 @dataclass(frozen=True)

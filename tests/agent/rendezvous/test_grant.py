@@ -26,7 +26,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import STOPPED
 from paceline.errors import UsageError
 from paceline.launch.claims import require_permission
-from paceline.watch.resume_hint import resume_command
+from paceline.watch.failure import resume_command
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from paceline.contract.fitness.measurement import Measurement
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, NotConfigured
 from paceline.launch.checks import machine
-from paceline.watch.diagnosis.speed import describe
+from paceline.watch.diagnosis.pace import describe
 
 FINDINGS = [
     Finding("run", GOOD, "1a2b is running"),

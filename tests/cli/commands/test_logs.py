@@ -18,9 +18,9 @@ from paceline.contract.files.log_times import format_mark, times_path
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.slurm.job_states.meanings import JobState
-from paceline.watch.logs.merged_log import LogLine, RunLog
-from paceline.watch.logs.run_follower import RunMonitor, follow
 from paceline.watch.records import read_record
+from paceline.watch.run_follower import RunMonitor, follow
+from paceline.watch.run_log import LogLine, RunLog
 from tests.cli.views.test_views import Terminal, folder
 
 __all__ = ["folder"]

@@ -19,9 +19,9 @@ from paceline import cli
 from paceline.contract.claims import describe_processes
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.errors import UsageError
-from paceline.watch.logs import run_follower
+from paceline.watch import run_follower
 from tests.sweep.folders import end, grid, make_sweep
-from tests.watch.records.test_records import make_run
+from tests.watch.test_records import make_run
 
 
 @pytest.fixture(autouse=True)

@@ -22,10 +22,10 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states.meanings import JobState
-from paceline.watch.logs import run_follower
-from paceline.watch.logs.escapes import keep_colours
-from paceline.watch.logs.merged_log import LogLine
+from paceline.watch import run_follower
+from paceline.watch.log_file import keep_colours
 from paceline.watch.records import read_record
+from paceline.watch.run_log import LogLine
 from tests.sweep.folders import end, grid, make_sweep
 
 

@@ -17,7 +17,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.runtime.trackers.config import plain_config
 from paceline.runtime.trackers.wandb.tracker import WandbTracker
-from paceline.watch.config import flatten, read_config
+from paceline.watch.details import flatten, read_config
 from tests.runtime.training.test_wrap import quiet
 
 

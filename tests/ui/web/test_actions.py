@@ -87,7 +87,7 @@ def test_runs_of_others_are_only_shown(
         ]
         == []
     )
-    monkeypatch.setattr("paceline.watch.records.record.OVER", set())
+    monkeypatch.setattr("paceline.watch.records.OVER", set())
     refused = post(acting, f"api/runs/{RUN}/stop", origin=origin(acting))
     assert (refused.status_code, "not yours" in refused.json()["error"]) == (400, True)
     assert not folder.cancelled.exists()

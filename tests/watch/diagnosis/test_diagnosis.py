@@ -15,8 +15,8 @@ import pytest
 
 from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.heartbeat_file import FINISHED, READY, RUNNING
-from paceline.watch.diagnosis import disk
-from paceline.watch.resume_hint import describe_start
+from paceline.watch.diagnosis import space as disk
+from paceline.watch.failure import describe_start
 from tests.watch.diagnosis.recorded_run import RecordedRun
 
 Plant = Callable[[RecordedRun], None]
@@ -715,7 +715,7 @@ def test_types_and_texts_that_mean_memory(
 
 
 def test_a_dump_that_runs_code_is_not_read(tmp_path: Path) -> None:
-    from paceline.watch.diagnosis.flight_recorder import read_dump
+    from paceline.watch.diagnosis.hang import read_dump
 
     class Harmful:
         def __reduce__(self) -> tuple[Any, ...]:

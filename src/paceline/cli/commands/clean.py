@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from paceline.cli import console, typer_options
+from paceline.cli.ended_secrets import EndedSecrets, find_ended_secrets
 from paceline.cli.json_output import print_json
 from paceline.errors import UsageError
 from paceline.launch.local.staging import Leftover, data_folders, find_leftovers, staging_request
 from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm.node_command import run_on_node
 from paceline.spec import Program, load_job
-from paceline.watch.ended_secrets import EndedSecrets, find_ended_secrets
 
 
 def command(

@@ -204,7 +204,7 @@ def inspect_allocation() -> list[Finding]:
 
 
 def describe_speed(answers: Answers) -> list[Finding]:
-    from paceline.watch.diagnosis.speed import describe_measurements
+    from paceline.watch.diagnosis.pace import describe_measurements
 
     measured = answers.measurements()
     if not measured:

@@ -30,7 +30,7 @@ from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import FILE, validate_flag
 from paceline.spec.option_table import PATH
 from paceline.spec.quantities import show_seconds
-from paceline.watch.scheduler.shared_answer import query_states
+from paceline.watch.scheduler import query_states
 
 app = typer.Typer(
     add_completion=False,

@@ -17,11 +17,11 @@ from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
 from paceline.spec.quantities import parse_seconds
-from paceline.watch.logs.log_file import LineSplitter, LogFile, Lookup
-from paceline.watch.logs.merged_log import LogLine, RunLog
-from paceline.watch.logs.rank_log import Filter
-from paceline.watch.logs.run_follower import POLL_INTERVAL, RunMonitor
-from paceline.watch.records import Record, newest_verdict, read_record
+from paceline.watch.log_file import LineSplitter, LogFile, Lookup
+from paceline.watch.records import Record, read_record
+from paceline.watch.run_follower import POLL_INTERVAL, RunMonitor
+from paceline.watch.run_log import Filter, LogLine, RunLog
+from paceline.watch.run_status import newest_verdict
 
 ALL = "all"
 

@@ -15,7 +15,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.quantities import parse_wait
 from paceline.watch.details import read_details
-from paceline.watch.index.rows import read_rows
+from paceline.watch.index import read_rows
 from paceline.watch.openmetrics import read_last_values, write_openmetrics
 from paceline.watch.records import Record, find_runs, read_records
 

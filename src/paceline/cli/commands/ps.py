@@ -20,9 +20,9 @@ from paceline.errors import UsageError
 from paceline.sweep.overview import SweepOverview, started_trials
 from paceline.sweep.results import PENDING, STATES, find_sweep, read_sweep
 from paceline.watch import origin
-from paceline.watch.index.rows import read_rows
+from paceline.watch.index import read_rows
 from paceline.watch.overview import Overview
-from paceline.watch.records import STATUSES
+from paceline.watch.run_status import STATUSES
 
 __all__ = ["COLOURS", "command"]
 

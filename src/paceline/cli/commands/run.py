@@ -119,7 +119,7 @@ def _find_run(
 def _has_consent(folder: RunFolder) -> bool:
     """Ask on a login node whether to train a run of Slurm there; raise an error if nobody can answer."""
     from paceline.slurm import commands as slurm
-    from paceline.watch.resume_hint import submit_again
+    from paceline.watch.failure import submit_again
 
     job = slurm.read_job_id(folder)
     if job is None or "SLURM_JOB_ID" in os.environ or not slurm.available():
@@ -154,12 +154,8 @@ def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
     for note in notes:
         console.say_note(note)
     code = run_agents(plan, prestarted=prestarted, after_start=after_start)
-    from paceline.watch.goodput import (  # only now: the run starts first
-        compute_goodput,
-        had_nothing_left,
-        had_session,
-        read_events,
-    )
+    from paceline.watch.events import had_nothing_left, had_session, read_events
+    from paceline.watch.goodput import compute_goodput
 
     verdict = read_verdict(folder.job_start(local_job_start_name()).verdict) or FAILED
     events = read_events(folder.events)
@@ -192,8 +188,7 @@ def _say_next(folder: RunFolder, job: Job, *, failed: bool) -> None:
     """Print how to go on, and what to type instead if the command line itself was the mistake."""
     from paceline.cli.start_mistake import explain_mistake, resume_otherwise
     from paceline.contract.checkpoint.marker import find_checkpoints
-    from paceline.watch.failure_text import is_usage_error, read_failure
-    from paceline.watch.resume_hint import describe_start
+    from paceline.watch.failure import describe_start, is_usage_error, read_failure
 
     run_id, attempts = folder.path.name, folder.attempts()
     failure = read_failure(attempts[-1]) if failed and attempts else {}

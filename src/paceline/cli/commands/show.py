@@ -12,9 +12,8 @@ from paceline.cli.on_cluster import mirrored
 from paceline.cli.views.show_facts import asked_facts, command_facts, state_facts
 from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.contract.verdict import DONE
+from paceline.watch.curves import Curves, MetricsReader
 from paceline.watch.details import RunDetails, read_details
-from paceline.watch.metrics.curves import Curves
-from paceline.watch.metrics.metrics_reader import MetricsReader
 from paceline.watch.records import Record, read_record, typed_there
 
 if TYPE_CHECKING:

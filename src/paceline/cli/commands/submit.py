@@ -15,7 +15,7 @@ from paceline.contract.typed_command import cluster, to_type
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
 from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
-from paceline.watch.resume_hint import describe_start, submit_again
+from paceline.watch.failure import describe_start, submit_again
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
@@ -229,10 +229,10 @@ def describe(submitted: Submitted, script_only: Path | None) -> None:
 def wait_until_done(folder: RunFolder, *, follow: bool) -> int:
     """Wait for the end of a run; return its status as an exit code."""
     from paceline.cli.views.log_printer import LogPrinter, WaitNotes, follow_until_over
-    from paceline.watch.goodput import had_nothing_left, read_events
-    from paceline.watch.logs.merged_log import RunLog
-    from paceline.watch.logs.run_follower import wait_until_over
-    from paceline.watch.records import killed_shell
+    from paceline.watch.events import had_nothing_left, read_events
+    from paceline.watch.run_follower import wait_until_over
+    from paceline.watch.run_log import RunLog
+    from paceline.watch.run_status import killed_shell
 
     with runs.goes_on(folder):
         if follow:

@@ -16,7 +16,7 @@ from paceline.contract.run_path import is_run_id
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError
 from paceline.ssh.request import OUTCOME
-from paceline.watch.records import LOST
+from paceline.watch.run_status import LOST
 
 if TYPE_CHECKING:
     from paceline.ssh.cluster_race_record import ClusterRaceRecord

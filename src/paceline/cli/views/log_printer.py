@@ -13,10 +13,10 @@ from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import PacelineError
 from paceline.slurm.job_states.meanings import WAITING
-from paceline.watch.logs.escapes import keep_colours
-from paceline.watch.logs.merged_log import LogLine, RunLog
-from paceline.watch.logs.run_follower import RunMonitor, follow
+from paceline.watch.log_file import keep_colours
 from paceline.watch.records import Record
+from paceline.watch.run_follower import RunMonitor, follow
+from paceline.watch.run_log import LogLine, RunLog
 
 COLOURS = [f"\033[{code}m" for code in (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)]
 ERASE = "\r\033[K"

@@ -8,8 +8,7 @@ from pathlib import Path
 from paceline.contract.run_path import list_runs_and_sweeps
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.sweep.overview import SweepOverview, read_sweep_overview
-from paceline.watch.index.parallel import spare_processes
-from paceline.watch.index.rows import read_rows
+from paceline.watch.index import read_rows, spare_processes
 from paceline.watch.overview import Overview
 
 Row = Overview | SweepOverview

@@ -13,9 +13,9 @@ from paceline.spec.quantities import brief_seconds, show_seconds
 from paceline.sweep.overview import SweepOverview
 from paceline.sweep.report.numbers import to_label
 from paceline.watch import origin
+from paceline.watch.latest import short_number
 from paceline.watch.overview import Overview
-from paceline.watch.records import OVER
-from paceline.watch.throughput import short_number
+from paceline.watch.run_status import OVER
 
 COLOURS = {
     "done": "good",

@@ -17,13 +17,12 @@ from paceline.contract.verdict import DONE, FAILED, STOPPED_EXIT
 from paceline.slurm.sbatch import known_jobs
 from paceline.spec.quantities import brief_seconds, show_seconds
 from paceline.watch import origin
-from paceline.watch.config import flatten, read_config
-from paceline.watch.goodput import read_events
-from paceline.watch.goodput.start_phases import describe_start_phases
+from paceline.watch.details import flatten, read_config
+from paceline.watch.events import describe_start_phases, read_events
+from paceline.watch.failure import describe_start, resume_command
+from paceline.watch.latest import describe_throughput
 from paceline.watch.overview import Overview
 from paceline.watch.records import Record
-from paceline.watch.resume_hint import describe_start, resume_command
-from paceline.watch.throughput import describe_throughput
 
 Events = Sequence[dict[str, Any]]
 Fact = tuple[str, str]

@@ -13,8 +13,8 @@ from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.results import PENDING, RUNNING, Sweep, read_sweep
-from paceline.watch.logs.run_follower import RunMonitor
 from paceline.watch.overview import make_overview
+from paceline.watch.run_follower import RunMonitor
 
 REFRESH = 2.0  # seconds between looks at the numbers of a run
 SWEEP_REFRESH = 5.0

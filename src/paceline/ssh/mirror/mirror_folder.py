@@ -33,7 +33,7 @@ from paceline.ssh.mirror.run_files import (
     list_files,
 )
 from paceline.ssh.mirror.write_lock import write_lock
-from paceline.watch.logs.log_file import skipped_bytes, skipped_path
+from paceline.watch.log_file import skipped_bytes, skipped_path
 
 STATE = "heard.json"
 REFRESHED = "refreshed.json"

@@ -26,8 +26,7 @@ from paceline.ssh.mirror.changes import RunChanges
 from paceline.ssh.mirror.frames import ALIVE, ERROR, FOUND, JOBS, PASS, Frame, FrameWriter
 from paceline.ssh.mirror.job_states import to_row
 from paceline.ssh.mirror.run_files import Copy
-from paceline.watch.scheduler.evidence import Evidence, read_evidence
-from paceline.watch.scheduler.shared_answer import query_states
+from paceline.watch.scheduler import Evidence, query_states, read_evidence
 
 INTERVAL = 1.0  # seconds between looks at a run that was named and changes
 LIST_INTERVAL = 3.0  # the same for one of a list

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.sweep.report.rows import Row
 from paceline.sweep.results import Sweep
-from paceline.watch.config import flatten, read_config
+from paceline.watch.details import flatten, read_config
 
 MAX_COLUMNS = 20
 

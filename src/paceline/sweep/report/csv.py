@@ -9,7 +9,7 @@ import io
 import json
 
 from paceline.sweep.results import Sweep, Trial
-from paceline.watch.config import flatten, read_config
+from paceline.watch.details import flatten, read_config
 
 BEFORE, AFTER = ("number", "state", "value"), ("seed", "seconds", "folder", "error")
 

@@ -16,7 +16,7 @@ from paceline.launch.local.parallel_runs import ParallelRuns
 from paceline.launch.run_folder import RunFolderProblem
 from paceline.spec import Flag, Job, Program
 from paceline.tools.inspect.samples import Samples, read_samples
-from paceline.watch.failure_text import describe_failure
+from paceline.watch.failure import describe_failure
 
 MODULE = "paceline.runtime.data.inspection"  # of the other half: it runs in the ranks
 RECORDS = "samples"

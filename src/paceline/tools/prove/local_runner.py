@@ -28,7 +28,7 @@ from paceline.spec import Job, Program
 from paceline.spec.typed_flags import Flag
 from paceline.tools.prove.cases import Case
 from paceline.tools.prove.records import CaseRecords, read_logged, read_ranks
-from paceline.watch.failure_text import describe_failure
+from paceline.watch.failure import describe_failure
 
 MIN_FREE = 2**16  # bytes; with less, a run can neither go on nor tell why it failed
 

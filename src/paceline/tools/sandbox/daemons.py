@@ -17,7 +17,7 @@ from paceline.tools.sandbox import configuration, database, network
 from paceline.tools.sandbox.packages import program, search_path
 from paceline.tools.sandbox.processes import Process, start
 from paceline.tools.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRecord
-from paceline.watch.scheduler.poll_interval import SANDBOX_FILE
+from paceline.watch.scheduler import SANDBOX_FILE
 
 POLL_INTERVAL = 0.5  # seconds; you share this Slurm with nobody
 START_TIMEOUT = 60.0  # seconds for a daemon to respond, even on a busy machine

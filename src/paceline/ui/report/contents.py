@@ -17,11 +17,10 @@ from paceline.launch.diff import compare_run
 from paceline.sweep.report.summary import describe_trials
 from paceline.sweep.results import Sweep, read_sweep
 from paceline.watch import origin
+from paceline.watch.curves import Curve, Curves, MetricsReader
 from paceline.watch.details import read_details
-from paceline.watch.logs.merged_log import RunLog
-from paceline.watch.metrics.curves import Curve, Curves
-from paceline.watch.metrics.metrics_reader import MetricsReader
 from paceline.watch.records import read_record
+from paceline.watch.run_log import RunLog
 
 CURVES = 160_000  # characters of all curves of a run, about
 POINT = 30  # characters of a point, about

@@ -12,8 +12,8 @@ from rich.text import Text
 from paceline.ui.terminal.plots import bar, line_plot, short_number, sparkline
 from paceline.ui.terminal.text import printable, shorten
 from paceline.ui.terminal.time_view import Line
+from paceline.watch.curves import Curve
 from paceline.watch.details import Failure, NodeDetails, RunDetails
-from paceline.watch.metrics.curves import Curve
 
 PLOT_HEIGHT = 7
 MAX_SPARKLINES = 6

@@ -10,8 +10,8 @@ from rich.text import Text
 from paceline.spec.quantities import show_seconds
 from paceline.ui.terminal.plots import divide_width
 from paceline.ui.terminal.text import printable
-from paceline.watch.details import AttemptDetails, GoodputDetails, RunDetails, Span
-from paceline.watch.goodput import SHARES, UNMEASURED
+from paceline.watch.details import AttemptDetails, GoodputDetails, RunDetails
+from paceline.watch.goodput import SHARES, UNMEASURED, Span
 
 Line = tuple[str, Text]  # a label and what stands beside it
 

@@ -34,7 +34,7 @@ from paceline.ui.web.run_actions import VERBS, act, allowed_verbs
 from paceline.ui.web.run_reader import RunReader
 from paceline.watch import origin
 from paceline.watch.records import QueryStates
-from paceline.watch.scheduler.shared_answer import query_states
+from paceline.watch.scheduler import query_states
 
 MAX_READERS = 48  # runs whose curves are kept
 MAX_TAIL = 5000  # lines of a log in one answer

@@ -13,9 +13,8 @@ from paceline.slurm.job_states.meanings import WAITING, JobState
 from paceline.slurm.node_use import PartitionUse
 from paceline.watch import origin
 from paceline.watch.overview import Overview
-from paceline.watch.scheduler.node_answer import query_node_use
-from paceline.watch.scheduler.pending_reasons import expected_start, explain_reason
-from paceline.watch.scheduler.shared_answer import query_queue
+from paceline.watch.reasons import expected_start, explain_reason
+from paceline.watch.scheduler import query_node_use, query_queue
 
 MAX_JOBS = 1000
 NOTHING: Mapping[str, Any] = MappingProxyType(

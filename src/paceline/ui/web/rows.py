@@ -16,9 +16,10 @@ from paceline.sweep.overview import SweepOverview, SweepOverviews
 from paceline.ui.web.json_text import encode
 from paceline.ui.web.lookup import find_sweeps, find_trials
 from paceline.watch import origin
-from paceline.watch.index.rows import read_rows
+from paceline.watch.index import read_rows
 from paceline.watch.overview import Overview
-from paceline.watch.records import LOST, QueryStates, find_runs
+from paceline.watch.records import QueryStates, find_runs
+from paceline.watch.run_status import LOST
 
 INTERVAL = 1.0  # seconds between reads of the runs that are not over, at least
 LISTING_INTERVAL = 20.0  # seconds after which all runs are listed even if no folder has changed

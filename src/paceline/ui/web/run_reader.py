@@ -11,11 +11,11 @@ from threading import Lock
 from typing import Any
 
 from paceline.contract.run_folder import RunFolder
+from paceline.watch.curves import Curve, Curves, MetricsReader
 from paceline.watch.details import read_details
-from paceline.watch.logs.merged_log import LogLine, RunLog
-from paceline.watch.metrics.curves import Curve, Curves
-from paceline.watch.metrics.metrics_reader import MetricsReader
-from paceline.watch.records import QueryStates, newest_verdict, read_record
+from paceline.watch.records import QueryStates, read_record
+from paceline.watch.run_log import LogLine, RunLog
+from paceline.watch.run_status import newest_verdict
 
 MAX_BATCHES = 30  # kept for pages that lost their connection for a moment
 MAX_LINES = 2000  # of a log, in one batch

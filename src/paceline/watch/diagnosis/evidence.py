@@ -25,9 +25,15 @@ from paceline.contract.processes.stacks import Stack, read_stack
 from paceline.contract.run_folder import AttemptFolder, RunFolder
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
-from paceline.watch.failure_text import read_failure
-from paceline.watch.node_usage import NodeUsage, read_node_usage
-from paceline.watch.rank_samples import RankSample, clean_sample, newest_samples, read_ranks
+from paceline.watch.failure import read_failure
+from paceline.watch.node_usage import (
+    NodeUsage,
+    RankSample,
+    clean_sample,
+    newest_samples,
+    read_node_usage,
+    read_ranks,
+)
 from paceline.watch.records import Record
 
 Event = dict[str, Any]

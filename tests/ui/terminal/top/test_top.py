@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_read_hides_no_other(
         return real(record)
 
     monkeypatch.setattr(reader, "make_overview", make)
-    monkeypatch.setattr("paceline.watch.index.rows.make_overview", make)
+    monkeypatch.setattr("paceline.watch.index.make_overview", make)
 
     async def work(screen: Screen) -> None:
         await screen.until("1 over", "20260101-120000-0000")

@@ -13,9 +13,9 @@ from paceline.slurm.job_states import squeue_and_sacct
 from paceline.ui.terminal.top.data.rows import Row
 from paceline.ui.terminal.top.text.words import plain
 from paceline.watch import origin
+from paceline.watch.failure import resume_command
 from paceline.watch.overview import Overview
 from paceline.watch.records import read_record
-from paceline.watch.resume_hint import resume_command
 
 
 @dataclass(frozen=True)

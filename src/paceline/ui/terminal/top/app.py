@@ -40,7 +40,7 @@ from paceline.ui.terminal.top.text.words import plain
 from paceline.watch import origin
 from paceline.watch.details import RunDetails
 from paceline.watch.records import QueryStates
-from paceline.watch.scheduler.shared_answer import query_states
+from paceline.watch.scheduler import query_states
 
 LIST_INTERVAL, RUN_INTERVAL = 5.0, 1.0  # seconds
 SEARCH, FILTER = "search the log: ", "filter runs: "

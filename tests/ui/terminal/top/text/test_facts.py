@@ -8,6 +8,7 @@ from dataclasses import replace
 from paceline.ui.terminal.top.screens import help_text
 from paceline.ui.terminal.top.text.curve import plot
 from paceline.ui.terminal.top.text.facts import attempts, facts, heading
+from paceline.watch.curves import Curve
 from paceline.watch.details import (
     AttemptDetails,
     Failure,
@@ -16,7 +17,6 @@ from paceline.watch.details import (
     RankDetails,
     RunDetails,
 )
-from paceline.watch.metrics.curves import Curve
 from tests.ui.terminal.top.data.test_rows import RUN
 
 GB = 2**30

@@ -17,7 +17,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.sweep.overview import SweepOverview, SweepOverviews, find_sweeps, started_trials
 from paceline.sweep.report.numbers import to_label
 from paceline.ui.terminal.top.data.points import read_point
-from paceline.watch.index.rows import read_rows
+from paceline.watch.index import read_rows
 from paceline.watch.overview import Overview, make_overview
 from paceline.watch.records import QueryStates, find_runs, read_records
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from paceline.contract.run_folder import RunFolder
 from paceline.ui.terminal.top.data.points import read_point
 from paceline.ui.terminal.top.data.reader import newest_change
+from paceline.watch.curves import Curve, Curves, MetricsReader
 from paceline.watch.details import RunDetails, read_details, renew_numbers
-from paceline.watch.logs.merged_log import LogLine, RunLog
-from paceline.watch.metrics.curves import Curve, Curves
-from paceline.watch.metrics.metrics_reader import MetricsReader
 from paceline.watch.overview import Overview
 from paceline.watch.records import QueryStates, Record, read_record
+from paceline.watch.run_log import LogLine, RunLog
 
 NUMBERS_INTERVAL = 2.0  # seconds between new numbers, and between drawings of the curves
 DETAILS_INTERVAL = 8.0  # seconds between reads of what nodes and events say

@@ -12,7 +12,7 @@ from textual.events import Resize
 from paceline.ui.terminal.top.data.selected_run import MAX_LINES
 from paceline.ui.terminal.top.panes.lines import Lines
 from paceline.ui.terminal.top.text.words import plain
-from paceline.watch.logs.merged_log import LogLine
+from paceline.watch.run_log import LogLine
 
 RANK_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 

@@ -22,8 +22,8 @@ from paceline.ui.terminal.top.text.columns import status_style
 from paceline.ui.terminal.top.text.curve import plot
 from paceline.ui.terminal.top.text.facts import facts
 from paceline.ui.terminal.top.text.words import plain
+from paceline.watch.curves import Curve
 from paceline.watch.details import RunDetails
-from paceline.watch.metrics.curves import Curve
 
 # lines of a plot that shares the pane with others, and how many there may be
 MIN_PLOT, MAX_PLOTS = 9, 4

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from paceline.ui.terminal.plots import line_plot, short_number
 from paceline.ui.terminal.top.text.words import plain
-from paceline.watch.metrics.curves import Curve
+from paceline.watch.curves import Curve
 
 FRAME = 3  # lines of a plot besides the curve: title, axis, steps
 

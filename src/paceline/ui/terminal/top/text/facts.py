@@ -17,7 +17,7 @@ from paceline.ui.terminal.top.text.words import duration, plain
 from paceline.watch import origin
 from paceline.watch.details import AttemptDetails, Failure, GoodputDetails, RunDetails
 from paceline.watch.overview import Overview
-from paceline.watch.records import BY_YOU
+from paceline.watch.reasons import BY_YOU
 
 TRACEBACK_LINES = 12
 MIN_BAR = 5

@@ -1,0 +1,443 @@
+"""What a script has passed to `run.config`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.checkpoint.score import find_best
+from paceline.contract.files.foreign_records import parse_object, read_bounded, read_object
+from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
+from paceline.contract.quote import quote
+from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
+from paceline.contract.typed_command import cluster, to_type, type_again
+from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, read_verdict
+from paceline.watch import origin
+from paceline.watch.failure import failure_text, read_failure, resume_command
+from paceline.watch.goodput import Goodput, Span, read_goodput
+from paceline.watch.node_usage import (
+    NodeUsage,
+    newest_samples,
+    read_node_usage,
+    read_ranks,
+    slow_ranks,
+)
+from paceline.watch.overview import Overview, make_overview
+from paceline.watch.records import Record, typed_there
+
+
+def read_config(folder: RunFolder) -> dict[str, Any]:
+    """Return the settings of a run; empty if its script has passed none."""
+    try:
+        return parse_object(read_bounded(folder.config))
+    except (OSError, ValueError):
+        return {}
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under names such as `model.width`."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= (
+            flatten(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
+    return found
+
+
+def finite(value: Any) -> Any:
+    """Return a value for JSON, which has no NaN and no infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return value
+
+
+CANCELLED = "cancelled"  # the status of a run
+MAX_TRACEBACK = 20_000  # characters at its end
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of an attempt. `rank` is None if the launch itself failed."""
+
+    attempt: int
+    rank: int | None
+    host: str
+    text: str
+    where: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class AttemptDetails:
+    """One try at running the ranks. Times are in seconds since 1970."""
+
+    number: int
+    job_start: str
+    began: float | None
+    ended: float | None  # None while it runs
+    verdict: str  # done, stopped, cancelled or failed; empty while it runs, or if it was killed
+    failure: Failure | None
+    reason: str = ""  # why it was asked to stop, such as its time limit
+
+
+@dataclass(frozen=True)
+class JobStartDetails:
+    """One start of a batch job, which may be requeued, or of a local run."""
+
+    name: str
+    job: str  # empty for a local run
+    nodes: str
+    began: float
+    ended: float | None  # None for the last one of a run that is not over
+    verdict: str
+
+
+def read_attempts(
+    folder: RunFolder,
+    goodput: Goodput,
+    *,
+    is_over: bool,
+    status: str,
+    events: Iterable[dict[str, Any]] = (),
+) -> list[AttemptDetails]:
+    """Return all attempts, oldest first. The last one of a run that was cancelled was cancelled,
+    too.
+    """
+    attempts = folder.attempts()
+    newest = attempts[-1].number if attempts else 0
+    reasons = _stop_reasons(events)
+    found = []
+    for attempt in attempts:
+        spans = [span for span in goodput.timeline if span.attempt == attempt.number]
+        runs = not is_over and attempt.number == newest and not read_verdict(attempt.verdict)
+        each = _read_attempt(attempt, spans, runs=runs)
+        stopped = each.failure is None and each.verdict in ("", STOPPED)
+        found.append(replace(each, reason=reasons.get(each.number, "")) if stopped else each)
+    if status == CANCELLED and found and found[-1].verdict in ("", STOPPED):
+        found[-1] = replace(found[-1], verdict=CANCELLED)
+    return found
+
+
+def _stop_reasons(events: Iterable[dict[str, Any]]) -> dict[int, str]:
+    """Return why attempts were asked to stop, as their head agents said: the first request
+    counts.
+    """
+    found: dict[int, str] = {}
+    current = 0
+    for event in events:
+        if event["event"] in ("launch", "ranks"):
+            current = max(current, event.get("attempt", 0))
+        elif event["event"] == "stop_requested" and isinstance(event.get("by"), str):
+            found.setdefault(current, event["by"])
+    return found
+
+
+def _read_attempt(attempt: AttemptFolder, spans: Sequence[Span], *, runs: bool) -> AttemptDetails:
+    try:
+        job_start = attempt.start.read_text(encoding="utf-8").split()[0]
+    except (OSError, ValueError, IndexError):
+        job_start = ""
+    failure = read_failure(attempt)
+    return AttemptDetails(
+        number=attempt.number,
+        job_start=job_start,
+        began=spans[0].began if spans else None,
+        ended=spans[-1].ended if spans and not runs else None,
+        verdict=read_verdict(attempt.verdict) or "",
+        failure=_failure(attempt, failure) if failure else None,
+    )
+
+
+def _failure(attempt: AttemptFolder, failure: dict[str, Any]) -> Failure:
+    rank, traceback = failure.get("rank"), ""
+    if rank is not None:
+        try:
+            traceback = str(read_object(attempt.error(rank)).get("traceback", ""))[-MAX_TRACEBACK:]
+        except (OSError, ValueError):
+            traceback = ""
+    host, where = str(failure.get("host", "")), str(failure.get("where", ""))
+    return Failure(attempt.number, rank, host, failure_text(failure), where, traceback)
+
+
+def read_job_starts(
+    folder: RunFolder, goodput: Goodput, *, is_over: bool, status: str
+) -> list[JobStartDetails]:
+    """Return all job starts whose agents have arrived, oldest first."""
+    found = []
+    for start in goodput.job_starts:
+        is_newest = start is goodput.job_starts[-1]
+        # The name is from an event, which may be anybody's: it must not be a path.
+        known = start.name and "/" not in start.name and start.name not in (".", "..")
+        verdict = read_verdict(folder.job_start(start.name).verdict) if known else None
+        job = "" if start.name.startswith("pid-") else start.name.rpartition("-")[0]
+        ended = None if is_newest and not is_over else start.ended
+        if is_newest and status == CANCELLED and verdict in (None, STOPPED):
+            verdict = CANCELLED
+        found.append(
+            JobStartDetails(start.name, job, start.nodes, start.began, ended, verdict or "")
+        )
+    return found
+
+
+MAX_SAMPLES = 200  # of a node, evenly spaced
+STARTING = "starting"
+STATES = {
+    ABSENT: STARTING,
+    READY: STARTING,
+    RUNNING: "running",
+    SAVED_AND_STOPPED: "stopped",
+    FINISHED: "finished",
+}
+ENDED = {DONE: "finished", DONE_UNSAVED: "finished", STOPPED: "stopped"}  # by the status of the run
+
+
+@dataclass(frozen=True)
+class RankDetails:
+    """A rank, as its agent saw it last."""
+
+    rank: int
+    host: str
+    state: str  # starting, running, stopped, finished, or ended with a run that was not done
+    step: int
+    seconds_per_step: float
+    waited: float  # seconds, for data, since its first step
+    age: float | None  # seconds since its last heartbeat, at the time of the sample
+    is_slow: bool
+    seen: float | None = None  # when its agent took the sample
+
+
+@dataclass(frozen=True)
+class NodeDetails:
+    """A node of the run: what it has, and its newest samples (time, cpu, memory, gpus, ...)."""
+
+    node: int
+    host: str
+    cores: int | None
+    memory: int | None  # bytes
+    gpus: list[dict[str, Any]]  # name, memory
+    samples: list[dict[str, Any]]
+
+
+def make_nodes(usage: Sequence[NodeUsage]) -> list[NodeDetails]:
+    return [_node(each) for each in usage]
+
+
+def make_ranks(usage: Sequence[NodeUsage]) -> list[RankDetails]:
+    """Return the ranks of the newest job start."""
+    samples = read_ranks(newest_samples(each) for each in usage)
+    slow = slow_ranks(samples)
+    found = []
+    for rank, known in samples.items():
+        last = known[-1]
+        found.append(
+            RankDetails(
+                rank,
+                last.host,
+                STATES.get(last.state, "running"),
+                last.step,
+                last.seconds_per_step,
+                last.waited,
+                last.age,
+                is_slow=rank in slow,
+                seen=last.time,
+            )
+        )
+    return found
+
+
+def settle_ranks(
+    ranks: Sequence[RankDetails], run: Overview, goodput: Goodput
+) -> list[RankDetails]:
+    """Return the ranks as they are now: agents take samples at intervals, and none after the end of
+    a run.
+
+    A script without the runtime has no heartbeats, so nobody sees that its ranks have started.
+    """
+    if run.is_over:
+        return [_ended(rank, run) for rank in ranks]
+    runs = bool(goodput.timeline) and goodput.timeline[-1].kind == "running"
+    return [
+        replace(rank, state="running") if runs and rank.state == STARTING else rank
+        for rank in ranks
+    ]
+
+
+def _ended(rank: RankDetails, run: Overview) -> RankDetails:
+    """Return a rank at the end of its run. One that failed may have lagged behind, as the last
+    sample saw it.
+    """
+    state = ENDED.get(run.status, "ended")
+    is_behind = state != "ended" or rank.state == STARTING
+    return replace(
+        rank, state=state, step=max(rank.step, run.step or 0) if is_behind else rank.step
+    )
+
+
+def _node(usage: NodeUsage) -> NodeDetails:
+    gpus = usage.details.get("gpus")
+    cores, memory = usage.details.get("cores"), usage.details.get("memory_total")
+    return NodeDetails(
+        usage.node,
+        usage.host,
+        cores if isinstance(cores, int) else None,
+        memory if isinstance(memory, int) else None,
+        [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else [],
+        _thin(usage.samples),
+    )
+
+
+def _thin(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return at most so many samples, the last one among them. Those of ranks are in `ranks`."""
+    every = max(1, -(-len(samples) // MAX_SAMPLES))
+    kept = [*samples[::-1]][::every][::-1]
+    return [{name: value for name, value in sample.items() if name != "ranks"} for sample in kept]
+
+
+MAX_NODES = 64
+
+
+@dataclass(frozen=True)
+class GoodputDetails:
+    """Where the time went. The seconds sum to the wall time, and those of parts to their
+    category.
+    """
+
+    seconds: dict[str, float]
+    total: float
+    parts: dict[str, dict[str, float]]  # of `starting` and `training`
+    failures: int
+    seconds_between_failures: float | None
+
+
+@dataclass(frozen=True)
+class CheckpointDetails:
+    step: int
+    is_best: bool
+
+
+@dataclass(frozen=True)
+class RunDetails:
+    """A run with everything that its folder tells, except its metrics and logs."""
+
+    overview: Overview
+    place: str  # its folder; of a run on a cluster, with the cluster
+    command: str
+    config: dict[str, Any]  # flat: `model.width`
+    settings: dict[str, Any]  # the resolved tables of paceline.toml and flags
+    code: dict[str, Any]
+    attempts: list[AttemptDetails]
+    job_starts: list[JobStartDetails]
+    failure: Failure | None  # of the newest attempt that failed
+    timeline: list[Span]
+    goodput: GoodputDetails
+    nodes: list[NodeDetails]
+    ranks: list[RankDetails]
+    checkpoints: list[CheckpointDetails]
+    commands: dict[str, str]  # what to type: repeat, resume, logs, fetch, cancel
+
+    def to_json(self) -> dict[str, Any]:
+        values: dict[str, Any] = finite(asdict(self))
+        return values
+
+
+def read_details(record: Record) -> RunDetails:
+    """Read all that a run's folder tells, except its metrics and logs."""
+    folder, details = record.folder, record.details
+    usage = read_node_usage(folder, max_nodes=MAX_NODES)
+    goodput = read_goodput(
+        folder, record.events, is_over=record.is_over, is_waiting=record.is_waiting
+    )
+    with typed_there(folder):
+        typed = type_again(details)
+    found = find_checkpoints(folder.path)
+    best = find_best(found)
+    attempts = read_attempts(
+        folder, goodput, is_over=record.is_over, status=record.status, events=record.events
+    )
+    overview = make_overview(record)
+    return RunDetails(
+        overview=overview,
+        place=origin.place(folder.path),
+        command=typed,
+        config=flatten(read_config(folder)),
+        settings=dict(details.get("spec") or {}),
+        code=dict(details.get("code") or {}),
+        attempts=attempts,
+        job_starts=read_job_starts(folder, goodput, is_over=record.is_over, status=record.status),
+        failure=next((each.failure for each in reversed(attempts) if each.failure), None),
+        timeline=goodput.timeline,
+        goodput=_describe_goodput(goodput),
+        nodes=make_nodes(usage),
+        ranks=settle_ranks(make_ranks(usage), overview, goodput),
+        checkpoints=[
+            CheckpointDetails(step, best is not None and best[0] == step)
+            for step in (checkpoint_step(path.name) for path in reversed(found))
+            if step is not None
+        ],
+        commands=_commands(record),
+    )
+
+
+def renew_numbers(details: RunDetails, record: Record) -> RunDetails:
+    """Return details with the numbers of now: progress and goodput, but not what nodes and
+    checkpoints say.
+    """
+    goodput = read_goodput(
+        record.folder, record.events, is_over=record.is_over, is_waiting=record.is_waiting
+    )
+    return replace(details, overview=make_overview(record), goodput=_describe_goodput(goodput))
+
+
+def _describe_goodput(goodput: Goodput) -> GoodputDetails:
+    return GoodputDetails(
+        dict(goodput.seconds),
+        goodput.total,
+        goodput.parts,
+        goodput.failures,
+        goodput.seconds_between_failures,
+    )
+
+
+def _commands(record: Record) -> dict[str, str]:
+    """Return what to type to do more with a run."""
+    name = record.folder.key
+    # these are here, also of a run that was fetched
+    commands = {"logs": to_type(f"logs {quote(name)}")}
+    if cluster() and record.is_over:
+        commands["fetch"] = to_type(f"fetch {quote(name)}")
+    with typed_there(record.folder):
+        return _commands_there(record, commands)
+
+
+def _commands_there(record: Record, commands: dict[str, str]) -> dict[str, str]:
+    name, details = record.folder.key, record.details
+    earlier = [each for each in details.get("earlier", []) if isinstance(each, dict)]
+    first = [*earlier, details][0]  # later ones may only resume it
+    command, cwd = first.get("command"), details.get("cwd")
+    is_elsewhere = bool(cluster())
+    if (
+        isinstance(command, list)
+        and not _is_trial(record)
+        and not (is_elsewhere and command[1:2] != ["submit"])
+    ):
+        place = f"cd {quote(cwd)} && " if isinstance(cwd, str) and not is_elsewhere else ""
+        commands = {"repeat": place + type_again(first), **commands}
+    if not record.is_over:
+        commands["cancel"] = to_type(f"cancel {quote(name)}")
+    elif record.status != DONE:
+        commands["resume"] = resume_command(record.folder, job=record.job)
+    return commands
+
+
+def _is_trial(record: Record) -> bool:
+    return record.folder.path.parent.name == TRIALS

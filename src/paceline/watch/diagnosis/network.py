@@ -1,0 +1,378 @@
+"""Who has not arrived, why not, and who was lost on the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
+from paceline.contract.processes.probe_answer import NodeAnswer
+from paceline.contract.typed_command import to_type
+from paceline.contract.verdict import DONE, FAILED
+from paceline.spec.quantities import show_seconds
+from paceline.watch.diagnosis.evidence import AgentEvidence, Evidence
+from paceline.watch.run_status import newest_verdict
+
+DOCS = "docs/troubleshooting.md"
+MAX_NAMED = 8
+GONE = ("", "Z", "X")  # the kernel's state letter of a process that does not run any more
+
+
+def check_arrival(evidence: Evidence) -> list[Finding]:
+    """Name the agents that have not joined, each with the reason."""
+    agents, expected = evidence.agents, evidence.expected
+    if not agents:
+        return []
+    if all(index in agents and agents[index].joined for index in range(expected)):
+        hosts = {agent.host: f"{agent.host} ({agent.address})" for agent in agents.values()}
+        # `paceline run --nodes 2` has all of its agents on one machine.
+        count = expected if evidence.record.job is None else len(hosts)
+        where = ", all on" if count > len(hosts) else ":"
+        text = f"{count} of {count} have joined{where} {_list(hosts.values())}"
+        return [Finding("nodes", GOOD, text)]
+    missing = [index for index in range(expected) if index not in agents]
+    blocked = [
+        agent for agent in agents.values() if agent.unreachable is not None and not agent.joined
+    ]
+    found = [_absent(evidence, missing)] if missing and not _is_over_with(evidence, blocked) else []
+    return [*found, *(_blocked(agent, evidence) for agent in _one_per_host(blocked))]
+
+
+def _is_over_with(evidence: Evidence, blocked: list[AgentEvidence]) -> bool:
+    """Whether the agents that are missing may have been ended before they could say anything."""
+    return bool(blocked) and evidence.record.is_over
+
+
+def _absent(evidence: Evidence, missing: list[int]) -> Finding:
+    hosts = list(dict.fromkeys(evidence.host_of_agent(index) for index in missing))
+    here = [agent.host for agent in evidence.agents.values()]
+    head = evidence.agents.get(0)
+    since = (
+        f", the first one {evidence.now - float(head.node.get('time', 0)):.0f} s ago"
+        if head
+        else ""
+    )
+    facts = [
+        f"{_list(dict.fromkeys(here))} started{since if evidence.is_live else ''}",
+        f"events/ has nothing from agent {_list(str(index) for index in missing)}",
+    ]
+    if evidence.batch_log and (lines := _mentions(evidence.batch_log, hosts)):
+        facts.append(f"slurm.log: {lines[-1]}")
+    return Finding(
+        "nodes",
+        PROBLEM,
+        f"No agent has started on {_list(hosts)}: the others wait for it.",
+        f"Check the node: sinfo -R -n {','.join(hosts)}; or open a shell there: `paceline shell "
+        "RUN --node "
+        f"{hosts[0]}`. To continue without it, add --exclude {','.join(hosts)}.",
+        evidence=tuple(facts),
+        docs=f"{DOCS}#a-node-has-not-joined",
+    )
+
+
+def _mentions(text: str, hosts: Iterable[str]) -> list[str]:
+    return [
+        line.strip()[:200]
+        for line in text.splitlines()
+        if any(host in line for host in hosts) and "error" in line
+    ]
+
+
+def _one_per_host(agents: list[AgentEvidence]) -> list[AgentEvidence]:
+    return list({agent.host: agent for agent in agents}.values())
+
+
+def _blocked(agent: AgentEvidence, evidence: Evidence) -> Finding:
+    """Say what stands between an agent and the head agent."""
+    event = agent.unreachable or {}
+    address, error = str(event.get("address", "?")), str(event.get("error", "?"))
+    host, _, port = address.rpartition(":")
+    resolved = [str(each) for each in event.get("resolved") or []]
+    head = evidence.agents.get(0)
+    facts = [
+        f"{agent.host} ({agent.addresses}) cannot connect to {address}: {error}",
+        f"on {agent.host}, {host} is {_list(resolved) or 'unknown'}"
+        + (f", over interface {event['interface']}" if event.get("interface") else ""),
+    ]
+    if head is not None:
+        facts.append(f"the head node {head.host} has {head.addresses}, and listens on port {port}")
+    if not resolved:
+        return Finding(
+            "name",
+            PROBLEM,
+            f"{agent.host} cannot resolve the name of the head node, {host}.",
+            f"Check `getent hosts {host}` there. Until it works, exclude the node: --exclude "
+            f"{agent.host}.",
+            evidence=tuple(facts),
+            docs=f"{DOCS}#a-node-has-not-joined",
+        )
+    known = set((head.node.get("interfaces") or {}).values()) if head else set()
+    if known and not known & set(resolved):
+        return Finding(
+            "address",
+            PROBLEM,
+            f"{agent.host} resolves {host} to {resolved[0]}, which is not an address of that node.",
+            f"Correct /etc/hosts or DNS on {agent.host}, or exclude the node: --exclude "
+            f"{agent.host}.",
+            evidence=tuple(facts),
+            docs=f"{DOCS}#the-wrong-interface-or-address",
+        )
+    if event.get("answers"):
+        facts.append(f"{resolved[0]} answers on other ports")
+        return Finding(
+            "firewall",
+            PROBLEM,
+            f"A firewall blocks port {port} between {agent.host} and {host}.",
+            "Ask your administrators to open all TCP ports between compute nodes: ranks choose "
+            "theirs at random.",
+            evidence=tuple(facts),
+            docs=f"{DOCS}#a-firewall",
+        )
+    return Finding(
+        "network",
+        PROBLEM,
+        f"{agent.host} cannot reach {host} at all: the network between them is down.",
+        f"Check the link with `ping {resolved[0]}` on {agent.host}. To continue without the node, "
+        "add --exclude"
+        f" {agent.host}.",
+        evidence=tuple(facts),
+        docs=f"{DOCS}#a-node-was-lost",
+    )
+
+
+def check_answers(evidence: Evidence) -> list[Finding]:
+    """Name the nodes of a live run that do not answer, although others do."""
+    silent = {each.host: each.problem for each in evidence.answers if each.problem}
+    answered = [each.host for each in evidence.answers if not each.problem]
+    if not silent:
+        return (
+            [Finding("answers", GOOD, f"from {_list(answered)}, next to the ranks")]
+            if answered
+            else []
+        )
+    if not answered:
+        return [
+            Finding("answers", GOOD, f"no node could be asked: {next(iter(silent.values()))[:200]}")
+        ]
+    hosts = _list(silent)
+    return [
+        Finding(
+            "node",
+            PROBLEM,
+            f"{hosts} is not responding: it is down or disconnected.",
+            f"Check the node: sinfo -R -n {','.join(silent)}. To continue without it, add --exclude"
+            f" {','.join(silent)}.",
+            evidence=(
+                *(f"{host}: {problem[:200]}" for host, problem in silent.items()),
+                f"{_list(answered)} answers",
+            ),
+            docs=f"{DOCS}#a-node-was-lost",
+        )
+    ]
+
+
+def check_silence(evidence: Evidence) -> list[Finding]:
+    """Tell whether Slurm takes a dead job for a running one."""
+    record, silence = evidence.record, evidence.record.silence
+    if silence is None or record.state is None:
+        return []
+    facts = [f"the run's agents have written nothing for {show_seconds(silence)}"]
+    alive = [each.host for each in evidence.answers if _has_ranks(each)]
+    if alive:
+        return [
+            Finding(
+                "agents",
+                WARNING,
+                f"The ranks on {_list(alive)} are alive, but their agents write nothing.",
+                f"Check that {alive[0]} can write to the run folder: `paceline shell RUN --node "
+                f"{alive[0]}`.",
+                evidence=tuple(facts),
+                docs=f"{DOCS}#no-sign-of-life",
+            )
+        ]
+    facts += [
+        f"{each.host}: {each.problem[:200] or 'no rank of the run is there'}"
+        for each in evidence.answers
+    ]
+    otherwise = (
+        f" If Slurm refuses: `scancel {record.job}`, then "
+        f"`{to_type(f'submit --resume {record.run_id}')}`."
+    )
+    what = (
+        "Restart it from its newest checkpoint"
+        if newest_verdict(record.folder) not in (DONE, FAILED)
+        else "End it"
+    )
+    return [
+        Finding(
+            "job",
+            PROBLEM,
+            f"Slurm shows job {record.job} as running, but {record.state.nodes} gives no sign of "
+            "life.",
+            f"{what}: {record.restart_command}.{otherwise * record.restarts_by_requeue}",
+            evidence=tuple(facts[:MAX_NAMED]),
+            docs=f"{DOCS}#no-sign-of-life",
+        )
+    ]
+
+
+def _has_ranks(answer: NodeAnswer) -> bool:
+    rows = answer.answer.get("ranks")
+    known = (
+        [row for row in rows if isinstance(row, list) and len(row) > 4]
+        if isinstance(rows, list)
+        else []
+    )
+    return any(row[4] not in GONE for row in known)
+
+
+def check_lost(evidence: Evidence) -> list[Finding]:
+    """Name the node that was lost during an attempt, and whether it lived on."""
+    host, fact = _lost_host(evidence)
+    if not host:
+        return []
+    lost = next((agent for agent in evidence.agents.values() if agent.host == host), None)
+    facts = [fact]
+    hint = f"Check the node: sinfo -R -n {host}. A submitted run is requeued without this node."
+    docs = f"{DOCS}#a-node-was-lost"
+    others = (
+        ""
+        if lost is None
+        else _list(str(event.get("host")) for event in lost.lost) or _lost_early(lost)
+    )
+    if lost is not None and others:
+        facts.append(f"the agent on {host} was still running: it lost {others} in turn")
+        facts.append(f"{host} uses {lost.addresses}")
+        text = f"The network connection to {host} was lost: the node was up but unreachable."
+        return [Finding("network", PROBLEM, text, hint, evidence=tuple(facts), docs=docs)]
+    facts.append(f"the agent on {host} wrote nothing more")
+    text = f"{host} was lost: it went down or lost its network connection."
+    return [Finding("node", PROBLEM, text, hint, tuple(facts), docs)]
+
+
+def _lost_host(evidence: Evidence) -> tuple[str, str]:
+    """Return the node that was lost in the newest attempt or before it began, and how we know."""
+    if evidence.failure.get("cause") == "lost":
+        number = evidence.attempt.number if evidence.attempt else "?"
+        return str(
+            evidence.failure.get("host", "?")
+        ), f"attempt {number}: {evidence.failure.get('message', '')}"
+    head = evidence.agents.get(0)
+    host = _lost_early(head) if head is not None else ""
+    return host, str((head.failed or {}).get("reason", "")) if head is not None else ""
+
+
+def _lost_early(agent: AgentEvidence) -> str:
+    """Return the node that an agent lost before an attempt began."""
+    return str((agent.failed or {}).get("lost_host", ""))
+
+
+def _list(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
+    return ", ".join(known[:MAX_NAMED]) + more
+
+
+INTERFACES_DOCS = "docs/troubleshooting.md#the-wrong-interface-or-address"
+_VIRTUAL = re.compile(r"^(lo|docker|virbr|veth|br-|cni|flannel|cali)")
+# What gloo, NCCL and our communication check say if ranks cannot connect.
+COMMUNICATION = re.compile(
+    r"connectFullMesh|first all-reduce|could not reach the other ranks|Unable to find "
+    r"address|Unable to find interface"
+    r"|gloo.*(connect|timed out|Timeout)|NCCL.*(unhandled system error|Bootstrap|socket|no socket "
+    r"interface)"
+    r"|no interface|Timed out waiting \d+ms for (send|recv) operation|enforce fail.*gloo/transport",
+    re.IGNORECASE,
+)
+
+
+def check_interfaces(evidence: Evidence) -> list[Finding]:
+    """Compare the interface that the user has chosen with the one that leads to the other nodes."""
+    agents = [agent for agent in evidence.agents.values() if agent.network is not None]
+    if not agents:
+        return []
+    by_host = {agent.host: agent for agent in agents}
+    failed = is_communication_failure(evidence)
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        wrong = {
+            host: reason
+            for host, agent in by_host.items()
+            if (reason := _reason(agent, variable, failed))
+        }
+        if wrong:
+            return [_finding(variable, wrong, by_host)]
+    used = ", ".join(f"{host} {_effective(agent)}" for host, agent in list(by_host.items())[:8])
+    return [Finding("interface", GOOD, f"the ranks use {used}")]
+
+
+def is_communication_failure(evidence: Evidence) -> bool:
+    return any(
+        COMMUNICATION.search(str(evidence.failure.get(key, "")))
+        for key in ("message", "traceback", "last_line")
+    )
+
+
+def _reason(agent: AgentEvidence, variable: str, failed: bool) -> str:
+    """Return what is wrong with the user's choice on a node; empty if nothing is known to be."""
+    network = agent.network or {}
+    chosen = (network.get("set") or {}).get(variable)
+    known, route = agent.node.get("interfaces") or {}, network.get("interface")
+    if not chosen or chosen.startswith("^"):
+        return ""
+    names = [name for name in known if _matches(name, chosen)]
+    have = ", ".join(f"{name} {address}" for name, address in known.items())
+    if not names:
+        return f"{agent.host} has no interface {chosen}, only {have}"
+    if route is None or route in names:
+        return ""
+    if all(_VIRTUAL.match(name) for name in names):
+        return (
+            f"{agent.host}: {names[0]} does not lead to other nodes; the way to "
+            f"{network.get('peer')} is {route}"
+        )
+    if failed:
+        return (
+            f"{agent.host}: {names[0]} has {known[names[0]]}, but the way to "
+            f"{network.get('peer')} is {route}"
+        )
+    return ""
+
+
+def _matches(name: str, chosen: str) -> bool:
+    """Whether a list such as `=eth0` (exactly), `eth` (a prefix) or `ib0,ib1` includes an
+    interface.
+    """
+    for each in chosen.split(","):
+        wanted = each.strip().partition(":")[0]
+        if name == wanted.removeprefix("=") or (
+            not wanted.startswith("=") and wanted and name.startswith(wanted)
+        ):
+            return True
+    return False
+
+
+def _finding(variable: str, wrong: dict[str, str], by_host: dict[str, AgentEvidence]) -> Finding:
+    first = by_host[next(iter(wrong))].network or {}
+    chosen, route = (first.get("set") or {}).get(variable), first.get("interface")
+    use = f"Leave {variable} out, and Paceline chooses the interface that leads to the other nodes"
+    return Finding(
+        "interface",
+        PROBLEM,
+        f"The ranks use the wrong network interface: {variable} is {chosen}.",
+        f"{use}{f' ({route})' if route else ''}; or set it to one that all nodes share.",
+        evidence=tuple(wrong.values())[:8],
+        docs=INTERFACES_DOCS,
+    )
+
+
+def _effective(agent: AgentEvidence) -> str:
+    network = agent.network or {}
+    chosen = {**(network.get("chosen") or {}), **(network.get("set") or {})}
+    name = str(
+        chosen.get("GLOO_SOCKET_IFNAME")
+        or chosen.get("NCCL_SOCKET_IFNAME")
+        or network.get("interface")
+        or "lo"
+    )
+    address = (agent.node.get("interfaces") or {}).get(name.removeprefix("="), "")
+    return f"{name.removeprefix('=')} {address}".strip()

@@ -1,0 +1,129 @@
+"""The events of a run, in order of time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.files.foreign_records import NUMBER, Fields, keep_valid, read_objects
+from paceline.contract.run_folder import RunFolder
+
+EVENT_FIELDS: Fields = {
+    "time": NUMBER,
+    "event": str,
+    "step": int,
+    "steps": int,
+    "blocked": NUMBER,
+    "job_start": str,
+    "attempt": int,
+    "processes": int,
+    "names": list,
+    "waited": NUMBER,
+    "seconds": (dict, int, float),
+    "index": int,
+    "ranks": list,
+    "nodelist": str,
+    "host": str,
+    "queued_at": NUMBER,
+}
+QUEUED = frozenset({"queued", "submitted"})
+PHASES = QUEUED | {"node", "started", "launch", "ranks", "training", "saving"}
+ENDS = frozenset({"failed", "stopped", "done"})
+
+
+def read_events(folder: Path | str) -> list[dict[str, Any]]:
+    """Return all writers' events in order of time, skipping lines truncated by a crash."""
+    found = []
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".jsonl"))
+    except OSError:
+        return []
+    for name in names:
+        for line in read_objects(f"{folder}/{name}"):
+            event = keep_valid(line, EVENT_FIELDS)
+            if "time" in event and "event" in event:
+                found.append(event)
+    return sorted(found, key=lambda event: event["time"])
+
+
+def had_nothing_left(events: Iterable[dict[str, Any]]) -> bool:
+    """Return whether the last start of a run found that all its steps were done already."""
+    last = [event["event"] for event in events if event["event"] in ("started", "nothing_left")]
+    return last[-1:] == ["nothing_left"]
+
+
+def had_session(events: Iterable[dict[str, Any]]) -> bool:
+    """Return whether a session of the runtime ended well in the last start of a run."""
+    last = [event["event"] for event in events if event["event"] in ("started", "session_end")]
+    return last[-1:] == ["session_end"]
+
+
+def find_end(folder: RunFolder, events: Sequence[dict[str, Any]]) -> float | None:
+    """Return when a run ended whose end nobody recorded, as far as its files tell: it was
+    cancelled, killed or lost.
+    """
+    phases = [event for event in events if event["event"] in PHASES or event["event"] in ENDS]
+    if not phases or phases[-1]["event"] in ENDS:
+        return None
+    last = float(phases[-1]["time"])
+    if phases[-1]["event"] in QUEUED:
+        return _latest([folder.cancelled], last)
+    logs = [path for attempt in folder.attempts()[-1:] for path in attempt.path.glob("*.log")]
+    return _latest([folder.metrics, folder.slurm_log, *logs], last)
+
+
+def _latest(files: Iterable[Path], time: float) -> float:
+    for path in files:
+        with suppress(OSError):
+            time = max(time, path.stat().st_mtime)
+    return time
+
+
+# What the runtime writes, in its order, and what people read. "ranks" is the agent's event: it
+# starts the ranks.
+NAMES = {
+    "device": "device",
+    "rendezvous": "rendezvous",
+    "context": "CUDA context",
+    "process_group": "process group",
+    "restore": "restore",
+    "setup": "set-up",
+    "first_batch": "first batch",
+    "first_step": "first step",
+}
+
+
+def describe_start_phases(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return the phases of the newest start that reached its first step, such as "9.4 s: import
+    1.2, set-up 3.1".
+    """
+    began, launched, text = None, None, ""
+    for event in events:
+        name, is_head = event["event"], event.get("index", 0) == 0 and 0 in event.get("ranks", [0])
+        if name in ENDS:
+            began = launched = None
+        elif name in ("node", "started", "launch", "ranks") and is_head:
+            # As goodput counts: since the head agent has arrived, or since a restart.
+            began = event.get("time") if began is None or name == "node" else began
+            launched = event.get("time") if name == "launch" or launched is None else launched
+        seconds = event.get("seconds")
+        if event["event"] != "first_step" or not isinstance(seconds, Mapping):
+            continue
+        phases = {
+            name: float(seconds[key])
+            for key, name in NAMES.items()
+            if isinstance(seconds.get(key), (int, float))
+        }
+        if isinstance(began, (int, float)) and isinstance(launched, (int, float)):
+            before = float(event["time"]) - launched - sum(phases.values())
+            phases = {"agents": max(0.0, launched - began), "import": max(0.0, before), **phases}
+        parts = [f"{name} {value:.1f}" for name, value in phases.items() if value >= 0.05]
+        text = (
+            f"{sum(phases.values()):.1f} s to the end of the first "
+            f"step{': ' if parts else ''}{', '.join(parts)}"
+        )
+        began = launched = None
+    return text

@@ -1,0 +1,257 @@
+"""What a run logged last, and how fast it goes: from the end of its metrics, whatever their
+length.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.files.foreign_records import NUMBER, keep_valid, parse_object, read_tail
+from paceline.contract.run_folder import ALONE
+from paceline.spec.quantities import show_seconds
+
+TAIL = 16384  # bytes
+FEW_LINES, FEW_BYTES = 2, 2048  # enough for the newest values of a run that is over
+RATES = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
+# the first that a run logs; else any name with "loss" in it
+LOSSES = ("loss", "train_loss", "train/loss")
+PAUSE = 10.0  # times the usual pace: the run waited in the queue, or started again
+MIN_PAUSE = 60.0  # seconds; an evaluation between two steps is no pause
+
+Point = tuple[float, float, float | None]  # time, step, seconds per step
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The newest numbers of a run; None or empty if it has not logged them."""
+
+    step: int | None = None
+    time: float | None = None
+    loss: float | None = None
+    loss_name: str = ""
+    rate: float | None = None
+    rate_unit: str = ""
+    points: tuple[Point, ...] = ()  # its last lines, for the pace
+
+    def since(self, began: float) -> Logged:
+        """Return what was logged since then, such as by the newest attempt."""
+        return Logged([point for point in self.points if point[0] >= began])
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Some of the last lines."""
+
+    points: Sequence[Point]
+
+    @property
+    def step(self) -> int | None:
+        return int(self.points[-1][1]) if self.points else None
+
+    @property
+    def pace(self) -> float | None:
+        """The seconds per step, with evaluations and saves, but without the time between two job
+        starts.
+        """
+        pace = self._pace()
+        return pace if pace is not None and 0 < pace < math.inf else None
+
+    def _pace(self) -> float | None:
+        spans = self._spans()
+        if not spans:
+            return self.points[-1][2] if self.points else None
+        usual = statistics.median(seconds / steps for seconds, steps in spans)
+        counted = [
+            each for each in spans if each[0] < MIN_PAUSE or each[0] / each[1] < PAUSE * usual
+        ]
+        steps = sum(steps for _, steps in counted)
+        return sum(seconds for seconds, _ in counted) / steps if steps else usual
+
+    @property
+    def interval(self) -> float:
+        """The usual seconds between two lines; 0 if they are not known."""
+        spans = self._spans()
+        return statistics.median(seconds for seconds, _ in spans) if spans else 0.0
+
+    def _spans(self) -> list[tuple[float, float]]:
+        """Return the seconds and steps from line to line, without those that are repeated after a
+        restart.
+        """
+        return [
+            (after[0] - before[0], after[1] - before[1])
+            for before, after in pairwise(self.points)
+            if after[0] > before[0] and after[1] > before[1]
+        ]
+
+
+def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
+    """Read the end of a metrics file. Without the pace, that is a few lines.
+
+    After a failure, rank 0 has written its own numbers of the last steps: these are not the run's.
+    """
+    try:
+        end = b"" if with_pace else read_tail(metrics, FEW_BYTES).rstrip()
+        records = _parse(end.rsplit(b"\n", FEW_LINES)[-FEW_LINES:])
+        if not any(map(_loss_name, records)):  # an evaluation may have logged last, or rank 0 alone
+            records = _parse(read_tail(metrics, TAIL).rstrip().splitlines())
+        elif not any(_rate(record)[1] for record in records):
+            records = _parse(end.splitlines())
+    except OSError:
+        return Latest()
+    last: dict[str, Any] = {}
+    for record in records:
+        last |= record
+    loss_name = _loss_name(last)
+    rate, unit = _rate(last)
+    return Latest(
+        step=_last_step(records),
+        time=as_number(keep_valid(last, {"time": NUMBER}).get("time")),
+        loss=as_number(last.get(loss_name)),
+        loss_name=loss_name,
+        rate=rate,
+        rate_unit=unit,
+        points=tuple(_points(records)) if with_pace else (),
+    )
+
+
+def _parse(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    records = []
+    for line in lines:
+        with suppress(ValueError):
+            record = parse_object(line)
+            records.append(
+                {"step": record.get("step"), "time": record.get("time")}
+                if ALONE in record
+                else record
+            )
+    return records
+
+
+def as_number(value: object) -> float | None:
+    """Return a finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _last_step(records: Sequence[Mapping[str, Any]]) -> int | None:
+    steps = (record.get("step") for record in reversed(records))
+    return next(
+        (step for step in steps if isinstance(step, int) and not isinstance(step, bool)), None
+    )
+
+
+def _loss_name(last: Mapping[str, Any]) -> str:
+    known = [name for name in LOSSES if name in last]
+    known += [name for name in last if "loss" in name.lower()]
+    return known[0] if known else ""
+
+
+def _rate(last: Mapping[str, Any]) -> tuple[float | None, str]:
+    for name, unit in RATES.items():
+        if (rate := as_number(last.get(name))) is not None:
+            return rate, unit
+    seconds = as_number(last.get("seconds"))
+    rate = as_number(1 / seconds) if seconds else None
+    return (rate, "steps/s") if rate is not None else (None, "")
+
+
+def _points(records: Iterable[dict[str, Any]]) -> Iterator[Point]:
+    """Yield the lines that have a time and a whole step: anybody may have written them, with any
+    numbers.
+    """
+    for record in records:
+        known = keep_valid(record, {"time": NUMBER, "step": NUMBER})
+        time, step = as_number(known.get("time")), as_number(known.get("step"))
+        if time is not None and step is not None and step.is_integer():
+            yield time, step, as_number(record.get("seconds"))
+
+
+THROUGHPUT_TAIL = 65536  # bytes
+LINES = 100  # whose median counts
+SPEEDS = frozenset((*RATES, "seconds", "data_wait", "mfu", "peak_memory"))
+UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def describe_throughput(metrics: Path) -> str:
+    """Return the rates, the time per step, the share of waiting for data, MFU and memory; empty if
+    unknown.
+
+    They are the newest ones, as in all lists of runs: each line is an average over the last few
+    steps already.
+    """
+    newest: dict[str, float] = {}
+    for record in _read_end(metrics):
+        newest |= {
+            name: float(value)
+            for name, value in record.items()
+            if name in SPEEDS and _is_number(value)
+        }
+    parts = [
+        f"{short_number(newest[name])} {unit}" for name, unit in RATES.items() if name in newest
+    ]
+    if (seconds := newest.get("seconds")) is not None:
+        parts.append(f"{show_step(seconds)} per step")
+    if (wait := newest.get("data_wait")) is not None:
+        parts.append(f"{wait:.0%} waiting for data")
+    if (mfu := newest.get("mfu")) is not None:
+        parts.append(f"{mfu:.1%} MFU")
+    if (memory := newest.get("peak_memory")) is not None:
+        parts.append(f"{memory:.3g} GB at most")
+    return " · ".join(parts)
+
+
+def read_data_wait(metrics: Path, *, since: float, min_seconds: float) -> float | None:
+    """Return the share of time for which ranks waited for data; None if less than `min_seconds`
+    are known.
+    """
+    records = [
+        each
+        for each in _read_end(metrics)
+        if _is_number(each.get("time")) and each["time"] >= since
+    ]
+    if not records or records[-1]["time"] - records[0]["time"] < min_seconds:
+        return None
+    return _median(records, "data_wait")
+
+
+def _read_end(metrics: Path) -> list[dict[str, Any]]:
+    try:
+        lines = read_tail(metrics, THROUGHPUT_TAIL).splitlines()[-LINES:]
+    except OSError:
+        return []
+    return [record for line in lines if (record := _throughput_parse(line))]
+
+
+def show_step(seconds: float) -> str:
+    if seconds >= 60:
+        return show_seconds(seconds)
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _throughput_parse(line: bytes) -> dict[str, Any]:
+    try:
+        return parse_object(line)
+    except ValueError:  # a line that is cut off, or somebody else's
+        return {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _median(records: list[dict[str, Any]], name: str) -> float | None:
+    numbers = [float(record[name]) for record in records if _is_number(record.get(name))]
+    return statistics.median(numbers) if numbers else None
+
+
+def short_number(number: float) -> str:
+    size, unit = next((each for each in UNITS if number >= each[0]), UNITS[-1])
+    return f"{number / size:.3g}{unit}"

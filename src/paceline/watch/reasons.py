@@ -1,0 +1,309 @@
+"""Why a run waits, where it runs, or why it ended, in plain words."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.files.file_owner import is_own_folder
+from paceline.contract.files.foreign_records import NUMBER, read_bounded
+from paceline.contract.files.grant_file import explain_refusal
+from paceline.contract.run_folder import SAVES_FIRST, RunFolder
+from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED
+from paceline.errors import in_one_line
+from paceline.slurm import commands as slurm
+from paceline.slurm.job_states.meanings import WAITING, JobState
+from paceline.slurm.sbatch import awaited_jobs
+from paceline.watch import origin
+from paceline.watch.events import had_nothing_left
+from paceline.watch.failure import describe_failure, submit_again
+from paceline.watch.run_status import LOST, TIMED_OUT, killed_shell, newest_verdict, unsaved_state
+from paceline.watch.silence import describe_silence
+
+if TYPE_CHECKING:
+    from paceline.watch.records import Record
+
+# newest runs of an experiment among which the one is looked for that another waits for
+MAX_OTHERS = 100
+BY_YOU = "by you"  # after the status: cancelled by you
+TIME_LIMIT = "time limit reached"
+TIME_LIMIT_CAUSE = "time limit"  # how agents name it
+
+
+def describe_reason(record: Record) -> str:
+    """Return why the run waits, where it runs, why it failed or had nothing to do, or why Slurm
+    did not requeue it.
+    """
+    if record.no_answer is not None and record.status == "unknown":
+        return record.no_answer.message.rstrip(".")
+    if record.status == "running" and record.folder.cancelled.exists():
+        return "cancelled: it saves and stops" if saves_first(record) else "cancelled: it is ending"
+    if permission := _permission(record):
+        return permission
+    if record.state is not None and (silence := record.silence) is not None:
+        verdict, nodes = newest_verdict(record.folder), record.state.nodes
+        return describe_silence(
+            silence, nodes=nodes, verdict=verdict, remedy=record.restart_command
+        )
+    if killed := killed_shell(record.folder, record.state):
+        return killed
+    if problem := record.requeue_problem:
+        return f"not requeued: {problem}"
+    if record.status == LOST and record.job is not None:
+        why = "this can happen when the controller crashes"
+        return f"Slurm forgot job {record.job} ({why}); use `{submit_again(record.folder)}`"
+    if (
+        record.is_over
+        and record.status not in (DONE, STOPPED, "cancelled")
+        and (problem := _problem(record))
+    ):
+        return problem
+    if (
+        record.is_over
+        and record.status not in (DONE, DONE_UNSAVED, "cancelled")
+        and _reached_time_limit(record)
+    ):
+        return TIME_LIMIT
+    if record.status == DONE and had_nothing_left(record.events):
+        return "nothing was left to do"
+    if record.is_over and record.status == "cancelled" and (ended := _cancelled(record)):
+        return ended
+    if record.state is None:
+        problem = record.no_answer.message.rstrip(".") if record.no_answer is not None else ""
+        host = str(record.details.get("host", "")) if record.job is None else _last_nodes(record)
+        return "; ".join(filter(None, (host, problem)))
+    if record.state.reason.startswith("Dependency"):
+        return _dependency(record, record.state)
+    return (
+        _waits_for(record, record.state)
+        if record.state.phase == WAITING
+        else record.state.nodes or _last_nodes(record)
+    )
+
+
+def _cancelled(record: Record) -> str:
+    """Return who cancelled a run, as far as that is known, and from where it can continue."""
+    by_you = record.folder.cancelled.exists() and is_own_folder(record.folder.path)
+    saved = find_checkpoints(record.folder.path)
+    again = f"can continue from step {checkpoint_step(saved[0].name)}" if saved else ""
+    return "; ".join(filter(None, (BY_YOU if by_you else "", again)))
+
+
+def _last_nodes(record: Record) -> str:
+    """Return the nodes of the newest job start, as its agents know them: Slurm forgets jobs that
+    are over.
+    """
+    names = [
+        event["nodelist"]
+        for event in record.events
+        if event["event"] == "node" and event.get("nodelist")
+    ]
+    return names[-1] if names else ""
+
+
+def _permission(record: Record) -> str:
+    """Return that a run waits for permission to start, or did not get it; empty for all others."""
+    last: dict[str, Any] = next(
+        (each for each in reversed(record.events) if each["event"] in ("awaits_grant", "grant")), {}
+    )
+    deadline = last.get("deadline")
+    if record.status == "running" and isinstance(deadline, NUMBER) and 0 <= deadline < 1e11:
+        return (
+            "waits for permission from your laptop until "
+            f"{time.strftime('%H:%M', time.localtime(deadline))}"
+        )
+    return explain_refusal(record.folder) if record.status == "cancelled" else ""
+
+
+def _waits_for(record: Record, state: JobState) -> str:
+    """Return why a job waits, and until when. One that Slurm holds waits for a person."""
+    job, now = record.details.get("spec", {}).get("job"), origin.now()
+    words = explain_reason(
+        state.reason, gpus=isinstance(job, dict) and bool(job.get("gpus_per_node"))
+    )
+    if re.search("held|hold", state.reason, re.IGNORECASE):
+        by_admin = "admin" in state.reason.lower()
+        remedy = (
+            "only an administrator can release it"
+            if by_admin
+            else f"use `scontrol release {record.job}`"
+        )
+        return f"{words}; {remedy}"
+    if state.reason == "BeginTime" and (record.attempts or record.folder.requeues.exists()):
+        words += " (Slurm delays a requeued job)"
+    start = expected_start(state, now)
+    return "; ".join(
+        filter(None, (words, f"expected to start {show_start(start, now)}" if start else ""))
+    )
+
+
+def saves_first(record: Record) -> bool:
+    """Whether a run that was cancelled was asked to save first, as local runs always are."""
+    with suppress(OSError, ValueError):
+        return (
+            record.job is None or SAVES_FIRST in read_bounded(record.folder.cancelled, 100).decode()
+        )
+    return False
+
+
+def _reached_time_limit(record: Record) -> bool:
+    """Whether the time limit ended the run: Slurm says so, or the last thing that its agents were
+    asked for.
+    """
+    if record.status == TIMED_OUT:
+        return True
+    asked = [
+        event.get("by")
+        for event in record.events
+        if event["event"] in ("started", "stop_requested")
+    ]
+    return bool(asked) and isinstance(asked[-1], str) and TIME_LIMIT_CAUSE in asked[-1]
+
+
+def _problem(record: Record) -> str:
+    if record.status == DONE_UNSAVED:
+        return unsaved_state(record.folder)
+    return in_one_line(next(iter(describe_failure(record.folder)), ""))
+
+
+def _dependency(record: Record, state: JobState) -> str:
+    jobs = ", ".join(awaited_jobs(record.folder, state.id))
+    if not jobs:
+        return state.reason
+    if state.reason == "Dependency":
+        return f"waits for job {jobs}{_name_runs(record, jobs)}"
+    return f"job {jobs} did not succeed ({state.reason})"
+
+
+def _name_runs(record: Record, jobs: str) -> str:
+    """Return which runs of the same experiment have these jobs; empty if none has."""
+    try:
+        paths = sorted(record.folder.path.parent.iterdir())[-MAX_OTHERS:]
+    except OSError:
+        return ""
+    wanted = set(jobs.split(", "))
+    names = [path.name for path in paths if slurm.read_job_id(RunFolder(path)) in wanted]
+    return f" ({', '.join(names)})" if names else ""
+
+
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
+
+# Slurm's reason -> what it means. {what} is what the job needs: GPUs or nodes.
+REASONS = {
+    "Priority": "waits for {what}: other jobs come first",
+    "Resources": "waits for {what} to become free",
+    "BeginTime": "waits for its begin time",
+    "Cleaning": "Slurm is cleaning up after its last start",
+    "Prolog": "Slurm is preparing its nodes",
+    "Dependency": "waits for another job",
+    "DependencyNeverSatisfied": "waits for a job that did not succeed",
+    "DeadLine": "cannot end before its deadline",
+    "JobArrayTaskLimit": "waits for other tasks of its array, which already runs as many at once "
+    "as it may",
+    "Licenses": "waits for a license",
+    "NodeDown": "waits for a node that is down",
+    "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
+    "Nodes required for job are DOWN": "waits for nodes that are down, drained or reserved",
+    "Reservation": "waits for its reservation to begin",
+    "ReservationDeleted": "its reservation was deleted",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its QOS is not valid",
+    "AccountNotAllowed": "its partition does not allow its account",
+    "QOSNotAllowed": "its partition or account does not allow its QOS",
+    "PartitionConfig": "requests something that its partition does not allow",
+    "PartitionDown": "its partition is down: it accepts jobs, but starts none",
+    "PartitionInactive": "its partition starts no jobs at the moment",
+    "PartitionNodeLimit": "requests more nodes than its partition allows, or too few of them are "
+    "up",
+    "PartitionTimeLimit": "requests more time than its partition allows",
+    "BadConstraints": "no node has everything that it requests",
+    "AssociationJobLimit": "your account is already running as many jobs as it may",
+    "AssociationResourceLimit": "your account is already using all the resources that it may",
+    "AssociationTimeLimit": "your account has used all of its time",
+    "JobHeldUser": "held by you",
+    "JobHeldAdmin": "held by an administrator",
+    "JobHoldMaxRequeue": "held, because Slurm has requeued it as often as it may",
+    "launch failed requeued held": "held, because Slurm could not launch it",
+}
+
+# Limits such as QOSMaxGRESPerUser, AssocGrpCPUMinutesLimit, QOSMaxJobsPerUserLimit or
+# MaxNodePerAccount.
+_LIMIT = re.compile(
+    r"(?P<who>QOS|Assoc)?(?P<kind>Grp|Max|Min)(?P<what>\w*?)(?P<run>Run)?(?P<minutes>Minutes|Mins)?"
+    r"(?:Per(?P<each>User|Account|Job|Node))?(?:Limit|NotSatisfied)?"
+)
+_THINGS = {
+    "GRES": "GPUs",
+    "CPU": "cores",
+    "Cpu": "cores",
+    "CPUs": "cores",
+    "Node": "nodes",
+    "Mem": "memory",
+    "Memory": "memory",
+    "Jobs": "jobs",
+    "SubmitJobs": "jobs in the queue",
+    "Submit": "jobs in the queue",
+    "Wall": "time",
+    "WallDuration": "time",
+    "Billing": "billing units",
+    "Energy": "energy",
+    "BB": "burst buffer",
+    "License": "licenses",
+}
+
+
+def explain_reason(reason: str, *, gpus: bool) -> str:
+    """Return why a job waits, from Slurm's reason for it."""
+    what = "GPUs" if gpus else "nodes"
+    known = REASONS.get(reason) or next(
+        (text for name, text in REASONS.items() if reason.startswith(f"{name},")), None
+    )
+    if known is None:
+        return _explain_limit(reason) or reason
+    nodes = re.search(r"UnavailableNodes:(\S+)", reason)
+    return known.format(what=what) + (f" ({nodes[1]})" if nodes else "")
+
+
+def _explain_limit(reason: str) -> str:
+    match = _LIMIT.fullmatch(reason)
+    thing = _THINGS.get(match["what"]) if match else None
+    if match is None or thing is None:
+        return ""
+    who, jobs = "your account" if match["who"] == "Assoc" else "its QOS", "your jobs"
+    if match["minutes"]:
+        thing = f"{thing.removesuffix('s')} time"
+    if match["kind"] == "Min":
+        return f"requests fewer {thing} than {who} requires"
+    if match["each"] in ("Job", "Node"):
+        return f"requests more {thing} than {who} allows per {match['each'].lower()}"
+    if match["kind"] == "Grp":
+        return f"{who} has reached its limit of {thing}"
+    if match["each"] == "Account":
+        jobs = "your account's jobs"
+    return (
+        f"{jobs} have reached the limit of {thing} that {who} sets per "
+        f"{(match['each'] or 'User').lower()}"
+    )
+
+
+def expected_start(state: JobState, now: float) -> float | None:
+    """Return when Slurm expects a job to start, in seconds since 1970; None if it does not say, or
+    if that is past.
+    """
+    try:
+        start = time.mktime(time.strptime(state.start, TIME_FORMAT))
+    except (ValueError, OverflowError):
+        return None
+    return start if start > now else None
+
+
+def show_start(start: float, now: float) -> str:
+    """Return a time to come as people say it: 14:20, Tue 14:20 or 24 Nov 14:20."""
+    then = time.localtime(start)
+    if then[:3] == time.localtime(now)[:3]:
+        return time.strftime("%H:%M", then)
+    return time.strftime("%a %H:%M" if start - now < 6 * 86400 else "%d %b %H:%M", then)

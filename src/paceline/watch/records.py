@@ -1,0 +1,328 @@
+"""A run: its folder, the state of its job, and what follows from both."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.claims import Holder, find_holder
+from paceline.contract.files.foreign_records import (
+    NUMBER,
+    Fields,
+    keep_valid,
+    read_bounded,
+    read_object,
+)
+from paceline.contract.quote import quote
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.run_path import is_fetched, list_folders, requeues_itself
+from paceline.contract.typed_command import cluster, meant_for
+from paceline.contract.verdict import DONE, FAILED, STOPPED, read_verdict
+from paceline.errors import ClusterError
+from paceline.slurm import commands as slurm
+from paceline.slurm.job_states.meanings import ENDED, WAITING, JobState
+from paceline.watch import origin
+from paceline.watch.events import read_events
+from paceline.watch.failure import submit_again
+from paceline.watch.latest import Latest, read_latest
+from paceline.watch.reasons import describe_reason, saves_first
+from paceline.watch.run_status import LOST, OVER, find_status, newest_verdict
+from paceline.watch.scheduler import Evidence, query_states, read_evidence
+from paceline.watch.silence import SILENCE_HINT, seconds_run, seconds_silent, shows_life
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as `paceline ps` shows it."""
+
+    folder: RunFolder
+    details: dict[str, Any]  # run.json
+    status: str
+    job: str | None
+    state: JobState | None
+    attempts: int
+    step: int | None
+    # why Slurm could not be asked, unless the run folder says enough
+    no_answer: ClusterError | None = None
+    holder: Holder | None = None  # the job start that has the run folder, or had it last
+    newest: Latest | None = None  # what it logged last, if that has been read
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.path.name
+
+    @property
+    def status_phrase(self) -> str:
+        """The status after the run's name: "is running", "has failed"."""
+        return "has failed" if self.status == FAILED else f"is {self.status}"
+
+    @property
+    def latest(self) -> Latest:
+        """What the run logged last, and its pace unless it is over."""
+        return self.newest or read_latest(self.folder.metrics, with_pace=not self.is_over)
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened in the run, in order of time."""
+        return read_events(f"{self.folder.path}/events")
+
+    @property
+    def is_over(self) -> bool:
+        if self.state is not None:
+            return self.state.phase == ENDED
+        return self.status in OVER
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its job waits in the queue, for the first time or again."""
+        return self.state is not None and self.state.phase == WAITING
+
+    @property
+    def requeue_problem(self) -> str:
+        """Why a run that is over did not go back into the queue; empty if it was not meant to."""
+        if not self.is_over or self.status in (DONE, "cancelled"):
+            return ""
+        holder = find_holder(self.folder)
+        if holder is None:
+            return ""
+        with suppress(OSError, ValueError):
+            return read_bounded(holder.job_start.requeue_failed, 10_000).decode().strip()
+        wanted = (
+            holder.job_start.requeue.exists() and read_verdict(holder.job_start.verdict) == STOPPED
+        )
+        if wanted and self.state is not None and self.state.state == "FAILED":
+            return (
+                "Slurm forgot it (this can happen when the controller crashes); use "
+                f"`{submit_again(self.folder)}`"
+            )
+        return ""
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a run that is over was stopped on purpose, and was asked to save first: it can
+        be resumed.
+        """
+        if self.status == "cancelled":
+            return saves_first(self) and newest_verdict(self.folder) == STOPPED
+        return self.status == STOPPED
+
+    @property
+    def silence(self) -> float | None:
+        """The seconds without a sign of life from a job that Slurm shows as running; None if it is
+        alive.
+        """
+        return seconds_silent(self.folder, self.state)
+
+    @property
+    def restart_command(self) -> str:
+        """What to type to restart a job that gives no sign of life, or to end it if the run is
+        over.
+        """
+        if newest_verdict(self.folder) in (DONE, FAILED):
+            return f"`scancel {self.job}`"
+        if self.restarts_by_requeue:
+            return f"`scontrol requeue {self.job}`"
+        return f"`scancel {self.job}`, then `{submit_again(self.folder)}`"
+
+    @property
+    def restarts_by_requeue(self) -> bool:
+        """Whether `restart_command` puts the job back into the queue."""
+        return newest_verdict(self.folder) not in (DONE, FAILED) and requeues_itself(self.folder)
+
+    @property
+    def hint(self) -> str:
+        """What to do if Slurm could not be asked, or if the job gives no sign of life."""
+        if self.no_answer is None:
+            return SILENCE_HINT if self.silence is not None else ""
+        conf = self.details.get("slurm_conf", "")
+        if conf and conf != os.environ.get("SLURM_CONF") and not is_fetched(self.folder):
+            return f"The job was submitted with another SLURM_CONF: export SLURM_CONF={quote(conf)}"
+        return self.no_answer.hint
+
+    @property
+    def detail(self) -> str:
+        """Why the run waits, where it runs, why it failed or had nothing to do, or why Slurm did
+        not requeue it.
+        """
+        saves = sum(event["event"] == "save_failed" for event in self.events)
+        parts = [
+            describe_reason(self),
+            f"{saves} checkpoint{'s' * (saves > 1)} could not be written" if saves else "",
+        ]
+        return "; ".join(part for part in parts if part)
+
+
+QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
+
+# What we read of run.json, which may be another user's or another version's.
+RUN_FIELDS: Fields = {
+    "run_id": str,
+    "project": str,
+    "experiment": str,
+    "name": str,
+    "created": NUMBER,
+    "program": str,
+    "command": list,
+    "nodes": int,
+    "nproc": int,
+    "style": str,
+    "host": str,
+    "code": dict,
+    "spec": dict,
+    "args": list,
+    "earlier": list,
+    "slurm_conf": str,
+}
+
+
+def find_runs(scratch: Path) -> list[RunFolder]:
+    """Return the runs in a scratch folder, newest first (run ids sort by time)."""
+    return [RunFolder(Path(path)) for path in list_folders(scratch, "run.json")]
+
+
+def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states) -> list[Record]:
+    """Return the records of runs. If the scheduler does not respond, the states of its jobs are
+    unknown.
+    """
+    return list(iterate_records(folders, query))
+
+
+def iterate_records(
+    folders: Iterable[RunFolder], query: QueryStates = query_states
+) -> Iterator[Record]:
+    """Yield the same records one by one: thousands of them need not be in memory at once."""
+    listed = list(folders)
+    return map(record_maker(listed, query), listed)
+
+
+def record_maker(
+    listed: Sequence[RunFolder], query: QueryStates = query_states
+) -> Callable[[RunFolder], Record]:
+    """Ask the scheduler about these runs, once, and return what makes the record of each."""
+    jobs = {folder.path: slurm.read_job_id(folder) for folder in listed}
+    submitted = read_evidence(
+        (folder, job) for folder in listed if (job := jobs[folder.path]) is not None
+    )
+    states: Mapping[str, JobState] = {}
+    problem = None
+    if submitted:
+        try:
+            states = {
+                job: state
+                for job, state in query(submitted).items()
+                if job not in submitted or not _is_another(state, submitted[job])
+            }
+        except ClusterError as error:
+            problem = error
+    return lambda folder: _record(folder, jobs[folder.path], states, problem)
+
+
+def _is_another(state: JobState, evidence: Evidence) -> bool:
+    """Return whether a job with the id of a run that was over long ago is not the run's: it started
+    after that.
+
+    Slurm gives ids away again, and so does another cluster. One that goes on since then hangs.
+    """
+    if not evidence.is_closed or not evidence.verdict or state.phase == ENDED:
+        return False
+    return state.phase == WAITING or origin.now() - seconds_run(state) > evidence.verdict
+
+
+def read_record(folder: RunFolder, query: QueryStates = query_states) -> Record:
+    return read_records([folder], query)[0]
+
+
+def _record(
+    folder: RunFolder, job: str | None, states: Mapping[str, JobState], problem: ClusterError | None
+) -> Record:
+    state = states.get(job) if job is not None else None
+    holder = find_holder(folder)
+    status = find_status(folder, job, state, holder, reachable=problem is None)
+    if (
+        job is not None
+        and (state is not None or status in (LOST, "unknown"))
+        and is_fetched(folder)
+    ):
+        # Its job is another cluster's, whatever this one says about the number.
+        state, problem = None, explain_status(folder)
+        status = find_status(folder, job, None, holder, reachable=False)
+    elif (
+        status == "unknown"
+        and holder is not None
+        and holder.job == job
+        and _goes_on(folder, holder)
+    ):
+        status = "running"
+    is_over = state.phase == ENDED if state is not None else status in OVER
+    latest = read_latest(f"{folder.path}/metrics.jsonl", with_pace=not is_over)
+    return Record(
+        folder=folder,
+        details=keep_valid(read_json(f"{folder.path}/run.json"), RUN_FIELDS),
+        status=status,
+        job=job,
+        state=state,
+        attempts=len(folder.attempt_numbers()),
+        step=_step(folder) if latest.step is None else latest.step,
+        no_answer=problem
+        if job is not None and state is None and status in ("unknown", "running")
+        else None,
+        holder=holder,
+        newest=latest,
+    )
+
+
+def _goes_on(folder: RunFolder, holder: Holder) -> bool:
+    """Return whether a run is certainly running, although Slurm does not respond: it writes, and
+    has not ended.
+    """
+    return read_verdict(f"{holder.path}/verdict") is None and shows_life(folder)
+
+
+def read_json(path: Path | str) -> dict[str, Any]:
+    """Read a JSON object; return an empty one if the file is missing or invalid."""
+    try:
+        return read_object(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def _step(folder: RunFolder) -> int | None:
+    """Return the step of the newest checkpoint."""
+    found = find_checkpoints(folder.path)
+    return checkpoint_step(found[0].name) if found else None
+
+
+@contextmanager
+def typed_there(folder: RunFolder) -> Iterator[None]:
+    """Let commands about a run that was fetched name the cluster that has it."""
+    name = "" if cluster() or not is_fetched(folder) else _read(folder).get("cluster", "")
+    with meant_for(name or cluster()):
+        yield
+
+
+def explain_status(folder: RunFolder) -> ClusterError:
+    """Return why the status of a run that was fetched while it was not over is not known."""
+    about = _read(folder)
+    name, status = about.get("cluster", "a cluster"), about.get("status", "unknown")
+    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(about.get("time", 0)))
+    return ClusterError(
+        f"fetched from {name} on {moment}, when it was {status}",
+        hint=f"To update it: paceline fetch {quote(folder.key)} --on {quote(name)}",
+    )
+
+
+def _read(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return keep_valid(
+            read_object(folder.fetched), {"cluster": str, "status": str, "time": NUMBER}
+        )
+    except (OSError, ValueError):
+        return {}

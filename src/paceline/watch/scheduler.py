@@ -1,0 +1,440 @@
+"""How often Paceline asks the scheduler."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.claims import find_holder
+from paceline.contract.env import POLL_INTERVAL
+from paceline.contract.files.foreign_records import read_bounded
+from paceline.contract.files.shared_folders import open_own_file
+from paceline.contract.run_folder import TRIALS, RunFolder
+from paceline.contract.verdict import DONE, FAILED, read_verdict
+from paceline.errors import ClusterError, NoSlurm, UsageError
+from paceline.slurm.answer_cache import Answer, AnswerCache
+from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm.job_states.meanings import ENDED, LIVE, JobState
+from paceline.slurm.node_use import PartitionUse, ask_node_use, parse_node_use
+from paceline.spec.quantities import parse_seconds
+from paceline.spec.site import find_site
+from paceline.watch import origin
+
+DEFAULT = 60.0
+SANDBOX_FILE = "poll-interval"  # beside the slurm.conf of a sandbox, which you share with nobody
+
+
+def poll_interval() -> float:
+    """Return for how many seconds an answer of the scheduler counts: never less than the site
+    allows.
+    """
+    at_least = float(find_site().limits.poll_interval or 0)
+    return max(at_least, _chosen(at_least or DEFAULT))
+
+
+def _chosen(default: float) -> float:
+    text = os.environ.get(POLL_INTERVAL, "") or _sandbox_interval()
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = _parse(text)
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise _invalid(text)
+    return seconds
+
+
+def _sandbox_interval() -> str:
+    conf = os.environ.get("SLURM_CONF", "")
+    with suppress(OSError, ValueError):
+        return (
+            read_bounded(Path(conf).with_name(SANDBOX_FILE), 100).decode().strip() if conf else ""
+        )
+    return ""
+
+
+def _parse(text: str) -> float:
+    try:
+        return float(parse_seconds(text))
+    except ValueError:
+        raise _invalid(text) from None
+
+
+def _invalid(text: str) -> UsageError:
+    return UsageError(
+        f"Invalid {POLL_INTERVAL} {text!r}.", hint="Use seconds, or a duration such as 90s or 2m."
+    )
+
+
+# seconds after its verdict for which the job of a finished run may still be ending
+CLOSED_AGE = 900.0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The signs of a job in its run folder. Times are those of files; 0 if there is no such
+    file.
+    """
+
+    submitted: float = 0.0
+    started: float = 0.0  # its newest start
+    verdict: float = 0.0  # of that start, or when the run was cancelled
+    is_final: bool = False  # the verdict ends the run, or the user has cancelled it
+    is_closed: bool = False  # and the job has had the time to end: nobody needs to ask for it
+
+
+def read_evidence(runs: Iterable[tuple[RunFolder, str]]) -> dict[str, Evidence]:
+    """Return what the folders of runs say about their jobs. Of several trials in one job, an open
+    one counts.
+    """
+    found: dict[str, Evidence] = {}
+    for folder, job in runs:
+        each = _read(folder, job)
+        if job not in found or not each.is_closed:
+            found[job] = each
+    return found
+
+
+def _read(folder: RunFolder, job: str) -> Evidence:
+    holder = find_holder(folder)
+    submitted, cancelled = _modified(folder.job), _modified(folder.cancelled)
+    if holder is None or holder.job != job:
+        return Evidence(submitted, is_final=bool(cancelled))
+    job_start = holder.job_start
+    verdict = read_verdict(job_start.verdict)
+    # A run that failed may still go back into the queue, for other nodes.
+    is_final = (
+        bool(cancelled) or verdict == DONE or (verdict == FAILED and not job_start.requeue.exists())
+    )
+    is_trial = folder.path.parent.name == TRIALS  # its job goes on with the next trial
+    written = (
+        0.0
+        if is_trial
+        else max(cancelled, _modified(job_start.verdict) if verdict is not None else 0.0)
+    )
+    is_closed = is_final and (is_trial or time.time() - written > CLOSED_AGE)
+    return Evidence(
+        submitted, _modified(folder.claims / str(holder.number)), written, is_final, is_closed
+    )
+
+
+def gather_evidence(jobs: Iterable[str] | Mapping[str, Evidence]) -> dict[str, Evidence]:
+    """Return the evidence of jobs by job; for ids alone there is none."""
+    return dict(jobs) if isinstance(jobs, Mapping) else dict.fromkeys(jobs, Evidence())
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+DOUBT = 2.0  # seconds after which an answer that may be wrong is repeated
+SLOW = 5.0  # seconds that a call takes if the controller is busy
+MAX_BACKOFF = 5  # intervals
+MAX_ACCOUNTED = 20_000  # jobs to keep what accounting said of them
+Seen = Mapping[str, Evidence]
+
+
+def query_states(jobs: Iterable[str] | Seen) -> dict[str, JobState]:
+    """Return the states of jobs, at most a poll interval old. Jobs that Slurm does not know are
+    left out.
+
+    With evidence from the run folders, it asks less, and sees at once what they show.
+    """
+    seen = gather_evidence(jobs)
+    if not seen:
+        return {}
+    if (copy := origin.shown()) is not None:
+        return origin.read_job_states(copy.base, seen)
+    file = AnswerCache.here()
+    return (
+        squeue_and_sacct.states(seen)
+        if file is None
+        else SharedAnswer(file, poll_interval()).states(seen)
+    )
+
+
+def query_queue() -> list[JobState]:
+    """Return the user's jobs that wait or run, at most a poll interval old."""
+    file = AnswerCache.here()
+    known = (
+        squeue_and_sacct.queue() if file is None else SharedAnswer(file, poll_interval()).queue()
+    )
+    return [state for state in known.values() if state.phase != ENDED]
+
+
+@dataclass(frozen=True)
+class SharedAnswer:
+    """Decides whether the last answer will do, and asks again if not."""
+
+    file: AnswerCache
+    interval: float
+
+    @property
+    def _grace(self) -> float:
+        """For how many seconds the clocks of this machine and of the file server may differ."""
+        return min(DOUBT, self.interval)
+
+    def states(self, seen: Seen) -> dict[str, JobState]:
+        answer = self.file.read()
+        counts = answer.asked > self.file.changed()
+        if all(
+            each.is_closed or (counts and _is_settled(answer, job, each))
+            for job, each in seen.items()
+        ):
+            if answer.problem or self._is_expired(answer):
+                seen = {job: each for job, each in seen.items() if not each.is_closed}
+            return self._select(answer, seen)
+        answer = self._update(seen)
+        self._check(answer)
+        if self._vanished(answer, seen):
+            answer = self._ask_accounting(seen)
+        return self._select(answer, seen)
+
+    def queue(self) -> dict[str, JobState]:
+        """Return all jobs of the user that the controller remembers."""
+        answer = self._update({})
+        self._check(answer)
+        return answer.jobs
+
+    def _check(self, answer: Answer) -> None:
+        if answer.problem:
+            again = max(1, round(answer.asked + self._lifetime(answer) - time.time()))
+            raise ClusterError(
+                answer.problem, hint=f"{answer.hint} Paceline asks again in {again} s.".strip()
+            )
+
+    # -- the queue
+    # -------------------------------------------------------------------------------------
+
+    def _update(self, seen: Seen) -> Answer:
+        """Return an answer that will do, asking Slurm if nobody has."""
+        answer = self.file.read()
+        if not self._is_stale(answer, seen):
+            return answer
+        with self.file.lock():
+            answer = self.file.read()  # another process may have asked in the meantime
+            if self._is_stale(answer, seen):
+                before, answer = answer, self._ask(answer)
+                if _has_news(before, answer, seen):
+                    time.sleep(self._doubt(answer))
+                    answer = self._ask(answer)
+                self.file.write(answer)
+        return answer
+
+    def _ask(self, before: Answer) -> Answer:
+        asked = time.time()
+        try:
+            jobs = squeue_and_sacct.queue()
+        except NoSlurm:
+            raise  # nobody was asked
+        except ClusterError as error:
+            now = time.time()
+            return replace(
+                before,
+                asked=now,
+                took=now - asked,
+                strikes=before.strikes + 1,
+                problem=error.message,
+                hint=error.hint,
+            )
+        ended = {job for job, state in jobs.items() if state.phase == ENDED}
+        earlier = {job for job, state in before.jobs.items() if state.phase == ENDED}
+        known = before.confirmed if asked - before.asked < self._doubt(before) else earlier
+        slow = time.time() - asked > SLOW
+        return Answer(
+            asked,
+            jobs,
+            confirmed=frozenset(ended & known),
+            strikes=before.strikes + 1 if slow else 0,
+            accounting={job: each for job, each in before.accounting.items() if job not in jobs},
+        )
+
+    def _is_stale(self, answer: Answer, seen: Seen) -> bool:
+        if self._is_expired(answer):
+            return True
+        if answer.problem or time.time() - answer.asked < self._doubt(answer):
+            return False
+        return any(
+            self._is_doubtful(answer, job, each) for job, each in seen.items() if not each.is_closed
+        )
+
+    def _is_expired(self, answer: Answer) -> bool:
+        age = time.time() - answer.asked  # negative after the clock was set back
+        return not 0 <= age < self._lifetime(answer) or answer.asked <= self.file.changed()
+
+    def _lifetime(self, answer: Answer) -> float:
+        lifetime = self.interval * min(1 << max(answer.strikes - 1, 0), MAX_BACKOFF)
+        return max(lifetime, 2 * answer.took) if answer.problem else lifetime
+
+    def _doubt(self, answer: Answer) -> float:
+        return self._grace * min(1 << answer.strikes, 8)
+
+    def _is_doubtful(self, answer: Answer, job: str, seen: Evidence) -> bool:
+        """Whether a job may be in another state by now than the answer says."""
+        state = answer.jobs.get(job)
+        if state is None:
+            return not seen.is_final and not self._is_accounted(answer, job)
+        if state.phase == ENDED:
+            return not seen.is_final and job not in answer.confirmed
+        if seen.verdict and (state.phase == LIVE or seen.verdict > answer.asked):
+            # It is about to end or to go back into the queue: look often at first, then less and
+            # less.
+            since_verdict = time.time() - seen.verdict
+            return since_verdict >= 0 and time.time() - answer.asked > since_verdict / 2
+        return False
+
+    # -- accounting
+    # ------------------------------------------------------------------------------------
+
+    def _vanished(self, answer: Answer, seen: Seen) -> list[str]:
+        """Return the jobs that are not in the queue, without a verdict that says why."""
+        missing = (
+            job for job, each in seen.items() if job not in answer.jobs and not each.is_final
+        )
+        return [
+            job
+            for job in missing
+            if not self._is_accounted(answer, job)
+            and seen[job].submitted < answer.asked - self._grace
+        ]
+
+    def _is_accounted(self, answer: Answer, job: str) -> bool:
+        """Whether it is known what accounting says of a job. Ended jobs do not change; others are
+        asked for again.
+        """
+        asked, state = answer.accounting.get(job, (0.0, None))
+        if state is not None and state.phase == ENDED:
+            return True
+        return 0 <= time.time() - asked < self.interval * MAX_BACKOFF
+
+    def _ask_accounting(self, seen: Seen) -> Answer:
+        with self.file.lock():
+            answer = self.file.read()
+            jobs = self._vanished(answer, seen)
+            if jobs:
+                asked, found = time.time(), squeue_and_sacct.accounting(jobs)
+                known = {**answer.accounting, **{job: (asked, found.get(job)) for job in jobs}}
+                answer = replace(answer, accounting=dict(list(known.items())[-MAX_ACCOUNTED:]))
+                self.file.write(answer)
+        return answer
+
+    # -- what to show
+    # ----------------------------------------------------------------------------------
+
+    def _select(self, answer: Answer, seen: Seen) -> dict[str, JobState]:
+        found = {}
+        for job, each in seen.items():
+            state = answer.jobs.get(job) or answer.accounting.get(job, (0.0, None))[1]
+            if (state := self._as_the_folder_shows(state, job, each, answer.asked)) is not None:
+                found[job] = state
+        return found
+
+    def _as_the_folder_shows(
+        self, state: JobState | None, job: str, seen: Evidence, asked: float
+    ) -> JobState | None:
+        """Return the state of a job that was submitted, has started or has finished since Slurm
+        was asked.
+        """
+        is_new = asked < seen.started <= time.time() and (not seen.verdict or seen.is_final)
+        if is_new and (state is None or state.phase != LIVE):
+            return JobState(job, "RUNNING")
+        if state is None and not seen.started and seen.submitted >= asked - self._grace:
+            return JobState(job, "PENDING")
+        return state
+
+
+def _is_settled(answer: Answer, job: str, seen: Evidence) -> bool:
+    """Whether a job is over, as the run folder and Slurm have both said.
+
+    Nobody needs to ask for it again, until a command changes the queue: it may have requeued the
+    job.
+    """
+    state = answer.jobs.get(job)
+    return seen.is_final and state is not None and state.phase == ENDED
+
+
+def _has_news(before: Answer, answer: Answer, seen: Seen) -> bool:
+    """Whether a job that was live before seems to be over, and its run folder does not say so.
+
+    A job that is being requeued looks over for a moment. Nobody should see that, so Slurm is asked
+    once more. One that is cancelled stays so.
+    """
+    if answer.problem:
+        return False
+    live = (
+        job
+        for job in seen
+        if job in before.jobs and before.jobs[job].phase != ENDED and not seen[job].is_final
+    )
+    now = (answer.jobs.get(job) for job in live)
+    return any(
+        state is None or (state.phase == ENDED and state.state != "CANCELLED") for state in now
+    )
+
+
+MAX_BYTES = 16 << 20
+
+
+def query_node_use() -> list[PartitionUse]:
+    """Return the partitions and what is free in them, at most a poll interval old (and never asked
+    more often).
+    """
+    file = AnswerCache.here()
+    if file is None:
+        return parse_node_use(ask_node_use())
+    path = file.path.with_suffix(".nodes")
+    if (answer := _node_answer_read(path)) is None:
+        with file.lock():
+            if (answer := _node_answer_read(path)) is None:
+                answer = _ask()
+                _write(path, answer)
+    if answer["problem"]:
+        raise ClusterError(answer["problem"], hint=answer["hint"])
+    return parse_node_use(answer["text"])
+
+
+def _ask() -> dict[str, Any]:
+    answer = {"asked": time.time(), "text": "", "problem": "", "hint": ""}
+    try:
+        answer["text"] = ask_node_use()
+    except NoSlurm:
+        raise  # nobody was asked
+    except ClusterError as error:
+        answer.update(problem=error.message, hint=error.hint)
+    return answer
+
+
+def _node_answer_read(path: Path) -> dict[str, Any] | None:
+    """Return the last answer; None if there is none, or an old one."""
+    try:
+        with os.fdopen(open_own_file(path), "rb") as file:
+            answer = json.loads(file.read(MAX_BYTES))
+        age = time.time() - answer["asked"]
+        fresh = 0 <= age < max(poll_interval(), DEFAULT)
+        return answer if fresh and {"text", "problem", "hint"} <= answer.keys() else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _write(path: Path, answer: dict[str, Any]) -> None:
+    new = path.with_suffix(f".nodes-{os.getpid()}")
+    try:
+        with os.fdopen(
+            open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8"
+        ) as file:
+            file.write(json.dumps(answer))
+        os.replace(new, path)
+    except OSError:  # a full disk is no reason to fail
+        with suppress(OSError):
+            new.unlink()

@@ -1,0 +1,102 @@
+"""Slurm's reasons for waiting, in plain words."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.slurm.job_states.meanings import JobState
+from paceline.watch.reasons import REASONS, explain_reason, show_start
+from paceline.watch.records import read_record
+from tests.watch.test_records import make_run
+
+NOW = time.mktime((2026, 11, 17, 12, 0, 0, 0, 0, -1))  # a Tuesday, in the time zone of this machine
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Priority", "waits for GPUs: other jobs come first"),
+        ("Resources", "waits for GPUs to become free"),
+        (
+            "QOSMaxGRESPerUser",
+            "your jobs have reached the limit of GPUs that its QOS sets per user",
+        ),
+        (
+            "QOSMaxJobsPerUserLimit",
+            "your jobs have reached the limit of jobs that its QOS sets per user",
+        ),
+        (
+            "MaxGRESPerAccount",
+            "your account's jobs have reached the limit of GPUs that its QOS sets per account",
+        ),
+        ("QOSGrpNodeLimit", "its QOS has reached its limit of nodes"),
+        ("AssocGrpGRES", "your account has reached its limit of GPUs"),
+        ("AssocGrpCPUMinutesLimit", "your account has reached its limit of core time"),
+        ("AssocGrpCPURunMinutesLimit", "your account has reached its limit of core time"),
+        (
+            "AssocMaxJobsLimit",
+            "your jobs have reached the limit of jobs that your account sets per user",
+        ),
+        ("QOSMaxWallDurationPerJobLimit", "requests more time than its QOS allows per job"),
+        ("QOSMinGRES", "requests fewer GPUs than its QOS requires"),
+        (
+            "ReqNodeNotAvail, UnavailableNodes:n[1-2]",
+            "waits for nodes that are down, drained or reserved (n[1-2])",
+        ),
+        (
+            "ReqNodeNotAvail, May be reserved for other job",
+            "waits for nodes that are down, drained or reserved",
+        ),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "waits for nodes that are down, drained or reserved",
+        ),
+        (
+            "PartitionNodeLimit",
+            "requests more nodes than its partition allows, or too few of them are up",
+        ),
+        ("AWholeNewReason", "AWholeNewReason"),
+        ("QOSMaxUnicornsPerUser", "QOSMaxUnicornsPerUser"),
+        ("", ""),
+    ],
+)
+def test_reasons_in_plain_words(reason: str, words: str) -> None:
+    assert explain_reason(reason, gpus=True) == words
+
+
+def test_a_job_without_gpus_waits_for_nodes() -> None:
+    assert explain_reason("Resources", gpus=False) == "waits for nodes to become free"
+    assert not [name for name in REASONS if "{" in explain_reason(name, gpus=False)]
+
+
+@pytest.mark.parametrize(
+    ("start", "shown"),
+    [
+        ("2026-11-17T14:20:00", "; expected to start 14:20"),
+        ("2026-11-18T09:05:00", "; expected to start Wed 09:05"),
+        ("2026-12-24T09:05:00", "; expected to start 24 Dec 09:05"),
+        ("2026-11-17T11:59:00", ""),  # Slurm has not planned it again yet
+        ("N/A", ""),
+        ("\x1b[31m", ""),
+    ],
+)
+def test_the_estimate_is_part_of_the_detail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, shown: str
+) -> None:
+    folder = make_run(tmp_path)
+    folder.run_json.write_text(json.dumps({"spec": {"job": {"gpus_per_node": 8}}}))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: NOW)
+        record = read_record(
+            folder, lambda jobs: {"7": JobState("7", "PENDING", "Resources", start=start)}
+        )
+        assert record.detail == f"waits for GPUs to become free{shown}"
+
+
+def test_a_start_on_another_day_has_its_day() -> None:
+    assert show_start(NOW + 60, NOW) == "12:01"
+    assert show_start(NOW + 86400, NOW) == "Wed 12:00"
