@@ -80,7 +80,7 @@ soak-guests: .make/dev  ## end guest scripts in every way, 200 times under load
 	@$(BIN)/python tests/guests/soak.py
 
 docs: .make/dev  ## write docs/reference from the code, and build the documentation site
-	@$(BIN)/paceline reference --write docs/reference
+	@$(BIN)/python docs/site/reference.py
 	@$(BIN)/python docs/site/llms.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 	@echo "open site/index.html in a browser"

@@ -25,8 +25,7 @@ def make_text() -> str:
     settings = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=_Loader)
     lines = ["# Paceline", "", f"> {settings['site_description']}", ""]
     lines += [
-        "`paceline --help` lists the commands, `paceline reference NAME` explains one flag, key "
-        "or method.",
+        "`paceline --help` lists the commands, `paceline COMMAND --help` the options of one.",
         "",
     ]
     for entry in settings["nav"]:

@@ -42,7 +42,7 @@ def copy(tmp_path: Path, heard: float) -> ClusterCopy:
 
 def shown(copy: ClusterCopy, capsys: pytest.CaptureFixture[str], *args: str) -> str:
     with show(copy):
-        assert run_command(args[0], list(args[1:])) == 0
+        assert run_command(list(args)) == 0
     return capsys.readouterr().out
 
 

@@ -42,27 +42,6 @@ def test_a_command_that_lasts_frees_its_garbage() -> None:
     assert int(done.stdout) < 150_000
 
 
-def test_an_error_that_comes_from_ctrl_c_is_no_crash() -> None:
-    """Python code wraps the interrupt; pydantic's compiled code keeps only its name, in the text of its own error."""
-
-    def wrapped() -> Exception:
-        try:
-            try:
-                raise KeyboardInterrupt
-            finally:
-                raise OSError(5, "cannot clean up")
-        except OSError as problem:
-            return problem
-
-    for error in (
-        wrapped(),
-        ValueError('Error building "model" validator:\n  KeyboardInterrupt: '),
-    ):
-        assert cli._code_of(error) == 130
-    with pytest.raises(ValueError, match="another"):
-        cli._code_of(ValueError("another"))
-
-
 def test_a_command_that_is_interrupted_ends_without_a_word(tmp_path: Path) -> None:
     code = """
 import sys

@@ -42,7 +42,7 @@ ELSEWHERE = {
     "paceline clean --node": ("tests/slurm/test_staging.py", '"clean"'),
     "paceline env remove": ("tests/launch/environment", "remove"),
     "paceline sandbox": ("tests/docs/test_tutorial.py", "sandbox down"),
-    'eval "$(paceline completion': ("tests/cli/test_shell_help.py", "completion"),
+    "paceline --install-completion": ("tests/cli/test_typer_options.py", "--show-completion"),
     "paceline adopt": ("tests/tools/adopt", '"adopt"'),
     "paceline new": ("tests", '"new"'),
     "paceline sweep sweep.yml": ("tests/sweep/test_wandb.py", "sweep.yml"),

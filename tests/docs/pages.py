@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# signatures and examples of keys, compared with the code by tests/cli/reference
+# signatures and examples of keys, compared with the code by tests/docs/test_reference.py
 GENERATED = "docs/reference/"
 FENCE = re.compile(r"^( *)(```+)([^\n]*)\n(.*?)^\1\2[ \t]*$", re.MULTILINE | re.DOTALL)
 

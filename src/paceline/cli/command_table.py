@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+ABOUT = (
+    "Take a PyTorch script from your laptop to every GPU of a Slurm cluster,\n"
+    "and keep it running until it is done."
+)
+EXAMPLES = """\
+  paceline run train.py                     one rank per GPU, or two on the CPU
+  paceline run --nproc 4 --cpu train.py --lr 0.1
+  paceline submit --nodes 2 --gpus 8 train.py --lr 0.1
+  paceline submit --on alps train.py        over SSH, after `paceline login`
+
+Options of Paceline go before the script; everything after it is passed to the
+script unchanged.
+Run `paceline COMMAND --help` for the options of a command."""
+
 # Each command: its module (with a `command`, or an `app` if it has subcommands), and what it does.
 COMMANDS = {
     "run": ("paceline.cli.commands.run", "run a script here, on this machine's GPUs or CPU cores"),
@@ -71,18 +85,16 @@ COMMANDS = {
         "show what to change in a script so that it trains on several ranks",
     ),
     "init": ("paceline.cli.commands.init", "write a commented paceline.toml for your cluster"),
-    "reference": (
-        "paceline.cli.commands.reference",
-        "look up a key, a flag, a command or a method",
-    ),
-    "completion": (
-        "paceline.cli.commands.completion",
-        "print a script that completes commands and options in your shell",
-    ),
     "sandbox": (
         "paceline.cli.commands.sandbox",
         "run a real multi-node Slurm on this machine, for testing",
     ),
+}
+
+# The module of each subcommand of a command that also does something without one.
+SUBCOMMANDS = {
+    "sweep show": "paceline.cli.commands.sweep_show",
+    "sweep cancel": "paceline.cli.commands.sweep_cancel",
 }
 
 # What a command with --on starts on the cluster; nobody types it.
@@ -90,9 +102,7 @@ SERVERS = {"mirror-server": "paceline.cli.on_cluster.mirror_server"}
 
 # What people type for a command that has another name, and what to type instead.
 OTHER_NAMES = {
-    **dict.fromkeys(
-        ("resume", "continue"), "paceline run --resume RUN` or `paceline submit --resume RUN"
-    ),
+    **dict.fromkeys(("resume", "continue"), "paceline submit --resume RUN"),
     **dict.fromkeys(("status", "list"), "paceline ps"),
     **dict.fromkeys(("stop", "kill"), "paceline cancel RUN"),
 }

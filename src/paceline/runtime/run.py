@@ -56,7 +56,8 @@ class Run:
         world_size: The number of ranks.
         local_rank: The number of this process on its node.
         identity: These and more: `local_world_size`, `node`, `num_nodes`, and `source`, what
-        started the ranks. device: The device of this rank.
+            started the ranks.
+        device: The device of this rank.
         params: The script's parameters: `[params]` of paceline.toml and `--param`. Read-only.
         settings: The settings of the session, with what the command line has overridden.
         project: The project's name.

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from paceline.cli import dispatch, single_command
+from paceline.cli import dispatch
 from paceline.cli.commands.doctor import command, measure_nodes, names_a_run, report
+from paceline.cli.parser import single_command
 from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
 from paceline.contract.fitness.judgement import Judgement
 from paceline.contract.fitness.measurement import Measurement
@@ -127,7 +127,7 @@ OPTIONS_AFTER_A_RUN = {
 
 @pytest.mark.parametrize("typed", OPTIONS_AFTER_A_RUN)
 def test_options_may_follow_a_run_but_those_of_a_script_are_its_own(typed: str) -> None:
-    parser = get_command(single_command(command))
+    parser = single_command(command)
     expected = parser.make_context("doctor", OPTIONS_AFTER_A_RUN[typed]).params
     assert parser.make_context("doctor", typed.split()).params == expected
     assert expected["args"] == OPTIONS_AFTER_A_RUN[typed][-1:] or not expected["as_json"]

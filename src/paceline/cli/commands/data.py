@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import console, typer_options
 from paceline.cli.commands import data_push
-from paceline.cli.help import GroupedCommand
+from paceline.cli.parser import GroupedCommand
 from paceline.errors import UsageError
 from paceline.launch.local.staging import scan_data, staging_request
 from paceline.launch.run_folder import resolve_scratch

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.cli.help import GroupedCommand
 from paceline.cli.json_output import print_json
+from paceline.cli.parser import GroupedCommand
 from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import NoSlurm, UsageError
 from paceline.launch.environment import build as builds

@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli import console, typer_options
 from paceline.cli.commands.doctor import report
-from paceline.cli.help import GroupedCommand
+from paceline.cli.parser import GroupedCommand
 from paceline.contract.output_file import write_output
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.option_table import LAUNCH, TRAINING

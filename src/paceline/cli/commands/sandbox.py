@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.cli.help import GroupedCommand
+from paceline.cli.parser import GroupedCommand
 from paceline.errors import UsageError
 from paceline.tools.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, packages
 from paceline.tools.sandbox.lifecycle import stop_all

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.main import get_command
 
-from paceline.cli import HELP, single_command, typer_options
+from paceline.cli import typer_options
 from paceline.cli.on_cluster import remote_output
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
@@ -24,37 +21,8 @@ if TYPE_CHECKING:
 
 forwarded = remote_output.forwarded  # with --on
 
-# Subcommands, and the module of each. Anything else starts a sweep.
-SUBCOMMANDS = {
-    "show": "paceline.cli.commands.sweep_show",
-    "cancel": "paceline.cli.commands.sweep_cancel",
-}
 # Keys whose flags set `[sweep]`, and not the settings of trials.
 OWN_KEYS = {option.key for option in TABLE[SWEEP]}
-
-
-def app(*, args: list[str], prog_name: str, **settings: Any) -> Any:
-    """Dispatch `paceline sweep show` and `cancel`, as a typer group with a default command would."""
-    position = find_subcommand(args)
-    if position is None:
-        return single_command(command)(args=args, prog_name=prog_name, **settings)
-    name = args[position]
-    return single_command(importlib.import_module(SUBCOMMANDS[name]).command)(
-        args=[*args[:position], *args[position + 1 :]], prog_name=f"{prog_name} {name}", **settings
-    )
-
-
-def find_subcommand(args: Sequence[str]) -> int | None:
-    """Return the position of a subcommand, which options may precede, as in `sweep --on alps show NAME`."""
-    if not SUBCOMMANDS.keys() & {*args} or args[0] in SUBCOMMANDS:
-        return 0 if args and args[0] in SUBCOMMANDS else None
-    made = get_command(single_command(command))
-    parser = made.make_parser(
-        made.context_class(made, info_name="paceline sweep", help_option_names=HELP)
-    )
-    parser.allow_interspersed_args = False
-    values, rest, _ = parser.parse_args(list(args))
-    return len(args) - len(rest) - 1 if values.get("file") in SUBCOMMANDS else None
 
 
 @typer_options.takes_settings("sweep", shown=(SWEEP, RESOURCES, LAUNCH, PROJECT))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.help import GroupedCommand
+from paceline.cli.parser import GroupedCommand
 from paceline.contract.files.size import show_size
 from paceline.errors import UsageError
 from paceline.launch.local.warm_start import read_status

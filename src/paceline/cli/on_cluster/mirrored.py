@@ -218,7 +218,7 @@ class _Show:
             )
         with show(self._view()):
             return run_command(
-                "report", [str(self._mirror.folder / found[name]), "-o", str(output)]
+                ["report", str(self._mirror.folder / found[name]), "-o", str(output)]
             )
 
     def renew(self) -> None:
@@ -281,7 +281,7 @@ class _Show:
         from paceline.watch.origin import show
 
         with show(view):
-            return run_command(self._asked.line[0], self._asked.line[1:])
+            return run_command(self._asked.line)
 
     def _view(self) -> ClusterCopy:
         from paceline.watch.origin import ClusterCopy

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from typer.main import get_command
 
+from paceline.cli.command_table import SUBCOMMANDS
 from paceline.cli.on_cluster.on_cluster import FORWARDED
 from paceline.contract.quote import command_line
 from paceline.contract.redaction import redact_args
@@ -78,13 +79,11 @@ def takes_on(module: str) -> bool:
 
 
 def _subcommands(name: str) -> list[str]:
-    module = importlib.import_module(name)
-    if hasattr(module, "SUBCOMMANDS"):
-        return list(module.SUBCOMMANDS)
-    return list(getattr(get_command(module.app), "commands", ())) if _is_group(name) else []
+    own = [each.split()[1] for each, module in SUBCOMMANDS.items() if module.startswith(f"{name}_")]
+    app = getattr(importlib.import_module(name), "app", None)
+    return own or (list(getattr(get_command(app), "commands", ())) if app is not None else [])
 
 
 def _is_group(name: str) -> bool:
     """Return whether the command of a module always has a subcommand."""
-    module = importlib.import_module(name)
-    return hasattr(module, "app") and not hasattr(module, "SUBCOMMANDS")
+    return hasattr(importlib.import_module(name), "app")

@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from paceline.agent.workers.zygote.prestart import FLAGS, NO_PRESTART, SHORT, guess
 from paceline.agent.workers.zygote.start import ZygoteOptions, start_zygote
-from paceline.cli import single_command
 from paceline.cli.commands.run import command
+from paceline.cli.parser import single_command
 from tests.agent.conftest import Launch, is_alive, until
 
 
@@ -87,11 +86,7 @@ def test_no_zygote_is_started(
 
 def test_options_without_a_value_are_known() -> None:
     """Otherwise the guess would take the script for an option's value."""
-    options = [
-        each
-        for each in get_command(single_command(command)).params
-        if each.param_type_name == "option"
-    ]
+    options = [each for each in single_command(command).params if each.param_type_name == "option"]
     flags = {flag: each for each in options for flag in each.opts}
     switches = {flag for flag, each in flags.items() if each.is_flag}
     assert set(FLAGS) == switches - set(NO_PRESTART)

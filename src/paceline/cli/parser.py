@@ -1,0 +1,214 @@
+"""How typer reads the command line: commands that are imported when typed, help in groups, and what mistakes mean."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from paceline.cli.command_table import ABOUT, COMMANDS, OTHER_NAMES, SUBCOMMANDS
+from paceline.cli.on_cluster import misplaced_on, on_cluster
+from paceline.errors import UsageError
+from paceline.spec.option_table import TABLE, options_of
+from paceline.spec.synonyms import find_option
+
+GENERAL = "Options"
+WIDTH = 110
+GPU_FLAGS = ("--gpus", "--gpus-per-node", "--gpu", "--gres", "-G")
+RANKS_INSTEAD = (
+    "`paceline run` starts one rank per GPU. For 2 ranks, use --nproc 2; to choose the GPUs, set"
+    " CUDA_VISIBLE_DEVICES=0,1."
+)
+# Options of sbatch and torchrun that have no counterpart, and what to do instead.
+INSTEAD = {
+    **dict.fromkeys(
+        ("--array", "-a"), "Use `paceline sweep`: it submits job arrays, with one trial per point."
+    ),
+    **dict.fromkeys(
+        ("--standalone", "--rdzv-endpoint", "--rdzv-backend", "--master-addr", "--master-port"),
+        "Omit it: Paceline finds the nodes and a free port itself.",
+    ),
+}
+
+
+def make_app() -> Any:
+    """Return the whole command line, as click has it."""
+    app = typer.Typer(cls=CommandGroup, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+    @app.callback(help=ABOUT)
+    def paceline() -> None:
+        """Everything is in the commands."""
+
+    return get_command(app)
+
+
+def load_command(name: str) -> Any:
+    """Import a command, or a subcommand such as `sweep show`, and return it as click has it."""
+    module = importlib.import_module(SUBCOMMANDS.get(name) or COMMANDS[name][0])
+    app = getattr(module, "app", None)
+    return get_command(app) if app is not None else single_command(module.command)
+
+
+def single_command(function: Any) -> Any:
+    """Return a function as a command. If it takes a script, options end at the script."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    settings = {"allow_interspersed_args": not getattr(function, "takes_a_script", False)}
+    app.command(cls=GroupedCommand, context_settings=settings)(function)
+    return get_command(app)
+
+
+class CommandGroup(TyperGroup):
+    """All commands; each is imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        pair = " ".join(args[:2])
+        if pair in SUBCOMMANDS:
+            return pair, load_command(pair), args[2:]
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            raise _unknown_command(args[0])
+        return args[0], self.get_command(ctx, args[0]), args[1:]
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete the name of a command without importing all of them."""
+        return [
+            SimpleNamespace(type="plain", value=name, help=text)
+            for name, (_, text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose options are grouped by their `rich_help_panel`.
+
+    What follows `\\b` in the docstring is examples.
+    """
+
+    def __init__(self, *args: Any, help: str | None = None, **more: Any) -> None:
+        text, mark, examples = inspect.cleandoc(help or "").partition("\b")
+        settings = {"max_content_width": WIDTH, **(more.pop("context_settings", None) or {})}
+        epilog = f"{mark}\nExamples:\n{examples.strip(chr(10))}" if examples else None
+        super().__init__(
+            *args, **{**more, "help": text.strip(), "epilog": epilog, "context_settings": settings}
+        )
+        if (key := on_cluster.key_of(self)) in on_cluster.FORWARDED:
+            known = {flag for each in self.params for flag in each.opts}
+            self.params += [
+                each for each in on_cluster.options_for(key) if not known & {*each.opts}
+            ]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; with `--on`, raise `Forwarded` in place of the command."""
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        is_script = getattr(self.callback, "takes_a_script", False)
+        script = list(values.get("args") or ()) if is_script else []
+        typed = args[: len(args) - len(script)]
+        names_a_run = getattr(self.callback, "names_a_run", None)
+        if names_a_run and script[1:] and script[1].startswith("-") and names_a_run(script[0]):
+            return self.parse_args(ctx, [*typed, *script[1:], script[0]])
+        rest = super().parse_args(ctx, list(args))
+        on_cluster.note_misplaced(ctx, script, values)
+        if on_cluster.key_of(self) in on_cluster.FORWARDED:
+            on_cluster.forward_if_asked(self, ctx, typed, script, values)
+        return rest
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [each for each in self.get_params(ctx) if _is_argument(each)]
+        return [self.options_metavar or "", *map(_usage, arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {
+            "Arguments": [],
+            **{name: [] for name in TABLE},
+            GENERAL: [],
+        }
+        for param in self.get_params(ctx):
+            if _is_argument(param):
+                text = getattr(param, "help", None) or ""
+                groups["Arguments"].append((param.metavar or str(param.name), text))
+            elif record := param.get_help_record(ctx):
+                group = getattr(param, "rich_help_panel", None) or GENERAL
+                groups.setdefault(group, []).append(record)
+        for name, records in groups.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
+
+
+def _is_argument(param: Any) -> bool:
+    return bool(param.param_type_name == "argument")
+
+
+def _usage(argument: Any) -> str:
+    """Write an argument as `NAME`, `NAME...` or `[NAME]`. A metavar with brackets says it all."""
+    name = str(argument.metavar or argument.name)
+    if "[" in name:
+        return name
+    name = f"{name}..." if argument.nargs == -1 else name
+    return name if argument.required else f"[{name}]"
+
+
+# -- mistakes ------------------------------------------------------------------------------------
+
+
+def usage_error(error: Any, args: list[str]) -> UsageError:
+    """Return a usage error of click's as ours, with what to do about it."""
+    path = error.ctx.command_path if error.ctx else "paceline"
+    name, hint = path.partition(" ")[2], f"See `{path} --help`."
+    option = getattr(error, "option_name", "")
+    if option.startswith("--on"):
+        return _misplaced_on(args) or misplaced_on.does_not_apply(name, hint)
+    if not option or type(error).__name__ != "NoSuchOption":
+        return UsageError(error.format_message(), hint=hint)
+    meant, elsewhere = find_option(option, name), find_option(option, "submit")
+    takes = [each for each in ("run", "submit") if _has(each, option)]
+    if instead := INSTEAD.get(option.replace("_", "-")):
+        return UsageError(f"No such option: {option}.", hint=instead)
+    if name == "run" and option in GPU_FLAGS:
+        return UsageError(f"{option} does not apply to `paceline run`.", hint=RANKS_INSTEAD)
+    if takes:
+        commands = " and ".join(f"`paceline {each}`" for each in takes)
+        return UsageError(f"{option} applies to {commands}, not to `paceline {name}`.", hint=hint)
+    if meant is not None:
+        return UsageError(f"No such option: {option}. Did you mean {meant.name}?", hint=hint)
+    if elsewhere is not None and name in ("run", "doctor", "prove"):
+        hint = f"{elsewhere.name} applies to `paceline submit`."
+    elif error.ctx and getattr(error.ctx.command.callback, "takes_a_script", False):
+        hint = f"Options of your script go after it: paceline {name} train.py {option} ... {hint}"
+    return UsageError(f"{error.format_message().rstrip('.')}.", hint=hint)
+
+
+def _has(command: str, flag: str) -> bool:
+    return any(flag in each.all_flags for _, each in options_of(command))
+
+
+def _misplaced_on(args: list[str]) -> UsageError | None:
+    """Return the error for `--on` before the command, or before the subcommand of a group."""
+    modules = {name: module for name, (module, _) in COMMANDS.items()}
+    if args and misplaced_on.is_on(args[0]):
+        return misplaced_on.explain_misplaced(args, modules)
+    is_group = args and hasattr(load_command(args[0]), "commands")
+    return misplaced_on.explain_misplaced(args[1:], modules, args[0]) if is_group else None
+
+
+def _unknown_command(name: str) -> UsageError:
+    close = difflib.get_close_matches(name, (*COMMANDS, *OTHER_NAMES), n=1)
+    hint = f"The commands are {', '.join(COMMANDS)}."
+    if name.endswith(".py"):
+        hint = f"Did you mean `paceline run {name}`?"
+    elif close:
+        hint = f"Did you mean `{OTHER_NAMES.get(close[0], f'paceline {close[0]}')}`?"
+    return UsageError(f"There is no command {name!r}.", hint=hint)
