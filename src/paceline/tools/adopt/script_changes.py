@@ -1,45 +1,43 @@
-"""What `paceline adopt` says about a script: the kind of script, the changes with their reasons,
-and remarks.
+"""What `paceline adopt` says about a script: the changes with their reasons, remarks, and whether
+the result still works.
 """
 
 from __future__ import annotations
 
 import ast
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from paceline.contract.stop.framework_presets import PRESETS
-from paceline.tools.adopt.ranks import Ranks
-from paceline.tools.adopt.rules import ddp_mistakes
-from paceline.tools.adopt.rules.data import change_loaders
-from paceline.tools.adopt.rules.devices import REASON as DEVICE
-from paceline.tools.adopt.rules.devices import change_devices
-from paceline.tools.adopt.rules.files import Files
-from paceline.tools.adopt.rules.hazards import Hazards
-from paceline.tools.adopt.rules.loops import change_loops
-from paceline.tools.adopt.rules.models import wrap_models
-from paceline.tools.adopt.rules.output import (
-    change_folders,
-    change_loads,
-    change_prints,
-    change_trackers,
-)
-from paceline.tools.adopt.rules.resume import RESUME
-from paceline.tools.adopt.rules.session import Entry, free_name, open_session, remark_import
-from paceline.tools.adopt.script_analysis import Script
+from pyflakes.checker import Checker
+from pyflakes.messages import UndefinedLocal, UndefinedName
+
+from paceline.tools.adopt import distributed
+from paceline.tools.adopt.remarks import change_wandb, find_remarks, remark_import
+from paceline.tools.adopt.script import Function, Script
+from paceline.tools.adopt.side_effects import SideEffects
 from paceline.tools.adopt.source_edits import Edit, Remark, Source, apply
 from paceline.tools.adopt.training import Training, find_training
+from paceline.tools.adopt.training_edits import (
+    RESUME,
+    Entry,
+    change_loader,
+    change_loops,
+    free_name,
+    obstacles,
+    wrap_models,
+)
 
-FRAMEWORKS = {  # what a script calls, and the name of the framework
-    "accelerate.Accelerator": "Accelerate",
-    "lightning.fabric.Fabric": "Lightning Fabric",
-    "lightning.Fabric": "Lightning Fabric",
-    "lightning_fabric.Fabric": "Lightning Fabric",
-    "deepspeed.initialize": "DeepSpeed",
-    "horovod.torch.init": "Horovod",
-}
 STOP = "to stop and resume, handle SIGUSR1, save, and exit with 75"
+RUN_HELP = (
+    "import sys; name = sys.argv[1]; text = sys.stdin.buffer.read(); sys.argv = [name, '--help']"
+)
+RUN_HELP += "; sys.path[0] = sys.argv[0].rpartition('/')[0] or '.'; main = sys.modules['__main__']"
+RUN_HELP += "; main.__file__ = name; exec(compile(text, name, 'exec'), vars(main))"
+HELP_SECONDS = 120
 
 
 @dataclass
@@ -56,187 +54,166 @@ class Advice:
 def advise(source: Source) -> Advice:
     script = Script(source)
     found = find_training(script)
-    name = source.name
-    advice = (
-        _known(script, found, name) or _distributed(script, name) or _single(script, found, name)
-    )
+    quoted = shlex.quote(source.name)
+    run, sign = f"paceline run --nproc 2 {quoted}", distributed.sign_of(script)
+    framework = distributed.framework_of(script, distributed.preset_of(script))
+    if "paceline" in script.packages():
+        steps = [run, f"paceline prove {quoted}"]
+        advice = Advice("It already uses Paceline: nothing to change.", next_steps=steps)
+    elif framework or sign is not None:
+        advice = _distributed(script, framework, sign, quoted)
+    elif not found.backwards:
+        advice = Advice("No training loop was found: the script never calls `loss.backward()`.")
+        text = f"{source.name} may import it: move the loop here, or change that module instead"
+        advice.remarks.append(Remark(0, text))
+    else:
+        advice = _single(found, quoted)
     advice.edits.sort(key=lambda edit: edit.start)
     advice.remarks.sort(key=lambda remark: (not remark.must, not remark.line, remark.line))
     try:
         advice.text = apply(source, advice.edits)
-        ast.parse(advice.text)
-    # rather nothing than a script that does not compile
-    except (SyntaxError, ValueError) as problem:
-        where = f" (near line {problem.lineno})" if isinstance(problem, SyntaxError) else ""
-        advice.verdict = f"Paceline cannot change this script safely{where}."
+        problem = _problem(source.text, advice.text)
+    except ValueError as overlap:
+        problem = str(overlap)
+    if problem:  # rather nothing than a script that does not work
+        advice.verdict = f"Paceline cannot change this script safely: {problem}."
         advice.edits, advice.text, advice.next_steps = [], source.text, []
     return advice
 
 
-def _known(script: Script, found: Training, name: str) -> Advice | None:
-    """Return the advice for a script that uses Paceline or a framework."""
-    quoted = shlex.quote(name)
-    run = f"paceline run --nproc 2 {quoted}"
-    if "paceline" in script.packages():
-        return Advice(
-            "It already uses Paceline: nothing to change.",
-            next_steps=[run, f"paceline prove {quoted}"],
-        )
-    frameworks = {full for call in script.calls if (full := script.dotted(call.func)) in FRAMEWORKS}
-    for preset in PRESETS:
-        if (
-            preset.fits(script.source.text, script.packages())
-            and not frameworks
-            and not found.backwards
-        ):
-            advice = Advice(
-                f"None needed: it uses the {preset.name}, and Paceline starts its ranks.",
-                next_steps=[run],
-            )
-            if not preset.can_resume([script.source.text], ()):
-                text = (
-                    f'it does not resume: pass {preset.resumes}; see "Frameworks" in the '
-                    "documentation"
-                )
-                advice.remarks.append(Remark(0, text))
-            return advice
-    if frameworks:
-        used = FRAMEWORKS[min(frameworks)]
-        style = {"Accelerate": "--style accelerate ", "Horovod": "--style mpirun "}.get(used, "")
-        command = f"paceline submit {style}{quoted}"
-        if used != "Horovod":
-            command = f"paceline run {style}--nproc 2 {quoted}"
-        advice = Advice(
-            f"None needed: it uses {used}, and Paceline starts its ranks.", next_steps=[command]
-        )
-        advice.remarks.append(Remark(0, f'{STOP}: see "Frameworks" in the documentation'))
-        return advice
-    return None
-
-
-def _distributed(script: Script, name: str) -> Advice | None:
-    if not ddp_mistakes.is_distributed(script):
-        return None
-    edits, remarks = _split(ddp_mistakes.fix_mistakes(script))
-    style = "--style spawn " if ddp_mistakes.spawns(script) else ""
-    command = f"paceline run {style}--nproc 2 {shlex.quote(name)}"
-    verdict = "None needed: it already uses DDP."
-    if edits:
-        verdict = (
-            "It already uses DDP, but has mistakes that show up on a cluster or in the results."
-        )
+def _distributed(
+    script: Script, framework: str, sign: tuple[int, str] | None, quoted: str
+) -> Advice:
+    style = "--style spawn " if distributed.needs_spawn(script) else ""
+    command = f"paceline run {style}--nproc 2 {quoted}"
+    if framework == "Horovod":
+        command = f"paceline submit --style mpirun {quoted}"
+    remarks = list(distributed.find_mistakes(script))
+    where = f"{sign[1]} in line {sign[0]}" if sign is not None else ""
+    verdict = f"None needed: it is distributed already ({where}), and Paceline starts its ranks."
+    if framework:
+        verdict = f"None needed: it uses {framework}, and Paceline starts its ranks."
     if any(remark.must for remark in remarks):
-        verdict = "It already uses DDP, but has mistakes that you have to fix yourself."
-        if edits:
-            verdict = (
-                "It already uses DDP, but has mistakes. These changes fix some of them; fix "
-                "the others yourself."
-            )
+        verdict = (
+            "It is distributed already, and works as it is, once you have fixed these mistakes."
+        )
     if style:
-        remarks.append(
-            Remark(
-                0,
-                "it starts its ranks itself (mp.spawn), so run it with --style spawn, on one node",
-            )
-        )
-    remarks.append(Remark(0, f'{STOP}: see "Scripts without the runtime" in the documentation'))
-    return Advice(verdict, edits, remarks, [command])
+        text = "it starts its ranks itself (mp.spawn), so run it with --style spawn, on one node"
+        remarks.append(Remark(0, text))
+    preset = distributed.preset_of(script)
+    if preset is None:
+        page = "Frameworks" if framework else "Scripts without the runtime"
+        remarks.append(Remark(0, f'{STOP}: see "{page}" in the documentation'))
+    elif not preset.can_resume([script.source.text], ()):
+        text = f'it does not resume: pass {preset.resumes}; see "Frameworks" in the documentation'
+        remarks.append(Remark(0, text))
+    return Advice(verdict, remarks=remarks, next_steps=[command])
 
 
-def _single(script: Script, found: Training, name: str) -> Advice:
-    if not found.backwards:
-        return Advice(
-            "No training loop was found: the script never calls `loss.backward()`.",
-            remarks=[
-                Remark(
-                    0,
-                    f"{name} may import it: move the loop here, or change that module in the same "
-                    "way",
-                )
-            ],
-        )
+def _single(found: Training, quoted: str) -> Advice:
+    script = found.script
     run = free_name(script)
-    rules = [*change_loaders(found, run), *wrap_models(found, run), *change_loops(found, run)]
-    ranks = Ranks(script, found.origins)
-    files = Files(script, found.origins, ranks)
-    saves = list(files.change(lambda _: f"{run}.is_rank_zero"))
-    soft = [*change_devices(script, run), *saves, *change_prints(script, ranks, run)]
-    users = [*_needing(script, rules), *_placed(script, soft)]
-    entry = Entry(script, users)
+    if problems := list(dict.fromkeys(obstacles(found, run))):
+        verdict = "It needs changes that only you can make; then start again with `paceline adopt`."
+        return Advice(verdict, remarks=problems)
+    loaders = [each for call in found.loaders for each in change_loader(found, call, run)]
+    changes = [*loaders, *wrap_models(found, run), *change_loops(found, run)]
+    resumes = any(isinstance(each, Edit) and each.reason == RESUME for each in changes)
+    statements = _edited(script, [each for each in changes if isinstance(each, Edit)])
+    functions = {script.function_of(each) for each in statements} | {*found.functions, None}
+    effects = SideEffects(script, run, lambda node: _is_in(script, functions, node))
+    placed = {node for node in script.nodes if effects.device_edit(node) and effects.is_ready(node)}
+    entry = Entry(script, statements | placed)
     if entry.statement is None:
         where = Remark(found.backwards[0].lineno, "no top-level code of the script calls this")
         return Advice("Its training loop is never called.", remarks=[where])
-    late = [change for node, change in soft if isinstance(change, Remark) or entry.has_run(node)]
-    saved = files.paths(node for node, change in saves if isinstance(change, Edit))
-    resumes = any(isinstance(change, Edit) and change.reason == RESUME for change in rules)
-    loads = change_loads(script, run, saved, resumes=resumes)
-    others = [*change_trackers(script, ranks, run), *change_folders(script, ranks), *loads]
-    hazards = Hazards(
-        found, mean=f"{run}.mean(...)", sum=f"{run}.sum(...)", ranks=f"{run}.world_size"
+    start = entry.statement.lineno
+    effects.is_ready = lambda node: (
+        _is_in(script, functions, node)
+        and (script.function_of(node) is not None or script.statement(node).lineno >= start)
     )
-    edits, remarks = _split(
-        [
-            *open_session(script, entry, run),
-            *rules,
-            *late,
-            *others,
-            *hazards.find(),
-            *hazards.prints(),
-        ]
-    )
-    remarks += remark_import(script, entry, users, run)
+    changes = [*entry.edits(run), *changes, *effects.find(), *change_wandb(script)]
+    changes += [*find_remarks(found, run, resumes=resumes), *remark_import(script, functions, run)]
+    edits, remarks = _split(changes)
     verdict = "These changes make it train on several ranks."
     if any(remark.must for remark in remarks):
-        verdict = (
-            "These changes are not all that it needs to train on several ranks; make the "
-            "remaining ones yourself."
-        )
-    quoted = shlex.quote(name)
-    steps = [
-        f"paceline run --nproc 2 {quoted}",
-        f"paceline inspect data {quoted}",
-        f"paceline prove {quoted}",
-    ]
+        verdict = "These changes are not all that it needs to train on several ranks; make the "
+        verdict += "remaining ones yourself."
+    steps = [f"paceline run --nproc 2 {quoted}"]
+    steps += [f"paceline inspect data {quoted}", f"paceline prove {quoted}"]
     return Advice(verdict, edits, remarks, steps)
 
 
-def _placed(script: Script, soft: Iterable[tuple[ast.AST, Edit | Remark]]) -> list[ast.AST]:
-    """Return the nodes that name a device, except those at the top of a script that has a main
-    block.
-
-    Workers import the top, too, and must not open a session; "cuda" there is the rank's own GPU,
-    anyway.
+def _is_in(script: Script, functions: set[Function | None], node: ast.AST) -> bool:
+    """Whether a node is where training happens: in one of these functions, or in what runs as the
+    script.
     """
-    nodes = [node for node, change in soft if isinstance(change, Edit) and change.reason == DEVICE]
-    guard = script.guard
-    return [
-        node
-        for node in nodes
-        if guard is None or script.function_of(node) or guard in script.ancestors(node)
-    ]
+    function = script.function_of(node)
+    if function is not None or script.guard is None:
+        return function in functions
+    return script.guard in script.ancestors(node)
 
 
-def _needing(script: Script, changes: Iterable[Edit | Remark]) -> list[ast.AST]:
-    """Return the innermost statements in which changes need the run."""
-    starts = sorted({edit.start for edit in changes if isinstance(edit, Edit)})
-    statements = [node for node in script.nodes if isinstance(node, ast.stmt)]
+def _edited(script: Script, edits: list[Edit]) -> set[ast.AST]:
+    """Return the innermost statements that edits change."""
     found: dict[int, ast.stmt] = {}
-    for node in statements:
-        first, last = script.source.offset(node.lineno, 0), script.source.end(node)
-        for start in starts:
-            if first <= start <= last and (
-                start not in found or _is_inside(script, node, found[start])
-            ):
-                found[start] = node
-    return list(found.values())
-
-
-def _is_inside(script: Script, node: ast.AST, other: ast.AST) -> bool:
-    return other in script.ancestors(node)
+    starts = sorted({edit.start for edit in edits})
+    for node in script.nodes:  # from the outer ones to the inner ones
+        if isinstance(node, ast.stmt):
+            indented = script.source.indent(node) is not None
+            first = script.source.offset(node.lineno, 0) if indented else script.source.start(node)
+            last = script.source.end(node)
+            found |= {start: node for start in starts if first <= start <= last}
+    return set(found.values())
 
 
 def _split(changes: Iterable[Edit | Remark]) -> tuple[list[Edit], list[Remark]]:
     found = list(dict.fromkeys(changes))
-    return [each for each in found if isinstance(each, Edit)], [
-        each for each in found if isinstance(each, Remark)
-    ]
+    edits = [each for each in found if isinstance(each, Edit)]
+    return edits, [each for each in found if isinstance(each, Remark)]
+
+
+# -- whether the result works
+
+
+def _problem(old: str, new: str) -> str:
+    """Return what is wrong with a changed script: it does not compile, or reads undefined names."""
+    try:
+        more = _undefined(new) - _undefined(old)
+    except SyntaxError as problem:
+        return f"line {problem.lineno} would not compile"
+    return f"{min(more)} would be undefined" if more else ""
+
+
+def _undefined(text: str) -> set[str]:
+    found = Checker(ast.parse(text)).messages
+    kinds = (UndefinedName, UndefinedLocal)
+    return {str(each.message_args[0]) for each in found if isinstance(each, kinds)}
+
+
+def broken_help(source: Source, advice: Advice) -> str:
+    """Return why `--help` of the changed script fails, although it worked before; "" if it works,
+    or if the script has none.
+    """
+    if "parse_args(" not in source.text:
+        return ""
+    problem = _run_help(source, advice.text)
+    return problem if problem and not _run_help(source, source.text) else ""
+
+
+def _run_help(source: Source, text: str) -> str:
+    """Run a text in place of the script; return the last line of its error."""
+    path = Path(source.name).absolute()
+    command = [sys.executable, "-c", RUN_HELP, str(path)]
+    try:
+        done = subprocess.run(
+            command,
+            input=text.encode(source.encoding),
+            capture_output=True,
+            timeout=HELP_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it runs for more than {HELP_SECONDS} s"
+    errors = done.stderr.decode(errors="replace").strip().splitlines()
+    return "" if done.returncode == 0 else (errors or ["it fails"])[-1]

@@ -8,225 +8,188 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from paceline.tools.adopt.script_analysis import LoopNode, Script
-from paceline.tools.adopt.value_origins import Origins, unwrap
+from paceline.tools.adopt.script import (
+    MAX_DEPTH,
+    PROGRESS,
+    Function,
+    LoopNode,
+    Script,
+    last_name,
+    unwrap,
+)
 
 LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
-_OPTIMIZER = re.compile(
-    r"(Adam\w*|\w*Adam|SGD|Lion|LBFGS|Adafactor|Adagrad|Adadelta|RMSprop|LAMB|Muon|\w*Optimizer)$"
-)
+_OPTIMIZER = re.compile(r"(Adam\w*|\w*Adam|SGD|Lion|LBFGS|Ada\w+|RMSprop|LAMB|Muon|\w*Optimizer)$")
 
 
 @dataclass
 class Training:
-    """What was found. `models` are the expressions whose parameters an optimizer gets, with the
-    statement to be at.
-    """
+    """What was found. `models` are the expressions whose parameters an optimizer gets."""
 
     script: Script
-    origins: Origins
     backwards: list[ast.Call] = field(default_factory=list)
     step_loops: list[LoopNode] = field(default_factory=list)
     epoch_loops: list[LoopNode] = field(default_factory=list)
-    # loops that train in one phase, and evaluate in another
-    mixed: list[LoopNode] = field(default_factory=list)
-    outer_loops: list[LoopNode] = field(default_factory=list)  # around those of epochs
-    nested: bool = False  # whether something repeats the epochs, as in cross-validation
     loaders: list[ast.Call] = field(default_factory=list)  # that training loops read
     shared: list[ast.Call] = field(default_factory=list)  # that other loops read, too
     # other loops over loaders
     reading: list[ast.For | ast.comprehension] = field(default_factory=list)
     optimizers: list[ast.Call] = field(default_factory=list)
-    models: list[tuple[ast.expr, ast.stmt]] = field(default_factory=list)
+    models: list[ast.expr] = field(default_factory=list)
+
+    @property
+    def functions(self) -> list[Function | None]:
+        """The functions that have the loops: a script is edited there. None is the module."""
+        loops = [*self.step_loops, *self.epoch_loops]
+        return list(dict.fromkeys(self.script.function_of(loop) for loop in loops))
 
 
 def find_training(script: Script) -> Training:
-    found = Training(script, Origins(script))
-    found.backwards = [call for call in script.calls if is_backward(call)]
-    found.step_loops = _unique(
-        loop for call in found.backwards for loop in _step_loops(found, call, 0)
-    )
-    found.epoch_loops = _unique(
-        loop for each in found.step_loops for loop in _loops_around(script, each, 0)
-    )
-    found.outer_loops = _unique(
-        loop for each in found.epoch_loops for loop in _loops_around(script, each, 0)
-    )
-    found.nested = any(map(script.repeats, found.epoch_loops))
-    found.mixed = [loop for loop in found.step_loops if _is_mixed(found, loop)]
+    found = Training(script)
+    found.backwards = [call for call in script.calls if loss_of(call) is not None]
+    steps = [loop for call in found.backwards for loop in _step_loops(script, call, 0)]
+    found.step_loops = list(dict.fromkeys(steps))
+    epochs = [loop for each in found.step_loops for loop in _loops_around(script, each, 0)]
+    found.epoch_loops = list(dict.fromkeys(epochs))
     _find_loaders(found)
+    found.optimizers = [call for call in script.calls if _is_optimizer(script, call)]
     _find_models(found)
     return found
 
 
-def is_backward(node: ast.AST) -> bool:
-    """Whether this is `loss.backward()`, not that of a framework, whose `backward` gets the
-    loss.
-    """
-    return loss_of(node) is not None
-
-
 def loss_of(node: ast.AST) -> ast.expr | None:
     """Return the loss of `loss.backward()` or `torch.autograd.backward(loss)`; None for other
-    nodes.
+    nodes, such as the `backward` of a framework, which gets the loss.
     """
-    is_call = (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "backward"
-    )
-    if not is_call or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
-    if ast.unparse(node.func.value).endswith("autograd") and node.args:
+    if node.func.attr != "backward":
+        return None
+    if node.args and ast.unparse(node.func.value).endswith("autograd"):
         return node.args[0]
     given = ast.unparse(node.args[0]) if node.args else "torch.ones"
     return node.func.value if given.startswith(("torch.ones", "torch.tensor")) else None
 
 
-def is_optimizer(script: Script, call: ast.Call) -> bool:
-    name = script.dotted(call.func)
-    if name.startswith("torch.optim.lr_scheduler") or not (call.args or call.keywords):
-        return False
-    if name.startswith("torch.optim."):
-        return True
-    last = name.rpartition(".")[2] or getattr(call.func, "id", "")
-    chosen = isinstance(call.func, ast.Call) and "optim" in script.source.text_of(call.func)
-    return chosen or (_OPTIMIZER.match(last) is not None and bool(_parameter_calls(call)))
+def range_of(loop: LoopNode) -> ast.Call | None:
+    """Return the `range(...)` that a loop counts with."""
+    inner = unwrap(loop.iter, PROGRESS) if isinstance(loop, ast.For) else None
+    counts = isinstance(inner, ast.Call) and last_name(inner) in ("range", "trange")
+    return inner if counts and isinstance(inner, ast.Call) and inner.args else None
 
 
-def _is_mixed(found: Training, loop: LoopNode) -> bool:
-    """Whether a loop trains only if a variable says so: `if phase == "train": loss.backward()`."""
-    for call in found.backwards:
-        above = list(found.script.ancestors(call))
-        if loop in above:
-            tests = [each.test for each in above[: above.index(loop)] if isinstance(each, ast.If)]
-            if any(re.search(r"phase|split|mode|train", ast.unparse(test)) for test in tests):
-                return True
-    return False
+def batch_names(loop: ast.For) -> set[str]:
+    """Return the variables of a loop that hold a batch, not its number."""
+    target: ast.AST = loop.target
+    calls = [node for node in ast.walk(loop.iter) if isinstance(node, ast.Call)]
+    if isinstance(target, ast.Tuple) and "enumerate" in map(last_name, calls):
+        target = target.elts[-1]
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
 def _loops_around(script: Script, node: ast.AST, depth: int) -> list[LoopNode]:
     """Return the innermost loops around a node: in its function, else around the calls of that
     function.
     """
-    loop = script.loop_around(node)
-    function = script.function_of(node)
-    if loop is not None or function is None or depth > 8:
+    loop, function = script.loop_around(node), script.function_of(node)
+    if loop is not None or function is None or depth > MAX_DEPTH:
         return [loop] if loop is not None else []
-    return [
-        each for call in script.uses(function) for each in _loops_around(script, call, depth + 1)
-    ]
+    uses = script.uses(function)
+    return [each for call in uses for each in _loops_around(script, call, depth + 1)]
 
 
-def _step_loops(found: Training, node: ast.AST, depth: int) -> list[LoopNode]:
+def _step_loops(script: Script, node: ast.AST, depth: int) -> list[LoopNode]:
     """Return the innermost loops around a node that read a DataLoader; the innermost of all if
     none does.
     """
-    script, made = found.script, set(found.script.calls_of(*LOADERS))
     loops: list[LoopNode] = []
     while (loop := script.loop_around(loops[-1] if loops else node)) is not None:
         loops.append(loop)
-    reading = [loop for loop in loops if _reads(found, loop, made)]
+    reading = [loop for loop in loops if loaders_of(script, loop)]
     function = script.function_of(node)
-    if reading or function is None or depth > 8:
+    if reading or function is None or depth > MAX_DEPTH:
         return (reading or loops)[:1]
-    outer = [each for call in script.uses(function) for each in _step_loops(found, call, depth + 1)]
-    return [loop for loop in outer if _reads(found, loop, made)] or loops[:1] or outer
+    uses = script.uses(function)
+    outer = [each for call in uses for each in _step_loops(script, call, depth + 1)]
+    return [loop for loop in outer if loaders_of(script, loop)] or loops[:1] or outer
 
 
-def _reads(found: Training, loop: LoopNode, loaders: set[ast.Call]) -> bool:
-    return isinstance(loop, ast.For) and bool(found.origins.of(loop.iter) & loaders)
+def loaders_of(script: Script, loop: LoopNode | ast.comprehension) -> set[ast.Call]:
+    """Return the calls that make the loaders that a loop reads: several for `zip`."""
+    if isinstance(loop, ast.While):
+        return set()
+    inner = unwrap(loop.iter, ("enumerate", *PROGRESS, "iter", "list"))
+    zipped = isinstance(inner, ast.Call) and last_name(inner) == "zip"
+    read = inner.args if zipped and isinstance(inner, ast.Call) else [inner]
+    made = set(script.calls_of(*LOADERS))
+    return {call for each in read for call in script.origins(each)} & made
 
 
 def _find_loaders(found: Training) -> None:
-    script, origins = found.script, found.origins
-    made = set(script.calls_of(*LOADERS))
-    read = [loop for loop in found.step_loops if isinstance(loop, ast.For)]
-    used = {
-        call for loop in read for source in _iterated(loop) for call in origins.of(source)
-    } & made
-    loops = [node for node in script.nodes if isinstance(node, (ast.For, ast.comprehension))]
-    others = [node for node in loops if node not in found.step_loops]
-    elsewhere = set()
-    for loop in others:
-        if calls := origins.of(loop.iter) & made:
-            found.reading.append(loop)
-            elsewhere |= calls
-    for each in found.mixed:
-        elsewhere |= origins.of(each.iter) & made if isinstance(each, ast.For) else set()
+    used = {call for loop in found.step_loops for call in loaders_of(found.script, loop)}
+    elsewhere: set[ast.Call] = set()
+    loops = [each for each in found.script.nodes if isinstance(each, (ast.For, ast.comprehension))]
+    for loop in loops:
+        calls = loaders_of(found.script, loop) if loop not in found.step_loops else set()
+        found.reading += [loop] if calls else []
+        elsewhere |= calls
     found.loaders = sorted(used - elsewhere, key=lambda call: call.lineno)
     found.shared = sorted(used & elsewhere, key=lambda call: call.lineno)
 
 
-def _iterated(loop: ast.For) -> list[ast.expr]:
-    """Return what a loop reads: several for `zip`."""
-    node: ast.expr = loop.iter
-    while isinstance(node, ast.Call) and node.args:
-        if getattr(node.func, "id", "") == "zip":
-            return [unwrap(each) for each in node.args]
-        inner = unwrap(node)
-        if inner is node:
-            break
-        node = node.args[0]
-    return [node]
+def _is_optimizer(script: Script, call: ast.Call) -> bool:
+    name = script.dotted(call.func)
+    if name.startswith("torch.optim.lr_scheduler") or not (call.args or call.keywords):
+        return False
+    chosen = isinstance(call.func, ast.Call) and "optim" in script.source.text_of(call.func)
+    if chosen or (name.startswith("torch.optim.") and name.rpartition(".")[2][:1].isupper()):
+        return True
+    return _OPTIMIZER.match(last_name(call)) is not None and bool(_parameter_calls(call))
 
 
 def _find_models(found: Training) -> None:
     script = found.script
-    found.optimizers = [call for call in script.calls if is_optimizer(script, call)]
-    seen: list[set[ast.Call]] = []
-    texts: set[tuple[object, str]] = set()
+    seen: set[ast.Call] = set()
     for optimizer in found.optimizers:
-        for call in _parameters_for(found, optimizer):
-            model = _model_of(found, call)
-            made = found.origins.of(model)
-            key = (script.function_of(call), script.source.text_of(model))
-            if key in texts or any(made & other for other in seen):
+        for call in _parameters_for(script, optimizer):
+            model = _model_of(script, call)
+            made = {each for each in script.origins(model) if not script.callees(each)}
+            made |= {each for each in script.origins(model) if last_name(each) in script.classes}
+            if made & seen:
                 continue
-            texts.add(key)
-            seen.append(
-                {call for call in made if not script.callees(call) or _is_class(script, call)}
-            )
-            found.models.append((model, script.statement(call)))
+            if made or script.source.text_of(model) not in map(ast.unparse, found.models):
+                found.models.append(model)
+            seen |= made
 
 
-def _is_class(script: Script, call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id in script.classes
+def given_parameters(optimizer: ast.Call) -> list[ast.expr]:
+    named = [each.value for each in optimizer.keywords if each.arg == "params"]
+    return [*optimizer.args[:1], *named]
 
 
-def _parameters_for(found: Training, optimizer: ast.Call) -> list[ast.Call]:
+def _parameters_for(script: Script, optimizer: ast.Call) -> list[ast.Call]:
     """Return the calls of `parameters()` for an optimizer: among its arguments, or in what these
     were assigned.
     """
-    given = [
-        *optimizer.args[:1],
-        *(each.value for each in optimizer.keywords if each.arg == "params"),
-    ]
+    given = given_parameters(optimizer)
     for _ in range(4):  # groups of lists of parameters
-        calls = [call for each in given for call in _parameter_calls(each)]
-        if calls:
+        if calls := [call for each in given for call in _parameter_calls(each)]:
             return calls
         names = [node for each in given for node in ast.walk(each) if isinstance(node, ast.Name)]
-        given = [
-            value
-            for name in names
-            for value in found.origins.values(name.id, name)
-            if value is not optimizer
-        ]
+        given = [value for name in names for value in script.values(name.id, name)]
+        given = [value for value in given if value is not optimizer]
     return []
 
 
 def _parameter_calls(node: ast.AST) -> list[ast.Call]:
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+    known = ("parameters", "named_parameters")
     return [
-        each
-        for each in ast.walk(node)
-        if isinstance(each, ast.Call)
-        and isinstance(each.func, ast.Attribute)
-        and each.func.attr in ("parameters", "named_parameters")
+        each for each in calls if isinstance(each.func, ast.Attribute) and last_name(each) in known
     ]
 
 
-def _model_of(found: Training, call: ast.Call) -> ast.expr:
+def _model_of(script: Script, call: ast.Call) -> ast.expr:
     """Return the whole model of `model.head.parameters()`: `model`, or `self.model` in a class
     that is none.
     """
@@ -237,19 +200,10 @@ def _model_of(found: Training, call: ast.Call) -> ast.expr:
     root = chain[-1]
     if not isinstance(root, ast.Name):
         return chain[0]
-    owner = found.script.class_of(call)
+    inner = chain[max(0, len(chain) - 2)]
+    owner = script.class_of(call)
     if root.id == "self" and owner is not None:
-        return root if found.script.is_module_class(owner) else chain[max(0, len(chain) - 2)]
-    plain = [each for each in found.origins.of(root) if _is_plain_object(found.script, each)]
-    return chain[max(0, len(chain) - 2)] if plain else root
-
-
-def _is_plain_object(script: Script, call: ast.Call) -> bool:
-    """Whether a call makes an object of a class of this script that is no nn.Module."""
-    return _is_class(script, call) and not script.is_module_class(
-        script.classes[getattr(call.func, "id", "")]
-    )
-
-
-def _unique(loops: object) -> list[LoopNode]:
-    return list(dict.fromkeys(loops))  # type: ignore[call-overload]
+        return root if script.is_module_class(owner) else inner
+    made = [script.classes.get(last_name(each)) for each in script.origins(root)]
+    holds = any(each is not None and not script.is_module_class(each) for each in made)
+    return inner if holds else root

@@ -15,15 +15,10 @@ def train_one_epoch(model, criterion, optimizer, loader, epoch):
     print("epoch", epoch, "loss", loss.item(), flush=True)
 
 
-def build():
-    model = nn.Linear(8, 1).cuda()
-    weight = torch.ones(1, device="cuda:0")
-    return model, nn.MSELoss().to("cuda"), weight
-
-
 if __name__ == "__main__":
     torch.manual_seed(0)
-    model, criterion, weight = build()
+    model, criterion = nn.Linear(8, 1).cuda(), nn.MSELoss().to("cuda")
+    weight = torch.ones(1, device="cuda:0")
     x = torch.randn(80, 8)
     loader = DataLoader(dataset=TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

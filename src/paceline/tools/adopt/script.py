@@ -1,0 +1,374 @@
+"""What a script says: its imports, functions and classes, who calls whom, and which calls make the
+values that it uses.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from paceline.tools.adopt.source_edits import Source
+
+# What matters of the modules from which scripts import everything.
+STARS = {
+    "torch": ("save", "load", "device", "compile", "manual_seed", "nn", "optim"),
+    "torch.nn": ("Parameter", "DataParallel", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"),
+    "torch.optim": ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "LBFGS", "lr_scheduler"),
+    "torch.utils.data": ("DataLoader", "DistributedSampler", "IterableDataset"),
+    "torch.nn.parallel": ("DistributedDataParallel", "DataParallel"),
+    "torch.distributed": ("init_process_group", "get_rank", "all_reduce"),
+}
+PROGRESS = ("tqdm", "track")
+# what a loop may have around the loader that it reads
+WRAPPERS = ("enumerate", *PROGRESS, "iter", "list", "zip")
+MOVES = ("to", "cuda", "cpu", "train", "eval", "half", "float", "double")
+MAX_DEPTH = 12
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+LoopNode: TypeAlias = ast.For | ast.While
+Scope: TypeAlias = "Function | ast.ClassDef | None"
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def last_name(node: ast.AST) -> str:
+    """Return `step` of `optimizer.step(...)`, `optimizer.step` or `step`."""
+    if isinstance(node, ast.Call):
+        return last_name(node.func)
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def unwrap(node: ast.expr, wrappers: tuple[str, ...] = WRAPPERS) -> ast.expr:
+    """Return what a loop really reads: `loader` of `enumerate(tqdm(loader))`."""
+    while isinstance(node, ast.Call) and node.args and last_name(node) in wrappers:
+        node = node.args[0]
+    return node
+
+
+class Script:
+    """A source, and the relations between its parts. Branches are not told apart: a value may come
+    from each of them.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.tree = source, source.tree
+        self.nodes = list(ast.walk(self.tree))
+        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.imports = _imports(self.tree)
+        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        self.calls.sort(key=lambda call: (call.lineno, call.col_offset))
+        self.classes = {node.name: node for node in self.nodes if isinstance(node, ast.ClassDef)}
+        self.functions: dict[str, Function] = {}  # by name
+        self.methods: dict[str, list[Function]] = {}
+        for node in self.nodes:
+            if isinstance(node, FUNCTIONS):
+                if isinstance(self.parents[node], ast.ClassDef):
+                    self.methods.setdefault(node.name, []).append(node)
+                else:
+                    self.functions[node.name] = node
+        self.names = {node.id for node in self.nodes if isinstance(node, ast.Name)}
+        self.names |= {node.arg for node in self.nodes if isinstance(node, ast.arg)}
+        self.names |= {*self.functions, *self.classes, *self.imports}
+        self._globals = {
+            (self.function_of(node), name)
+            for node in self.nodes
+            if isinstance(node, ast.Global)
+            for name in node.names
+        }
+        self._values: dict[tuple[Scope, str], list[tuple[ast.expr, int | None]]] = {}
+        for node in self.nodes:
+            self._record(node)
+        self._callers: dict[Function, list[ast.Call]] = {}
+        self._passed: dict[Function, list[ast.Call]] = {}
+        for call in self.calls:
+            for function in self.callees(call):
+                self._callers.setdefault(function, []).append(call)
+            for argument in call.args:
+                if isinstance(argument, ast.Name) and argument.id in self.functions:
+                    self._passed.setdefault(self.functions[argument.id], []).append(call)
+
+    # -- names and structure
+
+    def dotted(self, node: ast.AST) -> str:
+        """Return the full name of what an expression refers to: `optim.SGD` is "torch.optim.SGD";
+        "" if unknown.
+        """
+        if isinstance(node, ast.Name):
+            return self.imports.get(node.id, "")
+        if isinstance(node, ast.Attribute):
+            base = self.dotted(node.value)
+            return f"{base}.{node.attr}" if base else ""
+        return ""
+
+    def calls_of(self, *names: str) -> list[ast.Call]:
+        return [call for call in self.calls if self.dotted(call.func) in names]
+
+    def packages(self) -> set[str]:
+        return {name.split(".")[0] for name in self.imports.values()}
+
+    def is_module_class(self, node: ast.ClassDef) -> bool:
+        """Whether a class is an nn.Module."""
+        bases = [self.dotted(base) or last_name(base) for base in node.bases]
+        local = [self.classes[base] for base in bases if base in self.classes and base != node.name]
+        return any(base.endswith("Module") for base in bases) or any(
+            map(self.is_module_class, local)
+        )
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """Return the innermost statement that holds a node."""
+        return next(each for each in (node, *self.ancestors(node)) if isinstance(each, ast.stmt))
+
+    def function_of(self, node: ast.AST) -> Function | None:
+        return next((each for each in self.ancestors(node) if isinstance(each, FUNCTIONS)), None)
+
+    def class_of(self, node: ast.AST) -> ast.ClassDef | None:
+        return next((each for each in self.ancestors(node) if isinstance(each, ast.ClassDef)), None)
+
+    def loop_around(self, node: ast.AST) -> LoopNode | None:
+        """Return the innermost loop around a node, in the same function."""
+        for each in self.ancestors(node):
+            if isinstance(each, (ast.For, ast.While)):
+                return each
+            if isinstance(each, (*FUNCTIONS, ast.ClassDef)):
+                return None
+        return None
+
+    @property
+    def guard(self) -> ast.If | None:
+        """`if __name__ == "__main__":`."""
+        for node in self.tree.body:
+            if isinstance(node, ast.If) and "'__name__'" in ast.dump(node.test):
+                return node
+        return None
+
+    # -- calls
+
+    def callees(self, call: ast.Call) -> list[Function]:
+        """Return the functions of this script that a call may call."""
+        name = call.func
+        if isinstance(name, ast.Name):
+            if name.id in self.classes:
+                body = self.classes[name.id].body
+                return [each for each in body if isinstance(each, FUNCTIONS) and _is_init(each)]
+            return [self.functions[name.id]] if name.id in self.functions else []
+        if not isinstance(name, ast.Attribute) or self.dotted(name):
+            return []
+        found = self.methods.get(name.attr, [])
+        made = {last_name(each) for each in self.origins(name.value)} if found else set()
+        known = [self.classes[each] for each in made if each in self.classes]
+        if made and not known:  # `model.train()` is not the `train` of a Trainer
+            return []
+        return [each for each in found if not known or self._owner(each) in known]
+
+    def _owner(self, method: Function) -> ast.ClassDef:
+        owner = self.parents[method]
+        assert isinstance(owner, ast.ClassDef)
+        return owner
+
+    def callers(self, function: Function) -> list[ast.Call]:
+        return self._callers.get(function, [])
+
+    def uses(self, function: Function) -> list[ast.Call]:
+        """Return the calls of a function, and those that get it as an argument:
+        `optimizer.step(closure)`.
+        """
+        return [*self.callers(function), *self._passed.get(function, [])]
+
+    def repeats(self, node: ast.AST, depth: int = 0) -> bool:
+        """Whether a node may run more than once: in a loop, or in a function that is called
+        several times.
+        """
+        if self.loop_around(node) is not None:
+            return True
+        function = self.function_of(node)
+        if function is None or depth > MAX_DEPTH:
+            return False
+        callers = self.callers(function)
+        return len(callers) > 1 or any(self.repeats(call, depth + 1) for call in callers)
+
+    def reachable(self, nodes: Iterable[ast.AST]) -> set[Function]:
+        """Return the functions that running these nodes may call, however deep."""
+        found: set[Function] = set()
+        waiting = list(nodes)
+        while waiting:
+            for node in _walk_run(waiting.pop()):
+                # a function that is only passed on, as to a command-line library, counts as called
+                called = self.callees(node) if isinstance(node, ast.Call) else []
+                if isinstance(node, ast.Name) and node.id in self.functions:
+                    called = [*called, self.functions[node.id]]
+                waiting += [line for each in called if each not in found for line in each.body]
+                found.update(called)
+        return found
+
+    # -- values
+
+    def values(self, text: str, near: ast.AST) -> list[ast.expr]:
+        """Return what is assigned to a name or to `self.name`, as seen from a node."""
+        return [value for value, _ in self._values.get((self.scope(text, near), text), [])]
+
+    def scope(self, text: str, near: ast.AST) -> Scope:
+        """Return the function or class whose name this is; None for the module."""
+        if "." in text:
+            return self.class_of(near)
+        function = self.function_of(near)
+        while function is not None:
+            if (function, text) in self._values or text in parameters(function):
+                return function
+            function = self.function_of(function)
+        return None
+
+    def assigned_in(self, scope: Scope) -> list[str]:
+        """Return the names that a function, a class or the module assigns itself."""
+        return list(dict.fromkeys(name for owner, name in self._values if owner is scope))
+
+    def origins(self, node: ast.expr) -> set[ast.Call]:
+        """Return the calls that an expression's value may come from: through names, attributes,
+        parameters, returned values, and wrappers such as `tqdm`.
+        """
+        return set(self._find(node, None, set()))
+
+    def _find(
+        self, node: ast.expr, index: int | None, seen: set[tuple[ast.AST, int | None]]
+    ) -> Iterator[ast.Call]:
+        """Search on; `index` is the part of a tuple that is wanted."""
+        if (node, index) in seen:
+            return
+        seen.add((node, index))
+        sources: list[tuple[ast.expr, int | None]] = []
+        if isinstance(node, (ast.Tuple, ast.List)):
+            chosen = node.elts if index is None else node.elts[index : index + 1]
+            sources = [(each, None) for each in chosen]
+        elif isinstance(node, ast.IfExp):
+            sources = [(node.body, index), (node.orelse, index)]
+        elif isinstance(node, ast.Name):
+            sources = self._sources_of_name(node)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            # of `self` here, or of an object of any class
+            named = [
+                each for (_, name), each in self._values.items() if name == f"self.{node.attr}"
+            ]
+            sources = [each for values in named for each in values]
+        elif isinstance(node, ast.Subscript):
+            sources = [(each, None) for each in self._items(node)]
+        elif isinstance(node, ast.Call) and (inner := unwrap(node)) is not node:
+            sources = [(inner, None)]
+        elif isinstance(node, ast.Call):
+            yield node
+            if isinstance(node.func, ast.Attribute) and node.func.attr in MOVES:
+                sources = [(node.func.value, None)]
+            called = self.functions.get(last_name(node)) if last_name(node) else None
+            if called is not None and isinstance(node.func, ast.Name):
+                given = [each for each in ast.walk(called) if isinstance(each, ast.Return)]
+                sources = [(each.value, index) for each in given if each.value is not None]
+        for source, part in sources:
+            yield from self._find(source, part, seen)
+
+    def _sources_of_name(self, node: ast.Name) -> list[tuple[ast.expr, int | None]]:
+        scope = self.scope(node.id, node)
+        found = list(self._values.get((scope, node.id), []))
+        if isinstance(scope, FUNCTIONS):
+            names = parameters(scope)
+            for call in self._callers.get(scope, []) if node.id in names else []:
+                first = 1 if names[0] in ("self", "cls") else 0
+                place = names.index(node.id) - first
+                found += [(each.value, None) for each in call.keywords if each.arg == node.id]
+                found += [(each, None) for each in call.args[place : place + 1] if place >= 0]
+        return found
+
+    def _items(self, node: ast.Subscript) -> list[ast.expr]:
+        """Return an entry of a dictionary that is written as one: all of them if it is not clear
+        which one.
+        """
+        found = []
+        wanted = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        for value in self.values(ast.unparse(node.value), node):
+            if isinstance(value, ast.DictComp):
+                found.append(value.value)
+            if isinstance(value, ast.Dict):
+                pairs = zip(value.keys, value.values, strict=True)
+                found += [
+                    each for key, each in pairs if wanted in (None, getattr(key, "value", None))
+                ]
+        return found
+
+    def _record(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._assign(target, node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            self._assign(node.target, node.value)
+        elif isinstance(node, ast.For):
+            self._assign(node.target, ast.Constant(None))
+        elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+            self._assign(node.optional_vars, node.context_expr)
+
+    def _assign(self, target: ast.expr, value: ast.expr, index: int | None = None) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for position, part in enumerate(target.elts):
+                self._assign(part, value, position)
+            return
+        text, scope = ast.unparse(target), self.function_of(target)
+        if isinstance(target, ast.Attribute) and text == f"self.{target.attr}":
+            self._values.setdefault((self.class_of(target), text), []).append((value, index))
+        elif isinstance(target, ast.Name):
+            owner = None if (scope, text) in self._globals else scope
+            self._values.setdefault((owner, text), []).append((value, index))
+
+
+def parameters(function: Function) -> list[str]:
+    given = function.args
+    return [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+
+
+def assigns(statement: ast.stmt, text: str) -> bool:
+    """Whether a statement certainly gives a name a value, or leaves."""
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return any(ast.unparse(each) == text for target in targets for each in _parts(target))
+    if isinstance(statement, (ast.Return, ast.Raise)):
+        return True
+    bodies = [statement.body] if isinstance(statement, (ast.With, ast.Try)) else []
+    if isinstance(statement, ast.If):
+        bodies = [statement.body, statement.orelse]
+    if isinstance(statement, ast.Try):
+        bodies += [each.body for each in statement.handlers]
+    return bool(bodies) and all(any(assigns(each, text) for each in body) for body in bodies)
+
+
+def _parts(target: ast.expr) -> list[ast.expr]:
+    return target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+
+
+def _is_init(node: ast.stmt) -> bool:
+    return getattr(node, "name", "") == "__init__"
+
+
+def _walk_run(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk through what runs when a statement runs: not the bodies of functions that it defines."""
+    yield node
+    if not isinstance(node, (*FUNCTIONS, ast.Lambda)):
+        for child in ast.iter_child_nodes(node):
+            yield from _walk_run(child)
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                found[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if alias.name == "*":
+                    found |= {name: f"{node.module}.{name}" for name in STARS.get(node.module, ())}
+                else:
+                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return found
