@@ -86,23 +86,19 @@ def test_line_numbers_are_those_of_the_file_as_it_is(tmp_path: Path, paceline: P
     shown = paceline("adopt", "train.py", check=True).stdout
     lines = GUARDED.splitlines()
     assert (
-        f"line {lines.index('    for epoch in range(first, 3):') + 1}: nothing is resumed"
-        in shown
+        f"line {lines.index('    for epoch in range(first, 3):') + 1}: nothing is resumed" in shown
     )
     assert "line 2: the import that the lines below need" not in shown
     written = paceline("adopt", "--write", "train.py", check=True).stdout
     new = script.read_text().splitlines()
     assert (
-        f"line {new.index('    for epoch in range(first, 3):') + 1}: nothing is resumed"
-        in written
+        f"line {new.index('    for epoch in range(first, 3):') + 1}: nothing is resumed" in written
     )
     assert (
         f"line {new.index('import paceline') + 1}: the import that the lines below need" in written
     )
     assert f"line {new.index('    run = paceline.start()') + 1}: finds this rank" in written
-    assert (
-        "  main, train use `run`, which exists only when train.py runs as the script" in written
-    )
+    assert "  main, train use `run`, which exists only when train.py runs as the script" in written
     module: dict[str, Any] = {"__name__": "train"}
     exec(script.read_text(), module)
     # as `train.run = paceline.start()` sets it
