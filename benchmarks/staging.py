@@ -5,7 +5,7 @@
 The source is in --folder. It is read once locally and once through a network file system, as the nodes of a cluster
 read theirs (sshfs from a server on this machine, if it is installed). The copies go to --disk, the node's own disk.
 
-"first job" packs the small files while copying; "later jobs" read the pack, on any node; "same node, cached" finds the
+"first job" packs the small files before it copies; "later jobs" read the pack, on any node; "same node, cached" finds the
 data in the cache that an earlier job left (`keep`).
 
 When a copy starts, nothing of the source is in the page cache or known to the network client, as on a node that starts
@@ -34,9 +34,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.staging.folders import make_private_folder
+from paceline.staging.cleanup import make_private_folder
+from paceline.staging.copy import Transfer
 from paceline.staging.request import make_request
-from paceline.staging.stager import Stager, scan_items
+from paceline.staging.stager import Stager
 
 from machine import describe, show
 from network_folder import NetworkFolder, missing_requirement
@@ -69,11 +70,9 @@ def stage(base: Path, name: str, disk: Path, *, keep: int = 0) -> None:
     request = make_request({"stage": [name], "keep": keep}, base=base, environ=os.environ)
     private = make_private_folder(disk)
     data = Path(tempfile.mkdtemp(dir=private))
-    stager = Stager(request, private=private, data=data, host="here", makes_packs=True)
-    stager.start_prefetch()
-    stager.stage(scan_items(request, stager.packs))
-    for lock in stager.locks:
-        lock.close()
+    stager = Stager(request, private=private, data=data, host="here", transfer=Transfer())
+    stager.stage()
+    stager.close()
 
 
 def shell(command: str, base: Path, name: str, disk: Path) -> None:

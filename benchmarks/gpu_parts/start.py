@@ -143,7 +143,9 @@ def measure(repeats: int) -> list[Result]:
             }
         finally:
             subprocess.run(
-                [python, "-m", "paceline", "warm", "stop"], capture_output=True, timeout=60
+                [python, "-m", "paceline", "clean", "--warm", "--yes"],
+                capture_output=True,
+                timeout=60,
             )
     for name, seconds in phases.items():
         parts = ", ".join(

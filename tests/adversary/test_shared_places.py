@@ -18,7 +18,7 @@ from paceline.contract.files.shared_folders import (
     own_folder_name,
 )
 from paceline.staging.cache import Lock
-from paceline.staging.folders import make_private_folder
+from paceline.staging.cleanup import make_private_folder
 from paceline.tools.sandbox.addresses import allocation_lock
 from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, shared_folder
 

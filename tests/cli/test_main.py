@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from paceline import cli
-from paceline.cli.commands import warm
 
 GARBAGE = """
 import gc, sys
@@ -46,7 +45,7 @@ def test_a_command_that_is_interrupted_ends_without_a_word(tmp_path: Path) -> No
     code = """
 import sys
 from paceline import cli
-from paceline.cli.commands import warm
+from paceline.cli.commands import clean
 def dispatch(args):
     raise RuntimeError("KeyboardInterrupt: ")
 cli.dispatch = dispatch
@@ -56,17 +55,3 @@ cli.main([])
         [sys.executable, "-c", code], text=True, capture_output=True, timeout=120, cwd=tmp_path
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-def test_warm_alone_shows_the_warm_processes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A note of `run --warm` says: see `paceline warm`."""
-    monkeypatch.setattr(warm, "read_status", list)
-    shown = []
-    for args in (["warm"], ["warm", "status"]):
-        assert cli.dispatch(args) == 0
-        shown.append(capsys.readouterr().out)
-    assert shown == ["no warm process; `paceline run --warm train.py` starts one\n"] * 2
-    assert cli.dispatch(["warm", "--help"]) == 0
-    assert "Usage: paceline warm" in capsys.readouterr().out

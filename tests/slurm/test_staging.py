@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from paceline.contract.run_folder import RunFolder
-from paceline.staging.folders import Owner, make_private_folder, make_run_folder
+from paceline.staging.cleanup import Owner, make_private_folder, make_run_folder
 from paceline.tools.sandbox import NAMESPACES
 from tests.slurm.harness import ENDED, Cluster
 from tests.slurm.runs import Paceline, diagnostics, project, run_of

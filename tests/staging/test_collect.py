@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.files import shared_folders
-from paceline.staging.collect import Collection, CollectResult
-from paceline.staging.copy.transfer import Transfer
-from paceline.staging.folders import (
+from paceline.staging import collect as collection
+from paceline.staging.cleanup import (
     Owner,
+    active_jobs,
+    find_leftovers,
     make_private_folder,
     make_run_folder,
-    remove_tree,
+    remove_leftovers,
     this_process,
 )
-from paceline.staging.leftovers import active_jobs, find_leftovers, remove_leftovers
+from paceline.staging.collect import CollectResult
+from paceline.staging.copy import remove_tree
 from tests.staging.trees import ODD, content
 
 
@@ -34,7 +36,7 @@ def write(path: Path, text: str, *, when: float = 1000.0) -> Path:
 def collect(
     data: Path, back: Path, *patterns: str, staged: tuple[str, ...] = (), claim: int = 0
 ) -> CollectResult:
-    return Collection(data, back, patterns=patterns, staged=staged, claim=claim).run(Transfer())
+    return collection.collect(data, back, patterns=patterns, staged=staged, claim=claim)
 
 
 def test_matching_files_are_collected_and_staged_data_is_not(tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ def test_matching_files_are_collected_and_staged_data_is_not(tmp_path: Path) -> 
     write(data / "images" / "0.png", "staged")
     (data / "out" / "latest").symlink_to("a")
     found = collect(data, back, "out", "table[1].csv", "**/*.png", "nothing/*", staged=("images",))
-    assert found.files == 5
+    assert len(found.sizes) == 5
     assert not found.problems
     assert content(back / "out") == content(data / "out")
     collected = {
@@ -56,7 +58,7 @@ def test_matching_files_are_collected_and_staged_data_is_not(tmp_path: Path) -> 
         if not path.is_dir() or path.is_symlink()
     }
     assert collected == {f"out/a/{ODD}", "out/.hidden", "out/latest", "table[1].csv", "plots/x.png"}
-    assert collect(data, back, "out", "plots/x.png").files == 0  # all of it is there
+    assert collect(data, back, "out", "plots/x.png").sizes == []  # all of it is there
 
 
 def test_newer_results_are_kept_and_older_ones_replaced(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_newer_results_are_kept_and_older_ones_replaced(tmp_path: Path) -> None:
     write(back / "a", "newer", when=3000)
     write(back / "b", "older", when=1000)
     found = collect(data, back, "*")
-    assert (found.files, found.outdated) == (1, 1)
+    assert (len(found.sizes), len(found.outdated)) == (1, 1)
     assert (back / "a").read_text() == "newer"
     assert (back / "b").read_text() == "of this run"
 
@@ -75,18 +77,18 @@ def test_clocks_of_different_hosts_are_not_compared(tmp_path: Path) -> None:
     """The first host's clock is an hour ahead. What it could not collect in time, it collects later."""
     fast, slow, back = tmp_path / "fast", tmp_path / "slow", tmp_path / "run" / "collected"
     write(fast / "a", "first", when=3700)
-    assert collect(fast, back, "*", claim=1).files == 1
+    assert collect(fast, back, "*", claim=1).sizes
     write(slow / "a", "second", when=200)
-    assert collect(slow, back, "*", claim=2).files == 1
+    assert collect(slow, back, "*", claim=2).sizes
     assert (back / "a").read_text() == "second", "a later job start wins"
     write(fast / "a", "first again", when=3800)
     write(fast / "b", "only here", when=3800)
     found = collect(fast, back, "*", claim=1)
-    assert (found.files, found.outdated) == (1, 1)
+    assert (len(found.sizes), len(found.outdated)) == (1, 1)
     assert (back / "a").read_text() == "second"
     assert (back / "b").read_text() == "only here"
     write(slow / "a", "second, older", when=100)
-    assert collect(slow, back, "*", claim=2).outdated == 1, "one host's times can be compared"
+    assert collect(slow, back, "*", claim=2).outdated == ["a"], "one host's times can be compared"
     assert {path.name for path in back.iterdir()} == {"a", "b"}
 
 

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -16,26 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.contract.files.shared_folders import find_own_folder
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.staging import cache, manifest
+from paceline.staging import cache, copy
 from paceline.staging.cache import cached_items
-from paceline.staging.copy import helpers, small_files, transfer
-from paceline.staging.copy.progress import Progress, show_progress
-from paceline.staging.copy.transfer import Stopped, Transfer
-from paceline.staging.folders import choose_base, make_private_folder, private_path
-from paceline.staging.manifest import (
-    GROUP_BYTES,
-    GROUP_FILES,
-    SMALL,
-    FileEntry,
-    FileGroup,
-    Manifest,
-    scan,
-)
-from paceline.staging.pack_store import Packs, make_packs
-from paceline.staging.stager import Stager, scan_items
+from paceline.staging.cleanup import make_private_folder
+from paceline.staging.copy import Progress, Stopped, Transfer
+from paceline.staging.manifest import GROUP_BYTES, GROUP_FILES, SMALL, FileEntry, Manifest, scan
+from paceline.staging.packs import Packs
+from paceline.staging.request import choose_base
+from paceline.staging.stager import scan_items
 from tests.slurm.runs import Completed
-from tests.staging.trees import ODD, Node, content, make_tree, manifests, request
+from tests.staging.trees import ODD, Node, content, make_tree, request
 
 
 def test_a_copy_is_like_its_source_with_and_without_a_pack(base: Path, node: Node) -> None:
@@ -46,10 +38,10 @@ def test_a_copy_is_like_its_source_with_and_without_a_pack(base: Path, node: Nod
     assert content(data / "sets" / "a b") == content(source)
     assert (data / "sets" / "a b" / ODD).read_bytes() == b"odd"
     assert (data / "weights").read_bytes() == b"w" * (SMALL + 1)
-    assert len(list(wanted.packs.glob("*.pack"))) == 1
+    assert len(list(wanted.packs.glob("*.tar"))) == 1
     without, _ = node.stage(request(base, "sets/a b/class 0"))  # too few files for a pack
     assert content(without / "sets" / "a b" / "class 0") == content(source / "class 0")
-    assert len(list(wanted.packs.glob("*.pack"))) == 1
+    assert len(list(wanted.packs.glob("*.tar"))) == 1
 
 
 def test_later_jobs_read_the_pack_and_not_the_files(
@@ -58,132 +50,81 @@ def test_later_jobs_read_the_pack_and_not_the_files(
     source = make_tree(base / "set")
     wanted = request(base, "set")
     first, _ = node.stage(wanted)
-    read = []
-    real = small_files.SmallFileCopier._read
+    read: list[FileEntry] = []
+    real = copy.Sources.read
     monkeypatch.setattr(
-        small_files.SmallFileCopier,
-        "_read",
-        lambda self, files: read.extend(files) or real(self, files),
+        copy.Sources, "read", lambda self, files: read.extend(files) or real(self, files)
     )
     second, _ = node.stage(wanted)
     assert not read
     assert content(first / "set") == content(second / "set") == content(source)
     (source / ODD).write_bytes(b"changed")  # another content, another pack
     third, _ = node.stage(wanted)
-    assert len(read) == len(scan(source).small())
+    assert len(read) == len(scan(source).small)
     assert content(third / "set") == content(source)
 
 
-@pytest.fixture
-def tree(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Enough small files for helpers; one name is not UTF-8."""
-    monkeypatch.setattr(helpers, "FILES_PER_HELPER", 200)
-    source = make_tree(base / "set", small=600)
+def test_a_pack_is_a_tar_file(base: Path, node: Node, tmp_path: Path) -> None:
+    """Anybody can look into it; names may be long, or not UTF-8."""
+    source = make_tree(base / "set", large=0)
     (source / os.fsdecode(b"no text \xff")).write_bytes(b"odd too")
-    return source
-
-
-def test_helpers_copy_pack_and_unpack(
-    tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    placed = []
-    real = helpers.Helper.copy
-    monkeypatch.setattr(
-        helpers.Helper, "copy", lambda self, group: placed.append(self) or real(self, group)
-    )
-    wanted = request(base, "set", verify="checksum")
-    for _ in ("packed on the way", "out of the pack"):
-        placed.clear()
-        data, _ = node.stage(wanted)
-        assert content(data / "set") == content(tree)
-        assert placed
-        assert all(helper.process.returncode == 0 for helper in placed)
-    packs = Packs(base / "elsewhere")
-    assert make_packs(manifests(wanted, packs), packs, Transfer()) == 1
-    (made,), (expected,) = packs.folder.glob("*.pack"), wanted.packs.glob("*.pack")
-    assert made.read_bytes() == expected.read_bytes()
-
-
-def test_errors_in_helpers_are_reported(
-    tree: Path, base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    (source / ("long " * 30)).write_bytes(b"long")
+    (source / "class 0" / ("very long " * 20)).write_bytes(bytes(1000))
     wanted = request(base, "set")
-    stager = Stager(
-        wanted, private=node.private, data=node.private / "data", host="here", makes_packs=True
-    )
-    planned = scan_items(wanted, stager.packs)
-    (tree / ODD).write_bytes(b"longer than it was")
-    with pytest.raises(EnvironmentProblem, match="changed while it was being staged"):
-        stager.stage(planned)
-    (tree / ODD).unlink()
-    (tree / ODD).symlink_to("nowhere")
-    with pytest.raises(
-        EnvironmentProblem, match=r"cannot stage .*a name with spaces.*No such file"
-    ):
-        Stager(
-            wanted, private=node.private, data=node.private / "again", host="here", makes_packs=True
-        ).stage(planned)
-    real = helpers.Helper.copy
-
-    def killed(self: helpers.Helper, group: FileGroup) -> tuple[dict[str, int], str]:
-        self.process.kill()
-        return real(self, group)
-
-    monkeypatch.setattr(helpers.Helper, "copy", killed)
-    with pytest.raises(EnvironmentProblem, match="was killed"):
-        node.stage(wanted)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_helpers_leave_signals_to_the_agent(number: signal.Signals, tmp_path: Path) -> None:
-    """Even while they start: a scheduler may send a stop request then."""
-    for folder in ("from", "to"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "from" / "file").write_text("text")
-    helper = helpers.Helper(
-        small_files.SmallFileCopier(str(tmp_path / "from"), str(tmp_path / "to"))
-    )
-    try:
-        helper.process.send_signal(number)
-        assert helper.copy(FileGroup(0, 4, (FileEntry("file", 4, 0, 0o644, 0),))) == ({}, "")
-    finally:
-        helper.close()
-    assert (tmp_path / "to" / "file").read_text() == "text"
+    node.stage(wanted)
+    data, _ = node.stage(wanted)
+    assert content(data / "set") == content(source)
+    (pack,) = wanted.packs.glob("*.tar")
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    subprocess.run(["tar", "-xf", pack, "-C", unpacked], check=True)
+    for path in (path for path in source.rglob("*") if path.is_file()):
+        copied = unpacked / path.relative_to(source)
+        assert copied.read_bytes() == path.read_bytes()
+        assert copied.stat().st_mode == path.stat().st_mode
 
 
 def test_packs_can_be_made_before_a_job(base: Path, node: Node) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set", verify="checksum")
     packs = Packs(wanted.packs)
-    assert make_packs(manifests(wanted, packs), packs, Transfer()) == 1
-    assert make_packs(manifests(wanted, packs), packs, Transfer()) == 0
-    data, _ = node.stage(wanted, makes_packs=False)
+    manifest = scan(source)
+    checksums = packs.write(manifest, Transfer())
+    assert packs.find(manifest) == checksums
+    assert len(checksums) == len(manifest.small)
+    data, _ = node.follow(wanted)
     assert content(data / "set") == content(source)
 
 
 def flip_a_bit(path: Path) -> None:
     damaged = bytearray(path.read_bytes())
-    damaged[1000] ^= 1
+    damaged[512] ^= 1  # the first file, after its header
     path.write_bytes(damaged)
 
 
-@pytest.mark.parametrize("makes_packs", [True, False])
-@pytest.mark.parametrize("prefetches", [True, False])
-def test_checksums_find_a_bad_pack_and_replace_it(
-    base: Path, node: Node, makes_packs: bool, prefetches: bool
-) -> None:
+def test_checksums_find_a_bad_pack_and_replace_it(base: Path, node: Node) -> None:
     source = make_tree(base / "set")
     wanted = request(base, "set", verify="checksum")
     node.stage(wanted)
-    flip_a_bit(next(wanted.packs.glob("*.pack")))
-    stager = node.stager(wanted, makes_packs=makes_packs)
-    if prefetches:
-        stager.start_prefetch()
-    stager.stage(scan_items(wanted, stager.packs))
-    assert content(stager.data / "set") == content(source)
+    flip_a_bit(next(wanted.packs.glob("*.tar")))
+    data, stager = node.stage(wanted)
+    assert content(data / "set") == content(source)
     assert any("was damaged" in note for note in stager.result.notes)
-    assert stager.packs.has(scan(source).key) == makes_packs
     assert not any("was damaged" in note for note in node.stage(wanted)[1].result.notes)
+
+
+def test_a_copy_that_differs_from_its_source_is_an_error(
+    base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tree(base / "set")
+    real = copy.compute_checksum
+
+    def bad_disk(path: str, transfer: Transfer) -> int:
+        return real(path, transfer) ^ (path.startswith(str(node.private)) and "0007" in path)
+
+    monkeypatch.setattr(copy, "compute_checksum", bad_disk)
+    with pytest.raises(EnvironmentProblem, match=r"copy of .*0007.bin' differs from its source"):
+        node.stage(request(base, "set", verify="checksum"))
 
 
 def change_in_secret(path: Path) -> None:
@@ -211,8 +152,7 @@ def test_checksums_come_from_the_source_and_not_from_the_pack(base: Path, node: 
     """Even if a file system reports nothing of the change."""
     source = make_tree(base / "set")
     wanted = request(base, "set", verify="checksum")
-    packs = Packs(wanted.packs)
-    make_packs(manifests(wanted, packs), packs, Transfer())
+    Packs(wanted.packs).write(scan(source), Transfer())
     old = scan(source).key
     change_in_secret(
         next(
@@ -273,24 +213,10 @@ def test_files_with_holes_are_counted_and_copied_by_their_blocks(base: Path, nod
 def test_large_files_arrive_in_pieces(
     base: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "PIECE", 100_000)
+    monkeypatch.setattr(copy, "PIECE", 100_000)
     source = make_tree(base / "set", small=3, large=4)
     data, _ = node.stage(request(base, "set"))
     assert content(data / "set") == content(source)
-    # File systems that cannot copy inside the kernel, or not from one to the other.
-    for ways in (
-        [_refuse],
-        [transfer._by_sendfile],
-        [_refuse, transfer._by_sendfile],
-        [_refuse, _refuse],
-    ):
-        monkeypatch.setattr(transfer, "_IN_KERNEL", ways)
-        data, _ = node.stage(request(base, "set"))
-        assert content(data / "set") == content(source)
-
-
-def _refuse(*_: int) -> int:
-    raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
 def test_links_stay_links(base: Path, node: Node, tmp_path: Path) -> None:
@@ -336,22 +262,22 @@ def test_an_interrupted_copy_is_resumed(
 ) -> None:
     source = make_tree(base / "set", small=0, large=4)
     wanted = request(base, "set", keep=3600)
-    real, pieces = transfer.ItemCopy._copy_piece, []
+    real, pieces = copy._LargeFiles._copy_piece, []
 
-    def fails_late(self: transfer.ItemCopy, entry: FileEntry, start: int) -> None:
+    def fails_late(self: copy._LargeFiles, entry: FileEntry, start: int) -> None:
         if len(pieces) == 3:
             raise Stopped
         real(self, entry, start)
         pieces.append(entry.path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(transfer, "count_threads", lambda: 1)
-        patched.setattr(transfer.ItemCopy, "_copy_piece", fails_late)
+        patched.setattr(copy, "THREADS", 1)
+        patched.setattr(copy._LargeFiles, "_copy_piece", fails_late)
         with pytest.raises(Stopped):
             node.stage(wanted)
     done = list(pieces)
     monkeypatch.setattr(
-        transfer.ItemCopy,
+        copy._LargeFiles,
         "_copy_piece",
         lambda self, entry, start: (pieces.append(entry.path), real(self, entry, start)),
     )
@@ -393,13 +319,13 @@ def test_two_jobs_stage_the_same_data_once(base: Path, node: Node) -> None:
         began.set()
         assert may_continue.wait(60)
         shutil.copytree(source, folder / "set")
-        item.finish(keep=60, source=str(source), size=1)
+        item.finish(keep=60, source=str(source))
 
     found: dict[int, bool] = {}
 
     def job(number: int) -> None:
         lock, found[number] = cache.acquire_item(
-            item, stage=lambda folder, _: fill(number, folder), is_stopped=lambda: False
+            item, fill=lambda folder: fill(number, folder), check=lambda: None
         )
         lock.close()
 
@@ -452,7 +378,7 @@ def test_cached_data_makes_space_and_a_full_disk_is_an_error(
     _, stager = node.stage(request(base, "two", keep=3600))  # now the other one is removed
     assert [item.read_record()[1] for item in cached_items(node.private)] == [str(base / "two")]
     monkeypatch.setattr(
-        "paceline.staging.stager.check_free_space", lambda *_, **__: None
+        "paceline.staging.stager._free_space", lambda _: 10**12
     )  # another program fills it meanwhile
     with pytest.raises(EnvironmentProblem, match="is full"):
         node.stage(request(base, "one", keep=3600))
@@ -461,18 +387,17 @@ def test_cached_data_makes_space_and_a_full_disk_is_an_error(
 
 def test_a_source_that_changes_is_an_error(base: Path, node: Node) -> None:
     source = make_tree(base / "set")
-    stager = Stager(
-        request(base, "set"),
-        private=node.private,
-        data=node.private / "data",
-        host="here",
-        makes_packs=True,
-    )
-    planned = scan_items(stager.request, stager.packs)
+    wanted = request(base, "set")
+    planned = scan_items(wanted)
     (source / ODD).write_bytes(b"longer than it was")
     with pytest.raises(EnvironmentProblem, match="changed while it was being staged"):
-        stager.stage(planned)
-    assert not list(stager.packs.folder.iterdir())
+        node.stage(wanted, planned)
+    with pytest.raises(EnvironmentProblem, match="changed while it was being staged"):
+        Packs(wanted.packs).write(planned[0].manifest, Transfer())
+    assert not list(wanted.packs.iterdir())
+    (source / ODD).unlink()
+    with pytest.raises(EnvironmentProblem, match=r"cannot stage .*a name with spaces.*No such"):
+        node.stage(wanted, planned)
 
 
 def test_invalid_paths_are_rejected(base: Path, node: Node, tmp_path: Path) -> None:
@@ -505,7 +430,7 @@ def test_the_folder_on_the_node(tmp_path: Path) -> None:
     assert choose_base(request(tmp_path, keep=60), environ) == tmp  # never in the job's own
     assert choose_base(request(tmp_path, keep=60), {**environ, "TMPDIR": str(own)}) == Path("/tmp")
     assert choose_base(request(tmp_path, folder="/nvme/$SLURM_JOB_ID"), environ) == Path("/nvme/77")
-    with pytest.raises(UsageError, match=r"\$NVME, which is not set on this node"):
+    with pytest.raises(UsageError, match=r"\$NVME, which is not set here"):
         choose_base(request(tmp_path, folder="$NVME/x"), environ)
     with pytest.raises(UsageError, match="removed with the job"):
         choose_base(request(tmp_path, folder=f"{own}/x", keep=60), environ)
@@ -523,7 +448,7 @@ def test_a_private_folder_is_private(tmp_path: Path) -> None:
     assert other != made
     assert other.stat().st_mode & 0o777 == 0o700
     assert make_private_folder(tmp_path) == other
-    assert private_path(tmp_path) == other
+    assert find_own_folder(tmp_path) == other
     with pytest.raises(EnvironmentProblem, match="Cannot create a folder"):
         make_private_folder(tmp_path / "file" / "below")
 
@@ -535,26 +460,27 @@ def test_groups_cover_the_pack(sizes: list[int], repeated: int) -> None:
         FileEntry(f"{n:05d}", size, 0, 0o644, 0)
         for n, size in enumerate(sizes * (1 + repeated // 300))
     ]
-    groups = list(Manifest("/s", [""], files, []).groups())
-    assert [each for group in groups for each in group.files] == files
-    offset = 0
+    manifest = Manifest("/s", [""], files, [])
+    groups = list(manifest.groups(manifest.small))
+    assert [each for group in groups for each in group] == files
     for group in groups:
-        assert group.offset == offset
-        assert group.size == sum(each.size for each in group.files) <= GROUP_BYTES
-        assert 0 < len(group.files) <= GROUP_FILES
-        offset += group.size
+        last = group[-1]
+        span = manifest.offsets[last.path] + last.size - manifest.offsets[group[0].path]
+        assert span <= GROUP_BYTES
+        assert 0 < len(group) <= GROUP_FILES
 
 
 def test_the_first_error_stops_all_threads() -> None:
-    copy, ran = Transfer(), []
+    ran: list[int] = []
 
     def fails() -> None:
         ran.append(1)
+        time.sleep(0.05)
         raise ValueError("this one")
 
     with pytest.raises(ValueError, match="this one"):
-        copy.run([fails] * 500)
-    assert len(ran) <= transfer.count_threads()
+        Transfer().run([fails] * 500)
+    assert len(ran) < 500
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -562,38 +488,32 @@ def test_progress_is_shown(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("paceline.staging.copy.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("paceline.staging.copy.time.monotonic", lambda: now[0])
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
     lines: list[str] = []
-    line, copy = Progress(lines.append), Transfer()
-    copy.total = 4_000_000
-    copy.add(1_000_000)
-    line.show("staging data", copy)  # too soon
+    transfer = Transfer()
+    progress = Progress("staging data", lines.append)
+    transfer.total = 4_000_000
+    transfer.add(1_000_000)
+    progress.show(transfer)  # too soon
     now[0] += 10.0
-    line.show("staging data", copy)
-    line.clear()
+    progress.show(transfer)
+    progress.clear()
     shown = capsys.readouterr().err
-    text = "25% of 4.0 MB, 100.0 kB/s, 30 s left"
+    text = "staging data: 25% of 4.0 MB, 100 kB/s, 30 s left"
     if is_terminal:
-        assert f"\r\033[Kpaceline: staging data {'#' * 6}{'.' * 18} {text}" in shown
+        assert f"\r\033[Kpaceline: {text}" in shown
         assert shown.count("staging data") == 1
-    assert lines == ([] if is_terminal else [f"staging data: {text}"])
+    assert lines == ([] if is_terminal else [text])
 
 
-def test_one_thread_and_several_find_the_same_files(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_survives_json(base: Path) -> None:
     source = make_tree(base / "set")
     (source / "class 0" / "deep" / "er").mkdir(parents=True)
     (source / "class 0" / "deep" / "er" / "file").write_text("text")
-    alone = scan(source)
-    calls: list[int] = []
-    monkeypatch.setattr(manifest._Latency, "is_high", property(lambda _: not calls.append(1)))
-    together = scan(source)
-    assert calls
-    assert together == alone
-    assert together.key == alone.key
-    assert Manifest.from_values(json.loads(alone.to_json())) == alone
+    scanned = scan(source)
+    assert "class 0/deep/er/file" in {file.path for file in scanned.files}
+    assert Manifest.from_values(json.loads(json.dumps(scanned.values()))) == scanned
 
 
 def test_data_stage_packs_before_any_job(base: Path, paceline: Callable[..., Completed]) -> None:
@@ -611,17 +531,3 @@ def test_data_stage_packs_before_any_job(base: Path, paceline: Callable[..., Com
     assert gone.returncode
     assert "does not exist" in gone.stderr
     assert not paceline("data", "stage", cwd=project).stdout
-
-
-def test_progress_is_shown_while_a_transfer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.staging.copy.progress.LOG_INTERVAL", 0.0)
-    lines: list[str] = []
-    transfer = Transfer()
-    with show_progress("packing", transfer, say=lines.append):
-        transfer.total = 4_000_000
-        transfer.add(1_000_000)
-        deadline = time.monotonic() + 60
-        while not lines:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    assert lines[0].startswith("packing: 25% of 4.0 MB")

@@ -6,11 +6,11 @@ import os
 import random
 from pathlib import Path
 
-from paceline.staging.folders import make_private_folder
-from paceline.staging.manifest import SMALL, Manifest
-from paceline.staging.pack_store import Packs
+from paceline.staging.cleanup import make_private_folder
+from paceline.staging.copy import Transfer
+from paceline.staging.manifest import SMALL
 from paceline.staging.request import StagingRequest, make_request
-from paceline.staging.stager import Stager, scan_items
+from paceline.staging.stager import ScannedItem, Stager, scan_items
 
 ODD = "a name with spaces\nand a newline"
 
@@ -53,10 +53,6 @@ def request(base: Path, *stage: str, **more: object) -> StagingRequest:
     return make_request({"stage": list(stage), **more}, base=base, environ={"HOME": "/home/ann"})
 
 
-def manifests(wanted: StagingRequest, packs: Packs) -> list[Manifest]:
-    return [item.manifest for item in scan_items(wanted, packs)]
-
-
 class Node:
     """A node's own disk, and one run after the other on it."""
 
@@ -65,17 +61,19 @@ class Node:
         self.private = make_private_folder(path)
         self.runs = 0
 
-    def stager(self, wanted: StagingRequest, *, makes_packs: bool = True) -> Stager:
+    def stager(self, wanted: StagingRequest) -> Stager:
         self.runs += 1
         data = self.private / f"run-{self.runs}" / "data"
         data.mkdir(parents=True)
-        return Stager(wanted, private=self.private, data=data, host="here", makes_packs=makes_packs)
+        return Stager(wanted, private=self.private, data=data, host="here", transfer=Transfer())
 
-    def stage(self, wanted: StagingRequest, *, makes_packs: bool = True) -> tuple[Path, Stager]:
-        stager = self.stager(wanted, makes_packs=makes_packs)
-        stager.start_prefetch()
-        try:
-            stager.stage(scan_items(wanted, stager.packs))
-        finally:
-            stager.prefetcher.cancel()
+    def stage(
+        self, wanted: StagingRequest, items: list[ScannedItem] | None = None
+    ) -> tuple[Path, Stager]:
+        stager = self.stager(wanted)
+        stager.stage(items)
         return stager.data, stager
+
+    def follow(self, wanted: StagingRequest) -> tuple[Path, Stager]:
+        """Stage as a node does that is not the head: the items are scanned already."""
+        return self.stage(wanted, scan_items(wanted))

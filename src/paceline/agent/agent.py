@@ -52,7 +52,7 @@ from paceline.errors import LaunchError, PacelineError
 from paceline.staging.working_directory import WorkingDirectory
 
 if TYPE_CHECKING:  # most runs stage nothing
-    from paceline.agent.staging.node_data import NodeData
+    from paceline.agent.staging import NodeData
 
 MAX_FILES = 100  # names of written files that the events keep
 FILES_PER_RANK = 7  # that an agent opens: a log, its times, both ends of two pipes, one to spare
@@ -341,24 +341,11 @@ class Agent:
         """Stage data in while the zygote imports torch. Return False if a stop was requested
         meanwhile.
         """
-        from paceline.agent.staging.coordination import StagingContext
-        from paceline.agent.staging.node_data import NodeData
+        from paceline.agent.staging import NodeData
 
         assert self.placement is not None
         assert self.rendezvous is not None
-        self.node_data = NodeData(
-            StagingContext(
-                self.run,
-                self.launch_spec,
-                self.placement,
-                self.environ,
-                self.rendezvous,
-                self.requests,
-                self.job_start,
-                self.events,
-                self.say,
-            )
-        )
+        self.node_data = NodeData(self, self.placement, self.rendezvous)
         if self.node_data.stage_in():
             return True
         if self.placement.is_head:
@@ -375,7 +362,7 @@ class Agent:
         ours = [Path(base) for base in sorted(bases) if find_own_folder(base) is not None]
         if not ours:
             return
-        from paceline.staging.leftovers import remove_leftovers
+        from paceline.staging.cleanup import remove_leftovers
 
         job_start = self.job_start.path.name
         removed = [

@@ -14,7 +14,7 @@ from paceline.contract.processes.process import die_with_parent
 
 # What an agent imports until its ranks start; most of it only when it is needed, but here nobody
 # waits for it.
-MODULES = ("paceline.agent.agent", "paceline.staging.leftovers", "paceline.agent.workers.bootstrap")
+MODULES = ("paceline.agent.agent", "paceline.staging.cleanup", "paceline.agent.workers.bootstrap")
 
 
 def main(args: list[str]) -> None:

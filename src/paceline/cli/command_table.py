@@ -66,11 +66,10 @@ COMMANDS = {
         "paceline.cli.commands.data",
         "send data to a cluster; inspect and pack the data that runs stage",
     ),
-    "warm": (
-        "paceline.cli.commands.warm",
-        "show or end the processes that `run --warm` keeps for the next run",
+    "clean": (
+        "paceline.cli.commands.clean",
+        "list and remove leftover files on nodes; end the processes that `run --warm` keeps",
     ),
-    "clean": ("paceline.cli.commands.clean", "list and remove leftover files on compute nodes"),
     "login": (
         "paceline.cli.commands.login",
         "log in to a cluster over SSH, once for all commands with --on",

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from paceline.contract.files.shared_folders import open_own_file
 from paceline.contract.run_folder import write_atomically
-from paceline.staging.copy.transfer import Stopped
-from paceline.staging.folders import remove_tree
+from paceline.staging.copy import remove_tree
 
 POLL_INTERVAL = 0.2  # seconds
 CACHE = "cache"  # below the user's private folder on the node
@@ -36,12 +35,11 @@ class Lock:
 
     def acquire(self, *, exclusive: bool) -> bool:
         """Take the lock without waiting. Returns False if another process holds it."""
+        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         while True:
             descriptor = open_own_file(self.path, os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(
-                    descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
-                )
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             except OSError:
                 os.close(descriptor)
                 return False
@@ -52,12 +50,10 @@ class Lock:
                     return True
             os.close(descriptor)
 
-    def downgrade(self) -> None:
-        """Turn an exclusive lock into a shared one."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
-
-    def touch(self) -> None:
+    def share(self) -> None:
+        """Let others use the data too; this is its last use so far."""
         os.utime(self.descriptor)
+        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -69,48 +65,44 @@ class Lock:
 class CachedItem:
     """One content in the cache of this node."""
 
-    folder: Path  # cache/<key>
+    path: Path  # cache/<key>
 
     @property
     def content(self) -> Path:
-        return self.folder / "content"
+        return self.path / "content"
 
     @property
-    def partial(self) -> Path:
-        return self.folder / "partial"
+    def reason(self) -> str:
+        return f"cached copy of {self.read_record()[1]}"
 
+    @property
     def is_complete(self) -> bool:
-        return (self.folder / COMPLETE).exists()
+        return (self.path / COMPLETE).exists()
 
     def lock(self) -> Lock:
-        return Lock(self.folder.with_name(f"{self.folder.name}.lock"))
+        return Lock(self.path.with_name(f"{self.path.name}.lock"))
 
-    def finish(self, *, keep: float, source: str, size: int) -> None:
-        os.replace(self.partial, self.content)
-        record = json.dumps({"keep": keep, "source": source, "size": size})
-        write_atomically(self.folder / COMPLETE, record, mode=0o600)
+    def finish(self, *, keep: float, source: str) -> None:
+        record = json.dumps({"keep": keep, "source": source})
+        write_atomically(self.path / COMPLETE, record, mode=0o600)
 
     def read_record(self) -> tuple[float, str]:
         """Return how long to keep the item after its last use, and its source."""
         try:
-            record = json.loads((self.folder / COMPLETE).read_text(encoding="utf-8"))
+            record = json.loads((self.path / COMPLETE).read_text(encoding="utf-8"))
             return float(record["keep"]), str(record["source"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError):
             return 86400.0, "unfinished"  # another job may resume it within a day
 
-    def is_expired(self, now: float) -> bool:
-        lock = self.lock().path
-        try:
-            used = (lock if lock.exists() else self.folder).stat().st_mtime
-        except OSError:
-            return False
-        return now - used > self.read_record()[0]
-
     def last_use(self) -> float:
+        path = self.lock().path
         try:
-            return self.lock().path.stat().st_mtime
+            return (path if path.exists() else self.path).stat().st_mtime
         except OSError:
-            return 0.0
+            return time.time()  # another process is removing it
+
+    def is_expired(self, now: float) -> bool:
+        return now - self.last_use() > self.read_record()[0]
 
     def remove(self) -> bool:
         """Remove the item unless somebody uses it."""
@@ -118,7 +110,7 @@ class CachedItem:
         if not lock.acquire(exclusive=True):
             return False
         try:
-            is_gone = remove_tree(self.folder)
+            is_gone = remove_tree(self.path)
             if is_gone:
                 lock.path.unlink(missing_ok=True)
             return is_gone
@@ -133,44 +125,31 @@ def cached_item(private: Path, key: str) -> CachedItem:
 
 
 def cached_items(private: Path) -> list[CachedItem]:
-    cache = private / CACHE
-    if not cache.is_dir():
-        return []
-    return [CachedItem(path) for path in sorted(cache.iterdir()) if path.is_dir()]
+    return [CachedItem(path) for path in sorted(private.glob(f"{CACHE}/*")) if path.is_dir()]
 
 
 def acquire_item(
-    item: CachedItem, *, stage: Callable[[Path, bool], None], is_stopped: Callable[[], bool]
+    item: CachedItem, *, fill: Callable[[Path], None], check: Callable[[], None]
 ) -> tuple[Lock, bool]:
     """Wait until the item is complete. Returns the shared lock that protects it, and whether it was
     there already.
 
-    `stage` fills a folder (True: parts of it may exist) and is called by one job at a time.
+    `fill` is called by one job at a time, for a folder that may hold parts of the item; `check` may
+    raise an error while another job fills it.
     """
     lock = item.lock()
-    while True:
-        if item.is_complete() and lock.acquire(exclusive=False):
-            if item.is_complete():  # it may have been removed before it was locked
-                lock.touch()
-                return lock, True
-            lock.close()
+    while not (item.is_complete and lock.acquire(exclusive=False)):
         if lock.acquire(exclusive=True):
             break
-        if is_stopped():
-            raise Stopped
-        time.sleep(POLL_INTERVAL)  # another job stages it
+        check()
+        time.sleep(POLL_INTERVAL)
     try:
-        is_cached = item.is_complete()
-        if not is_cached:
-            if item.content.exists() and not item.partial.exists():
-                # The last job could not write the record: its disk was full, or it was killed.
-                os.replace(item.content, item.partial)
-            resumes = item.partial.exists()
-            item.partial.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stage(item.partial, resumes)
-        lock.touch()
-        lock.downgrade()
+        is_reused = item.is_complete  # it may have been removed before it was locked
+        if not is_reused:
+            item.path.mkdir(mode=0o700, exist_ok=True)
+            fill(item.content)
+        lock.share()
     except BaseException:
         lock.close()
         raise
-    return lock, is_cached
+    return lock, is_reused

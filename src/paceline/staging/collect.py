@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import glob
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from paceline.contract.files.size import show_size
 from paceline.contract.run_folder import write_atomically
-from paceline.staging.copy.transfer import Stopped, Task, Transfer, copy_range
+from paceline.staging.copy import Transfer, copy_range
 
 PARTIAL = ".paceline-partial"
 
@@ -22,152 +23,139 @@ PARTIAL = ".paceline-partial"
 class CollectResult:
     """What was collected."""
 
-    files: int = 0
-    size: int = 0
-    outdated: int = 0  # files that were left because the destination has newer ones
+    sizes: list[int] = field(default_factory=list)  # of the files that were copied
+    outdated: list[str] = field(default_factory=list)  # left: the destination has newer ones
     problems: list[str] = field(default_factory=list)
 
+    def describe(self, host: str, destination: str) -> list[str]:
+        """Return lines for the user."""
+        lines = [
+            f"warning: cannot collect a result on {host}: {problem}"
+            for problem in self.problems[:5]
+        ]
+        if self.outdated:
+            lines.append(
+                f"left {len(self.outdated)} results on {host}: the run folder has newer ones"
+            )
+        if self.sizes:
+            size = show_size(sum(self.sizes))
+            lines.append(f"collected {len(self.sizes)} files ({size}) from {host}: {destination}")
+        return lines
 
-class Collection:
-    """Copies what matches some patterns below `data` to the same relative paths below
-    `destination`.
+
+def collect(
+    data: Path, destination: Path, *, patterns: Sequence[str], staged: Sequence[str], claim: int = 0
+) -> CollectResult:
+    """Copy what matches some patterns below `data` to the same relative paths below `destination`.
 
     Which of two files is newer is decided by the job starts that collected them, because their
     hosts' clocks may differ: a later job start's file wins. `claim` is the job start's number, from
     1. Times decide only within one.
     """
+    earlier = _take_turn(destination, claim) if claim else claim
+    sizes = []
+    for name in _find_names(data, patterns, staged):
+        with suppress(OSError):
+            sizes.append((os.lstat(data / name).st_size, name))
+    result, transfer = CollectResult(), Transfer()
 
-    def __init__(
-        self,
-        data: Path,
-        destination: Path,
-        *,
-        patterns: Sequence[str],
-        staged: Sequence[str],
-        claim: int = 0,
-    ) -> None:
-        self.data, self.destination = data, destination
-        self.patterns, self.staged, self.claim = patterns, staged, claim
-        self.earlier = claim  # the last job start that had collected something here before
-        self.result = CollectResult()
-        self._lock = threading.Lock()
-
-    def run(self, transfer: Transfer) -> CollectResult:
-        if self.claim:
-            self._take_turn()
-        sizes = []
-        for name in self._names():
-            with suppress(OSError):
-                sizes.append((os.lstat(self.data / name).st_size, name))
-        tasks: list[Task] = [
-            lambda name=name: self._collect(name, transfer)  # type: ignore[misc]
-            for _, name in sorted(sizes)
-        ]
-        transfer.total = sum(size for size, _ in sizes)
-        transfer.run(tasks)
-        return self.result
-
-    def _take_turn(self) -> None:
-        """Find out which job start has collected here last, and leave this one's number for the
-        next.
-        """
-        mark = self.destination.with_name(f".{self.destination.name}.claim")
-        with suppress(OSError, ValueError):
-            self.earlier = int(mark.read_text(encoding="ascii"))
-        if self.claim >= self.earlier:
-            with suppress(OSError):
-                mark.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(mark, f"{self.claim}\n")
-
-    def _is_outdated(self, status: os.stat_result, existing: os.stat_result) -> bool:
-        if self.claim != self.earlier:
-            return self.claim < self.earlier
-        return existing.st_mtime_ns > status.st_mtime_ns
-
-    def _names(self) -> list[str]:
-        names: set[str] = set()
-        for pattern in self.patterns:
-            literal = os.path.normpath(pattern)
-            exists = os.path.lexists(self.data / literal)
-            matches = (
-                [literal] if exists else glob.glob(pattern, root_dir=self.data, recursive=True)
-            )
-            for match in matches:
-                names.update(self._files(os.path.normpath(match)))
-        return sorted(name for name in names if not self._is_staged(name))
-
-    def _files(self, name: str) -> Iterator[str]:
-        path = self.data / name
-        if path.is_symlink() or not path.is_dir():
-            yield name
-            return
-        for folder, folders, files in os.walk(path):
-            prefix = os.path.relpath(folder, self.data)
-            prefix = "" if prefix == "." else prefix + "/"
-            # Staged folders do not come back: no need to search them.
-            folders[:] = [each for each in folders if not self._is_staged(prefix + each)]
-            links = [each for each in folders if os.path.islink(os.path.join(folder, each))]
-            yield from (prefix + each for each in [*files, *links])
-
-    def _is_staged(self, name: str) -> bool:
-        return any(name == each or name.startswith(each + "/") for each in self.staged)
-
-    def _collect(self, name: str, transfer: Transfer) -> None:
+    def copy(name: str) -> None:
         try:
-            self._collect_file(name, transfer)
-        except Stopped:
-            raise
+            _collect_file(name)
         except OSError as error:
-            with self._lock:
-                self.result.problems.append(f"{name!r}: {error.strerror}")
+            result.problems.append(f"{name!r}: {error.strerror}")
 
-    def _collect_file(self, name: str, transfer: Transfer) -> None:
-        source, target = self.data / name, self.destination / name
+    def _collect_file(name: str) -> None:
+        source, target = data / name, destination / name
         status = os.lstat(source)
         try:
             existing = os.lstat(target)
-            if (existing.st_mtime_ns, existing.st_size) == (status.st_mtime_ns, status.st_size):
-                return
-            if self._is_outdated(status, existing):
-                with self._lock:
-                    self.result.outdated += 1
-                return
         except FileNotFoundError:
             target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}"[:200] + PARTIAL)
-        with suppress(FileNotFoundError):
-            os.unlink(partial)
-        try:
-            if source.is_symlink():
-                os.symlink(os.readlink(source), partial)
-                os.utime(
-                    partial, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False
-                )
-            elif source.is_file():
-                _copy(source, partial, status, transfer)
-            else:
+        else:
+            if (existing.st_mtime_ns, existing.st_size) == (status.st_mtime_ns, status.st_size):
                 return
-            os.replace(partial, target)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(partial)
-            raise
-        with self._lock:
-            self.result.files += 1
-            self.result.size += status.st_size
+            is_newer = existing.st_mtime_ns > status.st_mtime_ns
+            if claim < earlier or (claim == earlier and is_newer):
+                result.outdated.append(name)
+                return
+        if _replace(source, target, transfer):
+            result.sizes.append(status.st_size)
+
+    transfer.run([partial(copy, name) for _, name in sorted(sizes)])
+    return result
 
 
-def _copy(source: Path, partial: Path, status: os.stat_result, transfer: Transfer) -> None:
-    reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _take_turn(destination: Path, claim: int) -> int:
+    """Return which job start has collected here last, and leave this one's number for the next."""
+    mark, earlier = destination.with_name(f".{destination.name}.claim"), claim
+    with suppress(OSError, ValueError):
+        earlier = int(mark.read_text(encoding="ascii"))
+    if claim >= earlier:
+        with suppress(OSError):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(mark, f"{claim}\n")
+    return earlier
+
+
+def _find_names(data: Path, patterns: Sequence[str], staged: Sequence[str]) -> list[str]:
+    """Return the files and links that match, without staged data: it does not come back."""
+
+    def is_staged(name: str) -> bool:
+        return any(name == each or name.startswith(f"{each}/") for each in staged)
+
+    def files(name: str) -> Iterator[str]:
+        path = data / name
+        if path.is_symlink() or not path.is_dir():
+            yield name
+            return
+        for folder, folders, found in os.walk(path):
+            prefix = os.path.relpath(folder, data)
+            folders[:] = [
+                each for each in folders if not is_staged(os.path.normpath(f"{prefix}/{each}"))
+            ]
+            links = [each for each in folders if os.path.islink(os.path.join(folder, each))]
+            yield from (os.path.normpath(f"{prefix}/{each}") for each in [*found, *links])
+
+    names: set[str] = set()
+    for pattern in patterns:
+        literal = os.path.normpath(pattern)
+        exists = os.path.lexists(data / literal)
+        for match in [literal] if exists else glob.glob(pattern, root_dir=data, recursive=True):
+            names.update(files(os.path.normpath(match)))
+    return sorted(name for name in names if not is_staged(name))
+
+
+def _replace(source: Path, target: Path, transfer: Transfer) -> bool:
+    """Put a copy of a file or link in the target's place. Return False for anything else."""
+    partial_copy = target.with_name(f".{target.name}"[:200] + PARTIAL)
+    with suppress(FileNotFoundError):
+        os.unlink(partial_copy)
     try:
+        if source.is_symlink():
+            os.symlink(os.readlink(source), partial_copy)
+            status = os.lstat(source)
+            times = (status.st_atime_ns, status.st_mtime_ns)
+            os.utime(partial_copy, ns=times, follow_symlinks=False)
+        elif source.is_file():
+            _copy(source, partial_copy, transfer)
+        else:
+            return False
+        os.replace(partial_copy, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial_copy)
+        raise
+    return True
+
+
+def _copy(source: Path, target: Path, transfer: Transfer) -> None:
+    with open(source, "rb", buffering=0) as reader:
+        status = os.fstat(reader.fileno())
         mode = (status.st_mode & 0o777) | 0o600
-        writer = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            os.ftruncate(writer, status.st_size)
-            copy_range(reader, writer, 0, status.st_size, transfer)
-            os.utime(writer, ns=(status.st_atime_ns, status.st_mtime_ns))
-            os.fsync(writer)  # the node may be gone in a second, and its cache with it
-        finally:
-            os.close(writer)
-    finally:
-        os.close(reader)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(target, flags, mode), "wb", buffering=0) as writer:
+            writer.truncate(status.st_size)
+            copy_range(reader.fileno(), writer.fileno(), 0, status.st_size, transfer)
+            os.utime(writer.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+            os.fsync(writer.fileno())  # the node may be gone in a second, and its cache with it

@@ -8,28 +8,23 @@ import hashlib
 import json
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from paceline.contract.files.sparse import data_size
 from paceline.errors import EnvironmentProblem
-from paceline.staging.copy.small_files import join
 
 SMALL = 256 * 1024  # files up to this size are packed: opening them costs more than reading them
 MIN_PACKED_FILES = 64  # fewer small files than this are copied one by one
-SCAN_THREADS = 8  # threads that scan where the file system is slow
-SLOW_AFTER = 0.05  # seconds of waiting after which a file system counts as slow
+SCAN_THREADS = 8  # where every question goes to a server, ask many at a time
 BLOCK = 4096  # bytes that the smallest file takes on disk
 GROUP_BYTES = 4 << 20  # small files are copied in groups of at most this size
 GROUP_FILES = 256
-
-T = TypeVar("T")
-R = TypeVar("R")
+TAR_BLOCK, TAR_NAME = 512, 100  # bytes of a tar header; longer names take a header of their own
 
 
 class FileEntry(NamedTuple):
@@ -41,14 +36,6 @@ class FileEntry(NamedTuple):
     mode: int
     # nanoseconds; changes with every write, even if a program resets the modification time
     ctime: int
-
-
-class FileGroup(NamedTuple):
-    """Small files that are copied together; `offset` is where they begin in the pack."""
-
-    offset: int
-    size: int
-    files: tuple[FileEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -64,16 +51,16 @@ class Manifest:
     special_files: int = field(default=0, compare=False)
     holes: int = field(default=0, compare=False)  # bytes of large files that take no space
 
-    def to_json(self) -> str:
+    def values(self) -> list[Any]:
+        """Return what JSON can hold; `from_values` is the inverse."""
         counts = [self.outside_links, self.special_files, self.holes]
-        return json.dumps([self.source, self.folders, self.files, self.links, *counts])
+        return [self.source, self.folders, self.files, self.links, *counts]
 
     @classmethod
     def from_values(cls, values: list[Any]) -> Manifest:
-        """Rebuild a manifest from the parsed values of `to_json`."""
         source, folders, files, links, *counts = values
-        links = [(path, target) for path, target in links]
-        return cls(source, folders, list(map(FileEntry._make, files)), links, *counts)
+        pairs = [(path, target) for path, target in links]
+        return cls(source, folders, list(map(FileEntry._make, files)), pairs, *counts)
 
     @cached_property
     def key(self) -> str:
@@ -91,28 +78,46 @@ class Manifest:
         blocks = sum(-(-file.size // BLOCK) for file in self.files)
         return max(0, BLOCK * (blocks + len(self.folders) + len(self.links)) - self.holes)
 
+    @cached_property
     def small(self) -> list[FileEntry]:
         return [file for file in self.files if file.size <= SMALL]
 
-    def large(self) -> list[FileEntry]:
-        return [file for file in self.files if file.size > SMALL]
-
     @property
     def needs_pack(self) -> bool:
-        return len(self.small()) >= MIN_PACKED_FILES
+        return len(self.small) >= MIN_PACKED_FILES
 
-    def groups(self) -> Iterator[FileGroup]:
-        """Yield the small files in groups, in the order of the pack."""
-        offset = start = 0
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where the content of each small file begins in the pack, a tar file."""
+        offset, offsets = 0, {}
+        for file in self.small:
+            name = len(os.fsencode(file.path))
+            offset += TAR_BLOCK if name <= TAR_NAME else 2 * TAR_BLOCK + tar_padded(name + 1)
+            offsets[file.path] = offset
+            offset += tar_padded(file.size)
+        return offsets
+
+    def groups(self, files: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
+        """Yield small files in groups that are close together in the pack."""
         group: list[FileEntry] = []
-        for file in self.small():
-            if group and (offset - start + file.size > GROUP_BYTES or len(group) == GROUP_FILES):
-                yield FileGroup(start, offset - start, tuple(group))
-                start, group = offset, []
+        for file in files:
+            end = self.offsets[file.path] + file.size
+            is_far = group and end - self.offsets[group[0].path] > GROUP_BYTES
+            if is_far or len(group) == GROUP_FILES:
+                yield group
+                group = []
             group.append(file)
-            offset += file.size
         if group:
-            yield FileGroup(start, offset - start, tuple(group))
+            yield group
+
+
+def tar_padded(size: int) -> int:
+    return -(-size // TAR_BLOCK) * TAR_BLOCK
+
+
+def join(root: object, path: str) -> str:
+    """Return a manifest's path below a folder; the empty path is the folder itself."""
+    return f"{root}/{path}" if path else str(root)
 
 
 def scan(source: Path) -> Manifest:
@@ -123,116 +128,74 @@ def scan(source: Path) -> Manifest:
         if stat.S_ISREG(status.st_mode):
             return Manifest(real, [], [_entry("", status)], [], holes=_holes(status, real))
         return _walk(real)
-    except FileNotFoundError as error:
-        what = (
-            "does not exist" if error.filename == real else f"lost {error.filename} during the scan"
-        )
-        raise EnvironmentProblem(
-            f"[data] stage: {str(source)!r} {what}.",
-            hint="The path must exist under the same name on every node.",
-        ) from None
     except OSError as error:
         raise EnvironmentProblem(
             f"[data] stage: Cannot read {error.filename!r}: {error.strerror}.",
-            hint="Fix its permissions, or stage less.",
+            hint="It must exist under the same name on every node, and you must be able to read "
+            "it.",
         ) from None
 
 
 def _walk(real: str) -> Manifest:
-    """Scan a folder with one thread while answers come fast: more threads would only get in each
-    other's way.
-
-    Where every question goes to a server, ask many at a time, within one large folder too.
-    """
     manifest = Manifest(real, [""], [], [])
     outside_links = special_files = holes = 0
-    latency = _Latency()
     pending = [""]
-    # The pool starts its threads only when they are needed.
     with ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="scan") as pool:
-
-        def each_result(work: Callable[[T], R], inputs: Sequence[T]) -> Iterator[R]:
-            for number, value in enumerate(inputs):
-                if latency.is_high:
-                    yield from pool.map(work, inputs[number:])
-                    return
-                yield work(value)
-
         while pending:
-            listings = list(each_result(partial(_list_folder, real), pending))
-            for listing in listings:
-                manifest.folders.extend(listing.folders)
-                manifest.links.extend(listing.links)
-                outside_links += listing.outside_links
-                special_files += listing.special_files
-            batches = [batch for listing in listings for batch in listing.batches()]
-            for files, skipped in each_result(partial(_stat_files, real), batches):
-                manifest.files.extend(files)
-                holes += skipped
+            listings = list(pool.map(partial(_list_folder, real), pending))
             pending = [folder for listing in listings for folder in listing.folders]
-    for entries in (manifest.folders, manifest.files, manifest.links):
-        entries.sort()
+            manifest.folders.extend(pending)
+            manifest.links.extend(link for listing in listings for link in listing.links)
+            outside_links += sum(listing.outside_links for listing in listings)
+            special_files += sum(listing.special_files for listing in listings)
+            files = [file for listing in listings for file in listing.files]
+            batches = [
+                files[start : start + GROUP_FILES] for start in range(0, len(files), GROUP_FILES)
+            ]
+            for entries, skipped in pool.map(partial(_stat_files, real), batches):
+                manifest.files.extend(entries)
+                holes += skipped
+    for found in (manifest.folders, manifest.files, manifest.links):
+        found.sort()
     return replace(manifest, outside_links=outside_links, special_files=special_files, holes=holes)
-
-
-class _Latency:
-    """Whether a scan spends more time waiting than working, and not only for a moment."""
-
-    def __init__(self) -> None:
-        self._started, self._worked = time.perf_counter(), time.thread_time()
-
-    @property
-    def is_high(self) -> bool:
-        work = time.thread_time() - self._worked
-        waited = time.perf_counter() - self._started - work
-        return waited > max(SLOW_AFTER, 2 * work)
-
-
-Batch = tuple[str, list["os.DirEntry[str]"]]  # files of one folder, and the prefix of their paths
 
 
 @dataclass
 class _Listing:
     """The names in a folder; its files have not been stat'ed yet."""
 
-    prefix: str
     folders: list[str] = field(default_factory=list)
     files: list[os.DirEntry[str]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
     outside_links: int = 0
     special_files: int = 0
 
-    def batches(self) -> Iterator[Batch]:
-        for start in range(0, len(self.files), GROUP_FILES):
-            yield self.prefix, self.files[start : start + GROUP_FILES]
-
 
 def _list_folder(real: str, folder: str) -> _Listing:
-    listing = _Listing(f"{folder}/" if folder else "")
+    listing = _Listing()
     with os.scandir(join(real, folder)) as entries:
         for entry in entries:
+            path = join(folder, entry.name) if folder else entry.name
             if entry.is_file(follow_symlinks=False):
                 listing.files.append(entry)
             elif entry.is_symlink():
                 target, is_outside = _link_target(real, folder, os.readlink(entry.path))
-                listing.links.append((listing.prefix + entry.name, target))
+                listing.links.append((path, target))
                 listing.outside_links += is_outside
             elif entry.is_dir():
-                listing.folders.append(listing.prefix + entry.name)
+                listing.folders.append(path)
             else:
                 listing.special_files += 1
     return listing
 
 
-def _stat_files(real: str, batch: Batch) -> tuple[list[FileEntry], int]:
+def _stat_files(real: str, files: list[os.DirEntry[str]]) -> tuple[list[FileEntry], int]:
     """Return files, and how many bytes of the large ones are in holes."""
-    prefix, files = batch
     found, holes = [], 0
     for file in files:
         status = file.stat(follow_symlinks=False)
-        found.append(_entry(prefix + file.name, status))
-        if status.st_size > SMALL:
-            holes += _holes(status, join(real, prefix + file.name))
+        found.append(_entry(file.path[len(real) + 1 :], status))
+        holes += _holes(status, file.path)
     return found, holes
 
 
@@ -252,6 +215,6 @@ def _link_target(real: str, folder: str, text: str) -> tuple[str, bool]:
     """
     parent = join(real, folder)
     target = os.path.normpath(os.path.join(parent, text))
-    if target == real or target.startswith(real + "/"):
+    if target == real or target.startswith(f"{real}/"):
         return os.path.relpath(target, parent), False
     return target, True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import EnvironmentProblem, UsageError
 
 PACKS = ".staged"  # next to the experiments of a project
+JOB_TMP = "SLURM_TMPDIR"
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,8 @@ def read_request(launch_spec: LaunchSpec, environ: Mapping[str, str]) -> Staging
     """Return the request of a launch spec. Paths need not exist yet; invalid or clashing names are
     errors.
     """
-    return make_request(
-        launch_spec.data, base=Path(launch_spec.scratch) / launch_spec.project, environ=environ
-    )
+    base = Path(launch_spec.scratch) / launch_spec.project
+    return make_request(launch_spec.data, base=base, environ=environ)
 
 
 def make_request(
@@ -52,23 +53,25 @@ def make_request(
     items: dict[str, Item] = {}
     for text in data.get("stage", ()):
         item = _make_item(str(text), base, environ)
-        known = items.get(item.name)
-        if known is not None and known.source != item.source:
+        known = items.setdefault(item.name, item)
+        if known.source != item.source:
             raise UsageError(
                 f"[data] stage: {known.source} and {item.source} would both become {item.name!r} "
                 "on the node.",
                 hint="Stage the folder that contains both, or move one of them.",
             )
-        items[item.name] = item
-    for pattern in data.get("collect", ()):
-        _check_relative(str(pattern), "collect")
+    collect = tuple(str(pattern) for pattern in data.get("collect", ()))
+    for pattern in collect:
+        _check_relative(pattern, "collect", "a path below the node's data folder")
     # A path inside another staged folder comes with that folder.
     outermost = [
-        item for item in items.values() if not any(_is_inside(item.name, other) for other in items)
+        item
+        for item in items.values()
+        if not any(item.name.startswith(f"{other}/") for other in items)
     ]
     return StagingRequest(
         items=tuple(outermost),
-        collect=tuple(str(pattern) for pattern in data.get("collect", ())),
+        collect=collect,
         keep=float(data.get("keep") or 0),
         checksum=data.get("verify") == "checksum",
         folder=str(data.get("folder") or ""),
@@ -88,10 +91,36 @@ def check_sources(request: StagingRequest) -> None:
         )
 
 
+def choose_base(request: StagingRequest, environ: Mapping[str, str]) -> Path:
+    """Return the node's folder for data: the requested one, else the job's own, else the machine's.
+
+    Data that `keep` leaves for later jobs must outlive this one.
+    """
+    own, tmp = environ.get(JOB_TMP, ""), environ.get("TMPDIR", "")
+    if request.folder:
+        folder = _expand_all(request.folder, environ)
+        if request.keep and own and _is_inside(folder, own):
+            raise UsageError(
+                f"[data] keep: {folder} is inside the job's own folder (${JOB_TMP}), which is "
+                "removed with the job.",
+                hint="Set folder in [data] to a permanent one, or remove keep.",
+            )
+        return Path(folder)
+    candidates = [own, tmp, tempfile.gettempdir()]
+    if request.keep:
+        job = environ.get("SLURM_JOB_ID", "")
+        is_of_job = (own and _is_inside(tmp, own)) or (job and job in tmp)
+        candidates = ["" if is_of_job else tmp]
+    for folder in candidates:
+        if folder and os.access(folder, os.W_OK):
+            return Path(folder)
+    return Path("/tmp")
+
+
 def _make_item(text: str, base: Path, environ: Mapping[str, str]) -> Item:
     path = Path(_expand(text, environ))
     if not path.is_absolute():
-        _check_relative(text, "stage")
+        _check_relative(text, "stage", "a path without ..")
         return Item(os.path.normpath(path), base / path)
     path = Path(os.path.normpath(path))
     if path.is_relative_to(base) and path != base:
@@ -104,12 +133,9 @@ def _make_item(text: str, base: Path, environ: Mapping[str, str]) -> Item:
     return Item(path.name, path)
 
 
-def _check_relative(text: str, key: str) -> None:
+def _check_relative(text: str, key: str, expected: str) -> None:
     parts = Path(text).parts
     if not parts or Path(text).is_absolute() or ".." in parts or "\0" in text:
-        expected = (
-            "a path below the node's data folder" if key == "collect" else "a path without .."
-        )
         raise UsageError(
             f"Invalid path {text!r} in {key} of [data]: use {expected}.",
             hint="For example, results/*.csv.",
@@ -123,13 +149,23 @@ def _expand(text: str, environ: Mapping[str, str]) -> str:
     match = re.match(r"\$(?:\{(\w+)\}|(\w+))(?=/|$)", text)
     if match is None:
         return text
+    return _value(match, text, environ) + text[match.end() :]
+
+
+def _expand_all(text: str, environ: Mapping[str, str]) -> str:
+    """Expand all variables in a path of this node, such as /local/$USER/$SLURM_JOB_ID."""
+    rest = _expand(text, environ)
+    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda match: _value(match, text, environ), rest)
+
+
+def _value(match: re.Match[str], text: str, environ: Mapping[str, str]) -> str:
     name = match[1] or match[2]
     if not environ.get(name):
         raise UsageError(
-            f"[data]: {text!r} starts with ${name}, which is not set here.", hint=f"Set {name}."
+            f"[data]: {text!r} uses ${name}, which is not set here.", hint=f"Set {name}."
         )
-    return environ[name] + text[match.end() :]
+    return environ[name]
 
 
-def _is_inside(name: str, other: str) -> bool:
-    return name != other and name.startswith(other.rstrip("/") + "/")
+def _is_inside(path: str, folder: str) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

@@ -1,6 +1,4 @@
-"""Stage items on one node: scan, make space, copy or reuse, verify. Runs in a thread beside the
-agent's loop.
-"""
+"""Stage items on one node: scan, make space, pack, copy or reuse, verify."""
 
 from __future__ import annotations
 
@@ -8,25 +6,23 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
+from paceline.contract.files.size import show_size
 from paceline.errors import EnvironmentProblem, PacelineError
 from paceline.staging.cache import Lock, acquire_item, cached_item, cached_items
-from paceline.staging.copy.small_files import join
-from paceline.staging.copy.transfer import (
+from paceline.staging.copy import (
     CopyDiffers,
-    ItemCopy,
     Stopped,
     Transfer,
-    compute_checksum,
+    copy_item,
+    missing_files,
+    verify_item,
 )
-from paceline.staging.folders import check_free_space, check_limit, free_space, remove_tree
-from paceline.staging.manifest import FileEntry, Manifest, scan
-from paceline.staging.pack_store import NewPack, Packs
-from paceline.staging.prefetch import Prefetcher
+from paceline.staging.manifest import Manifest, scan
+from paceline.staging.packs import Packs
 from paceline.staging.request import StagingRequest, check_sources
 
 
@@ -36,7 +32,21 @@ class ScannedItem:
 
     name: str
     manifest: Manifest
-    checksums: dict[str, int] = field(default_factory=dict)
+    checksums: dict[str, int] = field(default_factory=dict)  # of the files in its pack
+
+    def notes(self) -> list[str]:
+        """Return notes on links and files that are not staged as they are."""
+        notes, manifest = [], self.manifest
+        if manifest.outside_links:
+            notes.append(
+                f"{manifest.outside_links} links in {self.name!r} point outside it: they stay "
+                "links, and runs read their targets in place"
+            )
+        if manifest.special_files:
+            notes.append(
+                f"{manifest.special_files} sockets, pipes or devices in {self.name!r} are skipped"
+            )
+        return notes
 
 
 @dataclass
@@ -48,60 +58,20 @@ class StagingResult:
     reused: int = 0  # bytes found in the cache
     notes: list[str] = field(default_factory=list)
 
+    def summary(self, seconds: float) -> str:
+        parts = []
+        if self.files:
+            rate = f"{show_size(self.size)}, {show_size(self.size / seconds)}/s"
+            parts.append(f"{self.files} files ({rate}) copied")
+        if self.reused:
+            parts.append(f"{show_size(self.reused)} reused")
+        return ", ".join(parts) or "nothing"
 
-def scan_items(
-    request: StagingRequest, packs: Packs, transfer: Transfer | None = None
-) -> list[ScannedItem]:
+
+def scan_items(request: StagingRequest) -> list[ScannedItem]:
     """Scan everything that is to be staged."""
     check_sources(request)
-    scanned = []
-    for item in request.items:
-        manifest = scan(item.source)
-        has_pack = request.checksum and packs.has(manifest.key)
-        checksums = _check_pack(manifest, packs, Transfer(transfer)) if has_pack else {}
-        scanned.append(ScannedItem(item.name, manifest, checksums))
-    return scanned
-
-
-def _check_pack(manifest: Manifest, packs: Packs, transfer: Transfer) -> dict[str, int]:
-    """Return the checksums of the packed files, as their source is now. A pack that has others is
-    removed.
-    """
-    checksums: dict[str, int] = {}
-
-    def read(file: FileEntry) -> None:
-        checksums[file.path] = compute_checksum(join(manifest.source, file.path), transfer)
-
-    transfer.run([partial(read, file) for file in manifest.small()])
-    try:
-        known = packs.read(manifest.key)[1]
-    except EnvironmentProblem:
-        packs.remove(manifest.key)
-        return checksums
-    if known and known != checksums:
-        packs.remove(manifest.key)
-    elif not known:
-        with suppress(OSError):
-            packs.publish(manifest, checksums)  # other nodes need not read the source then
-    return checksums
-
-
-def scan_notes(items: Sequence[ScannedItem]) -> list[str]:
-    """Return notes on links and files that are not staged as they are."""
-    notes = []
-    for item in items:
-        if item.manifest.outside_links:
-            notes.append(
-                f"{item.manifest.outside_links} links in {item.name!r} point outside it: they "
-                "stay links, and runs "
-                "read their targets in place"
-            )
-        if item.manifest.special_files:
-            notes.append(
-                f"{item.manifest.special_files} sockets, pipes or devices in {item.name!r} are "
-                "skipped"
-            )
-    return notes
+    return [ScannedItem(item.name, scan(item.source)) for item in request.items]
 
 
 class Stager:
@@ -110,190 +80,142 @@ class Stager:
     """
 
     def __init__(
-        self, request: StagingRequest, *, private: Path, data: Path, host: str, makes_packs: bool
+        self, request: StagingRequest, *, private: Path, data: Path, host: str, transfer: Transfer
     ) -> None:
         self.request, self.private, self.data, self.host = request, private, data, host
-        self.makes_packs = makes_packs
+        self.transfer = transfer
         self.packs = Packs(request.packs)
-        self.transfer = Transfer()
         self.locks: list[Lock] = []  # held as long as the cached data is used
+        self.items: list[ScannedItem] = []
+        self.prepared = threading.Event()  # the items are known, and packed
         self.result = StagingResult()
-        self.prefetcher = Prefetcher(self.packs, private=private, data=data, transfer=self.transfer)
-        self._prefetched: set[str] = set()  # items whose small files are on the node already
 
-    def start_prefetch(self) -> None:
-        """Unpack the last packs while the items are being scanned."""
-        if not self.request.keep:
-            for item in self.request.items:
-                self.prefetcher.start(item)
-
-    def stage(self, items: Sequence[ScannedItem]) -> StagingResult:
+    def stage(self, items: list[ScannedItem] | None = None) -> StagingResult:
+        """Stage these items. The head agent has none yet: it scans and packs first."""
         try:
-            self.transfer.total = sum(item.manifest.size for item in items)
-            check_limit(self.request.limit, sum(item.manifest.disk_usage for item in items))
-            if self.prefetcher.started and not self._all_fit(items):
-                self.prefetcher.cancel()  # so that the error reports the true free space
-            items = [self._accept_prefetch(item) for item in items]
+            if items is None:
+                items = scan_items(self.request)
+                self.result.notes += [note for item in items for note in item.notes()]
+                self._make_space(items)  # before a pack is written for nothing
+                self.pack(items)
+            self.items = items
+            self.prepared.set()
+            self.transfer.total += sum(item.manifest.size for item in items)
             self._make_space(items)
             for item in items:
                 if self.request.keep:
                     self._stage_cached(item)
                 else:
-                    self._stage_item(item, self.data / item.name, fresh=True)
+                    self._copy(item, self.data / item.name)
         except OSError as error:
             raise self._explain(error) from None
         return self.result
 
-    def _accept_prefetch(self, item: ScannedItem) -> ScannedItem:
-        manifest = self.prefetcher.accept(item.name, item.manifest)
-        if manifest is None:
-            return item
-        self._prefetched.add(item.name)
-        return replace(item, manifest=manifest)
+    def close(self) -> None:
+        """Let other jobs remove what this one has used."""
+        for lock in self.locks:
+            lock.close()
 
-    def _all_fit(self, items: Sequence[ScannedItem]) -> bool:
-        # read before the free space: it must not be overestimated
-        prefetched = self.prefetcher.done
-        return sum(item.manifest.disk_usage for item in items) <= prefetched + free_space(
-            self.private
-        )
+    def pack(self, items: list[ScannedItem]) -> int:
+        """Write the packs that are missing, and return how many.
+
+        A pack is for later jobs and other nodes: if there is no space for it, this job goes on.
+        """
+        count = 0
+        for item in (item for item in items if item.manifest.needs_pack):
+            manifest = item.manifest
+            checksums, packs = self.packs.find(manifest), self.packs
+            if self.request.checksum and checksums is not None:
+                is_correct = packs.is_correct(manifest, checksums, self.transfer)
+                if not is_correct:
+                    self._note(f"the pack of {manifest.source!r} was damaged, and is replaced")
+                    checksums = None
+            if checksums is None:
+                self.transfer.total += sum(file.size for file in manifest.small)
+                try:
+                    checksums = packs.write(manifest, self.transfer)
+                    count += 1
+                except OSError as error:
+                    self._note(f"small files are not packed: {packs.folder}: {error.strerror}")
+            item.checksums.update(checksums or {})
+        return count
+
+    def _note(self, text: str) -> None:
+        self.result.notes.append(text)
 
     def _stage_cached(self, item: ScannedItem) -> None:
-        cached, manifest = cached_item(self.private, item.manifest.key), item.manifest
+        manifest = item.manifest
+        cached = cached_item(self.private, manifest.key)
 
-        def fill(folder: Path, resumes: bool) -> None:
-            self._stage_item(item, _path_in(folder, manifest), fresh=not resumes)
-            cached.finish(keep=self.request.keep, source=manifest.source, size=manifest.size)
+        def fill(content: Path) -> None:
+            self._copy(item, content)
+            cached.finish(keep=self.request.keep, source=manifest.source)
 
-        def acquire() -> tuple[Lock, bool]:
-            return acquire_item(cached, stage=fill, is_stopped=lambda: self.transfer.is_stopped)
-
-        lock, is_reused = acquire()
+        lock, is_reused = acquire_item(cached, fill=fill, check=self.transfer.check)
         if is_reused and self.request.checksum:
             try:
-                self._verify(item, _path_in(cached.content, manifest))
+                self._verify(item, cached.content)
             except CopyDiffers:
                 lock.close()
                 if not cached.remove():  # another job uses it
                     raise
-                self.result.notes.append(
-                    f"the cached copy of {manifest.source!r} was damaged, and is replaced"
-                )
-                lock, is_reused = acquire()
+                self._note(f"the cached copy of {manifest.source!r} was damaged, and is replaced")
+                lock, is_reused = acquire_item(cached, fill=fill, check=self.transfer.check)
         self.locks.append(lock)
         if is_reused:
             self.result.reused += manifest.size
             self.transfer.add(manifest.size)
         link = self.data / item.name
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(_path_in(cached.content, manifest))
+        link.symlink_to(cached.content)
 
-    def _verify(
-        self, item: ScannedItem, target: Path, checksums: dict[str, int] | None = None
-    ) -> None:
-        """Compare copies with their sources; `checksums` are those that this job has computed
-        while it read them.
-        """
-        transfer = Transfer(self.transfer)  # an error here need not be the end
-        copy = ItemCopy(item.manifest, target, transfer=transfer, fresh=False)
-        transfer.run(copy.verify_tasks({**item.checksums, **(checksums or {})}))
+    def _copy(self, item: ScannedItem, target: Path) -> None:
+        manifest = item.manifest
+        pack = self.packs.open(manifest) if manifest.needs_pack else None
+        with closing(pack) if pack is not None else nullcontext():
+            count = copy_item(manifest, target, transfer=self.transfer, small=pack)
+        if self.request.checksum:
+            self._verify(item, target)
+        self.result.files += count
+        self.result.size += manifest.size
 
-    def _stage_item(self, item: ScannedItem, target: Path, *, fresh: bool) -> None:
-        """Copy an item. If its pack turns out to be damaged, remove the pack and copy the
-        source.
-        """
-        try:
-            self._copy_item(item, target, fresh=fresh)
-        except CopyDiffers:
-            if not item.manifest.needs_pack or not remove_tree(target):
-                raise
-            self.packs.remove(item.manifest.key)
-            self._prefetched.discard(item.name)
-            self.result.notes.append(
-                f"the pack of {item.manifest.source!r} was damaged, and is replaced"
-            )
-            self._copy_item(item, target, fresh=True)
-        self.result.files += len(item.manifest.files)
-        self.result.size += item.manifest.size
-
-    def _copy_item(self, item: ScannedItem, target: Path, *, fresh: bool) -> None:
-        manifest, is_prefetched = item.manifest, item.name in self._prefetched
-        pack, new_pack = None, None
-        if manifest.needs_pack and not is_prefetched:
-            pack = self.packs.open(manifest.key)
-            if pack is None and self.makes_packs:
-                new_pack = self._create_pack(manifest)
-        try:
-            copy = ItemCopy(
-                manifest,
-                target,
-                transfer=self.transfer,
-                fresh=fresh,
-                pack=new_pack.descriptor if new_pack else pack,
-                pack_is_new=new_pack is not None,
-                checksum=self.request.checksum,
-            )
-            with closing(copy):
-                if not is_prefetched:
-                    copy.make_folders_and_links()
-                self.transfer.run(copy.large_tasks() if is_prefetched else copy.tasks())
-            if new_pack is not None and not copy.pack_problem:
-                self.packs.publish(manifest, copy.checksums, new_pack)
-            elif new_pack is not None:
-                self._note_not_packed(copy.pack_problem)
-            elif pack is not None or is_prefetched:
-                self.packs.set_last(manifest)
-            if self.request.checksum:
-                self._verify(item, target, copy.checksums)
-        finally:
-            if pack is not None:
-                os.close(pack)
-            if new_pack is not None:
-                new_pack.close()
-
-    def _create_pack(self, manifest: Manifest) -> NewPack | None:
-        try:
-            return self.packs.create(manifest.key)
-        except OSError as error:
-            self._note_not_packed(error.strerror or str(error))
-            return None
-
-    def _note_not_packed(self, why: str) -> None:
-        self.result.notes.append(f"small files are not packed: {self.request.packs}: {why}")
+    def _verify(self, item: ScannedItem, target: Path) -> None:
+        verify_item(item.manifest, target, transfer=self.transfer, checksums=item.checksums)
 
     def _make_space(self, items: Sequence[ScannedItem]) -> None:
-        """Remove unused data from the cache, least recently used first, until everything fits."""
-        missing = self._missing(items)
+        """Check that everything fits, and remove unused data from the cache if necessary, least
+        recently used first.
+        """
+        total = sum(item.manifest.disk_usage for item in items)
+        if self.request.limit and total > self.request.limit:
+            raise EnvironmentProblem(
+                f"The data needs {show_size(total)}, but this site allows "
+                f"{show_size(self.request.limit)} of staged data per node.",
+                hint="Stage less. The limit is stage_size in [limits] of /etc/paceline/site.toml.",
+            )
+        missing = [self._missing(item.manifest) for item in items]
         needed = sum(manifest.disk_usage for manifest in missing)
-        files = sum(len(manifest.files) for manifest in missing)
         keys = {item.manifest.key for item in items}
         for cached in sorted(cached_items(self.private), key=lambda cached: cached.last_use()):
-            if free_space(self.private) >= needed:
+            if _free_space(self.private) >= needed:
                 break
-            if cached.folder.name not in keys:
+            if cached.path.name not in keys:
                 cached.remove()
-        check_free_space(self.private, needed, files, host=self.host)
+        free = _free_space(self.private)
+        if needed > free:
+            raise EnvironmentProblem(
+                f"Node {self.host}: the data needs {show_size(needed)}, but {self.private} has "
+                f"{show_size(free)} free.",
+                hint="Stage less, set folder in [data] to a larger disk, or free space with "
+                "`paceline clean`.",
+            )
 
-    def _missing(self, items: Sequence[ScannedItem]) -> list[Manifest]:
+    def _missing(self, manifest: Manifest) -> Manifest:
         """Return what is not on the node yet."""
-        missing = []
-        for item in items:
-            manifest = item.manifest
-            if item.name in self._prefetched:
-                manifest = replace(manifest, folders=[], files=manifest.large(), links=[])
-            elif self.request.keep:
-                cached = cached_item(self.private, manifest.key)
-                if cached.is_complete():
-                    continue
-                folder = _path_in(
-                    cached.partial if cached.partial.exists() else cached.content, manifest
-                )
-                files = [
-                    file for file in manifest.files if not os.path.exists(join(folder, file.path))
-                ]
-                manifest = replace(manifest, files=files)
-            missing.append(manifest)
-        return missing
+        if not self.request.keep:
+            return manifest
+        content = cached_item(self.private, manifest.key).content
+        return replace(manifest, files=missing_files(manifest, content))
 
     def _explain(self, error: OSError) -> PacelineError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -308,50 +230,33 @@ class Stager:
         )
 
 
-def _path_in(folder: Path, manifest: Manifest) -> Path:
-    """Return the path of an item in its own folder of the cache."""
-    return folder / (os.path.basename(manifest.source) or "data")
+def _free_space(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
 
 
 class StagingThread:
-    """Stages in a thread, so that the agent can keep listening. Scans first unless the items are
-    given.
-    """
+    """Stages in a thread, so that the agent can keep listening."""
 
-    def __init__(self, stager: Stager, items: Sequence[ScannedItem] | None = None) -> None:
-        self.stager, self.items = stager, items
-        self.scanned = threading.Event()
+    def __init__(self, stager: Stager, items: list[ScannedItem] | None = None) -> None:
+        self.stager = stager
         self.error: PacelineError | None = None
-        self.stopped = False
-        self.is_done = False
-        self._thread = threading.Thread(target=self._run, name="staging")
-
-    def start(self) -> None:
+        self.stopped = self.is_done = False
+        self._thread = threading.Thread(target=self._run, args=[items], name="staging")
         self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread and wait for it."""
         self.stager.transfer.stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, items: list[ScannedItem] | None) -> None:
         try:
-            if self.items is None:
-                self.stager.start_prefetch()
-                self.items = scan_items(
-                    self.stager.request, self.stager.packs, self.stager.transfer
-                )
-            self.scanned.set()
-            self.stager.stage(self.items)
+            self.stager.stage(items)
         except Stopped:
             self.stopped = True
         except PacelineError as error:
             self.error = error
         except Exception as error:  # nobody would see it in a thread
             self.error = EnvironmentProblem(f"Staging failed: {type(error).__name__}: {error}.")
-        finally:
-            try:
-                self.stager.prefetcher.cancel()
-            finally:
-                self.is_done = True
+        self.is_done = True

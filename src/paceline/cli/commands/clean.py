@@ -1,22 +1,67 @@
-"""`paceline clean`: files that runs have left on nodes, and secrets in the folders of runs that are over."""
+"""`paceline clean`: what runs have left: files on nodes, secrets in run folders, warm processes."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import typer
 
 from paceline.cli import console, typer_options
-from paceline.cli.ended_secrets import EndedSecrets, find_ended_secrets
+from paceline.cli.ended_secrets import find_ended_secrets
 from paceline.cli.json_output import print_json
+from paceline.contract.files.size import show_size
 from paceline.errors import UsageError
-from paceline.launch.local.staging import Leftover, data_folders, find_leftovers, staging_request
+from paceline.launch.checks.data import staging_request
+from paceline.launch.local import warm_start
 from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm.node_command import run_on_node
 from paceline.spec import Program, load_job
+from paceline.spec.quantities import show_seconds
+from paceline.staging.cleanup import find_leftovers
+from paceline.staging.request import StagingRequest, choose_base
+
+
+class Removable(Protocol):
+    """Something that may go, and why."""
+
+    @property
+    def path(self) -> Path | str: ...
+    @property
+    def reason(self) -> str: ...
+    def remove(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class WarmProcess:
+    """A process that `paceline run --warm` keeps for the next run."""
+
+    status: dict[str, Any]
+
+    @property
+    def path(self) -> str:
+        return f"process {self.status['pid']}"
+
+    @property
+    def reason(self) -> str:
+        known = self.status
+        if known["kind"] == "silent":
+            return "warm process, not responding"
+        left = show_seconds(known["left"])
+        ends = f"{known['running']} running" if known["running"] else f"ends in {left}"
+        return (
+            f"warm process: torch {known['torch']} of {known['python']}, "
+            f"{show_size(known['memory'])}, {known['served']} warm starts, {ends}"
+        )
+
+    def remove(self) -> bool:
+        """End it. Runs that it has started continue."""
+        return bool(warm_start.stop([self.status["pid"]]))
 
 
 def command(
@@ -35,13 +80,18 @@ def command(
             "--cached", help="Also remove data cached for later jobs, unless it is in use."
         ),
     ] = False,
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Look at warm processes only, which `run --warm` keeps.")
+    ] = False,
     yes: typer_options.Yes = False,
     as_json: typer_options.AsJson = False,
 ) -> int:
-    """List and remove leftover files on a node's own disk, and secrets in the folders of runs that are over.
+    """List and remove leftover files on a node's own disk and secrets in the folders of runs that are over; list and
+    end warm processes.
 
     \b
       paceline clean                       this machine: list, then ask
+      paceline clean --warm --yes          end the processes that `run --warm` keeps
       paceline clean --node n1 --node n2   two nodes of the cluster: list
       paceline clean --node n1 --yes       remove
       paceline clean --json                list as JSON, and ask nothing
@@ -56,33 +106,48 @@ def command(
         )
     if node:
         return _clean_nodes(node, folder=folder, cached=cached, yes=yes)
+    found: list[Removable] = []
+    if not warm:
+        found += _find_files(folder, cached=cached)
+    if folder is None and "SLURM_JOB_ID" not in os.environ:
+        found += map(WarmProcess, warm_start.read_status())
+    if as_json:
+        return _print_json(found, yes=yes)
+    if not found:
+        print("nothing to clean up")
+        return 0
+    for each in found:
+        print(f"{each.path}  ({each.reason})")
+    if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove these {len(found)}?")):
+        console.say_note("nothing was removed; use --yes to remove them")
+        return 0
+    removed = sum(each.remove() for each in found)
+    print(f"removed {removed} of {len(found)}")
+    return 0 if removed == len(found) else 1
+
+
+def _find_files(folder: Path | None, *, cached: bool) -> list[Removable]:
     job = load_job(Program(""), cluster=typer_options.this_cluster())
     scratch = resolve_scratch(job, os.environ)
     request = staging_request(job, scratch=scratch, environ=os.environ)
-    leftovers: list[Leftover | EndedSecrets] = [
-        leftover
-        for each in ([folder] if folder is not None else data_folders(request, os.environ))
-        for leftover in find_leftovers(each, os.environ, all_cached=cached)
-    ]
+    found: list[Removable] = []
+    for base in [folder] if folder is not None else _data_folders(request, os.environ):
+        found += find_leftovers(base, os.environ, all_cached=cached)
     # `--node` looks at the node's own disk alone
     if folder is None and "SLURM_JOB_ID" not in os.environ:
-        leftovers += find_ended_secrets(scratch)
-    if as_json:
-        return _print_json(leftovers, yes=yes)
-    if not leftovers:
-        print("nothing to clean up")
-        return 0
-    for leftover in leftovers:
-        print(f"{leftover.path}  ({leftover.reason})")
-    if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove these {len(leftovers)}?")):
-        console.say_note("nothing was removed; use --yes to remove them")
-        return 0
-    removed = sum(leftover.remove() for leftover in leftovers)
-    print(f"removed {removed} of {len(leftovers)}")
-    return 0 if removed == len(leftovers) else 1
+        found += find_ended_secrets(scratch)
+    return found
 
 
-def _print_json(leftovers: list[Leftover | EndedSecrets], *, yes: bool) -> int:
+def _data_folders(request: StagingRequest, environ: Mapping[str, str]) -> list[Path]:
+    """Return the folders where runs that you start here put their data on this machine."""
+    folders = [Path(environ.get("TMPDIR") or "/tmp"), Path("/tmp")]
+    with suppress(UsageError):  # the folder's path has variables that only a job knows
+        folders.insert(0, choose_base(request, environ))
+    return list(dict.fromkeys(folders))
+
+
+def _print_json(leftovers: Iterable[Removable], *, yes: bool) -> int:
     listed = [
         {
             "path": str(each.path),

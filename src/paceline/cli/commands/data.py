@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +12,14 @@ import typer
 from paceline.cli import console, typer_options
 from paceline.cli.commands import data_push
 from paceline.cli.parser import GroupedCommand
-from paceline.errors import UsageError
-from paceline.launch.local.staging import scan_data, staging_request
+from paceline.contract.files.size import show_size
+from paceline.errors import EnvironmentProblem, UsageError
+from paceline.launch.checks.data import staging_request
 from paceline.launch.run_folder import resolve_scratch
 from paceline.spec import Flag, Program, load_job
+from paceline.staging.copy import Progress, Transfer
+from paceline.staging.packs import Packs
+from paceline.staging.stager import ScannedItem, scan_items
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
@@ -65,14 +70,45 @@ def stage(
         raise UsageError(
             "Nothing to stage.", hint="Name paths, or set stage in [data] of paceline.toml."
         )
-    scan = scan_data(request)
-    for line in scan.summary():
-        print(line)
-    for note in scan.notes():
-        console.say_note(note)
-    count = scan.pack(console.say_note)
+    items = scan_items(request)
+    for item in items:
+        files, small = len(item.manifest.files), len(item.manifest.small)
+        print(f"{item.name}: {files} files ({small} small), {show_size(item.manifest.size)}")
+        for note in item.notes():
+            console.say_note(note)
+    count = _pack(items, Packs(request.packs))
     print(f"packed {count} of them into {request.packs}" if count else "nothing left to pack")
     return 0
+
+
+def _pack(items: list[ScannedItem], packs: Packs) -> int:
+    """Write the packs that are missing, and return how many."""
+    unpacked = [
+        item.manifest
+        for item in items
+        if item.manifest.needs_pack and packs.find(item.manifest) is None
+    ]
+    transfer = Transfer()
+    transfer.total = sum(file.size for manifest in unpacked for file in manifest.small)
+    progress = Progress("packing", console.say_note)
+    for manifest in unpacked:
+        with ThreadPoolExecutor(1) as pool:
+            packing = pool.submit(packs.write, manifest, transfer)
+            try:
+                while not wait([packing], timeout=0.1).done:
+                    progress.show(transfer)
+                packing.result()
+            except OSError as error:
+                raise EnvironmentProblem(
+                    f"Cannot pack {manifest.source!r}: {error.strerror}.",
+                    hint="The scratch folder needs free space for a second copy of the small "
+                    "files.",
+                ) from None
+            finally:
+                transfer.stop.set()  # after Ctrl-C
+                progress.clear()
+        transfer.stop.clear()
+    return len(unpacked)
 
 
 app.command(cls=GroupedCommand, name="push")(data_push.command)

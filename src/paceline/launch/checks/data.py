@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from paceline.contract.findings import GOOD, PROBLEM, Finding
 from paceline.contract.run_path import RunPath
 from paceline.errors import PacelineError
-from paceline.launch.local.staging import staging_request
 from paceline.launch.plan.launch_spec import data_settings
 from paceline.spec import Job
-from paceline.staging.request import check_sources
+from paceline.staging.request import StagingRequest, check_sources, make_request
+
+
+def staging_request(job: Job, *, scratch: Path, environ: Mapping[str, str]) -> StagingRequest:
+    """Return the request as the agents of a job would read it."""
+    return make_request(data_settings(job), base=scratch / job.project_name, environ=environ)
 
 
 def check_data(job: Job, run_path: RunPath, environ: Mapping[str, str]) -> list[Finding]:

@@ -19,7 +19,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import FAILED, STOPPED, read_verdict
 from paceline.staging.cache import cached_item
-from paceline.staging.folders import make_private_folder
+from paceline.staging.cleanup import make_private_folder
 from paceline.staging.manifest import scan
 from tests.staging.trees import content, make_tree
 

@@ -1,0 +1,267 @@
+"""Staging on all nodes of a run: one agent per node copies, and the head agent scans and packs for
+all.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.agent.launcher_placement import Placement
+from paceline.agent.rendezvous.connected_agents import Rendezvous
+from paceline.agent.rendezvous.errors import Interrupted
+from paceline.contract import env
+from paceline.contract.claims import claim_number
+from paceline.contract.files.shared_folders import find_own_folder, own_folder_name
+from paceline.errors import LaunchError, PacelineError
+from paceline.staging import cleanup
+from paceline.staging.copy import Progress, Transfer, remove_tree
+from paceline.staging.packs import Packs
+from paceline.staging.request import choose_base, read_request
+from paceline.staging.stager import ScannedItem, Stager, StagingThread
+
+if TYPE_CHECKING:
+    from paceline.agent.agent import Agent
+
+POLL_INTERVAL = 0.1  # seconds
+CLEANUP_TIMEOUT = 900.0  # seconds that agents wait for each other to collect results
+
+# Messages between agents: the head's plan, a node's result, the head's summary, and both ends of
+# the cleanup.
+PLAN, NODE_STAGED, ALL_STAGED = "staging_plan", "node_staged", "all_staged"
+NODE_CLEAN, ALL_CLEAN = "node_clean", "all_clean"
+
+Fields = dict[str, Any]
+
+
+class NodeData:
+    """The data folder of a node. All its agents know the path, but only one, the copier, makes and
+    fills it.
+    """
+
+    def __init__(self, agent: Agent, placement: Placement, rendezvous: Rendezvous) -> None:
+        self.agent, self.placement, self.rendezvous = agent, placement, rendezvous
+        environ, run, job_start = agent.environ, agent.run, agent.job_start.path.name
+        self.request = read_request(agent.launch_spec, environ)
+        self.is_copier = 0 in placement.local_ranks
+        name = f"node-{placement.node}" if placement.nodes > 1 else ""
+        self.owner = cleanup.Owner(
+            run=agent.launch_spec.run_id,
+            job_start=job_start,
+            node=placement.node,
+            host=placement.host,
+            job=environ.get("SLURM_JOB_ID", ""),
+            cluster=environ.get("SLURM_CLUSTER_NAME", ""),
+            staged=[item.name for item in self.request.items],
+            collect=list(self.request.collect),
+            destination=str(run.collected / name),
+            claim=claim_number(run, job_start),
+            **cleanup.this_process(),
+        )
+        self.base = choose_base(self.request, environ)
+        self.thread: StagingThread | None = None
+
+    @property
+    def folder(self) -> Path:
+        """This run's folder. Its name is certain once the copier has made the one it is in."""
+        private = find_own_folder(self.base) or self.base / own_folder_name()
+        return private / f"run-{self.owner.run}-{self.owner.job_start}-{self.owner.node}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {env.DATA: str(self.folder / "data")}
+
+    def stage_in(self) -> bool:
+        """Stage data before the ranks start, and wait for all nodes. Returns False after a stop
+        request; an error names the node.
+        """
+        started = time.monotonic()
+        self.agent.events.write("staging", host=self.owner.host)
+        error = self._make_folder() if self.is_copier else None
+        if self.placement.is_head and error is None:
+            self._start_thread()
+        try:
+            result = self._stage_together(error)
+        finally:
+            if self.thread is not None:
+                self.thread.stop()
+        if result.get("error"):
+            raise LaunchError(result["error"], hint=result["hint"])
+        if self.thread is not None and not result.get("stopped"):
+            self._report(self.thread.stager, time.monotonic() - started)
+        return not result.get("stopped")
+
+    def _make_folder(self) -> PacelineError | None:
+        environ, owner = self.agent.environ, self.owner
+        try:
+            cleanup.make_private_folder(self.base)
+            removed = cleanup.remove_leftovers(self.base, environ, job_start=owner.job_start)
+            if removed:
+                self.agent.say(
+                    f"removed {len(removed)} folders that earlier runs left on {owner.host}"
+                )
+            cleanup.make_run_folder(self.folder, owner)
+        except PacelineError as error:
+            return error
+        except OSError as error:
+            return LaunchError(f"Node {owner.host}: cannot create {self.folder}: {error.strerror}.")
+        return None
+
+    def _start_thread(self, items: list[ScannedItem] | None = None) -> None:
+        folder = self.folder
+        stager = Stager(
+            self.request,
+            private=folder.parent,
+            data=folder / "data",
+            host=self.owner.host,
+            transfer=Transfer(),
+        )
+        self.thread = StagingThread(stager, items)
+
+    def _stage_together(self, error: PacelineError | None) -> Fields:
+        """Return the result of all nodes: the first failure, or nothing.
+
+        The head tells the others what to stage, they tell it their results, and it tells them when
+        all have staged.
+        """
+        is_head, nodes = self.placement.is_head, self.placement.nodes
+        results: list[Fields] = []  # of nodes, as the head knows them
+        is_reported, is_plan_sent = False, nodes == 1
+        stager = self.thread.stager if self.thread is not None else None
+        progress = Progress("staging data", self.agent.say)
+        while True:
+            for message in self._receive():
+                if message["kind"] == ALL_STAGED:
+                    return message
+                if message["kind"] == NODE_STAGED:
+                    results.append(message)
+                elif self.is_copier and self.thread is None and error is None:
+                    error = self._start_planned(message)
+            if stager is not None and is_head:
+                progress.show(stager.transfer)
+                if not is_plan_sent and stager.prepared.is_set():
+                    self._send_plan(stager)
+                    is_plan_sent = True
+            if not is_reported and (result := self._find_result(error)) is not None:
+                is_reported = True
+                results.append(result)
+                if not is_head:
+                    self.rendezvous.send({**result, "kind": NODE_STAGED}, to=0)
+            failure = next((each for each in results if "error" in each or "stopped" in each), None)
+            if is_head and (failure is not None or len(results) == nodes):
+                progress.clear()
+                self.rendezvous.send({**(failure or {}), "kind": ALL_STAGED})
+                return failure or {}
+            time.sleep(POLL_INTERVAL)
+
+    def _find_result(self, error: PacelineError | None) -> Fields | None:
+        """Return this node's result; None as long as there is none."""
+        requests, thread = self.agent.requests, self.thread
+        if requests.end_now:
+            raise Interrupted("Interrupted while staging data.")
+        is_done = thread is not None and thread.is_done
+        if thread is not None and is_done:
+            error = error or thread.error
+        if error is not None:
+            return {"error": error.message, "hint": error.hint}
+        is_requested = self.placement.is_head and self.agent.job_start.stop.exists()
+        if is_requested or requests.wants_stop or (thread is not None and thread.stopped):
+            return {"stopped": True}
+        return {} if is_done else None
+
+    def _send_plan(self, stager: Stager) -> None:
+        """Publish the manifests as files, since they may be large, and send their keys."""
+        packs = stager.packs
+        try:
+            for item in stager.items:
+                if not packs.manifest_path(item.manifest.key).exists():
+                    packs.publish(item.manifest, {})
+        except OSError as error:
+            raise LaunchError(
+                f"Cannot write {packs.folder}: {error.strerror}.",
+                hint="The nodes read what to stage from there.",
+            ) from None
+        items = [(item.name, item.manifest.key) for item in stager.items]
+        self.rendezvous.send({"kind": PLAN, "items": items})
+
+    def _start_planned(self, plan: Fields) -> PacelineError | None:
+        packs = Packs(self.request.packs)
+        try:
+            self._start_thread([ScannedItem(name, *packs.read(key)) for name, key in plan["items"]])
+        except PacelineError as error:
+            return error
+        return None
+
+    def _receive(self) -> list[Fields]:
+        """Return the messages about staging and leave the others alone; a lost agent is an
+        error.
+        """
+        messages = self.rendezvous.poll()
+        for message in messages:
+            if message["kind"] in ("lost", "left"):
+                index = message["index"] if message["kind"] == "lost" else message["from"]
+                raise LaunchError(f"Lost {self.rendezvous.describe(index)} while staging data.")
+        kinds = (PLAN, NODE_STAGED, ALL_STAGED)
+        self.rendezvous.put_back([each for each in messages if each["kind"] not in kinds])
+        return [each for each in messages if each["kind"] in kinds]
+
+    def _report(self, stager: Stager, seconds: float) -> None:
+        agent, result = self.agent, stager.result
+        agent.events.write(
+            "staged",
+            host=self.owner.host,
+            files=result.files,
+            size=result.size,
+            reused=result.reused,
+            seconds=seconds,
+        )
+        if self.placement.is_head:
+            for note in result.notes:
+                agent.say(note)
+            summary = result.summary(seconds)
+            agent.say(f"data staged to {stager.data} in {seconds:.1f} s: {summary}")
+
+    def stage_out(self) -> None:
+        """Collect results after the last rank has ended, clean up, and wait for the other nodes."""
+        try:
+            if self.is_copier and self.request.collect and self.folder.is_dir():
+                self._collect()
+        finally:
+            if self.thread is not None:
+                self.thread.stager.close()
+            if self.is_copier and self.folder.is_dir() and not remove_tree(self.folder):
+                self.agent.warn(f"cannot remove all of {self.folder}")
+            self._wait_for_cleanup()
+
+    def _collect(self) -> None:
+        agent, owner = self.agent, self.owner
+        result = cleanup.collect_results(self.folder, owner)
+        files, size = len(result.sizes), sum(result.sizes)
+        agent.events.write("collected", host=owner.host, files=files, size=size)
+        for line in result.describe(owner.host, owner.destination):
+            agent.say(line)
+        with suppress(OSError):
+            cleanup.write_owner(self.folder, replace(owner, collected=True))
+
+    def _wait_for_cleanup(self) -> None:
+        """Wait until all agents have collected and cleaned up: a scheduler may end all when one
+        exits with an error.
+        """
+        pending = {0}
+        if self.placement.is_head:
+            pending = set(range(1, self.placement.count))
+        else:
+            self.rendezvous.send({"kind": NODE_CLEAN}, to=0)
+        deadline = time.monotonic() + CLEANUP_TIMEOUT
+        while pending & self.rendezvous.present and time.monotonic() < deadline:
+            if self.agent.requests.end_now:
+                break
+            for message in self.rendezvous.poll():
+                if message.get("kind") in (NODE_CLEAN, ALL_CLEAN):
+                    pending.discard(message["from"])
+            time.sleep(POLL_INTERVAL)
+        if self.placement.is_head:
+            self.rendezvous.send({"kind": ALL_CLEAN})

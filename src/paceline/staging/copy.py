@@ -1,0 +1,305 @@
+"""Copy the files of an item with several threads: small files in groups, large ones in pieces.
+
+A file gets the modification time of its source only when it is complete, so an interrupted copy can
+be resumed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from paceline.contract.files.size import show_size
+from paceline.contract.files.sparse import data_ranges
+from paceline.errors import EnvironmentProblem
+from paceline.staging.manifest import GROUP_FILES, SMALL, FileEntry, Manifest, join
+
+PIECE = 64 << 20  # bytes of a large file that one thread copies at a time
+CHUNK = 1 << 20  # bytes that are read at once
+THREADS = 8  # most of the time, each waits for a disk or a server
+WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+LOG_INTERVAL = 10.0  # seconds between lines in a log
+TERMINAL_INTERVAL = 0.5
+
+Task = Callable[[], object]
+
+
+class Stopped(Exception):
+    """The transfer was asked to stop."""
+
+
+class CopyDiffers(EnvironmentProblem):
+    """A copy does not have the content of its source."""
+
+
+class SmallFiles(Protocol):
+    """Where the contents of small files come from: their source, or a pack."""
+
+    def read(self, files: Sequence[FileEntry]) -> list[bytes]: ...
+
+
+class Transfer:
+    """The progress and the stop flag that all copying threads of a node share."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.total = 0
+        self.done = 0
+        self._lock = threading.Lock()
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self.done += size
+
+    def check(self) -> None:
+        """Raise `Stopped` after a stop request."""
+        if self.stop.is_set():
+            raise Stopped
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Run all tasks, or raise the first error."""
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="staging")
+        try:
+            futures = [pool.submit(self._run_task, task) for task in tasks]
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run_task(self, task: Task) -> None:
+        self.check()
+        task()
+
+
+class Sources:
+    """Reads small files where they are."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def read(self, files: Sequence[FileEntry]) -> list[bytes]:
+        contents = []
+        for file in files:
+            path = join(self.folder, file.path)
+            with open(path, "rb", buffering=0) as source:
+                content = source.read(file.size + 1) or b""
+                while 0 < len(content) < file.size and (more := source.read(file.size)):
+                    content += more
+            if len(content) != file.size:
+                raise source_changed(path)
+            contents.append(content)
+        return contents
+
+
+def missing_files(manifest: Manifest, target: Path) -> list[FileEntry]:
+    """Return the files that are not complete in a target; all of them if there is no target."""
+    if not os.path.lexists(target):
+        return manifest.files
+    return [file for file in manifest.files if not _is_copied(join(target, file.path), file)]
+
+
+def copy_item(
+    manifest: Manifest, target: Path, *, transfer: Transfer, small: SmallFiles | None = None
+) -> int:
+    """Copy what is missing of an item, and return the number of files."""
+    files = missing_files(manifest, target)
+    transfer.add(manifest.size - sum(file.size for file in files))
+    if os.path.lexists(target):  # parts of files may be left where the source has a hole
+        for path in [*(file.path for file in files), *(path for path, _ in manifest.links)]:
+            with suppress(FileNotFoundError):
+                os.unlink(join(target, path))
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    for folder in manifest.folders:
+        with suppress(FileExistsError):
+            os.mkdir(join(target, folder), 0o700)
+    for path, link_target in manifest.links:
+        os.symlink(link_target, join(target, path))
+    large = _LargeFiles(manifest.source, target, transfer)
+    tasks = [task for file in files if file.size > SMALL for task in large.tasks(file)]
+    reader = small or Sources(manifest.source)
+    for group in manifest.groups(file for file in files if file.size <= SMALL):
+        tasks.append(partial(_copy_group, reader, target, group, transfer))
+    transfer.run(tasks)
+    return len(files)
+
+
+def verify_item(
+    manifest: Manifest, target: Path, *, transfer: Transfer, checksums: dict[str, int]
+) -> None:
+    """Compare every copy with its source; a source whose checksum is known is not read again."""
+
+    def verify(files: Sequence[FileEntry]) -> None:
+        for file in files:
+            source = join(manifest.source, file.path)
+            expected = checksums.get(file.path)
+            if expected is None:
+                expected = compute_checksum(source, transfer)
+            if compute_checksum(join(target, file.path), transfer) != expected:
+                raise CopyDiffers(
+                    f"[data] stage: The copy of {source!r} differs from its source.",
+                    hint="The source changed, or the node's disk is bad: try again, or exclude "
+                    "the node.",
+                )
+
+    starts = range(0, len(manifest.files), GROUP_FILES)
+    transfer.run([partial(verify, manifest.files[start : start + GROUP_FILES]) for start in starts])
+
+
+def compute_checksum(path: str, transfer: Transfer) -> int:
+    value = 0
+    with open(path, "rb", buffering=0) as file:
+        while content := file.read(CHUNK):
+            transfer.check()
+            value = zlib.crc32(content, value)
+    return value
+
+
+def copy_range(reader: int, writer: int, start: int, size: int, transfer: Transfer) -> None:
+    """Copy a part of a file to the same offset of another, and leave out holes."""
+    position = start
+    buffer = memoryview(bytearray(min(CHUNK, size)))
+    for begin, end in data_ranges(reader, start, start + size):
+        transfer.add(begin - position)
+        position = begin
+        while position < end:
+            transfer.check()
+            count = os.preadv(reader, [buffer[: end - position]], position)
+            if count == 0:
+                raise source_changed(f"descriptor {reader}")
+            write_all(writer, buffer[:count], position)
+            position += count
+            transfer.add(count)
+    transfer.add(start + size - position)
+
+
+def write_all(descriptor: int, content: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(descriptor, content[done:], offset + done)
+
+
+def source_changed(path: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"[data] stage: {path!r} changed while it was being staged.",
+        hint="Wait until nothing writes to it.",
+    )
+
+
+def remove_tree(path: Path) -> bool:
+    """Remove a folder, read-only parts included. Returns False if some of it stays."""
+    shutil.rmtree(path, ignore_errors=True)
+    if path.is_dir() and not path.is_symlink():
+        for folder, folders, _ in os.walk(path):
+            for each in [folder, *(os.path.join(folder, name) for name in folders)]:
+                if not os.path.islink(each):
+                    os.chmod(each, 0o700)
+        shutil.rmtree(path, ignore_errors=True)
+    return not os.path.lexists(path)
+
+
+class _LargeFiles:
+    """Copies large files in pieces, which any thread may take."""
+
+    def __init__(self, source: str, target: Path, transfer: Transfer) -> None:
+        self.source, self.target, self.transfer = source, target, transfer
+        self._missing: Counter[str] = Counter()  # pieces of each file
+        self._lock = threading.Lock()
+
+    def tasks(self, file: FileEntry) -> list[Task]:
+        starts = range(0, file.size, PIECE)
+        self._missing[file.path] = len(starts)
+        return [partial(self._copy_piece, file, start) for start in starts]
+
+    def _copy_piece(self, file: FileEntry, start: int) -> None:
+        path = join(self.source, file.path)
+        with (
+            open(path, "rb", buffering=0) as reader,
+            open(
+                join(self.target, file.path), "wb", buffering=0, opener=partial(_opener, file.mode)
+            ) as writer,
+        ):
+            source, target = reader.fileno(), writer.fileno()
+            copy_range(source, target, start, min(PIECE, file.size - start), self.transfer)
+            with self._lock:
+                self._missing[file.path] -= 1
+                is_last = not self._missing[file.path]
+            if not is_last:
+                return
+            if os.fstat(source).st_size != file.size:
+                raise source_changed(path)
+            os.ftruncate(target, file.size)  # it may end with a hole
+            os.utime(target, ns=(file.mtime, file.mtime))
+
+
+def _opener(mode: int, path: str, flags: int) -> int:
+    del flags  # other threads write to the same file: it must not be truncated
+    return os.open(path, WRITE_FLAGS, mode | 0o600)
+
+
+def _copy_group(
+    reader: SmallFiles, target: Path, files: Sequence[FileEntry], transfer: Transfer
+) -> None:
+    for file, content in zip(files, reader.read(files), strict=True):
+        path = join(target, file.path)
+        descriptor = os.open(path, WRITE_FLAGS | os.O_EXCL, file.mode | 0o600)
+        try:
+            if os.write(descriptor, content) < file.size:
+                write_all(descriptor, memoryview(content), 0)
+            os.utime(descriptor, ns=(file.mtime, file.mtime))
+        finally:
+            os.close(descriptor)
+    transfer.add(sum(file.size for file in files))
+
+
+def _is_copied(path: str, file: FileEntry) -> bool:
+    """Whether a file is complete: only then does it have the modification time of its source."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime)
+
+
+class Progress:
+    """Shows how far a transfer is: in one line on a terminal, in a line now and then in a log."""
+
+    def __init__(self, title: str, say: Callable[[str], None]) -> None:
+        self.title, self._say = title, say
+        self._is_terminal = sys.stderr.isatty()
+        self._started = self._updated = time.monotonic()
+
+    def show(self, transfer: Transfer) -> None:
+        now = time.monotonic()
+        interval = TERMINAL_INTERVAL if self._is_terminal else LOG_INTERVAL
+        if now - self._updated < interval or not transfer.total:
+            return
+        self._updated = now
+        rate = transfer.done / (now - self._started)
+        left = (transfer.total - transfer.done) / rate if rate else 0.0
+        text = (
+            f"{self.title}: {min(1.0, transfer.done / transfer.total):.0%} of "
+            f"{show_size(transfer.total)}, {show_size(rate)}/s, {left:.0f} s left"
+        )
+        if self._is_terminal:
+            self._print(f"paceline: {text}")
+        else:
+            self._say(text)
+
+    def clear(self) -> None:
+        if self._is_terminal:
+            self._print("")
+
+    def _print(self, line: str) -> None:
+        with suppress(OSError):
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,175 @@
+"""Packs: the small files of an item in one tar file on scratch, written by the first job and read
+by every later one.
+
+`.staged/<key>.json` has the manifest and the checksums of the packed files, `.staged/<key>.tar` the
+files. Both are renamed into place, so an existing pack is complete. Readers find a file by its
+offset, which follows from the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from paceline.contract.files.shared_folders import open_own_file
+from paceline.contract.run_folder import write_atomically
+from paceline.errors import EnvironmentProblem
+from paceline.staging.copy import Sources, Transfer, write_all
+from paceline.staging.manifest import FileEntry, Manifest, tar_padded
+
+UNUSED = 30 * 86400.0  # seconds after which an unused pack is removed
+ABANDONED = 2 * 86400.0  # the same for an unfinished one
+END_OF_TAR = 1024  # zeros
+
+
+class Pack:
+    """An open pack; must be closed."""
+
+    def __init__(self, manifest: Manifest, descriptor: int) -> None:
+        self.manifest, self.descriptor = manifest, descriptor
+
+    def read(self, files: Sequence[FileEntry]) -> list[bytes]:
+        """Return the contents of files that are close together, with one read."""
+        offsets = [self.manifest.offsets[file.path] for file in files]
+        start, end = offsets[0], offsets[-1] + files[-1].size
+        data = os.pread(self.descriptor, end - start, start)
+        if len(data) != end - start:
+            raise EnvironmentProblem(
+                f"[data] stage: The pack of {self.manifest.source!r} is truncated.",
+                hint="Remove the .staged folder.",
+            )
+        return [
+            data[offset - start : offset - start + file.size]
+            for file, offset in zip(files, offsets, strict=True)
+        ]
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True)
+class Packs:
+    """The packs of a project. Another user's are not used: a name does not cover the content."""
+
+    folder: Path
+
+    def manifest_path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+    def pack_path(self, key: str) -> Path:
+        return self.folder / f"{key}.tar"
+
+    def open(self, manifest: Manifest) -> Pack | None:
+        """Return an item's pack if there is one."""
+        with suppress(OSError):
+            os.utime(self.manifest_path(manifest.key))  # a used pack is not pruned
+            return Pack(manifest, open_own_file(self.pack_path(manifest.key)))
+        return None
+
+    def find(self, manifest: Manifest) -> dict[str, int] | None:
+        """Return the checksums of the files in an item's pack; None if there is no pack."""
+        pack = self.open(manifest)
+        if pack is None:
+            return None
+        pack.close()
+        with suppress(EnvironmentProblem):
+            return self.read(manifest.key)[1]
+        return None
+
+    def read(self, key: str) -> tuple[Manifest, dict[str, int]]:
+        """Return what the head agent has published: other nodes need not scan the files."""
+        path = self.manifest_path(key)
+        try:
+            with open(open_own_file(path), encoding="ascii") as file:
+                value = json.load(file)
+            return Manifest.from_values(value["manifest"]), value["checksums"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise EnvironmentProblem(
+                f"[data] stage: Cannot read {path}: {error}.",
+                hint="The scratch folder must be on a path that all nodes share.",
+            ) from None
+
+    def publish(self, manifest: Manifest, checksums: dict[str, int]) -> None:
+        """Make a manifest visible to all nodes."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"manifest": manifest.values(), "checksums": checksums})
+        write_atomically(self.manifest_path(manifest.key), text, mode=0o600)
+
+    def write(self, manifest: Manifest, transfer: Transfer) -> dict[str, int]:
+        """Pack the small files of an item, and return their checksums."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._prune()
+        # a new file with a name that nobody can guess: others may write to the folder too
+        descriptor, name = tempfile.mkstemp(".partial", f".{manifest.key}.", self.folder)
+        try:
+            try:
+                checksums = _write_tar(manifest, descriptor, transfer)
+            finally:
+                os.close(descriptor)
+            os.replace(name, self.pack_path(manifest.key))
+        except BaseException:
+            os.unlink(name)
+            raise
+        self.publish(manifest, checksums)
+        return checksums
+
+    def is_correct(self, manifest: Manifest, checksums: dict[str, int], transfer: Transfer) -> bool:
+        """Compare a pack and its checksums with the files at their source."""
+        wrong: list[str] = []
+
+        def compare(pack: Pack, files: Sequence[FileEntry]) -> None:
+            originals = Sources(manifest.source).read(files)
+            for file, content, packed in zip(files, originals, pack.read(files), strict=True):
+                if content != packed or zlib.crc32(content) != checksums.get(file.path):
+                    wrong.append(file.path)
+
+        pack = self.open(manifest)
+        if pack is None:
+            return False
+        with closing(pack):
+            groups = manifest.groups(manifest.small)
+            transfer.run([partial(compare, pack, group) for group in groups])
+        return not wrong
+
+    def _prune(self) -> None:
+        """Remove packs that have not been used for long, and unfinished ones."""
+        now = time.time()
+        for path in self.folder.iterdir():
+            # Using a pack touches its manifest.
+            touched = path.with_suffix(".json") if path.suffix == ".tar" else path
+            with suppress(OSError):
+                age = now - (touched if touched.exists() else path).stat().st_mtime
+                if age > (ABANDONED if path.suffix == ".partial" else UNUSED):
+                    path.unlink()
+
+
+def _write_tar(manifest: Manifest, descriptor: int, transfer: Transfer) -> dict[str, int]:
+    checksums: dict[str, int] = {}
+
+    def write(files: Sequence[FileEntry]) -> None:
+        data = bytearray()
+        for file, content in zip(files, Sources(manifest.source).read(files), strict=True):
+            data += _header(file) + content + bytes(tar_padded(file.size) - file.size)
+            checksums[file.path] = zlib.crc32(content)
+        start = manifest.offsets[files[0].path] - len(_header(files[0]))
+        write_all(descriptor, memoryview(data), start)
+        transfer.add(sum(file.size for file in files))
+
+    transfer.run([partial(write, group) for group in manifest.groups(manifest.small)])
+    os.ftruncate(descriptor, os.fstat(descriptor).st_size + END_OF_TAR)
+    return checksums
+
+
+def _header(file: FileEntry) -> bytes:
+    member = tarfile.TarInfo(file.path)
+    member.size, member.mode, member.mtime = file.size, file.mode, file.mtime // 10**9
+    return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
