@@ -200,7 +200,7 @@ def test_agents_per_rank_stage_once_per_node_and_cache(
         len(scan(base / "set").files)
     ]
     cached = cached_item(make_private_folder(disk), scan(base / "set").key)
-    assert content(cached.content / "set") == content(base / "set")
+    assert content(cached.target(str(base / "set"))) == content(base / "set")
 
 
 def test_a_stop_while_data_is_staged_starts_no_rank(

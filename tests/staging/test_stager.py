@@ -314,18 +314,18 @@ def test_two_jobs_stage_the_same_data_once(base: Path, node: Node) -> None:
     began, may_continue = threading.Event(), threading.Event()
     filled: list[int] = []
 
-    def fill(number: int, folder: Path) -> None:
+    def fill(number: int) -> None:
         filled.append(number)
         began.set()
         assert may_continue.wait(60)
-        shutil.copytree(source, folder / "set")
+        shutil.copytree(source, item.target(str(source)))
         item.finish(keep=60, source=str(source))
 
     found: dict[int, bool] = {}
 
     def job(number: int) -> None:
         lock, found[number] = cache.acquire_item(
-            item, fill=lambda folder: fill(number, folder), check=lambda: None
+            item, fill=lambda: fill(number), check=lambda: None
         )
         lock.close()
 

@@ -67,9 +67,9 @@ class CachedItem:
 
     path: Path  # cache/<key>
 
-    @property
-    def content(self) -> Path:
-        return self.path / "content"
+    def target(self, source: str) -> Path:
+        """Return where a copy of the source is, under its own name."""
+        return self.path / "content" / (os.path.basename(source) or "data")
 
     @property
     def reason(self) -> str:
@@ -129,13 +129,13 @@ def cached_items(private: Path) -> list[CachedItem]:
 
 
 def acquire_item(
-    item: CachedItem, *, fill: Callable[[Path], None], check: Callable[[], None]
+    item: CachedItem, *, fill: Callable[[], None], check: Callable[[], None]
 ) -> tuple[Lock, bool]:
     """Wait until the item is complete. Returns the shared lock that protects it, and whether it was
     there already.
 
-    `fill` is called by one job at a time, for a folder that may hold parts of the item; `check` may
-    raise an error while another job fills it.
+    `fill` is called by one job at a time, and may find parts of the item; `check` may raise an error
+    while another job fills it.
     """
     lock = item.lock()
     while not (item.is_complete and lock.acquire(exclusive=False)):
@@ -147,7 +147,7 @@ def acquire_item(
         is_reused = item.is_complete  # it may have been removed before it was locked
         if not is_reused:
             item.path.mkdir(mode=0o700, exist_ok=True)
-            fill(item.content)
+            fill()
         lock.share()
     except BaseException:
         lock.close()

@@ -146,15 +146,16 @@ class Stager:
     def _stage_cached(self, item: ScannedItem) -> None:
         manifest = item.manifest
         cached = cached_item(self.private, manifest.key)
+        target = cached.target(manifest.source)
 
-        def fill(content: Path) -> None:
-            self._copy(item, content)
+        def fill() -> None:
+            self._copy(item, target)
             cached.finish(keep=self.request.keep, source=manifest.source)
 
         lock, is_reused = acquire_item(cached, fill=fill, check=self.transfer.check)
         if is_reused and self.request.checksum:
             try:
-                self._verify(item, cached.content)
+                self._verify(item, target)
             except CopyDiffers:
                 lock.close()
                 if not cached.remove():  # another job uses it
@@ -167,7 +168,7 @@ class Stager:
             self.transfer.add(manifest.size)
         link = self.data / item.name
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(cached.content)
+        link.symlink_to(target)
 
     def _copy(self, item: ScannedItem, target: Path) -> None:
         manifest = item.manifest
@@ -214,8 +215,8 @@ class Stager:
         """Return what is not on the node yet."""
         if not self.request.keep:
             return manifest
-        content = cached_item(self.private, manifest.key).content
-        return replace(manifest, files=missing_files(manifest, content))
+        target = cached_item(self.private, manifest.key).target(manifest.source)
+        return replace(manifest, files=missing_files(manifest, target))
 
     def _explain(self, error: OSError) -> PacelineError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
