@@ -6,10 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from paceline import cli
-
 GARBAGE = """
 import gc, sys
 from paceline import cli, __main__
