@@ -134,8 +134,8 @@ def acquire_item(
     """Wait until the item is complete. Returns the shared lock that protects it, and whether it was
     there already.
 
-    `fill` is called by one job at a time, and may find parts of the item; `check` may raise an error
-    while another job fills it.
+    `fill` is called by one job at a time, and may find parts of the item; `check` may raise an
+    error while another job fills it.
     """
     lock = item.lock()
     while not (item.is_complete and lock.acquire(exclusive=False)):
