@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "sweep": {"spec", "slurm", "launch", "watch"},
     "ui": {"spec", "slurm", "launch", "watch", "sweep"},
     "tools": {"spec", "slurm", "launch", "watch", "sweep"},
-    "cli": {"spec", "slurm", "launch", "watch", "ssh", "sweep", "ui", "tools"},
+    "cli": {"spec", "slurm", "staging", "launch", "watch", "ssh", "sweep", "ui", "tools"},
     "agent": {"staging"},
     "runtime": set(),
     "wandb": {"runtime"},  # the public module of that name
