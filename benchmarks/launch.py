@@ -68,8 +68,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def ask_warm(question: str, folder: Path) -> int:
-    """Return the warm process that `paceline clean --warm` lists, and "stop" ends; 0 if there is none."""
-    command = [PACELINE, "clean", "--warm", *(["--yes"] if question == "stop" else [])]
+    """Return the warm process that `paceline clean --processes` lists, and "stop" ends; 0 if there is none."""
+    command = [PACELINE, "clean", "--processes", *(["--yes"] if question == "stop" else [])]
     answer = subprocess.run(
         command, env=environment(folder), capture_output=True, text=True, check=True
     ).stdout

@@ -143,7 +143,7 @@ def measure(repeats: int) -> list[Result]:
             }
         finally:
             subprocess.run(
-                [python, "-m", "paceline", "clean", "--warm", "--yes"],
+                [python, "-m", "paceline", "clean", "--processes", "--yes"],
                 capture_output=True,
                 timeout=60,
             )

@@ -155,7 +155,7 @@ def test_the_commands_of_the_guides_work(home: Path) -> None:
         output = bash(FORKED, json.dumps(with_names(commands, run.name, copy_as_stopped(run))))
         assert json.loads(output) == []
     finally:
-        bash("paceline clean --warm --yes; paceline sandbox down", check=False)
+        bash("paceline clean --processes --yes; paceline sandbox down", check=False)
 
 
 @pytest.mark.slurm

@@ -249,7 +249,7 @@ def _describe_warm(seconds: int, why_not: str) -> str:
     if why_not:
         return f"torch will not stay imported for your next runs: {why_not}"
     time = f"{seconds} s" if seconds % 60 else f"{seconds // 60}m"
-    return f"torch stays imported for your next runs, for {time}; see `paceline clean --warm`"
+    return f"torch stays imported for your next runs, for {time}; see `paceline clean --processes`"
 
 
 def zygote_options(

@@ -80,8 +80,8 @@ def command(
             "--cached", help="Also remove data cached for later jobs, unless it is in use."
         ),
     ] = False,
-    warm: Annotated[
-        bool, typer.Option("--warm", help="Look at warm processes only, which `run --warm` keeps.")
+    processes: Annotated[
+        bool, typer.Option("--processes", help="Only the warm processes that `run --warm` keeps.")
     ] = False,
     yes: typer_options.Yes = False,
     as_json: typer_options.AsJson = False,
@@ -91,7 +91,7 @@ def command(
 
     \b
       paceline clean                       this machine: list, then ask
-      paceline clean --warm --yes          end the processes that `run --warm` keeps
+      paceline clean --processes --yes          end the processes that `run --warm` keeps
       paceline clean --node n1 --node n2   two nodes of the cluster: list
       paceline clean --node n1 --yes       remove
       paceline clean --json                list as JSON, and ask nothing
@@ -107,7 +107,7 @@ def command(
     if node:
         return _clean_nodes(node, folder=folder, cached=cached, yes=yes)
     found: list[Removable] = []
-    if not warm:
+    if not processes:
         found += _find_files(folder, cached=cached)
     if folder is None and "SLURM_JOB_ID" not in os.environ:
         found += map(WarmProcess, warm_start.read_status())

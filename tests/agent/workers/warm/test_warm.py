@@ -106,14 +106,14 @@ def test_later_runs_are_served_by_one_process_and_see_edits(
     assert [each["warm"] == pid for each in reports(scratch)] == [False, True, True]
     assert len({each["random"] for each in reports(scratch)}) == 3
     assert (status()["pid"], status()["served"], status()["running"]) == (pid, 2, 0)
-    shown = paceline("clean", "--warm", check=True).stdout
+    shown = paceline("clean", "--processes", check=True).stdout
     assert f"process {pid}  (warm process: torch" in shown
     assert "2 warm starts" in shown
     assert " 0 MB" not in shown
     assert status()["pid"] == pid
-    assert "removed 1 of 1" in paceline("clean", "--warm", "--yes", check=True).stdout
+    assert "removed 1 of 1" in paceline("clean", "--processes", "--yes", check=True).stdout
     until(lambda: not is_alive(pid), "the end of the warm process")
-    assert "nothing to clean up" in paceline("clean", "--warm", check=True).stdout
+    assert "nothing to clean up" in paceline("clean", "--processes", check=True).stdout
     assert not list(runtime_folder.rglob("warm-*"))
 
 
@@ -397,11 +397,11 @@ def test_one_that_does_not_answer_is_replaced(paceline: Paceline, scratch: Path)
             os.kill(pids[-1], signal.SIGSTOP)
             assert (
                 f"process {pids[-1]}  (warm process, not responding)"
-                in paceline("clean", "--warm", check=True).stdout
+                in paceline("clean", "--processes", check=True).stdout
             )
         if command == "stop":
             os.kill(pids[-1], signal.SIGSTOP)
-            assert "removed 1 of 1" in paceline("clean", "--warm", "--yes", check=True).stdout
+            assert "removed 1 of 1" in paceline("clean", "--processes", "--yes", check=True).stdout
         done = paceline("run", "--cpu", "--warm", "--nproc", "1", "train.py", check=True)
         assert ("starting cold, because the warm process is not responding" in done.stderr) is (
             command == "run"
