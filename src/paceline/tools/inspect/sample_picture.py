@@ -1,10 +1,7 @@
-"""A picture of who gets which samples: for each epoch, sample against step, and how often each
-sample comes.
-"""
+"""A picture of who gets which samples: for each epoch, sample against step."""
 
 from __future__ import annotations
 
-from collections import Counter
 from html import escape
 
 from paceline.contract.files.sample_records import CONTENT
@@ -12,9 +9,8 @@ from paceline.tools.inspect.samples import Epoch, Key, Samples
 
 COLOURS = ("#3b7dd8", "#e8590c", "#2f9e5b", "#a64ac9", "#c99a1d", "#d1383d", "#159a9c", "#6b7280")
 MAX_DOTS = 6000  # in one plot
-LEFT, PLOT_WIDTH, PLOT_HEIGHT, STRIP_HEIGHT = 76, 800, 260, 46
-EPOCH_HEIGHT = PLOT_HEIGHT + STRIP_HEIGHT + 96
-BINS = 200
+LEFT, PLOT_WIDTH, PLOT_HEIGHT = 76, 800, 260
+EPOCH_HEIGHT = PLOT_HEIGHT + 80
 STYLE = (
     "text{font:12px "
     "system-ui,sans-serif;fill:#667080}.title{font-size:15px;font-weight:600;fill:#1b1f24}"
@@ -100,47 +96,14 @@ def _draw_epoch(samples: Samples, epoch: Epoch, positions: dict[Key, int], top: 
         y = top + 10 + (step + 0.5) / steps * PLOT_HEIGHT
         paint = 'class="several"' if len(ranks) > 1 else f'fill="{colour(min(ranks))}"'
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" {paint} fill-opacity=".75"/>')
-    base = top + PLOT_HEIGHT + 24
-    parts += [_frame(base, STRIP_HEIGHT), *_draw_strip(epoch, positions, total, base)]
+    base = top + PLOT_HEIGHT + 28
     what = "sample, by its contents" if samples.facts.keys == CONTENT else "sample"
-    parts += [
-        _text(LEFT - 8, base + 16, "how often", "end"),
-        _text(LEFT, base + STRIP_HEIGHT + 18, "0"),
-        _text(LEFT + PLOT_WIDTH / 2, base + STRIP_HEIGHT + 18, what, "middle"),
-        _text(LEFT + PLOT_WIDTH, base + STRIP_HEIGHT + 18, f"{total - 1:,}", "end"),
+    return [
+        *parts,
+        _text(LEFT, base, "0"),
+        _text(LEFT + PLOT_WIDTH / 2, base, what, "middle"),
+        _text(LEFT + PLOT_WIDTH, base, f"{total - 1:,}", "end"),
     ]
-    return parts
-
-
-def _draw_strip(epoch: Epoch, positions: dict[Key, int], total: int, base: float) -> list[str]:
-    """Draw how often samples come, stacked by rank: a flat bar of half the height is once."""
-    bins = min(BINS, total)
-    seen: dict[int, Counter[int]] = {}
-    for rank, batch in epoch.batches():
-        counter = seen.setdefault(rank, Counter())
-        counter.update(positions[key] * bins // total for key in batch.keys)
-    width = PLOT_WIDTH / bins
-    most = max(2.0, len(epoch.order) / max(1, len(epoch.counts)))
-    parts = []
-    for index in range(bins):
-        size = -(-(index + 1) * total // bins) + (-index * total // bins)  # positions in this bin
-        y = base + STRIP_HEIGHT
-        for rank in sorted(seen):
-            high = seen[rank][index] / max(1, size) / most * STRIP_HEIGHT
-            if high > 0:
-                y -= high
-                parts.append(
-                    f'<rect x="{LEFT + index * width:.2f}" y="{y:.2f}" width="{width:.2f}" '
-                    f'height="{high:.2f}" '
-                    f'fill="{colour(rank)}"/>'
-                )
-    once = base + STRIP_HEIGHT - STRIP_HEIGHT / most
-    parts.append(
-        f'<line class="frame" x1="{LEFT}" x2="{LEFT + PLOT_WIDTH}" y1="{once:.1f}" '
-        f'y2="{once:.1f}"/>'
-    )
-    parts.append(_text(LEFT + PLOT_WIDTH + 4, once + 4, "1"))
-    return parts
 
 
 def _frame(y: float, height: float) -> str:

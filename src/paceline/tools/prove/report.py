@@ -3,32 +3,80 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-from paceline.tools.prove.comparison import Comparison, loss_scale, relative
-from paceline.tools.prove.curves import Curve, draw_differences, draw_losses, stand_alone
-from paceline.tools.prove.page import PAGE, STYLE
+from paceline.sweep.report.numbers import round_numbers, to_label
+from paceline.tools.prove.comparison import Comparison
 from paceline.tools.prove.proof import Proof, last_loss
 from paceline.tools.prove.records import CaseRecords
 
-OWN_STYLE = """
-.limit { stroke: var(--failed); stroke-dasharray: 4 4; } .good { color: var(--done); font-weight: 600; }
+PAGE = """\
+<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>{style}</style></head>
+<body>
+{body}
+</body></html>
+"""
+
+STYLE = """
+:root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --faint: #667080; --line: #d5dae1; --panel:
+  #f6f7f9; --done: #2f9e5b; --failed: #d1383d; }
+@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e6e9ee; --faint: #97a1af; --line: #343b45;
+  --panel: #1c2026; --done: #45b974; --failed: #f0605f; } }
+* { box-sizing: border-box; }
+body { margin: 2rem auto; padding: 0 1.25rem; max-width: 72rem; background: var(--paper); color: var(--ink); font:
+  15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+h1 { margin: 0; font-size: 1.7rem; }
+h2 { margin: 0 0 .6rem; font-size: 1.1rem; }
+section { margin: 2.2rem 0; }
+.facts { color: var(--faint); font-size: .87rem; margin: .4rem 0 0; overflow-wrap: anywhere; }
+.picture { overflow-x: auto; max-height: 36rem; overflow-y: auto; background: var(--panel); border: 1px solid
+  var(--line); border-radius: 8px; padding: .75rem; }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--ink); font-size: 12px; }
+svg .grid { stroke: var(--line); }
+svg .line { fill: none; }
+svg .line:hover { stroke: var(--ink); stroke-width: 4; stroke-opacity: 1; }
+table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .28rem .9rem .28rem 0; white-space: nowrap; border-bottom: 1px solid
+  var(--line); }
+tbody tr:last-child > * { border-bottom: 0; }
+td code { white-space: pre-wrap; overflow-wrap: anywhere; }
+.good { color: var(--done); font-weight: 600; }
 .bad { color: var(--failed); font-weight: 600; } td.number, th.number { text-align: right; }
 .verdict { font-size: 1.25rem; margin: 1rem 0 0; } .wide { white-space: normal; }
 """
+
+# Told apart on white and on black, and by most people who see colours differently.
+COLOURS = ("#2f7fd6", "#e8590c", "#2f9e5b", "#a64ac9", "#c99a1d", "#d1383d", "#0ca5b0", "#8a93a0")
+DASHES = ("none", "7 4", "2 3", "10 3 2 3", "1 4", "12 4")
+# For a picture on its own; in the report, the page's style says the same for light and dark.
+PICTURE_STYLE = (
+    "<style>text{font:12px system-ui,sans-serif;fill:#1b1f24}.grid{stroke:#d5dae1}.line{fill:none}"
+    '</style><rect width="100%" height="100%" fill="#fff"/>'
+)
+LEFT, RIGHT, TOP, BOTTOM = 76, 880, 18, 300
+ROW = 22  # of the legend
+
+Curves = Mapping[str, Mapping[int, float]]  # losses by step, or by samples, of each run
 
 
 def write_report(proof: Proof, folder: Path, *, title: str) -> Path:
     """Write the files into the proof's folder; return the path of the report."""
     folder.mkdir(parents=True, exist_ok=True)
-    losses = draw_losses([Curve(each.case.name, proof.curve(each)) for each in proof.cases])
-    (folder / "curves.svg").write_text(stand_alone(losses), encoding="utf-8")
-    (folder / "proof.json").write_text(
-        json.dumps(to_table(proof), indent=1) + "\n", encoding="utf-8"
-    )
+    losses = draw({each.case.name: proof.curve(each) for each in proof.cases}, across="step")
+    begin, rest = losses.split(">", 1)
+    alone = f"{begin}>{PICTURE_STYLE}{rest}\n"
+    (folder / "curves.svg").write_text(alone, encoding="utf-8")
+    numbers = json.dumps(to_table(proof), indent=1) + "\n"
+    (folder / "proof.json").write_text(numbers, encoding="utf-8")
     report = folder / "report.html"
     report.write_text(render(proof, losses, title=title), encoding="utf-8")
     return report
@@ -49,53 +97,44 @@ def to_table(proof: Proof) -> dict[str, object]:
 
 def render(proof: Proof, losses: str, *, title: str) -> str:
     """Return the whole page."""
-    reference = proof.cases[0]
     facts = [*proof.facts(), time.strftime("%Y-%m-%d %H:%M")]
     verdict = "<span class='good'>✓ The training is the same in all runs.</span>"
     if not proof.holds:
         verdict = "<span class='bad'>✗ The runs differ.</span>"
-    body = [
-        f"<h1>{escape(title)}</h1><p class='facts'>{escape(' · '.join(facts))}</p><p class='verdict'>{verdict}</p>",
-        _causes(proof),
-        _comparisons(proof),
-        _section(
-            "Losses",
-            losses,
-            f"The wide line is {reference.case.name}; the others are drawn on top of it.",
-        ),
-        _differences(proof),
-        _scaled(proof),
-    ]
-    return PAGE.format(
-        title=escape(f"proof of {title}"), style=STYLE + OWN_STYLE, body="\n".join(body)
-    )
-
-
-def _causes(proof: Proof) -> str:
-    return "".join(
-        f"<section><h2>What broke it: {escape(each.name)}</h2><p>{escape(each.evidence)}</p>"
-        f"<p>{escape(each.fix)}</p></section>"
-        for each in proof.causes
-    )
+    wide = f"The wide line is {proof.cases[0].case.name}; the others are drawn on top of it."
+    body = [f"<h1>{escape(title)}</h1><p class='facts'>{escape(' · '.join(facts))}</p>"]
+    body.append(f"<p class='verdict'>{verdict}</p>")
+    for cause in proof.causes:
+        body.append(f"<section><h2>What broke it: {escape(cause.name)}</h2>")
+        body.append(f"<p>{escape(cause.evidence)}</p><p>{escape(cause.fix)}</p></section>")
+    body += [_comparisons(proof), _section("Losses", losses, wide)]
+    if proof.scaled:
+        curves = {each.case.name: by_samples(each, proof) for each in proof.scaled}
+        ends = "; ".join(f"{each.case.name}: {last_loss(proof, each):.4g}" for each in proof.scaled)
+        note = (
+            "The global batch grows with the ranks, and the learning rate with it, after a warm-up. A scaling that "
+            f"works keeps the curves together. Mean loss over the last fifth: {ends}."
+        )
+        plot = draw(curves, across="samples seen")
+        body.append(_section("Scaled batches and learning rates", plot, note))
+    about = escape(f"proof of {title}")
+    return PAGE.format(title=about, style=STYLE, body="\n".join(body))
 
 
 def _comparisons(proof: Proof) -> str:
     rows = [_row(each) for each in proof.comparisons]
-    rows += [
-        f"<tr><td>{escape(name)}</td><td class='wide' colspan='5'>skipped: {escape(reason)}</td></tr>"
-        for name, reason in proof.skipped.items()
-    ]
-    head = "<th>run</th><th>compared with</th>" + "".join(
-        f"<th class='number'>{name}</th>" for name in ("losses", "weights", "allowed")
+    for name, reason in proof.skipped.items():
+        why = f"<td class='wide' colspan='5'>skipped: {escape(reason)}</td>"
+        rows.append(f"<tr><td>{escape(name)}</td>{why}</tr>")
+    head = (
+        "<th>run</th><th>compared with</th><th>losses</th><th>weights</th><th>allowed</th><th></th>"
     )
     note = (
         "Largest differences: losses relative to their size, trained weights relative to their size if it is above 1. "
         "Runs with the same number of ranks must be identical."
     )
-    return (
-        f"<section><h2>Differences</h2><div class='picture'><table><thead><tr>{head}<th></th></tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div><p class='facts'>{escape(note)}</p></section>"
-    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return _section("Differences", table, note)
 
 
 def _row(each: Comparison) -> str:
@@ -115,39 +154,6 @@ def _number(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def _differences(proof: Proof) -> str:
-    by_name = {each.case.name: each for each in proof.cases}
-    curves = []
-    for each in proof.comparisons:
-        one, other = proof.curve(by_name[each.name]), proof.curve(by_name[each.against])
-        scale = loss_scale(other, by_name[each.against].dtype)
-        points = {
-            step: relative(one[step], other[step], scale)
-            for step in sorted(one.keys() & other.keys())
-        }
-        curves.append(Curve(f"{each.name} - {each.against}", points))
-    note = "Each run's losses minus those of the run that it is compared with. Equal losses are on the bottom line."
-    return (
-        _section("Differences by step", draw_differences(curves, proof.limit), note)
-        if curves
-        else ""
-    )
-
-
-def _scaled(proof: Proof) -> str:
-    if not proof.scaled:
-        return ""
-    curves = [Curve(each.case.name, by_samples(each, proof)) for each in proof.scaled]
-    ends = "; ".join(f"{each.case.name}: {last_loss(proof, each):.4g}" for each in proof.scaled)
-    note = (
-        "The global batch grows with the ranks, and the learning rate with it, after a warm-up. A scaling that works "
-        f"keeps the curves together. Mean loss over the last fifth: {ends}."
-    )
-    return _section(
-        "Scaled batches and learning rates", draw_losses(curves, across="samples seen"), note
-    )
-
-
 def by_samples(records: CaseRecords, proof: Proof) -> dict[int, float]:
     """Return the losses of a run by the number of samples that all ranks have seen by then."""
     seen, found = 0, {}
@@ -159,5 +165,48 @@ def by_samples(records: CaseRecords, proof: Proof) -> dict[int, float]:
     return found
 
 
-def _section(title: str, plot: str, note: str) -> str:
-    return f"<section><h2>{title}</h2><div class='picture'>{plot}</div><p class='facts'>{escape(note)}</p></section>"
+def _section(title: str, content: str, note: str) -> str:
+    picture = f"<div class='picture'>{content}</div><p class='facts'>{escape(note)}</p>"
+    return f"<section><h2>{title}</h2>{picture}</section>"
+
+
+def draw(curves: Curves, *, across: str) -> str:
+    """Draw losses on top of each other as SVG. The first curve is wide and pale, so that equal ones are seen on it."""
+    points = [point for curve in curves.values() for point in curve.items()]
+    values = [value for _, value in points if math.isfinite(value)] or [0.0, 1.0]
+    margin = 0.05 * (max(values) - min(values)) or 0.5
+    low, high = min(values) - margin, max(values) + margin
+    first, last = min(at for at, _ in points or [(0, 0)]), max(at for at, _ in points or [(1, 0)])
+
+    def place(at: float, value: float) -> tuple[float, float]:
+        x = LEFT + (at - first) / ((last - first) or 1) * (RIGHT - LEFT)
+        return x, BOTTOM - (value - low) / (high - low) * (BOTTOM - TOP)
+
+    parts = [_label((LEFT + RIGHT) / 2, BOTTOM + 38, across, "middle"), _label(4, 12, "loss")]
+    for value in round_numbers(low, high):
+        y = place(first, value)[1]
+        parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{RIGHT}"/>')
+        parts.append(_label(LEFT - 8, y + 4, to_label(float(value)), "end"))
+    for mark in round_numbers(first, last, 8) if last > first else [first]:
+        if mark == int(mark):
+            parts.append(_label(place(mark, low)[0], BOTTOM + 20, f"{int(mark):,}", "middle"))
+    for number, (name, curve) in enumerate(curves.items()):
+        dash = DASHES[number % len(DASHES)]
+        style = (
+            f'stroke="{COLOURS[number % len(COLOURS)]}" stroke-width="2" stroke-dasharray="{dash}"'
+        )
+        if number == 0:
+            style = f'stroke="{COLOURS[0]}" stroke-width="7" stroke-opacity=".35"'
+        dots = [place(at, value) for at, value in sorted(curve.items()) if math.isfinite(value)]
+        line = "L".join(f"{x:.1f} {y:.1f}" for x, y in dots) or "0 0"
+        parts.append(f'<path class="line" d="M{line}" {style}><title>{escape(name)}</title></path>')
+        x, y = LEFT + number % 2 * 412, BOTTOM + 62 + number // 2 * ROW
+        parts += [f'<path class="line" d="M{x} {y}h34" {style}/>', _label(x + 42, y + 4, name)]
+    height = BOTTOM + 62 + -(-len(curves) // 2) * ROW
+    about = escape(f"loss by {across} of {len(curves)} runs")
+    size = f'viewBox="0 0 {RIGHT + 20} {height}" style="min-width:630px" role="img" aria-label="{about}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>'
+
+
+def _label(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

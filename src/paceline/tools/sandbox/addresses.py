@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -20,9 +19,6 @@ from pathlib import Path
 from paceline.contract.files.shared_folders import make_own_folder, open_own_file
 from paceline.errors import EnvironmentProblem
 from paceline.tools.sandbox.packages import program
-
-NOTE_AFTER, NOTE_EVERY = 3.0, 30.0  # seconds of waiting for the lock
-LOCK_TIMEOUT = 600.0  # seconds; a start takes a few, or minutes if it fails
 
 
 def fingerprint(folder: Path) -> str:
@@ -39,36 +35,18 @@ def allocation_lock() -> Iterator[None]:
     path = make_own_folder(tempfile.gettempdir()) / "sandbox.lock"
     descriptor = open_own_file(path, os.O_RDWR | os.O_CREAT)
     try:
-        _wait_for_lock(descriptor, path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace")
+            what = f"waiting for another sandbox to start: process {holder} holds {path}"
+            print(f"paceline: {what}", file=sys.stderr)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, b"%d" % os.getpid(), 0)
         yield
     finally:
         os.close(descriptor)
-
-
-def _wait_for_lock(descriptor: int, path: Path) -> None:
-    started, next_note = time.monotonic(), NOTE_AFTER
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace") or "unknown"
-        waited = time.monotonic() - started
-        if waited > LOCK_TIMEOUT:
-            raise EnvironmentProblem(
-                f"Another sandbox has been starting for {waited:.0f} s: process {holder} holds "
-                f"{path}.",
-                hint=f"Wait for it, or end it with `kill {holder}`.",
-            )
-        if waited > next_note:
-            print(
-                f"paceline: waiting for another sandbox to start (process {holder} holds {path})",
-                file=sys.stderr,
-            )
-            next_note += NOTE_EVERY
-        time.sleep(0.05)
 
 
 def free_ports(folder: Path, count: int) -> list[int]:

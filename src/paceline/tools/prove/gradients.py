@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.tools.prove.evidence.cause import Cause
 from paceline.tools.prove.records import CaseRecords
+from paceline.tools.prove.samples import Cause
 
 # Up to rounding; single precision may use TF32.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2}
