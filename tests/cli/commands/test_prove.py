@@ -19,7 +19,7 @@ from paceline.errors import UsageError
 from tests.conftest import Completed
 from tests.small_disk import mount_small_disk
 
-SCRIPTS = Path(__file__).parents[2] / "proof"
+SCRIPTS = Path(__file__).parents[2] / "tools" / "prove"
 
 
 def test_a_proof_of_a_plain_script(
