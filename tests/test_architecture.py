@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.spec.option_table import TABLE
+from paceline.spec.settings import TABLE
 
 SOURCE = Path(paceline.__file__).parent
 FOUNDATION = {"contract", "errors"}
@@ -198,7 +198,7 @@ OWN_MEANING = {
 
 
 def test_flags_have_one_declaration() -> None:
-    """In the table of options, in typer_options.py, or by the one command that has it."""
+    """Beside its key, in typer_options.py, or by the one command that has it."""
     found: dict[str, set[str]] = {}
     for option in (each for group in TABLE.values() for each in group):
         for flag in option.all_flags:

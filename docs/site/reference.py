@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from docstrings import (
     SOURCE,
@@ -32,8 +32,10 @@ from paceline.cli.command_table import ABOUT, COMMANDS, SUBCOMMANDS
 from paceline.cli.parser import load_command
 from paceline.contract import env
 from paceline.spec import sweep
-from paceline.spec import types_and_defaults as types
-from paceline.spec.option_table import SWEEP, TABLE, Option, options_of
+from paceline.spec import values as types
+from paceline.spec.option import Option
+from paceline.spec.settings import TABLE, Tables, options_of
+from paceline.spec.training_tables import SweepTable
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 
@@ -111,6 +113,8 @@ def _table(entries: Sequence[Entry]) -> str:
 
 # What each kind of value looks like in TOML.
 _TYPES: tuple[tuple[Any, str], ...] = (
+    (types.Events, "list of strings"),
+    (types.Requeue, '`true` or `false`, or `"always"`'),
     (types.Warm, '`true`, `false` or a duration: `"30m"`'),
     (types.Seconds, 'duration: `"90s"`, `"10m"`'),
     (types.Grace, 'duration: `"90s"`, `"10m"`'),
@@ -160,7 +164,7 @@ def configuration_page() -> Page:
 
 
 def _project_sections() -> Iterator[Section]:
-    for table, kind in get_type_hints(types.Tables).items():
+    for table, kind in {n: f.annotation for n, f in Tables.model_fields.items()}.items():
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             entries = tuple(_entries(table, kind))
             yield Section(f"[{table}]", example=_EXAMPLES.get(table, ""), entries=entries)
@@ -170,33 +174,39 @@ def _entries(table: str, kind: type[BaseModel]) -> Iterator[Entry]:
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if name not in kind.model_fields:
             continue
-        options = [
-            option
-            for group in TABLE.values()
-            for option in group
-            if option.key == f"{table}.{name}"
-        ]
-        general = [option for option in options if option.commands != frozenset({"env"})] or options
+        general = _options(f"{table}.{name}")
         flags = ", ".join(
-            f"`{option.all_flags[-1] if len(option.flags) > 2 else option.name}`"
-            for option in general
-            if option.flags
+            f"`{each.all_flags[-1] if len(each.flags) > 2 else each.name}`"
+            for each in general
+            if each.flags
         )
+        bare = _bare(hint)
         facts = (
-            ("type", type_text(hint)),
-            ("default", default_text(kind.model_fields[name].default, hint)),
+            ("type", type_text(bare)),
+            ("default", default_text(kind.model_fields[name].default, bare)),
             ("flag", flags),
         )
-        texts = [_meaning(option) for option in general]
+        texts = [each.help for each in general]
         if len(texts) > 1:
-            texts = [
-                f"`{option.name}`: {text}" for option, text in zip(general, texts, strict=True)
-            ]
+            texts = [f"`{each.name}`: {each.help}" for each in general]
         yield Entry(name, " ".join(texts), facts)
 
 
-def _meaning(option: Option) -> str:
-    return option.help.replace("; repeatable.", ".")
+def _options(key: str) -> list[Option]:
+    """Return the options of a key, one of each name; those of builds alone only without others."""
+    found = [option for group in TABLE.values() for option in group if option.key == key]
+    named = {option.name: option for option in reversed(found)}
+    general = [each for each in reversed(named.values()) if each.commands != {"env"}]
+    return general or found
+
+
+def _bare(hint: Any) -> Any:
+    """Return an annotation without what it says about flags."""
+    if get_origin(hint) is not Annotated:
+        return hint
+    kind, *rules = get_args(hint)
+    rules = [each for each in rules if not isinstance(each, Option)]
+    return Annotated[(kind, *rules)] if rules else kind
 
 
 def type_text(hint: Any) -> str:
@@ -262,14 +272,15 @@ def _profiles() -> Section:
 
 
 def _sweep() -> Section:
-    options = {option.key.partition(".")[2]: option for option in TABLE[SWEEP]}
     entries = []
-    for name, hint in get_type_hints(sweep.SweepTable, include_extras=True).items():
-        if name in sweep.SweepTable.model_fields:
-            default = default_text(sweep.SweepTable.model_fields[name].default)
-            flag = f"`{options[name].name}`" if options[name].flags else ""
-            facts = (("type", type_text(hint)), ("default", default), ("flag", flag))
-            entries.append(Entry(name, _meaning(options[name]), facts))
+    for name, hint in get_type_hints(SweepTable, include_extras=True).items():
+        if name in SweepTable.model_fields:
+            key = "tracking.wandb_sweep" if name == "wandb_sweep" else f"sweep.{name}"
+            (option,) = _options(key)
+            default = default_text(SweepTable.model_fields[name].default)
+            flag = f"`{option.name}`" if option.flags else ""
+            facts = (("type", type_text(_bare(hint))), ("default", default), ("flag", flag))
+            entries.append(Entry(name, option.help, facts))
     intro = "In a [sweep's file](../sweeps.md), next to the tables above, which override those of `paceline.toml`."
     example = '[sweep]\nscript = "train.py"\nmetric = "loss"\nsampler = "tpe"\ncount = 40'
     return Section("[sweep]", intro, example, entries=tuple(entries))
@@ -370,7 +381,7 @@ def _group(group: str, options: Sequence[Option]) -> Section:
             if option.key == "params"
             else f"`[{option.key.split('.')[0]}]` `{option.key.split('.')[1]}`"
         )
-        entries.append(Entry(name, option.help, (("commands", takers), ("key", key))))
+        entries.append(Entry(name, option.text, (("commands", takers), ("key", key))))
     return Section(group, entries=tuple(entries))
 
 

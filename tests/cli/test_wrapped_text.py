@@ -24,8 +24,8 @@ def test_hints_wrap_between_words_and_commands_stay_whole() -> None:
         "  type: paceline logs -f --on alps 1a2b",
         *HINT.splitlines()[1:],
     ]
-    wrapped = wrap_prose("see `paceline reference profiles` and more", 12)
-    assert wrapped.splitlines() == ["see", "  `paceline reference profiles`", "  and more"]
+    wrapped = wrap_prose("see `paceline show last` and more", 12)
+    assert wrapped.splitlines() == ["see", "  `paceline show last`", "  and more"]
     wrapped = wrap_prose(
         "it runs; watch it: paceline logs -f 1a2b; cancel it: paceline cancel 1a2b", 40
     )

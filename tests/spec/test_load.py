@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from paceline.errors import SpecError
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import ClusterProfile, parse_param, parse_value
-from paceline.spec.option_table import NAME_OR_PATH, PATH, options_of
+from paceline.spec.option import NAME_OR_PATH, PATH
+from paceline.spec.settings import options_of
 from paceline.spec.typed_flags import read_flags
 
 SCRIPT = Program("train.py")
@@ -37,7 +38,7 @@ WRONG = {
     ),
     "a setting of the script": (
         "[runtime]\nlr = 0.1",
-        ["'lr' in [runtime]", "train.py --lr", "[params]", "run.params.lr", "[space]"],
+        ["'lr' in [runtime]", "train.py --lr", "[params]", "run.params.lr"],
     ),
     "a flag in the wrong table": (
         "[runtime]\nsave_every_seconds = 5",
@@ -270,8 +271,8 @@ def test_an_invalid_flag_is_named(flag: tuple[str, str, Any], message: str, tmp_
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("a100:4", "For a type, write --gpus 4 --gpu-type a100."),
-        ("gpu:h100:2", "For a type, write --gpus 2 --gpu-type h100."),
+        ("a100:4", "Write --gpus 4 --gpu-type a100."),
+        ("gpu:h100:2", "Write --gpus 2 --gpu-type h100."),
         ("gpu:2", "Write --gpus 2."),
         ("two", ""),
     ],
@@ -533,7 +534,7 @@ def test_without_a_repository_only_this_folder_counts(tmp_path: Path) -> None:
 
 
 def test_a_missing_config(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="There is no file"):
+    with pytest.raises(SpecError, match="No such file"):
         load_job(SCRIPT, cwd=tmp_path, config=tmp_path / "other.toml")
 
 
@@ -632,5 +633,5 @@ def test_a_file_may_begin_with_a_mark_and_has_to_be_utf8_text(tmp_path: Path) ->
     file.write_bytes(b'[job]\nname = "\xe9"\n')
     with pytest.raises(SpecError, match=r"other.toml is not UTF-8 text: see line 2\."):
         load_job(SCRIPT, cwd=tmp_path, config=file)
-    with pytest.raises(SpecError, match="is a folder, not a file"):
+    with pytest.raises(SpecError, match="Is a directory"):
         load_job(SCRIPT, cwd=tmp_path, config=tmp_path)

@@ -66,7 +66,6 @@ def test_an_unknown_key_of_a_profile(own: Callable[[str], Path], tmp_path: Path)
             attempt()
         assert raised.value.message == f"Unknown key 'hostname' in [profiles.alps] of {file}."
         assert raised.value.hint.startswith("Did you mean 'host'?")
-    assert "paceline reference profiles" in raised.value.hint
 
 
 def test_a_cluster_without_a_host(own: Callable[[str], Path], tmp_path: Path) -> None:
@@ -180,8 +179,8 @@ def test_keys_in_the_wrong_table_of_a_profile(own: Callable[[str], Path], tmp_pa
     file = tmp_path / "paceline.toml"
     for text, hint in {
         'partition = "gpu"': "Move it to [profiles.alps.job].",
-        'pyhton = "/opt/python"': "Did you mean 'python'? See `paceline reference profiles`.",
-        '[profiles.alps.enviroment]\nkind = "venv"': "Did you mean 'environment'? See `paceline reference profiles`.",
+        'pyhton = "/opt/python"': "Did you mean 'python'?",
+        '[profiles.alps.enviroment]\nkind = "venv"': "Did you mean 'environment'?",
         '[profiles.alps.job]\nscratch = "/scratch"': "Move it to [profiles.alps.project].",
     }.items():
         file.write_text(f'[profiles.alps]\nhost = "login.alps"\n{text}\n')

@@ -15,8 +15,7 @@ from typer.main import get_command
 from paceline.cli.command_table import ABOUT, COMMANDS, OTHER_NAMES, SUBCOMMANDS
 from paceline.cli.on_cluster import misplaced_on, on_cluster
 from paceline.errors import UsageError
-from paceline.spec.option_table import TABLE, options_of
-from paceline.spec.synonyms import find_option
+from paceline.spec.settings import TABLE, find_option, options_of
 
 GENERAL = "Options"
 WIDTH = 110

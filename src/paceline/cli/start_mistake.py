@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.contract.quote import quote
 from paceline.spec import Job
-from paceline.spec.option_table import options_of
+from paceline.spec.settings import options_of
 from paceline.watch.failure import is_usage_error
 
 OWN_FLAGS = ("--resume", "--dry-run", "--config")  # of `paceline run`, beside those of the table

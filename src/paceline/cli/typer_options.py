@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,8 @@ import typer
 from paceline.cli import console
 from paceline.contract import env
 from paceline.errors import UsageError
-from paceline.spec.option_table import LIST, OUTPUT, PROJECT, SWITCH, VARIABLES, Option, options_of
+from paceline.spec.option import LIST, OUTPUT, PROJECT, SWITCH, VARIABLES, Option
+from paceline.spec.settings import options_of
 from paceline.spec.typed_flags import Flag, read_flags
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from paceline.spec.load import ClusterProfile as ClusterProfileChoice
 
 Command = Callable[..., int]
-TYPED = "paceline.typed"  # in the context of a command: the names of its options that were typed
 
 ScriptArgs = Annotated[
     list[str] | None,
@@ -162,29 +162,19 @@ def takes_settings(
             if option.key not in without
         }
 
-        def command(
-            *,
-            context: typer.Context,
-            config: Path | None,
-            cluster_profile: str | None,
-            **given: Any,
-        ) -> int:
-            words = context.meta.get(TYPED, ())
-            values = [
-                (_as_typed(option, words), given.pop(parameter))
-                for parameter, (_, option) in table.items()
+        def command(*, config: Path | None, cluster_profile: str | None, **given: Any) -> int:
+            params = given.pop("param", None)
+            keys = [
+                (option, given.pop(name)) for name, (_, option) in table.items() if name in given
             ]
-            params = next((value for option, value in values if option.key == "params"), None)
-            keys = [(option, value) for option, value in values if option.key != "params"]
             settings = Settings(
                 tuple(read_flags(keys, os.environ)), tuple(params or ()), config, cluster_profile
             )
             return function(**given, settings=settings)
 
         own = [each for each in _parameters(function) if each.name != "settings"]
-        more = [_parameter(option, group, shown, name) for group, option in table.values()]
-        more += [_keyword("context", typer.Context), _keyword("config", Config)]
-        more += [_keyword("cluster_profile", ClusterProfile)]
+        more = [_parameter(option, group, shown) for group, option in table.values()]
+        more += [_keyword("config", Config), _keyword("cluster_profile", ClusterProfile)]
         own.sort(key=lambda each: each.kind)  # keywords come after the settings
         first = sum(each.kind != inspect.Parameter.KEYWORD_ONLY for each in own)
         command.__signature__ = inspect.Signature([*own[:first], *more, *own[first:]])  # type: ignore[attr-defined]
@@ -200,14 +190,6 @@ def takes_settings(
     return decorate
 
 
-def _as_typed(option: Option, words: Collection[str]) -> Option:
-    """Return an option that has several names under the one that was typed, for messages."""
-    typed = next(
-        (flag for flag in option.flags if flag in words and flag.startswith("--")), option.name
-    )
-    return option if typed == option.name else replace(option, usage=f"{typed} {option.usage}")
-
-
 def _parameters(function: Command) -> list[inspect.Parameter]:
     return list(inspect.signature(function, eval_str=True).parameters.values())
 
@@ -218,7 +200,7 @@ def _keyword(name: str, annotation: object) -> inspect.Parameter:
     )
 
 
-def _parameter(option: Option, group: str, shown: Sequence[str], command: str) -> inspect.Parameter:
+def _parameter(option: Option, group: str, shown: Sequence[str]) -> inspect.Parameter:
     """Return an option of the table as typer wants it. Values stay strings: they are validated as those of the file."""
     kinds: dict[str, Any] = {
         SWITCH: bool | None,
@@ -231,7 +213,7 @@ def _parameter(option: Option, group: str, shown: Sequence[str], command: str) -
     info = typer.Option(
         *flags,
         metavar=option.metavar,
-        help=option.help_of.get(command, option.help),
+        help=option.text,
         rich_help_panel=group,
         hidden=bool(shown) and group not in shown and option.key not in shown,
     )

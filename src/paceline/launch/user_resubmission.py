@@ -228,7 +228,7 @@ def _live_project(folder: RunFolder, spec: LaunchSpec, record: Mapping[str, Any]
 
 
 def _without_settings(program: Program, folder: Path, cwd: Path) -> Job:
-    from paceline.spec.types_and_defaults import Tables
+    from paceline.spec.settings import Tables
 
     return Job(program, Tables(), folder, cwd)
 

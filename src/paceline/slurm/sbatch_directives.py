@@ -11,8 +11,9 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import SpecError
 from paceline.slurm.task_counts import TaskCounts
 from paceline.spec import Job
-from paceline.spec.option_table import RESOURCES, TABLE
+from paceline.spec.option import RESOURCES
 from paceline.spec.quantities import slurm_size, slurm_time
+from paceline.spec.settings import TABLE
 
 
 class Directive(NamedTuple):

@@ -8,21 +8,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from paceline.errors import SpecError
+from paceline.spec.job_tables import Environment, Launch, Project, Resources
 from paceline.spec.quantities import show_seconds
+from paceline.spec.settings import Tables
 from paceline.spec.site import Site
-from paceline.spec.types_and_defaults import (
-    Checkpoint,
-    Data,
-    Environment,
-    Launch,
-    Notify,
-    Project,
-    Resources,
-    Resume,
-    Runtime,
-    Tables,
-    Tracking,
-)
+from paceline.spec.training_tables import Checkpoint, Data, Notify, Resume, Runtime, Tracking
 
 MIN_GRACE = 60  # Slurm acts on time limits every 30 s, and ranks need time to save
 DEFAULT_GRACE = 120
@@ -174,23 +164,23 @@ def _check_grace(job: Job) -> None:
     grace, limit = job.resume.grace, job.resources.time
     if grace is None or limit is None or not job.resume.requeue:
         return
-    fits = limit > 2 * MIN_GRACE  # whether any grace does
-    longer = (
-        "" if fits else f"Ask for more than {show_seconds(2 * MIN_GRACE)}, or add --no-requeue."
-    )
+    source, fits = job.source("resume.grace"), limit > 2 * MIN_GRACE  # whether any grace does
+    longer = f"Ask for more than {show_seconds(2 * MIN_GRACE)}, or add --no-requeue."
     if grace < MIN_GRACE:
         enough = show_seconds(DEFAULT_GRACE if limit > 2 * DEFAULT_GRACE else MIN_GRACE)
         why = "Slurm acts on time limits every 30 s, and the ranks must finish a step and save"
         raise SpecError(
-            f"{job.source('resume.grace')} is {show_seconds(grace)}, but it must be at least "
-            f"{MIN_GRACE} s.",
+            f"{source} is {show_seconds(grace)}, but it must be at least {MIN_GRACE} s.",
             hint=f"{why}: use {enough}." if fits else f"{why}. {longer}",
         )
     if grace * 2 >= limit:
+        if fits:
+            longer = (
+                f"Ask for more than {show_seconds(grace * 2)}, shorten the grace, or add "
+                "--no-requeue."
+            )
         raise SpecError(
-            f"{job.source('resume.grace')} is {show_seconds(grace)} and {job.source('job.time')} is"
+            f"{source} is {show_seconds(grace)} and {job.source('job.time')} is"
             f" {show_seconds(limit)}, but the grace must be less than half of the time limit.",
-            hint=longer
-            or f"Ask for more than {show_seconds(grace * 2)}, shorten the grace, or add "
-            "--no-requeue.",
+            hint=longer,
         )

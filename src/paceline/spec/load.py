@@ -23,10 +23,10 @@ from paceline.contract.files.file_owner import is_trusted, owner_name
 from paceline.contract.files.sent_code import is_sent, laptop_path
 from paceline.errors import SpecError
 from paceline.spec.job import Job, Program, check_consistency
-from paceline.spec.option_table import BIND, FOLDER, PROGRAM, TABLE
-from paceline.spec.site import RECORDED, SITE_FILE, find_site, lower_to_limits, site_values
+from paceline.spec.option import BIND, FOLDER, PROGRAM
+from paceline.spec.settings import ACCESS_KEYS, TABLE, Tables
+from paceline.spec.site import RECORDED, SITE_FILE, Site, find_site, lower_to_limits
 from paceline.spec.typed_flags import Flag, absolute_paths, from_folder
-from paceline.spec.types_and_defaults import ACCESS_KEYS, Tables, build_tables
 from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 if sys.version_info >= (3, 11):
@@ -36,15 +36,12 @@ else:
 
 log = logging.getLogger(__name__)
 
+Layer = tuple[Mapping[str, Any], str]  # tables, and the file that they come from
+
 FILE = "paceline.toml"
 MAX_LITERAL = 1000  # characters of a value in Python's syntax
+PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 NO_PROFILE = "none"  # as --cluster-profile: not even that of this cluster
-
-
-@dataclass(frozen=True)
-class _Layer:
-    values: dict[str, Any]
-    source: str
 
 
 @dataclass(frozen=True)
@@ -59,26 +56,11 @@ class ClusterProfile:
     tables: tuple[str, ...] | None = None
 
     def choose(self, profiles: Mapping[str, dict[str, Any]]) -> str | None:
-        if not any(
-            self.tables is None or overrides.keys() & set(self.tables)
-            for overrides in profiles.values()
-        ):
+        tables = [each.keys() for each in profiles.values()]
+        if not any(self.tables is None or each & {*self.tables} for each in tables):
             return None
-        cluster = self.find_name()
-        return next(
-            (
-                name
-                for name in profiles
-                if cluster and name.lower() == profile_name(cluster).lower()
-            ),
-            None,
-        )
-
-    def layer(self, profiles: Mapping[str, dict[str, Any]], name: str, file: Path) -> _Layer:
-        values = profiles[name]
-        if self.tables is not None:
-            values = {table: keys for table, keys in values.items() if table in self.tables}
-        return _Layer(values, f"profile {name} of {laptop_path(file)}")
+        cluster = profile_name(self.find_name() or "").lower()
+        return next((name for name in profiles if cluster and name.lower() == cluster), None)
 
 
 def profile_name(cluster: str) -> str:
@@ -105,23 +87,24 @@ def load_job(
     `default_folder` is the project's folder if there is neither a file nor a repository. `cluster`
     chooses a profile if neither `profile` nor the environment does.
     """
-    build_tables()
+    _build_tables()
     cwd = cwd or Path.cwd()
     root = repository_root(cwd)
     file = config or find_file(cwd, root)
     site = find_site()
-    layers = [_Layer(site_values(site), str(SITE_FILE))]
-    chosen = profile or os.environ.get(env.PROFILE) or None
+    layers: list[Layer] = [(site.values(), str(SITE_FILE))]
+    chosen, used = profile or os.environ.get(env.PROFILE) or None, None
     if file is not None:
-        values = read_file(file)
+        values, name = read_file(file), str(laptop_path(file))
         profiles = _take_profiles(values, file)
         _validate(values, where=str(file))
-        layers.append(_Layer(values, str(laptop_path(file))))
-        if chosen is None and cluster is not None:
-            chosen = cluster.choose(profiles)
-            layers += [cluster.layer(profiles, chosen, file)] if chosen is not None else []
-        else:
-            layers += _profile_layer(profiles, chosen, file)
+        layers.append((values, name))
+        used = chosen or (cluster.choose(profiles) if cluster is not None else None)
+        if used is not None and used != NO_PROFILE:
+            only = cluster.tables if cluster is not None and chosen is None else None
+            tables = _profile(profiles, used, file)
+            kept = {key: each for key, each in tables.items() if only is None or key in only}
+            layers.append((kept, f"profile {used} of {name}"))
     elif profile not in (None, NO_PROFILE):
         raise SpecError(
             f"Invalid --cluster-profile {profile}: there is no {FILE}.",
@@ -129,11 +112,27 @@ def load_job(
         )
     if overlay is not None:
         _validate(overlay[0], where=str(overlay[1]))
-        layers.append(_Layer(dict(overlay[0]), str(laptop_path(overlay[1]))))
+        layers.append((overlay[0], str(laptop_path(overlay[1]))))
     folder = file.resolve().parent if file is not None else root or default_folder or cwd
-    used = chosen if file is not None and chosen != NO_PROFILE else None
+    used = None if used == NO_PROFILE else used
     project = Job(program, Tables(), folder, cwd, file=file, profile=used, site=site)
     return _finish(project, layers, flags, params)
+
+
+def _build_tables() -> None:
+    """Have pydantic prepare the validation of all tables at once.
+
+    It looks for no plugins: to find them, it would read the metadata of every installed package.
+    """
+    before = os.environ.get(PLUGINS)
+    os.environ[PLUGINS] = "__all__"
+    try:
+        Site.model_rebuild()
+        Tables.model_rebuild()
+    finally:
+        del os.environ[PLUGINS]
+        if before is not None:
+            os.environ[PLUGINS] = before
 
 
 def reload_job(
@@ -145,13 +144,11 @@ def reload_job(
     `project` has the program and the folders; its own tables are ignored, and no file is read.
     """
     _validate(tables, where=RECORDED)
-    return _finish(
-        replace(project, site=find_site()), [_Layer(dict(tables), RECORDED)], flags, params
-    )
+    return _finish(replace(project, site=find_site()), [(tables, RECORDED)], flags, params)
 
 
 def _finish(
-    project: Job, layers: Iterable[_Layer], flags: Iterable[Flag], params: Iterable[str]
+    project: Job, layers: Iterable[Layer], flags: Iterable[Flag], params: Iterable[str]
 ) -> Job:
     """Merge the layers and what was typed, and check the result."""
     merged, sources = _merge(layers)
@@ -218,15 +215,6 @@ def read_file(file: Path) -> dict[str, Any]:
     try:
         # some editors write a mark first
         values: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise SpecError(
-            f"There is no file {file}.",
-            hint="Check --config, or omit it to use the nearest paceline.toml.",
-        ) from None
-    except IsADirectoryError:
-        raise SpecError(
-            f"{file} is a folder, not a file.", hint=f"Name the file in it, e.g. {file / FILE}."
-        ) from None
     except OSError as problem:
         reason = problem.strerror or problem
         raise SpecError(
@@ -260,14 +248,13 @@ def parse_value(text: str) -> Any:
     return the text.
     """
     try:
-        parsed = tomllib.loads(f"value = {text}")
-        # invalid if the text ends in a comment
+        # in brackets: a comment or a further line would be no value
         closed = tomllib.loads(f"value = [{text}]")["value"]
+        value = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
         return _python_value(text)
-    value = parsed["value"]
     # A string with newlines may parse as further keys, and JSON has no dates.
-    return value if len(parsed) == len(closed) == 1 and _plain(value) == value else text
+    return closed[0] if len(value) == len(closed) == 1 and _plain(closed) == closed else text
 
 
 def _python_value(text: str) -> Any:
@@ -278,13 +265,14 @@ def _python_value(text: str) -> Any:
         value = ast.literal_eval(text) if len(text) <= MAX_LITERAL and "#" not in text else text
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
-    return value if _is_plain_literal(value) else text
+    listed = value if isinstance(value, list) else [value]
+    return value if all(_is_plain_literal(each) for each in listed) else text
 
 
 def _is_plain_literal(value: object) -> bool:
     if isinstance(value, list):
-        return all(isinstance(each, str) or _is_plain_literal(each) for each in value)
-    return value is None or isinstance(value, (bool, int, float))
+        return all(_is_plain_literal(each) for each in value)
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _plain(value: Any) -> Any:
@@ -328,34 +316,25 @@ def take_access(profile: dict[str, Any], where: str) -> dict[str, str]:
     return found
 
 
-def _profile_layer(
-    profiles: Mapping[str, dict[str, Any]], chosen: str | None, file: Path
-) -> list[_Layer]:
-    if chosen in (None, NO_PROFILE):
-        return []
-    if chosen not in profiles:
-        close = nearest(chosen, list(profiles))
-        known = (
-            f"Its profiles: {', '.join(sorted(profiles))}."
-            if profiles
-            else "It has no [profiles.NAME]."
-        )
-        hint = f"Did you mean {close!r}?" if close else known
-        raise SpecError(f"There is no profile {chosen!r} in {file}.", hint=hint)
-    return [_Layer(profiles[chosen], f"profile {chosen} of {laptop_path(file)}")]
+def _profile(profiles: Mapping[str, dict[str, Any]], name: str, file: Path) -> dict[str, Any]:
+    if name not in profiles:
+        close = nearest(name, list(profiles))
+        known = ", ".join(sorted(profiles)) or "none"
+        hint = f"Did you mean {close!r}?" if close else f"Its profiles: {known}."
+        raise SpecError(f"There is no profile {name!r} in {file}.", hint=hint)
+    return profiles[name]
 
 
-def _merge(layers: Iterable[_Layer]) -> tuple[dict[str, Any], dict[str, str]]:
+def _merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     """Merge layers: later ones win key by key. `variables` and `params` are merged; lists are
     replaced.
     """
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for layer in layers:
-        _overlay(merged, layer.values)
-        for table, keys in layer.values.items():
-            for key in keys:
-                sources[f"{table}.{key}"] = f"{table}.{key} in {layer.source}"
+    for values, source in layers:
+        _overlay(merged, values)
+        for table, keys in values.items():
+            sources |= {f"{table}.{key}": f"{table}.{key} in {source}" for key in keys}
     return merged, sources
 
 
@@ -371,14 +350,12 @@ def _fix_paths(merged: dict[str, Any], folder: Path) -> None:
 
 def _overlay(under: dict[str, Any], over: Mapping[str, Any]) -> None:
     for key, value in over.items():
-        if isinstance(value, dict) and isinstance(under.get(key), dict):
+        if isinstance(value, dict):
+            if not isinstance(under.get(key), dict):
+                under[key] = {}
             _overlay(under[key], value)
         else:
-            under[key] = _copied(value)
-
-
-def _copied(value: Any) -> Any:
-    return {key: _copied(each) for key, each in value.items()} if isinstance(value, dict) else value
+            under[key] = value
 
 
 def validate_flag(flag: Flag) -> Any:

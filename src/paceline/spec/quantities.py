@@ -8,14 +8,8 @@ import re
 from paceline.errors import UsageError
 
 _UNITS_OF_TIME = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_WORDS_OF_TIME = {
-    "s": "sec secs second seconds",
-    "m": "min mins minute minutes",
-    "h": "hr hrs hour hours",
-    "d": "day days",
-    "w": "week weeks",
-}
-_UNIT_OF = {word: unit for unit, words in _WORDS_OF_TIME.items() for word in (unit, *words.split())}
+_WORDS = "sec secs second seconds min mins minute minutes hr hrs hour hours day days week weeks"
+_UNIT_OF = {word: word[0] for word in (*_UNITS_OF_TIME, *_WORDS.split())}
 _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
 A_TIME = "a duration such as 90m, 2h30m or 1-12:00:00"

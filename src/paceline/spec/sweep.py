@@ -9,16 +9,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
 from paceline.contract.redaction import holds_secret
 from paceline.errors import SpecError
 from paceline.spec.load import read_file
+from paceline.spec.settings import Tables
+from paceline.spec.training_tables import SweepTable
 from paceline.spec.typed_flags import Flag
-from paceline.spec.types_and_defaults import Count, FolderName, Line, Strings, Table, Tables
-from paceline.spec.validation_errors import explain, explain_flag, nearest, reference, show
+from paceline.spec.validation_errors import explain, explain_flag, nearest, show
 
 RANGES = ("grid", "uniform", "log_uniform", "integer")
 MODIFIERS = ("step", "log", "when")  # keys that may accompany a range
@@ -79,27 +80,6 @@ _SPACES = ("grid", "parameters", "hyperparameters", "search_space", "space")
 _BOUNDS = (("min", "max"), ("low", "high"), ("lower", "upper"))
 
 
-class SweepTable(Table):
-    """The keys of `[sweep]`; the table of options says what they mean."""
-
-    name: FolderName | None = None
-    metric: Line | None = None
-    direction: Literal["minimize", "maximize"] = "minimize"
-    sampler: Literal["grid", "random", "tpe"] = "grid"
-    wandb_sweep: Line | None = None
-    count: Count | None = None
-    parallel: Count | None = None
-    seeds: Count = 1
-    seed: int = 0
-    prune: Literal["none", "halving", "median"] = "none"
-    prune_after: Count = 1
-    pack: Count = 1
-    script: Line | None = None
-    module: Line | None = None
-    args: Strings = ()
-    arguments: Literal["options", "none"] = "options"
-
-
 @dataclass(frozen=True)
 class SweepFile:
     path: Path
@@ -129,7 +109,7 @@ def load_sweep(path: Path, flags: Iterable[Flag] = ()) -> SweepFile:
         if key not in Tables.model_fields:
             known = ["sweep", "space", *Tables.model_fields]
             close = "space" if key in _SPACES else nearest(key, known)
-            raise SpecError(f"Unknown key {key!r} in {path}.", hint=_suggest(close, known, ""))
+            raise SpecError(f"Unknown key {key!r} in {path}.", hint=_suggest(close, known))
     table = with_flags(_parse_table(sweep, path), flags)
     found = SweepFile(path, table, _read_space(space or {}, path), values)
     check_sweep(found)
@@ -142,18 +122,15 @@ def _parse_table(table: Mapping[str, Any], path: Path) -> SweepTable:
         if key in _SPACES:
             hint = "List the values to try in the table [space], e.g. lr = [0.1, 0.01]."
         if hint:
-            raise SpecError(
-                f"Unknown key {key!r} in [sweep] of {path}.", hint=f"{hint} {reference('sweep')}"
-            )
+            raise SpecError(f"Unknown key {key!r} in [sweep] of {path}.", hint=hint)
     try:
         return SweepTable.model_validate(table)
     except ValidationError as problem:
         raise explain(problem, where=str(path), prefix=("sweep",), root=SweepTable) from None
 
 
-def _suggest(close: str | None, known: Sequence[str], table: str = "space") -> str:
-    hint = f"Did you mean {close!r}?" if close else f"The keys are: {', '.join(known)}."
-    return f"{hint} {reference(table)}"
+def _suggest(close: str | None, known: Sequence[str]) -> str:
+    return f"Did you mean {close!r}?" if close else f"The keys are: {', '.join(known)}."
 
 
 def _nearest_range(word: str, known: Sequence[str]) -> str | None:
@@ -246,7 +223,7 @@ class _Range:
         value = show(self.value if found is None else found)
         return SpecError(
             f"Invalid {self.key} = {value} in [space] of {self.path}: use {expected}.",
-            hint=reference("space"),
+            hint="See the ranges in the documentation: Sweeps.",
         )
 
     def read(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.spec.option_table import (
+from paceline.spec.option import (
     BIND,
     FOLDER,
     NAME_OR_PATH,
@@ -41,9 +41,8 @@ def read_flags(typed: Iterable[tuple[Option, Any]], environ: Mapping[str, str]) 
     for option, value in typed:
         if value is None or value == []:
             continue
-        flag = Flag(
-            _flag_name(option, value), option.key, _value(option, value, environ), option.path
-        )
+        name = option.negative if value is False else option.name
+        flag = Flag(name, option.key, _value(option, value, environ), option.path)
         if option.key in flags:
             raise _contradiction(flags[option.key], flag)
         flags[option.key] = flag
@@ -54,10 +53,6 @@ def read_flags(typed: Iterable[tuple[Option, Any]], environ: Mapping[str, str]) 
         if known.value != flag.value:
             raise _contradiction(known, flag)
     return list(flags.values())
-
-
-def _flag_name(option: Option, value: object) -> str:
-    return option.negative if value is False else option.name
 
 
 def _contradiction(first: Flag, second: Flag) -> UsageError:
@@ -85,12 +80,10 @@ def _variables(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, st
     variables = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if name.startswith("-"):
+        if not name or name.startswith("-"):
             raise UsageError(
-                f"--env needs a value, but {name} follows it.", hint="Type it as --env NAME=VALUE."
+                f"--env has no name and value: {text}.", hint="Type it as --env NAME=VALUE."
             )
-        if not name:
-            raise UsageError("--env has no name before the =.", hint="Type it as --env NAME=VALUE.")
         if not equals and name not in environ:
             raise UsageError(
                 f"Invalid --env {name}: the variable is not set here.",

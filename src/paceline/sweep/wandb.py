@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from paceline.contract import wandb_server
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.spec import Flag, Job
-from paceline.spec.sweep import SweepFile, SweepTable, with_flags
+from paceline.spec.sweep import SweepFile, with_flags
+from paceline.spec.training_tables import SweepTable
 from paceline.spec.validation_errors import explain
 from paceline.spec.wandb_sweep import WandbFile, load_wandb_file
 

@@ -16,7 +16,7 @@ from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding, wo
 from paceline.errors import PacelineError
 from paceline.launch.run_folder import find_run, resolve_scratch
 from paceline.spec import Program
-from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES
+from paceline.spec.option import LAUNCH, PROJECT, RESOURCES
 
 if TYPE_CHECKING:
     from paceline.contract.processes.probe_answer import NodeAnswer

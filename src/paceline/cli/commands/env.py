@@ -28,7 +28,7 @@ from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import find_partitions, select_partitions
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import FILE, validate_flag
-from paceline.spec.option_table import PATH
+from paceline.spec.option import PATH
 from paceline.spec.quantities import show_seconds
 from paceline.watch.scheduler import query_states
 

@@ -16,7 +16,7 @@ from paceline.cli.commands.doctor import report
 from paceline.cli.parser import GroupedCommand
 from paceline.contract.output_file import write_output
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.spec.option_table import LAUNCH, TRAINING
+from paceline.spec.option import LAUNCH, TRAINING
 from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import typer
 from paceline.cli import console, typer_options
 from paceline.cli.views.prove_output import ProofProgress, print_proof
 from paceline.errors import UsageError
-from paceline.spec.option_table import OUTPUT
+from paceline.spec.option import OUTPUT
 
 if TYPE_CHECKING:
     from paceline.spec import Job, Program

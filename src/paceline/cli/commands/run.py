@@ -21,7 +21,7 @@ from paceline.contract.verdict import (
     read_verdict,
 )
 from paceline.errors import UsageError
-from paceline.spec.option_table import UNTIL_DONE
+from paceline.spec.option import UNTIL_DONE
 from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:

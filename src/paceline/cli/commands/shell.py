@@ -26,7 +26,7 @@ from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec import Flag, Program
-from paceline.spec.option_table import PROJECT, RESOURCES
+from paceline.spec.option import PROJECT, RESOURCES
 from paceline.watch.records import read_record
 
 

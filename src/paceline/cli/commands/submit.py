@@ -14,7 +14,7 @@ from paceline.cli.on_cluster import submit_first
 from paceline.contract.typed_command import cluster, to_type
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
 from paceline.errors import UsageError
-from paceline.spec.option_table import OUTPUT, RESOURCES, UNTIL_DONE
+from paceline.spec.option import OUTPUT, RESOURCES, UNTIL_DONE
 from paceline.watch.failure import describe_start, submit_again
 
 if TYPE_CHECKING:

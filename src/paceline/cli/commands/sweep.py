@@ -13,7 +13,8 @@ from paceline.cli import typer_options
 from paceline.cli.on_cluster import remote_output
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
-from paceline.spec.option_table import LAUNCH, PROJECT, RESOURCES, SWEEP, TABLE, options_of
+from paceline.spec.option import LAUNCH, PROJECT, RESOURCES, SWEEP
+from paceline.spec.settings import TABLE, options_of
 from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:

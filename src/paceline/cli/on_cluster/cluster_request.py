@@ -15,7 +15,8 @@ from paceline.contract import env
 from paceline.contract.quote import quote
 from paceline.errors import SpecError, UsageError
 from paceline.launch.secrets.declared import NO_SECRETS
-from paceline.spec.option_table import SWEEP, TABLE, options_of
+from paceline.spec.option import SWEEP
+from paceline.spec.settings import TABLE, options_of
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded

@@ -14,7 +14,8 @@ from paceline.cli.on_cluster.payload import PAYLOADS
 from paceline.contract import env
 from paceline.contract.quote import quote
 from paceline.errors import PacelineError, UsageError
-from paceline.spec.option_table import PROJECT, TABLE, VARIABLES
+from paceline.spec.option import PROJECT, VARIABLES
+from paceline.spec.settings import TABLE
 
 if TYPE_CHECKING:
     from paceline.spec.clusters import ProjectFile

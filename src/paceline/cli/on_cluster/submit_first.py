@@ -21,7 +21,7 @@ import typer
 from paceline.cli import console, runs
 from paceline.contract.files.foreign_records import parse_object
 from paceline.errors import PacelineError, UsageError
-from paceline.spec.option_table import RESOURCES
+from paceline.spec.option import RESOURCES
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded

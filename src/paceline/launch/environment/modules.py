@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from paceline.contract.quote import quote
 from paceline.slurm.batch_script import ModuleSection
-from paceline.spec.types_and_defaults import Environment
+from paceline.spec.job_tables import Environment
 
 # Where `module` and its files are. Sites differ, and a batch shell reads no profile.
 _LOCATIONS = ("MODULEPATH", "MODULESHOME", "LMOD_PKG", "LMOD_CMD", "LMOD_DIR", "LMOD_ROOT")

@@ -25,7 +25,7 @@ from paceline.launch.secrets.declared import (
     plain_variables,
 )
 from paceline.spec import Job
-from paceline.spec.types_and_defaults import Tables
+from paceline.spec.settings import Tables
 
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
 # Not `-m`: that would put the current folder, and whatever is in it, ahead of the standard library.

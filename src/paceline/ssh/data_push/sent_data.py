@@ -56,7 +56,7 @@ def find_data(path: Path) -> SentData:
     if is_secret(path.resolve().name) or is_secret(path.name):
         raise UsageError(
             f"{path} looks like a file of secrets, so it is not sent.",
-            hint="To pass secrets to runs, see `paceline reference secrets`.",
+            hint="To pass secrets to runs, list their names in [environment] secrets.",
         )
     typed, path = path.name, path.resolve()  # of a link, what it leads to is sent
     name = typed if typed not in ("", "..") else path.name

@@ -1,12 +1,10 @@
-"""The tables of `paceline.toml` as frozen data: each key's type and default. `option_table.py`
-describes them.
-"""
+"""What values of `paceline.toml` look like: each kind with its validation."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
@@ -14,8 +12,6 @@ from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
 from paceline.contract.processes.warm import DEFAULT_WARM
 from paceline.contract.redaction import redact_text
 from paceline.contract.stop.framework_presets import SIGNALS
-from paceline.contract.verdict import STOPPED_EXIT
-from paceline.spec.pydantic_plugins import plugins_disabled
 from paceline.spec.quantities import (
     parse_mebibytes,
     parse_seconds,
@@ -163,186 +159,21 @@ Line = Annotated[str, AfterValidator(_one_line)]
 RunName = Annotated[Line, AfterValidator(_run_name)]
 UserPath = Annotated[Line, AfterValidator(_expand_home)]
 UserPaths = Annotated[Strings, AfterValidator(lambda paths: tuple(map(_expand_home, paths)))]
+StepRange = Annotated[str, AfterValidator(_step_range)]
+Requeue = Annotated[bool | Literal["always"], BeforeValidator(_requeue)]
+StopSignal = Annotated[str, BeforeValidator(_stop_signal)]
+Command = Annotated[Line, AfterValidator(_no_secret)]
+VariableName = Annotated[Line, AfterValidator(_variable_name)]
+Events = Annotated[tuple[str, ...], BeforeValidator(_events)]
+Natural = Annotated[int, Field(ge=0)]
+ExitCode = Annotated[int, Field(ge=0, le=255)]
+Gpus = Annotated[int, Field(ge=0, le=1024)]
 Count = Annotated[int, Field(ge=1)]
 Nodes = Annotated[int, Field(ge=1, le=65_536)]
 PerNode = Annotated[int, Field(ge=1, le=4096)]  # ranks or cores: Slurm stores them in 16 bits
 
 
 class Table(BaseModel):
+    """A table of a file, frozen once it is read."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
-
-class Project(Table):
-    name: FolderName | None = None
-    script: StringOrList = ()
-    scratch: Line | None = None
-    experiment: FolderName = "default"
-    snapshot: bool = True
-    snapshot_limit: Mebibytes = 200
-    exclude: Strings = ()
-    workdir: Literal["snapshot", "project"] = "snapshot"
-    on: Line | None = None
-
-
-class Resources(Table):
-    """`[job]`: what to request from the scheduler."""
-
-    nodes: Nodes = 1
-    gpus_per_node: Annotated[int, Field(ge=0, le=1024)] | None = None
-    gpu_type: Line | None = None
-    cpus_per_gpu: PerNode | None = None
-    mem_per_gpu: Mebibytes | None = None
-    mem_per_node: Mebibytes | None = None
-    time: TimeLimit | None = None
-    partition: Line | None = None
-    account: Line | None = None
-    qos: Line | None = None
-    constraint: Line | None = None
-    reservation: Line | None = None
-    nodelist: Line | None = None
-    exclude: Line | None = None
-    dependency: Line | None = None
-    exclusive: bool = False
-    name: RunName | None = None
-    comment: Line | None = None
-    mail: Line | None = None
-    extra: Strings = ()
-
-
-class Environment(Table):
-    kind: Literal["current", "venv", "conda", "container"] = "current"
-    path: Line | None = None
-    python: Line | None = None
-    modules: Strings = ()
-    module_paths: Strings = ()
-    purge: bool | None = None
-    setup: Strings = ()
-    variables: Variables = {}
-    proxies: bool = False
-    requirements: StringOrList = ()
-    constraints: Line | None = None
-    base_python: Line | None = None
-    system_packages: bool = False
-    horovod: bool = False
-    base: UserPath | None = None
-    secrets: Strings = ()
-    secret_files: Strings | None = None
-    engine: Literal["apptainer", "singularity", "pyxis"] = "apptainer"
-    engine_options: Strings = ()
-    image: UserPath | None = None
-    binds: UserPaths = ()
-
-
-class Launch(Table):
-    style: Style = "fork"
-    preload: Strings = ()
-    nproc: PerNode | None = None
-    mpirun_over: Literal["ranks", "torchrun"] = "ranks"
-    gpu_binding: Literal["all", "one"] = "all"
-    tee: Literal["0", "all", "none"] = "0"
-    debug: bool = False
-    check: bool = True
-    fitness: bool = False
-    warm: Warm = 0
-
-
-class Runtime(Table):
-    """`[runtime]`: defaults of `paceline.session`."""
-
-    backend: Line | None = None
-    cpu: bool = False
-    precision: Literal["fp32", "bf16", "fp16"] | None = None
-    seed: int | None = None
-    deterministic: bool = False
-    profile: Annotated[str, AfterValidator(_step_range)] | None = None
-    max_steps: Count | None = None
-    timeout: Seconds | None = None
-    on_nonfinite: Literal["stop", "skip", "ignore"] | None = None
-    replica_check: Annotated[int, Field(ge=0)] | None = None
-    start_from: Line | None = None
-    start_continue: bool = False
-    start_strict: bool = True
-    system_metrics: Seconds = 15
-
-
-class Checkpoint(Table):
-    every_steps: Count | None = None
-    every_seconds: Seconds | None = None
-    keep_last: Count | None = None
-    keep_every: Count | None = None
-
-
-class Resume(Table):
-    requeue: Annotated[bool | Literal["always"], BeforeValidator(_requeue)] = True
-    grace: Grace | None = None
-    max_attempts: Count | None = None
-    hang_timeout: Seconds | None = None
-    exit_timeout: Seconds = 30
-    requeues_per_day: Count = 50
-    stop_signal: Annotated[str, BeforeValidator(_stop_signal)] | None = None
-    saved_exit_code: Annotated[int, Field(ge=0, le=255)] = STOPPED_EXIT
-
-
-class Data(Table):
-    stage: Strings = ()
-    collect: Strings = ()
-    keep: Seconds | None = None
-    verify: Literal["size", "checksum"] = "size"
-    folder: Line | None = None
-
-
-class Tracking(Table):
-    """`[tracking]`: where `run.log` sends metrics besides metrics.jsonl."""
-
-    wandb: bool | None = None
-    wandb_project: Line | None = None
-    wandb_group: Line | None = None
-    wandb_entity: Line | None = None
-    wandb_mode: Literal["online", "offline", "disabled"] | None = None
-    wandb_sweep: Line | None = None
-    wandb_all_processes: bool = False
-    tensorboard: bool = False
-    trackers: Strings = ()
-
-
-class Notify(Table):
-    """`[notify]`: whom to tell about what happens to a run."""
-
-    command: Annotated[Line, AfterValidator(_no_secret)] | None = None
-    webhook: Annotated[Line, AfterValidator(_variable_name)] | None = None
-    on: Annotated[tuple[str, ...], BeforeValidator(_events)] = (
-        "done",
-        "failed",
-        "requeued",
-        "stalled",
-        "gpu_idle",
-    )
-    stalled_after: Seconds = 1800
-
-
-class Tables(Table):
-    """A whole file, or one layer of it. `params` are the training script's own hyperparameters."""
-
-    project: Project = Field(default_factory=Project.model_construct)
-    job: Resources = Field(default_factory=Resources.model_construct)
-    environment: Environment = Field(default_factory=Environment.model_construct)
-    launch: Launch = Field(default_factory=Launch.model_construct)
-    runtime: Runtime = Field(default_factory=Runtime.model_construct)
-    checkpoint: Checkpoint = Field(default_factory=Checkpoint.model_construct)
-    resume: Resume = Field(default_factory=Resume.model_construct)
-    data: Data = Field(default_factory=Data.model_construct)
-    tracking: Tracking = Field(default_factory=Tracking.model_construct)
-    notify: Notify = Field(default_factory=Notify.model_construct)
-    params: dict[str, Any] = {}
-
-
-# of a profile, besides tables: how `--on NAME` reaches the cluster over SSH
-ACCESS_KEYS = ("host", "python", "setup")
-
-
-def build_tables() -> None:
-    """Have pydantic prepare the validation of all tables, if it has not yet: once for the whole,
-    not for each part.
-    """
-    with plugins_disabled():
-        Tables.model_rebuild()
