@@ -153,7 +153,7 @@ def test_doctor_shows_what_the_site_sets(write_site: Callable[[str], Path]) -> N
         (
             '[defaults]\ntime = "4h"\n',
             "Unknown key 'time' in [defaults]",
-            "Use one of partition, account.",
+            "Use one of account, partition.",
         ),
         ("[limits]\nrequeues_per_day = 0\n", "Invalid requeues_per_day = 0 in [limits]", ""),
         ('[limits]\nstage_size = "many"\n', 'Invalid stage_size = "many" in [limits]', ""),

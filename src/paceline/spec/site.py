@@ -53,8 +53,8 @@ class Limits(Table):
 class Site(Table):
     """What a site sets; nothing if it has no file."""
 
-    defaults: Defaults = Field(default_factory=Defaults)
-    limits: Limits = Field(default_factory=Limits)
+    defaults: Defaults = Field(default_factory=Defaults.model_construct)
+    limits: Limits = Field(default_factory=Limits.model_construct)
 
     def describe(self) -> str:
         """Return what the site sets in one line; empty if it sets nothing."""
@@ -72,7 +72,7 @@ class Site(Table):
 
     def values(self) -> dict[str, Any]:
         """Return the site's defaults as tables of paceline.toml."""
-        values = self.defaults.model_dump(exclude_none=True)
+        values = {key: value for key, value in self.defaults if value is not None}
         return {"job": values} if values else {}
 
 

@@ -104,7 +104,12 @@ def explain(
     return SpecError(f"Invalid {full[-1]} = {value} in {table}: use {_expected(error)}.")
 
 
-def _suggest(key: str, table: str, known: Sequence[str], owner: str, root: type[BaseModel]) -> str:
+def _near(key: str, known: Sequence[str]) -> str:
+    close = nearest(key, known)
+    return f"Did you mean {close!r}?" if close else f"Use one of {', '.join(known)}."
+
+
+def _suggest(key: str, table: str, known: Sequence[str], owner: str) -> str:
     """Return what to use instead of an unknown key: of its own table, or of the one it belongs in.
 
     `owner` comes before the names of tables: `profiles.alps.`
@@ -118,7 +123,7 @@ def _suggest(key: str, table: str, known: Sequence[str], owner: str, root: type[
         name, _, key = meant.partition(".")
         return f"Did you mean {key!r}{_elsewhere(owner, name, table)}?"
     every = {each: name for name, keys in tables.items() for each in keys}
-    if nearest(key, known) is None and (close := nearest(key, list(every))):
+    if len(key) > 3 and not nearest(key, known) and (close := nearest(key, list(every))):
         return f"Did you mean {close!r}{_elsewhere(owner, every[close], table)}?"
     hint = _near(key, known)
     if hint.startswith("Use"):
