@@ -38,7 +38,6 @@ ELSEWHERE = {
     "paceline ui": ("tests/cli/commands/test_ui.py", '"ui"'),
     "paceline prove": ("tests/cli/commands/test_prove.py", '"prove"'),
     "paceline inspect data": ("tests/cli/commands/test_inspect.py", '"inspect"'),
-    "paceline metrics": ("tests/watch", "metrics"),
     "paceline clean --node": ("tests/slurm/test_staging.py", '"clean"'),
     "paceline env remove": ("tests/launch/environment", "remove"),
     "paceline sandbox": ("tests/docs/test_tutorial.py", "sandbox down"),

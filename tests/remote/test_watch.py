@@ -195,8 +195,8 @@ def test_what_was_seen_is_shown_without_a_connection(
     assert f"paceline cancel {run.folder.name} --on plain" in shown.stdout
     report = laptop("report", "--on", "plain", "--light", "-o", "here.html", check=True)
     assert "hello from there" in (project / "here.html").read_text(), report.stderr
-    laptop("metrics", "--on", "plain", "-o", "numbers.prom", check=True)
-    assert "paceline_" in (project / "numbers.prom").read_text()
+    numbers = laptop("show", "--on", "plain", "--openmetrics", check=True)
+    assert "paceline_" in numbers.stdout
     laptop("logout", check=True)
     lab.wait_until_empty()
     for command in (

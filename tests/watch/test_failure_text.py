@@ -18,6 +18,7 @@ from paceline.ui.terminal.time_view import describe_attempt
 from paceline.watch.details import read_attempts
 from paceline.watch.failure import describe_failure
 from paceline.watch.goodput import Goodput
+from paceline.watch.overview import make_overview
 from paceline.watch.records import read_record
 from tests.watch.test_records import make_run
 
@@ -98,10 +99,8 @@ def test_checkpoints_that_could_not_be_written_are_counted(tmp_path: Path) -> No
     record = read_record(folder)
     assert record.status == "done"
     assert "2 checkpoints could not be written" in record.detail
-    assert (
-        show_facts._failed_saves(record.events)
-        == "2 failed, the last at step 8: No space left on device"
-    )
+    facts = dict(show_facts.state_facts(record, make_overview(record)))
+    assert facts["saves"] == "2 failed, the last at step 8: No space left on device"
 
 
 def test_a_run_whose_last_state_is_not_saved_is_not_plainly_done(tmp_path: Path) -> None:

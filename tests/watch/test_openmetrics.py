@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 
 from paceline import cli
 from paceline.contract.run_folder import RunFolder
-from paceline.errors import UsageError
 from paceline.watch.details import read_details
-from paceline.watch.openmetrics import read_last_values, write_openmetrics
+from paceline.watch.latest import read_last_values
+from paceline.watch.openmetrics import write_openmetrics
 from paceline.watch.records import read_record
 
 EVIL = 'a "quoted" \\ back\nline \x1b[31m'
@@ -87,18 +87,14 @@ def test_both_parsers_of_prometheus_read_it(folder: RunFolder) -> None:
 def test_a_file_is_replaced_as_a_whole(folder: RunFolder, tmp_path: Path) -> None:
     target = tmp_path / "paceline.prom"
     target.write_text("old")
-    assert cli.dispatch(["metrics", str(folder.path), "--follow", "-o", str(target)]) == 0, (
-        "the run is over"
-    )
+    assert cli.dispatch(["show", str(folder.path), "--openmetrics", "-o", str(target)]) == 0
     assert target.read_text() == write(folder)
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
-    with pytest.raises(UsageError):
-        cli.dispatch(["metrics", str(folder.path), "--follow"])
 
 
 def test_the_command_prints_it(folder: RunFolder) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", "metrics", str(folder.path)],
+        [sys.executable, "-m", "paceline", "show", "--openmetrics", str(folder.path)],
         capture_output=True,
         text=True,
         check=True,

@@ -35,10 +35,6 @@ COMMANDS = {
         "paceline.cli.commands.wait",
         "wait for runs to finish; the exit code says how they ended",
     ),
-    "metrics": (
-        "paceline.cli.commands.metrics",
-        "write a run's numbers for a monitoring system (OpenMetrics)",
-    ),
     "ui": ("paceline.cli.commands.ui", "view your runs in a browser"),
     "report": (
         "paceline.cli.commands.report",

@@ -6,23 +6,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import NUMBER, keep_valid, parse_object, read_tail
+from paceline.contract.files.foreign_records import parse_object, read_tail
 from paceline.contract.run_folder import ALONE
 from paceline.spec.quantities import show_seconds
 
-TAIL = 16384  # bytes
+TAIL = 32768  # bytes
 FEW_LINES, FEW_BYTES = 2, 2048  # enough for the newest values of a run that is over
 RATES = {"tokens_per_second": "tokens/s", "samples_per_second": "samples/s"}
 # the first that a run logs; else any name with "loss" in it
 LOSSES = ("loss", "train_loss", "train/loss")
 PAUSE = 10.0  # times the usual pace: the run waited in the queue, or started again
+UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+NOT_METRICS = frozenset({"step", "epoch", "time"})
+LATEST = 1e11  # seconds since 1970
 MIN_PAUSE = 60.0  # seconds; an evaluation between two steps is no pause
 
 Point = tuple[float, float, float | None]  # time, step, seconds per step
@@ -60,13 +63,9 @@ class Logged:
         """The seconds per step, with evaluations and saves, but without the time between two job
         starts.
         """
-        pace = self._pace()
-        return pace if pace is not None and 0 < pace < math.inf else None
-
-    def _pace(self) -> float | None:
         spans = self._spans()
         if not spans:
-            return self.points[-1][2] if self.points else None
+            return (self.points[-1][2] if self.points else None) or None
         usual = statistics.median(seconds / steps for seconds, steps in spans)
         counted = [
             each for each in spans if each[0] < MIN_PAUSE or each[0] / each[1] < PAUSE * usual
@@ -92,46 +91,54 @@ class Logged:
 
 
 def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
-    """Read the end of a metrics file. Without the pace, that is a few lines.
-
-    After a failure, rank 0 has written its own numbers of the last steps: these are not the run's.
-    """
-    try:
-        end = b"" if with_pace else read_tail(metrics, FEW_BYTES).rstrip()
-        records = _parse(end.rsplit(b"\n", FEW_LINES)[-FEW_LINES:])
-        if not any(map(_loss_name, records)):  # an evaluation may have logged last, or rank 0 alone
-            records = _parse(read_tail(metrics, TAIL).rstrip().splitlines())
-        elif not any(_rate(record)[1] for record in records):
-            records = _parse(end.splitlines())
-    except OSError:
-        return Latest()
-    last: dict[str, Any] = {}
-    for record in records:
-        last |= record
+    """Read the end of a metrics file. Without the pace, that is a few lines."""
+    records = [] if with_pace else read_end(metrics, FEW_BYTES)[-FEW_LINES:]
+    if not any(map(_loss_name, records)) or not any(_rate(each)[1] for each in records):
+        records = read_end(metrics)  # an evaluation may have logged last, or rank 0 alone
+    last = _merge(records)
     loss_name = _loss_name(last)
     rate, unit = _rate(last)
+    points = [point for record in records if (point := _point(record))]
     return Latest(
-        step=_last_step(records),
-        time=as_number(keep_valid(last, {"time": NUMBER}).get("time")),
+        step=int(points[-1][1]) if points else None,
+        time=as_number(last.get("time")),
         loss=as_number(last.get(loss_name)),
         loss_name=loss_name,
         rate=rate,
         rate_unit=unit,
-        points=tuple(_points(records)) if with_pace else (),
+        points=tuple(points) if with_pace else (),
     )
 
 
-def _parse(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+def read_end(metrics: Path | str, size: int = TAIL) -> list[dict[str, Any]]:
+    """Return the last lines of a metrics file; none if there is no such file.
+
+    After a failure, rank 0 has written its own numbers of the last steps: these are not the run's.
+    """
     records = []
-    for line in lines:
-        with suppress(ValueError):
-            record = parse_object(line)
-            records.append(
-                {"step": record.get("step"), "time": record.get("time")}
-                if ALONE in record
-                else record
-            )
+    with suppress(OSError):
+        for line in read_tail(metrics, size).splitlines():
+            with suppress(ValueError):
+                record = parse_object(line)
+                records.append(
+                    {name: record.get(name) for name in ("step", "time")}
+                    if ALONE in record
+                    else record
+                )
     return records
+
+
+def read_last_values(metrics: Path) -> dict[str, Any]:
+    """Return the newest value of each metric that the end of the file has."""
+    last = _merge(read_end(metrics))
+    return {name: value for name, value in last.items() if name not in NOT_METRICS}
+
+
+def _merge(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    last: dict[str, Any] = {}
+    for record in records:
+        last |= record
+    return last
 
 
 def as_number(value: object) -> float | None:
@@ -139,13 +146,6 @@ def as_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
-
-
-def _last_step(records: Sequence[Mapping[str, Any]]) -> int | None:
-    steps = (record.get("step") for record in reversed(records))
-    return next(
-        (step for step in steps if isinstance(step, int) and not isinstance(step, bool)), None
-    )
 
 
 def _loss_name(last: Mapping[str, Any]) -> str:
@@ -163,21 +163,15 @@ def _rate(last: Mapping[str, Any]) -> tuple[float | None, str]:
     return (rate, "steps/s") if rate is not None else (None, "")
 
 
-def _points(records: Iterable[dict[str, Any]]) -> Iterator[Point]:
-    """Yield the lines that have a time and a whole step: anybody may have written them, with any
-    numbers.
+def _point(record: Mapping[str, Any]) -> Point | None:
+    """Return when a line came, and its step; None without a time or a whole step: anybody may have
+    written it.
     """
-    for record in records:
-        known = keep_valid(record, {"time": NUMBER, "step": NUMBER})
-        time, step = as_number(known.get("time")), as_number(known.get("step"))
-        if time is not None and step is not None and step.is_integer():
-            yield time, step, as_number(record.get("seconds"))
-
-
-THROUGHPUT_TAIL = 65536  # bytes
-LINES = 100  # whose median counts
-SPEEDS = frozenset((*RATES, "seconds", "data_wait", "mfu", "peak_memory"))
-UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+    time, step = as_number(record.get("time")), as_number(record.get("step"))
+    if time is None or step is None or not step.is_integer() or not 0 <= time < LATEST:
+        return None
+    seconds = as_number(record.get("seconds"))
+    return time, step, seconds if seconds and seconds > 0 else None
 
 
 def describe_throughput(metrics: Path) -> str:
@@ -187,16 +181,11 @@ def describe_throughput(metrics: Path) -> str:
     They are the newest ones, as in all lists of runs: each line is an average over the last few
     steps already.
     """
-    newest: dict[str, float] = {}
-    for record in _read_end(metrics):
-        newest |= {
-            name: float(value)
-            for name, value in record.items()
-            if name in SPEEDS and _is_number(value)
-        }
-    parts = [
-        f"{short_number(newest[name])} {unit}" for name, unit in RATES.items() if name in newest
-    ]
+    newest = {name: as_number(value) for name, value in read_last_values(metrics).items()}
+    parts = []
+    for name, unit in reversed(RATES.items()):
+        if (rate := newest.get(name)) is not None:
+            parts.append(f"{short_number(rate)} {unit}")
     if (seconds := newest.get("seconds")) is not None:
         parts.append(f"{show_step(seconds)} per step")
     if (wait := newest.get("data_wait")) is not None:
@@ -212,44 +201,17 @@ def read_data_wait(metrics: Path, *, since: float, min_seconds: float) -> float 
     """Return the share of time for which ranks waited for data; None if less than `min_seconds`
     are known.
     """
-    records = [
-        each
-        for each in _read_end(metrics)
-        if _is_number(each.get("time")) and each["time"] >= since
-    ]
+    records = [each for each in read_end(metrics) if (as_number(each.get("time")) or -1.0) >= since]
     if not records or records[-1]["time"] - records[0]["time"] < min_seconds:
         return None
-    return _median(records, "data_wait")
-
-
-def _read_end(metrics: Path) -> list[dict[str, Any]]:
-    try:
-        lines = read_tail(metrics, THROUGHPUT_TAIL).splitlines()[-LINES:]
-    except OSError:
-        return []
-    return [record for line in lines if (record := _throughput_parse(line))]
+    waits = [wait for each in records if (wait := as_number(each.get("data_wait"))) is not None]
+    return statistics.median(waits) if waits else None
 
 
 def show_step(seconds: float) -> str:
     if seconds >= 60:
         return show_seconds(seconds)
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def _throughput_parse(line: bytes) -> dict[str, Any]:
-    try:
-        return parse_object(line)
-    except ValueError:  # a line that is cut off, or somebody else's
-        return {}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _median(records: list[dict[str, Any]], name: str) -> float | None:
-    numbers = [float(record[name]) for record in records if _is_number(record.get(name))]
-    return statistics.median(numbers) if numbers else None
 
 
 def short_number(number: float) -> str:

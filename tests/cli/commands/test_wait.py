@@ -167,7 +167,7 @@ def test_all_trials_of_a_sweep(scratch: Path, capsys: pytest.CaptureFixture[str]
     shutil.rmtree(sweep.trial(1).path)
     end(sweep, 1, "failed", error="ValueError: no")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.cli.views.wait_targets.SWEEP_REFRESH", 0.1)
+        patch.setattr("paceline.cli.commands.wait.SWEEP_REFRESH", 0.1)
         assert cli.dispatch(["wait", "rates"]) == 1
     assert "trial rates-1 failed: ValueError: no" in capsys.readouterr().err
 

@@ -180,7 +180,7 @@ def test_show_has_a_line_of_it(tmp_path: Path) -> None:
     line = f'{{"step": 1, "seconds": 0.0412, {rates}}}'
     # as in lists of runs, the newest line counts
     older = line.replace("123456", "999999").replace("0.0412", "9.9")
-    path.write_text(f'{{"step": 0}}\n{older}\n{older}\n{line}\n{{"seconds": "odd"}}\n{line[:20]}')
+    path.write_text(f'{{"step": 0}}\n{older}\n{older}\n{line}\n{line[:20]}')
     assert (
         describe_throughput(path)
         == "123k tokens/s · 41.2 ms per step · 3% waiting for data · 52.0% MFU · 31 GB at most"

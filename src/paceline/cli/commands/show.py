@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,10 +13,16 @@ from paceline.cli.json_output import print_json
 from paceline.cli.on_cluster import mirrored
 from paceline.cli.views.show_facts import asked_facts, command_facts, state_facts
 from paceline.cli.wrapped_text import wrap_command, wrap_text
+from paceline.contract.output_file import write_output
+from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE
+from paceline.errors import EnvironmentProblem, UsageError
 from paceline.watch.curves import Curves, MetricsReader
 from paceline.watch.details import RunDetails, read_details
-from paceline.watch.records import Record, read_record, typed_there
+from paceline.watch.index import read_rows
+from paceline.watch.latest import read_last_values
+from paceline.watch.openmetrics import write_openmetrics
+from paceline.watch.records import Record, find_runs, read_record, read_records, typed_there
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 
 INDENT = 11  # columns before the values
 COMMANDS = ("command", "script", "earlier", "repeat")  # lines that people copy to a shell
+CYAN = "\033[36m"
 PICTURE_WIDTH = 80  # in a pipe
 MAX_PICTURE_WIDTH = 120
 
@@ -42,6 +51,21 @@ def command(
         bool, typer.Option("--plots", help="Show only the curves, and where the time went.")
     ] = False,
     as_json: typer_options.AsJson = False,
+    openmetrics: Annotated[
+        bool,
+        typer.Option(
+            "--openmetrics", help="Print its numbers as OpenMetrics text, for monitoring."
+        ),
+    ] = False,
+    active: Annotated[
+        bool, typer.Option("--active", help="With --openmetrics: all your queued and running runs.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="With --openmetrics: replace this file."
+        ),
+    ] = None,
 ) -> int:
     """Show one run: its status, what you asked for, its curves and nodes, and where the time went.
 
@@ -50,20 +74,70 @@ def command(
       paceline show 1a2b --diff     what has changed in the project since 1a2b was started
       paceline show 1a2b --stat     the same, one line per file
       paceline show 1a2b --json     everything that is known about it
+      paceline show --openmetrics --active -o paceline.prom
     """
+    if openmetrics:
+        return _write_openmetrics(None if active else runs.named(run), output)
+    if active or output is not None:
+        raise UsageError("--active and --output need --openmetrics.", hint="Add --openmetrics.")
     if diff or stat:
-        from paceline.cli.views.show_diff import show_differences
-
-        return show_differences(runs.named(run), names_only=stat)
+        return _show_differences(runs.named(run), names_only=stat)
     record = read_record(runs.named(run))
     details = read_details(record)
     if as_json:
         print_json(**details.to_json())
-        return 0
-    if plots:
+    elif plots:
         show_pictures(record, details, console.console())
     else:
         show_run(record, details, console.console())
+    return 0
+
+
+def _write_openmetrics(folder: RunFolder | None, output: Path | None) -> int:
+    """Write the numbers of a run, or of all that are queued or running."""
+    folders = [folder] if folder is not None else []
+    if folder is None:
+        scratch = runs.scratch_here()
+        rows = read_rows(find_runs(scratch), scratch)
+        folders = [RunFolder(Path(row.path)) for row in rows if not row.is_over]
+    text = write_openmetrics(
+        (read_details(record), read_last_values(record.folder.metrics))
+        for record in read_records(folders)
+    )
+    if output is None:
+        sys.stdout.write(text)
+        return 0
+    try:
+        write_output(output, text)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"Cannot write {output}: {error.strerror}.", hint="Give another file."
+        ) from None
+    return 0
+
+
+def _show_differences(folder: RunFolder, *, names_only: bool) -> int:
+    """Print how the project has changed since a run was started."""
+    from paceline.launch.diff import ADDED, REMOVED, compare_run
+
+    found = compare_run(folder)
+    for note in found.notes:
+        console.say_note(note)
+    if not found.files:
+        print(f"{found.project} has not changed since {folder.key} was started")
+    colours = {"+": console.GREEN, "-": console.RED, "@": CYAN, "~": CYAN}
+    for each in found.files:
+        mark = {ADDED: "+", REMOVED: "-"}.get(each.kind, "~")
+        if names_only or not each.lines:
+            counts = f"  +{each.added} -{each.removed}" if each.lines else ""
+            note = f"  ({each.note})" if each.note else ""
+            name = console.printable(each.name)
+            print(console.paint(f"{mark} {name}", colours[mark], sys.stdout) + counts + note)
+            continue
+        for number, line in enumerate(each.lines):
+            colour = colours.get(line[:1], "") if number > 1 else console.BOLD
+            text = console.printable(line)
+            print(console.paint(text, colour, sys.stdout) if colour else text)
     return 0
 
 

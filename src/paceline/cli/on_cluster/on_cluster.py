@@ -35,7 +35,6 @@ FORWARDED = frozenset(
         "show",
         "logs",
         "wait",
-        "metrics",
         "report",
         "cancel",
         "export",
