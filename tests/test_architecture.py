@@ -184,7 +184,6 @@ OWN_MEANING = {
     "--count": "rows that a list shows; points of a sweep",
     "-n": "rows or lines to show",
     "--follow": "what follows differs: lines, a file, or a run that was just submitted",
-    "-f": "short for --follow",
     "--local": "what runs here: a build, or the trials of a sweep",
     "--node": "the node to clean, or the one of a run to open a shell on",
     "--output": "what is written: weights, a picture, numbers, or a page",
