@@ -10,12 +10,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import pytest
-
-from paceline.cli import dispatch
-from paceline.cli.commands import fetch as cli_fetch
-from paceline.contract.run_folder import RunFolder
-from paceline.errors import EnvironmentProblem, UsageError
-from paceline.ssh.conversation import Conversation
 from paceline.ssh.fetch.contents import RECORDS, Contents, RemoteFile
 from paceline.ssh.fetch.download import Download, Fetched
 from paceline.ssh.fetch.frames import write_frame, write_line
@@ -23,6 +17,12 @@ from paceline.ssh.fetch.local_copy import LocalCopy
 from paceline.ssh.fetch.remote_files import Listing, RemoteFiles
 from paceline.ssh.fetch.safe_path import is_contained
 from paceline.ssh.fetch.server import FileServer
+
+from paceline.cli import dispatch
+from paceline.cli.commands import fetch as cli_fetch
+from paceline.contract.run_folder import RunFolder
+from paceline.errors import EnvironmentProblem, UsageError
+from paceline.ssh.conversation import Conversation
 from tests.remote.test_fetch_transfer import Link, Quiet, fetch, write
 
 FILE = {"name": "evil/keys", "size": 5, "mtime_ns": 5, "executable": False, "link": None}

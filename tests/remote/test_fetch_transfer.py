@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import pytest
+from paceline.ssh.fetch.contents import ALL, LOGS, RECORDS, WEIGHTS, choose_contents
+from paceline.ssh.fetch.download import Download, Fetched
+from paceline.ssh.fetch.local_copy import LocalCopy
+from paceline.ssh.fetch.remote_files import RemoteFiles
+from paceline.ssh.fetch.server import FileServer
 
 from paceline.cli.commands import fetch as cli_fetch
 from paceline.contract.checkpoint.marker import Marker, compute_checksum, find_checkpoints
@@ -23,11 +28,6 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import ConnectionProblem, EnvironmentProblem, UsageError
 from paceline.ssh.conversation import Conversation
 from paceline.ssh.fetch import download, server
-from paceline.ssh.fetch.contents import ALL, LOGS, RECORDS, WEIGHTS, choose_contents
-from paceline.ssh.fetch.download import Download, Fetched
-from paceline.ssh.fetch.local_copy import LocalCopy
-from paceline.ssh.fetch.remote_files import RemoteFiles
-from paceline.ssh.fetch.server import FileServer
 
 MB = 1 << 20
 

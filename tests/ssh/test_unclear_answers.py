@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from paceline.ssh.data_push.sent_data import SentData
+from paceline.ssh.fetch.remote_files import RemoteFiles
 
 from paceline.cli.commands import data_push
 from paceline.cli.on_cluster import cluster_race, on_cluster, submit_first
@@ -25,9 +27,7 @@ from paceline.ssh.code_push import delivery
 from paceline.ssh.code_push.project_code import Parcel, describe_files
 from paceline.ssh.connection import Connection
 from paceline.ssh.conversation import Conversation
-from paceline.ssh.data_push.sent_data import SentData
 from paceline.ssh.fetch import frames
-from paceline.ssh.fetch.remote_files import RemoteFiles
 from paceline.ssh.installation import Installation
 from paceline.ssh.remote.code_store import key_of
 from paceline.ssh.request import Request

@@ -93,7 +93,7 @@ SUBCOMMANDS = {
 }
 
 # What a command with --on starts on the cluster; nobody types it.
-SERVERS = {"mirror-server": "paceline.cli.on_cluster.mirror_server"}
+SERVERS = {"view-server": "paceline.cli.cluster_views"}
 
 # What people type for a command that has another name, and what to type instead.
 OTHER_NAMES = {

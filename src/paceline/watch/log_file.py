@@ -179,7 +179,7 @@ class LineSplitter:
 
 
 def skipped_path(log: Path) -> Path:
-    """Return the file that says how much of a mirrored log is not here. Only the mirror of a
+    """Return the file that says how much of a log is not here. Only the copy of a run on a
     cluster has it.
     """
     return log.with_name(f".{log.name}.skipped")

@@ -5,33 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import console, typer_options
 from paceline.cli.on_cluster.send_question import confirm
-from paceline.contract.files.foreign_records import make, parse_object
 from paceline.contract.files.size import show_size
-from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError, UsageError
+from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.home_path import expand_home
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
-    from paceline.ssh.connection import Connection
-    from paceline.ssh.data_push.sent_data import SentData
-    from paceline.ssh.data_push.survey import Survey
+    from paceline.ssh.data_push import SentData
+    from paceline.ssh.rsync import Copied
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where data goes on a cluster."""
-
-    target: str
-    exists: bool
-    free: int  # bytes
-    rsync: str | None
+SHOWN = 5
 
 
 def command(
@@ -66,126 +56,79 @@ def command(
 
 
 def _serve(name: str, to: str) -> int:
-    """The side of the cluster: say where the data goes, and whether it can. The name of a folder ends with a slash."""
+    """The side of the cluster: say where the data goes. The name of a folder ends with a slash."""
     from paceline.cli import runs
 
     is_folder, name = name.endswith("/"), name.rstrip("/")
+    scratch, project = runs.project_here()
+    target = scratch / project / expand_home(to or name)
+    if to.endswith("/") or (to and target.is_dir() and not is_folder):
+        target /= name
     try:
-        scratch, project = runs.project_here()
-        target = scratch / project / expand_home(to or name)
-        if to.endswith("/") or (to and target.is_dir() and not is_folder):
-            target /= name
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free
-        answer: dict[str, object] = asdict(
-            _Place(str(target), target.exists(), free, shutil.which("rsync"))
-        )
-    except PacelineError as problem:
-        answer = {
-            "error": problem.message,
-            "hint": problem.hint,
-            "usage": isinstance(problem, UsageError),
-        }
+        exists = target.exists()
     except OSError as problem:
-        answer = {
-            "error": f"{problem.filename}: {problem.strerror}.",
-            "hint": "Choose another place with --to.",
-        }
-    print(json.dumps(answer), flush=True)
+        raise EnvironmentProblem(
+            f"{problem.filename}: {problem.strerror}.", hint="Choose another place with --to."
+        ) from None
+    rsync = shutil.which("rsync") or ""
+    print(json.dumps({"target": str(target), "exists": exists, "free": free, "rsync": rsync}))
     return 0
 
 
-# -- the side of the laptop --------------------------------------------------------------------------------------
+# -- the side of the laptop ----------------------------------------------------------------------
 
 
 def forwarded(asked: Forwarded) -> int:
     """Send data to the cluster that `--on` names."""
-    from paceline.ssh.data_push.rsync import push, require_rsync
-    from paceline.ssh.data_push.sent_data import find_data
-    from paceline.ssh.data_push.survey import survey
+    from paceline.cli.cluster_answer import ask
+    from paceline.ssh.data_push import find_data
 
-    require_rsync()
-    data = find_data(expand_home(asked.values["path"]))
-    connection, there = _ask(asked, data)
-    name, target = connection.cluster.name, there.target
-    if not there.rsync:
+    data, to = find_data(expand_home(asked.values["path"])), asked.values.get("to")
+    name = data.name + "/" * data.is_folder
+    connection, there = ask(asked, ["data", "push", "--serve", str(to or ""), "--", name])
+    target, rsync, place = there["target"], there["rsync"], f"{asked.names[0]}:{there['target']}"
+    if not there["exists"] and data.size > there["free"]:
         raise EnvironmentProblem(
-            f"There is no rsync on {name}.",
-            hint=f"Set `setup` in [profiles.{name}] to load it, e.g. a module.",
-        )
-    if not there.exists and data.size > there.free:
-        free = show_size(there.free)
-        raise EnvironmentProblem(
-            f"{target} has only {free} free, but the data needs {show_size(data.size)}.",
+            f"{target} has only {show_size(there['free'])} free, but the data needs"
+            f" {show_size(data.size)}.",
             hint="Choose another place with --to.",
         )
-    rsync, place = there.rsync, f"{name}:{target}"
-    found = survey(connection, data, to=target, rsync=rsync) if there.exists else None
+    is_known = there["exists"] and rsync
+    found = data.survey(connection, to=target, rsync=rsync) if is_known else None
     _state(data, place, found)
-    is_current = found is not None and found.is_whole and found.files == 0
-    if not asked.values.get("yes") and not is_current:
+    if found is not None and found.code == 0 and found.files == 0:
+        print(console.printable(f"nothing to send: {place} is up to date"))
+        return 0
+    if not asked.values.get("yes"):
         _confirm()
-    progress = sys.stderr.isatty() and sys.stdout.isatty() and not is_current
-    parts = found.parts if found is not None else [(data, target)]
-    done = [push(connection, each, to=to, rsync=rsync, progress=progress) for each, to in parts]
-    print(
-        console.printable(
-            _describe_end(sum(each.files for each in done), sum(each.sent for each in done), place)
-        )
-    )
+    is_terminal = sys.stderr.isatty() and sys.stdout.isatty()
+    data.push(connection, to=target, rsync=rsync, progress=is_terminal)
+    files, size = (found.files, found.size) if found else (len(data.names), data.size)
+    print(console.printable(f"sent {_count(files)}, {show_size(size)}, to {place}"))
     return 0
 
 
-def _describe_end(files: int, sent: int, place: str) -> str:
-    if files == 0:
-        return f"nothing to send: {place} is up to date"
-    return f"sent {_count(files)}, {show_size(sent)}, to {place}"
-
-
-def _ask(asked: Forwarded, data: SentData) -> tuple[Connection, _Place]:
-    from paceline.cli.on_cluster.on_cluster import Forwarded, converse
-
-    to = asked.values.get("to")
-    name = data.name + "/" * data.is_folder
-    line = ["data", "push", "--serve", to if isinstance(to, str) else "", "--", name]
-    with converse(Forwarded(asked.names, asked.key, line, asked.values)) as talk:
-        try:
-            answer = parse_object(talk.read_line())
-            place = make(_Place, answer) if "error" not in answer else None
-        except ValueError:
-            talk.close()
-            if said := talk.errors.strip():
-                raise ConnectionProblem(f"No usable answer from {asked.names[0]}: {said}") from None
-            raise talk.connection.unclear() from None
-    if place is None:
-        kind = UsageError if answer.get("usage") else EnvironmentProblem
-        raise kind(str(answer["error"]), hint=str(answer.get("hint", "")))
-    return talk.connection, place
-
-
-def _state(data: SentData, place: str, found: Survey | None) -> None:
-    from paceline.ssh.data_push.rsync import describe_left
-
+def _state(data: SentData, place: str, found: Copied | None) -> None:
     for names, what in (
         (data.secrets, "secrets, not sent"),
-        (
-            found.outside if found is not None else data.outside,
-            "links that point outside, not sent",
-        ),
+        (data.outside, "links that point outside, not sent"),
         (data.unreadable, "not readable"),
     ):
         if names:
-            console.say_note(f"{what}: {describe_left(names)}")
+            console.say_note(f"{what}: {_first(names)}")
     if found is not None and found.newer:
         newer = _count(len(found.newer)).replace(" ", " newer ")
-        console.say_note(f"{newer} on the cluster, not overwritten: {describe_left(found.newer)}")
-    if found is not None and found.through_links:
-        console.say_note(
-            f"links to folders on the cluster, which are followed: {describe_left(found.through_links)}"
-        )
-    console.say_note(f"{data.path}: {_count(data.files)}, {show_size(data.size)}, to {place}")
+        console.say_note(f"{newer} on the cluster, not overwritten: {_first(found.newer)}")
+    console.say_note(f"{data.path}: {_count(len(data.names))}, {show_size(data.size)}, to {place}")
     if found is not None and found.files > 0:
         console.say_note(f"new or changed: {_count(found.files)}, {show_size(found.size)}")
+
+
+def _first(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(sorted(names)[:SHOWN]) + more
 
 
 def _count(files: int) -> str:

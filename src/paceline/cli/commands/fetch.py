@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import console, runs
-from paceline.cli.transfer_progress import TransferProgress
 from paceline.contract.checkpoint.names import is_weights_file
 from paceline.contract.files.size import show_size
-from paceline.errors import PacelineError, UsageError
+from paceline.contract.run_path import is_run_path
+from paceline.errors import EnvironmentProblem, UsageError
 from paceline.spec.home_path import expand_home
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
-    from paceline.ssh.fetch.download import Fetched
-    from paceline.ssh.fetch.remote_files import Listing
+    from paceline.ssh.connection import Connection
+    from paceline.ssh.fetch import Fetched
 
 SHOWN_NOTES = 8
 
@@ -52,12 +57,12 @@ def command(
             "--overwrite", help="Replace files that were changed here since they were fetched."
         ),
     ] = False,
-    serve: Annotated[bool, typer.Option("--serve", hidden=True)] = False,
+    serve: Annotated[str | None, typer.Option("--serve", hidden=True)] = None,
 ) -> int:
     """Copy a run from a cluster, to look at it here with `show`, `report`, `logs` and `ui`.
 
     Fetches records, metrics, logs and results of up to 10 MB each. If it is interrupted, the same command continues.
-    Run it again to get what is new. Each file is checked, and appears only when it is complete.
+    Run it again to get what is new. Each file and checkpoint appears only when it is complete.
 
     \b
       paceline fetch last --on alps              the newest run: records, metrics, logs
@@ -65,65 +70,61 @@ def command(
       paceline fetch 1a2b --on alps --all        the whole run folder
       paceline fetch 1a2b --on alps --to results into results/RUN-ID
     """
-    if serve:
-        return _serve(run)
+    if serve is not None:
+        return _serve(run, serve.split(","))
     raise UsageError(
         "`paceline fetch` needs a cluster.",
         hint="Add one, e.g. `paceline fetch last --on alps`. On the cluster itself, the run folder is already there.",
     )
 
 
-def _serve(run: str) -> int:
-    """The side of the cluster: answer what the laptop asks."""
-    from paceline.ssh.fetch.frames import write_line
-    from paceline.ssh.fetch.server import FileServer
+def _serve(run: str, asked: list[str]) -> int:
+    """The side of the cluster: list what there is to fetch, without some damaged checkpoints."""
+    from paceline.contract.run_path import run_path_of
+    from paceline.ssh.fetch_list import choose_contents
     from paceline.watch.records import read_record
 
-    sink = sys.stdout.buffer
-    try:
-        folder = runs.named(run, verb="fetch")
-        FileServer(folder, status=lambda: read_record(folder).status).serve(sys.stdin.buffer, sink)
-    except PacelineError as problem:
-        about = {
-            "error": problem.message,
-            "hint": problem.hint,
-            "usage": isinstance(problem, UsageError),
-        }
-        write_line(sink, about)
+    folder = runs.named(run, verb="fetch")
+    # before the files: a run that is over by then has written all of them
+    status = read_record(folder).status
+    path = run_path_of(folder)
+    about = {
+        "folder": str(folder.path),
+        "key": folder.key,
+        "run_path": "/".join([path.project, path.experiment, path.run_id]),
+        "status": status,
+        "rsync": shutil.which("rsync") or "",
+    }
+    print(json.dumps({**about, **asdict(choose_contents(folder, asked[0], skip=asked[1:]))}))
     return 0
 
 
-# -- the side of the laptop --------------------------------------------------------------------------------------
+# -- the side of the laptop ----------------------------------------------------------------------
 
 
 def forwarded(asked: Forwarded) -> int:
     """Fetch a run from the cluster that `--on` names."""
-    from paceline.cli.on_cluster.on_cluster import Forwarded, converse
-    from paceline.ssh.fetch.download import Download
-    from paceline.ssh.fetch.remote_files import RemoteFiles
+    from paceline.cli.cluster_answer import ask
+    from paceline.ssh.fetch import fetch
 
     values, what = asked.values, _what(asked.values)
-    run, to = values.get("run"), values.get("to")
+    run, to = str(values.get("run") or "last"), values.get("to")
     place = None if to is None else expand_home(to)
-    line = ["fetch", "--serve", "--", run if isinstance(run, str) else "last"]
-    with (
-        converse(Forwarded(asked.names, asked.key, line, values)) as talk,
-        TransferProgress() as progress,
-    ):
-        cluster = talk.connection.cluster.name
-        download = Download(
-            RemoteFiles(talk),
-            what=what,
-            overwrite=bool(values.get("overwrite")),
-            cluster=cluster,
-            progress=progress,
-        )
-        fetched = download.run(lambda listing: _target(listing, place))
-    return _describe(fetched, what, cluster)
+
+    def listing(skip: Sequence[str]) -> tuple[Connection, Mapping[str, Any]]:
+        return ask(asked, ["fetch", "--serve", ",".join([what, *skip]), "--", run])
+
+    fetched = fetch(
+        listing,
+        lambda found: _target(found, place),
+        overwrite=bool(values.get("overwrite")),
+        progress=sys.stderr.isatty() and sys.stdout.isatty(),
+    )
+    return _describe(fetched, what, asked.names[0])
 
 
 def _what(values: Any) -> str:
-    from paceline.ssh.fetch.contents import ALL, LOGS, RECORDS, WEIGHTS
+    from paceline.ssh.fetch_list import ALL, LOGS, RECORDS, WEIGHTS
 
     flags = {"weights": WEIGHTS, "logs": LOGS, "everything": ALL}
     chosen = [what for name, what in flags.items() if values.get(name)]
@@ -134,15 +135,20 @@ def _what(values: Any) -> str:
     return chosen[0] if chosen else RECORDS
 
 
-def _target(listing: Listing, to: Path | None) -> Path:
+def _target(listing: Mapping[str, Any], to: Path | None) -> Path:
     from paceline.contract.sweep.folder import SweepFolder
     from paceline.launch.run_folder import create_scratch
 
     if to is not None:
-        return to.absolute() / listing.key
-    scratch = runs.scratch_here()
-    folder = scratch.joinpath(*listing.run_path)
-    if len(listing.run_path) == 5 and SweepFolder(folder.parent.parent).spec.exists():
+        return to.absolute() / str(listing["key"])
+    scratch, run_path = runs.scratch_here(), str(listing["run_path"])
+    if not is_run_path(run_path):
+        raise EnvironmentProblem(
+            f"The run lies in a folder whose name is not that of a run: {listing['folder']}.",
+            hint="If you renamed or moved it, restore its path: PROJECT/EXPERIMENT/RUN-ID.",
+        )
+    folder = scratch / run_path
+    if run_path.count("/") == 4 and SweepFolder(folder.parent.parent).spec.exists():
         raise UsageError(
             f"{folder.parent.parent} is a sweep on this machine.",
             hint="Choose another folder with --to FOLDER.",
@@ -152,16 +158,18 @@ def _target(listing: Listing, to: Path | None) -> Path:
 
 
 def _describe(fetched: Fetched, what: str, cluster: str) -> int:
-    from paceline.ssh.fetch.contents import ALL, WEIGHTS
+    from paceline.ssh.fetch_list import ALL, WEIGHTS
 
-    listing, contents = fetched.listing, fetched.listing.contents
+    listing = fetched.listing
     for note in fetched.notes[:SHOWN_NOTES]:
         console.say_note(note)
     if len(fetched.notes) > SHOWN_NOTES:
         console.say_note(f"and {len(fetched.notes) - SHOWN_NOTES} more")
     files = f"{fetched.files} new or changed file{'s' * (fetched.files != 1)}"
     news = f"{files}, {show_size(fetched.size)}" if fetched.files else "nothing new"
-    print(console.printable(f"fetched {listing.key} ({listing.status}) from {cluster}: {news}"))
+    print(
+        console.printable(f"fetched {listing['key']} ({listing['status']}) from {cluster}: {news}")
+    )
     print(f"  folder  {console.printable(str(fetched.folder))}")
     if fetched.checkpoints:
         count = len(fetched.checkpoints)
@@ -170,15 +178,15 @@ def _describe(fetched: Fetched, what: str, cluster: str) -> int:
     if what != ALL and (left_there := _left_there(fetched)):
         left = ", ".join(f"{name} ({show_size(size)})" for name, size in sorted(left_there.items()))
         print(f"  left    {console.printable(left)}; --all fetches everything")
-    if contents.skipped:
+    if listing["skipped"]:
         print(
-            f"  links   {console.printable(_first(contents.skipped))}: not fetched, because they point outside the run"
+            f"  links   {console.printable(_first(listing['skipped']))}: not fetched, because they point outside the run"
             " folder"
         )
     if (
         what == WEIGHTS
         and not fetched.checkpoints
-        and not any(is_weights_file(each.name) for each in contents.files)
+        and not any(is_weights_file(row[0]) for row in listing["files"])
     ):
         console.say_problem(
             "The run has no complete checkpoint.",
@@ -189,29 +197,15 @@ def _describe(fetched: Fetched, what: str, cluster: str) -> int:
 
 
 def _left_there(fetched: Fetched) -> dict[str, int]:
-    """Return what is on the cluster alone, with its bytes. An earlier command may have fetched more than this one."""
+    """Return the bytes of what is on the cluster alone: an earlier command may have fetched more."""
     found: dict[str, int] = {}
-    contents = fetched.listing.contents
-    coming = [(file.name.split("/")[0], file.size) for file in contents.files]
-    for name, size in contents.left.items():
-        top, _, checkpoint = name.partition("/")
-        here = fetched.folder / name
-        if checkpoint and here.is_dir():
-            continue
-        if not checkpoint and _bytes(here) >= size + sum(
-            each for other, each in coming if other == top
-        ):
-            continue
-        shown = "older checkpoints" if checkpoint and fetched.checkpoints else top
-        found[shown] = found.get(shown, 0) + size
+    for name, size, *_ in fetched.listing["left"]:
+        top = name.partition("/")[0]
+        if not os.path.lexists(fetched.folder / name):
+            is_older = top == "checkpoints" and fetched.checkpoints
+            shown = "older checkpoints" if is_older else top
+            found[shown] = found.get(shown, 0) + size
     return found
-
-
-def _bytes(path: Path) -> int:
-    """Return what a file or a folder holds; -1 if there is none."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    sizes = [each.lstat().st_size for each in files if each.is_file() and not each.is_symlink()]
-    return sum(sizes) if sizes else -1
 
 
 def _name_missing(fetched: Fetched, cluster: str) -> int:
@@ -219,7 +213,7 @@ def _name_missing(fetched: Fetched, cluster: str) -> int:
     if not fetched.missing:
         return 0
     shown = _first([f"{name} ({reason})" for name, reason in fetched.missing.items()])
-    is_all = not fetched.notes and not fetched.listing.contents.skipped
+    is_all = not fetched.notes and not fetched.listing["skipped"]
     rest = (
         "Everything else that you asked for is here."
         if is_all

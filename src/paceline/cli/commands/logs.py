@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
-from paceline.cli.on_cluster import mirrored
+from paceline.cli import cluster_views, runs
 from paceline.cli.views.log_printer import LogPrinter, follow_until_over, has_several_logs
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.typed_command import to_type
@@ -25,7 +24,7 @@ from paceline.watch.run_status import newest_verdict
 
 ALL = "all"
 
-forwarded = mirrored.forwarded  # with --on
+forwarded = cluster_views.forwarded  # with --on
 
 
 def command(

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import console, runs, typer_options
+from paceline.cli import cluster_views, console, runs, typer_options
 from paceline.cli.json_output import print_json
-from paceline.cli.on_cluster import mirrored
 from paceline.cli.tables import fit, print_columns
 from paceline.cli.views.newest_rows import Row, read_newest
 from paceline.cli.views.ps_columns import COLOURS, Points, make_columns
@@ -26,7 +25,7 @@ from paceline.watch.run_status import STATUSES
 
 __all__ = ["COLOURS", "command"]
 
-forwarded = mirrored.forwarded  # with --on
+forwarded = cluster_views.forwarded  # with --on
 
 
 def command(

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import console, runs
-from paceline.cli.on_cluster import mirrored
+from paceline.cli import cluster_views, console, runs
 from paceline.cli.on_cluster.remote_output import describe
 from paceline.contract.files.size import show_size
 from paceline.contract.output_file import is_standard_output, write_output
@@ -16,7 +15,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import UsageError
 
-forwarded = mirrored.forwarded  # with --on
+forwarded = cluster_views.forwarded  # with --on
 
 
 def command(

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, runs, typer_options
+from paceline.cli import cluster_views, console, runs, typer_options
 from paceline.cli.json_output import print_json
-from paceline.cli.on_cluster import mirrored
 from paceline.cli.views.show_facts import asked_facts, command_facts, state_facts
 from paceline.cli.wrapped_text import wrap_command, wrap_text
 from paceline.contract.output_file import write_output
@@ -34,7 +33,7 @@ CYAN = "\033[36m"
 PICTURE_WIDTH = 80  # in a pipe
 MAX_PICTURE_WIDTH = 120
 
-forwarded = mirrored.forwarded  # with --on
+forwarded = cluster_views.forwarded  # with --on
 
 
 def command(

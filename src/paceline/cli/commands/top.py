@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import runs
-from paceline.cli.on_cluster import mirrored
+from paceline.cli import cluster_views, runs
 from paceline.errors import EnvironmentProblem, UsageError
 
-forwarded = mirrored.forwarded  # with --on
+forwarded = cluster_views.forwarded  # with --on
 
 
 def command(

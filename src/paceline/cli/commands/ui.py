@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import console, runs
-from paceline.cli.on_cluster import mirrored
+from paceline.cli import cluster_views, console, runs
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 NEEDED = ("starlette", "uvicorn", "plotly")
 LOOPBACK = ("127.0.0.1", "localhost")
 
-forwarded = mirrored.forwarded  # with --on
+forwarded = cluster_views.forwarded  # with --on
 
 
 def command(

@@ -164,7 +164,7 @@ def _chosen(on: str | None, config: str | None) -> list[str]:
     from paceline.spec.clusters import ProjectFile
     from paceline.watch import origin
 
-    if origin.shown() is not None:  # what shows a mirror runs here
+    if origin.shown() is not None:  # what shows a copy runs here
         return []
     name = (
         on

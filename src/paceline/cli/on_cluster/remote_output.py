@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli import console
-from paceline.cli.on_cluster import mirrored, on_cluster
+from paceline.cli.on_cluster import on_cluster
 from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.cli.transfer_progress import TransferProgress
 from paceline.contract.env import ON_CLUSTER
@@ -53,7 +53,9 @@ def forwarded(asked: Forwarded) -> int:
         code = _carry_out(Forwarded(asked.names, asked.key, line, asked.values), files)
         if code != 0:
             return code
-    return mirrored.report_sweep(asked, report)
+    from paceline.cli.cluster_views import report_sweep
+
+    return report_sweep(asked, report)
 
 
 def about_file(path: Path) -> Path | None:

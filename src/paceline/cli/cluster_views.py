@@ -1,0 +1,164 @@
+"""Commands with `--on` that show runs.
+
+`top`, `ui` and `report` show a copy of the runs here. The others run on the login node; without a
+connection, they show the copy too, with its age.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli import console, run_command, runs
+from paceline.cli.cluster_answer import ask, read_error
+from paceline.cli.on_cluster import on_cluster
+from paceline.cli.on_cluster.on_cluster import Forwarded
+from paceline.errors import UsageError
+from paceline.watch.origin import ClusterCopy, show, status
+
+if TYPE_CHECKING:
+    from paceline.spec.clusters import Cluster, ProjectFile
+    from paceline.ssh.connection import Connection
+    from paceline.ssh.run_copy import News
+
+SERVER = "view-server"  # the command on the login node that all this asks
+FOLLOW, ONCE, SWEEP, ACT = "follow", "once", "sweep", "act"
+
+
+def forwarded(asked: Forwarded) -> int:
+    """Show runs of the cluster that `--on` names."""
+    if len(asked.names) > 1 or asked.names[0] == on_cluster.ALL:
+        return on_cluster.forward_to_each(asked, forwarded)
+    from paceline.spec.clusters import find_cluster
+    from paceline.ssh.connection import Connection
+
+    project = on_cluster.find_project(asked)
+    cluster = find_cluster(asked.names[0], project)
+    copy = ClusterCopy(cluster.name, copy_folder(cluster, project), _actor(asked))
+    connection = Connection(cluster)
+    if not connection.is_open():
+        return _show_old(asked, copy, connection)
+    if asked.key in ("top", "ui"):
+        return _follow(asked, copy)
+    if asked.key == "report":
+        name = str(asked.values.get("name") or runs.LAST)
+        return _show_once(asked, [ONCE, name], asked.line)
+    return on_cluster.forward(asked)
+
+
+def report_sweep(asked: Forwarded, output: Path) -> int:
+    """Write the report of a sweep of the cluster that `--on` names, on this machine."""
+    name = str(asked.values.get("name") or runs.LAST)
+    return _show_once(asked, [SWEEP, name], ["report", name, "-o", str(output)])
+
+
+def copy_folder(cluster: Cluster, project: ProjectFile) -> Path:
+    """Return where the copy of a cluster's runs is. Each scratch folder there has its own."""
+    tables = [project.values.get("profiles", {}).get(cluster.name, {}), project.values]
+    settings = [table.get("project") for table in tables if isinstance(table, dict)]
+    found = (each.get("scratch") for each in settings if isinstance(each, dict))
+    about = json.dumps([cluster.name, cluster.host, str(next(filter(None, found), ""))])
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache, "paceline", "views", hashlib.sha256(about.encode()).hexdigest()[:16])
+
+
+def _follow(asked: Forwarded, copy: ClusterCopy) -> int:
+    from paceline.ssh.run_copy import Follower, remove_unused
+
+    remove_unused(copy.base.parent)
+    say = (lambda text: None) if asked.key == "top" else console.say_note
+    follower = Follower(copy.base, lambda: _stream(asked, [FOLLOW]), cluster=copy.cluster, say=say)
+    follower.begin()
+    with show(copy):
+        return run_command(asked.line)
+
+
+def _show_once(asked: Forwarded, question: list[str], line: Sequence[str]) -> int:
+    """Copy one run or sweep into a folder of its own, and show that."""
+    from paceline.ssh.run_copy import SOME, RunCopy
+
+    with tempfile.TemporaryDirectory(prefix="paceline-view-") as folder:
+        copy = RunCopy(Path(folder), log_bytes=SOME)
+        with _stream(asked, question) as (connection, lines):
+            for news in lines:
+                copy.apply(connection, news)
+        with show(ClusterCopy(asked.names[0], Path(folder), _actor(asked))):
+            return run_command(list(line))
+
+
+def _show_old(asked: Forwarded, copy: ClusterCopy, connection: Connection) -> int:
+    """Show what the copy has. Raises the problem if it has nothing, or waits for something."""
+    name = copy.cluster
+    if not copy.news()["here"] or asked.values.get("follow") or asked.key == "top":
+        raise connection.not_open()
+    from paceline.ssh.run_copy import RunCopy
+
+    if not copy.news()["problem"]:
+        RunCopy(copy.base).note(f"no connection to {name}")
+    with show(copy):
+        console.say_note(f"{status()}. To connect: paceline login {name}")
+        return run_command(asked.line)
+
+
+@contextmanager
+def _stream(asked: Forwarded, question: list[str]) -> Iterator[tuple[Connection, Iterator[News]]]:
+    """Ask the cluster for news of runs, and read them as they come."""
+    from paceline.ssh.run_copy import parse_lines
+
+    with on_cluster.converse(_asked(asked, question)) as talk:
+        yield talk.connection, parse_lines(talk.output)
+        code = talk.close()
+        if code and talk.connection.is_open():
+            raise read_error(talk.errors, code, asked.names[0])
+
+
+def _actor(asked: Forwarded) -> Any:
+    def act(verb: str, run: str) -> str:
+        """Do something to a run on the cluster; return what was done there."""
+        question = _asked(asked, [ACT, verb, run])
+        return str(ask(question, list(question.line))[1]["done"])
+
+    return act
+
+
+def _asked(asked: Forwarded, question: list[str]) -> Forwarded:
+    config = {"config": asked.values.get("config")}
+    return Forwarded(asked.names, SERVER.replace("-", "_"), [SERVER, *question], config)
+
+
+# -- the side of the cluster ---------------------------------------------------------------------
+
+
+def serve(args: Sequence[str]) -> int:
+    """Print news of runs, or do something to one: `follow`, `once RUN`, `act VERB RUN`."""
+    from paceline.ssh.run_list import print_news
+
+    kind, *rest = args or [""]
+    if kind == ACT:
+        from paceline.ui.web.run_actions import act
+
+        print(json.dumps({"done": act(runs.own(rest[1]), rest[0])}))
+    elif kind in (FOLLOW, ONCE, SWEEP):
+        named = _find(rest[0], is_sweep=kind == SWEEP) if rest else None
+        with suppress(BrokenPipeError):
+            print_news(runs.scratch_here(), named, follow=kind == FOLLOW)
+    else:
+        raise UsageError("This is started by commands with --on.")
+    return 0
+
+
+def _find(name: str, *, is_sweep: bool) -> Path:
+    if is_sweep:
+        from paceline.sweep.results import find_sweep
+
+        return find_sweep(name, runs.scratch_here()).path
+    try:
+        return runs.run_or_sweep(name).path
+    except UsageError:
+        return runs.named(name).path  # says what is wrong

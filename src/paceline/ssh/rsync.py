@@ -1,0 +1,183 @@
+"""Copy files to and from a login node: with rsync, or with tar where one side has no rsync.
+
+All that is not code goes this way: data, fetched runs, and the copies that views read. rsync gets
+only options that also the old one of macOS has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from paceline.errors import ConnectionProblem, EnvironmentProblem
+from paceline.ssh.connection import Connection
+from paceline.ssh.shell_text import word
+
+PARTIAL = ".paceline-partial"  # the folder of files that are not complete, next to where they go
+INCOMPLETE = (
+    23,
+    24,
+)  # exit codes of rsync if single files could not be copied, or have disappeared
+KEPT = "What has arrived is kept: the same command continues from there."
+# how rsync 3.5 says that it writes to no folder that a link outside of the target leads to
+REFUSED = ("Too many levels of symbolic links", "Invalid cross-device link")
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a copy has done, or would do."""
+
+    code: int
+    output: str = ""
+    errors: str = ""
+
+    @property
+    def files(self) -> int:
+        """How many files and links are new or have changed."""
+        return self._number("Number of (?:regular )?files transferred") + self._number(
+            "Number of created files.*link"
+        )
+
+    @property
+    def size(self) -> int:
+        """The bytes of these files."""
+        return self._number("Total transferred file size")
+
+    @property
+    def newer(self) -> list[str]:
+        """Files that are newer where they would go, and stay as they are."""
+        lines = self.output.splitlines()
+        return [line.removesuffix(" is newer") for line in lines if line.endswith(" is newer")]
+
+    def _number(self, what: str) -> int:
+        found = re.search(rf"^{what}: ([\d,.]+)", self.output, re.MULTILINE)
+        return int(re.sub(r"\D", "", found[1])) if found else 0
+
+
+@dataclass(frozen=True)
+class Route:
+    """A folder here and one on the login node. `rsync` is that program there; empty if it lacks one."""
+
+    connection: Connection
+    here: Path
+    there: str
+    rsync: str
+
+    def pull(self, names: Iterable[str], *, append: bool = False, progress: bool = False) -> Copied:
+        """Bring files here. With `append`, those that are here already only grow."""
+        options = ["--append"] if append else [f"--partial-dir={PARTIAL}"]
+        enter = f"cd {word(self.there)} && "
+        if not self._has_rsync():
+            pack = self.connection.command(f"{enter}exec tar -cf - --no-recursion --null -T -")
+            return self._check(_tar(names, pack, ["tar", "-xpf", "-", "-C", str(self.here)]))
+        ends = [self.connection.remote("./"), "./"]
+        return self._check(self._run(names, [*options, *_shown(progress), *ends], enter, progress))
+
+    def push(self, names: Iterable[str], *options: str, progress: bool = False) -> Copied:
+        """Send files, except those that are newer there."""
+        enter = f"mkdir -p {word(self.there)} && cd {word(self.there)} && "
+        if not self._has_rsync():
+            pack = ["tar", "-cf", "-", "-C", str(self.here), "--no-recursion", "--null", "-T", "-"]
+            unpack = self.connection.command(f"{enter}exec tar -xpf - --keep-newer-files")
+            return self._check(_tar(names, pack, unpack))
+        kept = ["--update", "--keep-dirlinks", f"--partial-dir={PARTIAL}", "--stats"]
+        ends = ["./", self.connection.remote("./")]
+        arguments = [*kept, *options, *_shown(progress), *ends]
+        return self._check(self._run(names, arguments, enter, progress))
+
+    def _has_rsync(self) -> bool:
+        return bool(self.rsync) and shutil.which("rsync") is not None
+
+    def _run(
+        self, names: Iterable[str], arguments: list[str], enter: str, progress: bool
+    ) -> Copied:
+        """Run rsync. Folders are entered by the shells, so no version of rsync has to quote them."""
+        always = ["--links", "--safe-links", "--perms", "--times", "--from0", "--files-from=-"]
+        path = f"--rsync-path={enter}{word(self.rsync)}"
+        with _listed(names) as source:
+            process = subprocess.Popen(
+                self.connection.rsync(*always, path, *arguments),
+                cwd=self.here,
+                stdin=source,
+                stdout=None if progress else subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                umask=0o077,
+            )
+            try:
+                output, errors = process.communicate()
+            except BaseException:
+                process.terminate()  # it moves what has arrived of a file to PARTIAL
+                process.wait()
+                raise
+        return Copied(process.returncode, os.fsdecode(output or b""), os.fsdecode(errors))
+
+    def _check(self, done: Copied) -> Copied:
+        """Raise an error for a copy that failed. Single files may be missing: `code` tells."""
+        name, errors = self.connection.cluster.name, done.errors
+        if done.code == 0:
+            return done
+        if "No space left" in errors or "quota" in errors.lower():
+            raise EnvironmentProblem(
+                f"The disk on {name} or of {self.here} is full, or your quota there.",
+                hint=f"Make room. {KEPT}",
+            )
+        if not self.connection.is_open():
+            raise ConnectionProblem(
+                f"The connection to {name} was lost.", hint=f"Type: paceline login {name}. {KEPT}"
+            )
+        if "is your shell clean" in errors:
+            raise EnvironmentProblem(
+                f"The login shell on {name} prints output, which breaks rsync.",
+                hint="Change ~/.bashrc there so that it prints only in interactive shells.",
+            )
+        said = first_line(errors)
+        if any(each in errors for each in REFUSED):
+            raise EnvironmentProblem(
+                f"On {name}, rsync does not follow a link: {said}.",
+                hint="Send that folder separately, and set --to to the target of the link.",
+            )
+        if done.code not in INCOMPLETE:
+            raise EnvironmentProblem(f"Files could not be copied: {said}.", hint=KEPT)
+        return done
+
+
+def first_line(errors: str) -> str:
+    """Return the first message of rsync, without control characters."""
+    lines = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", errors).splitlines()
+    return next((line.strip().rstrip(".") for line in lines if line.strip()), "it gave no reason")
+
+
+def _tar(names: Iterable[str], pack: list[str], unpack: list[str]) -> Copied:
+    with _listed(names) as source, tempfile.TemporaryFile() as errors:
+        packer = subprocess.Popen(pack, stdin=source, stdout=subprocess.PIPE, stderr=errors)
+        done = subprocess.run(unpack, stdin=packer.stdout, stderr=errors, umask=0o077, check=False)
+        assert packer.stdout is not None
+        packer.stdout.close()
+        code = packer.wait()
+        errors.seek(0)
+        # tar says 1 if a file has changed meanwhile, and 2 if it cannot be read
+        failed = done.returncode or (INCOMPLETE[0] if code in (1, 2) else code)
+        return Copied(failed, "", os.fsdecode(errors.read()))
+
+
+def _listed(names: Iterable[str]) -> IO[bytes]:
+    file = tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(b"".join(os.fsencode(name) + b"\0" for name in names))
+    file.seek(0)
+    return file
+
+
+def _shown(progress: bool) -> list[str]:
+    """Return the option to show one line for everything, where rsync here has it."""
+    if not progress:
+        return []
+    done = subprocess.run(["rsync", "--version"], capture_output=True, text=True, check=False)
+    is_old = re.search(r"rsync +version (2\.|3\.0)", done.stdout) or "openrsync" in done.stdout
+    return [] if is_old else ["--info=progress2"]

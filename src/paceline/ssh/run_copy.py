@@ -1,0 +1,189 @@
+"""Keep a copy of the newest runs of a cluster here, laid out like its scratch folder.
+
+The cluster says what has changed (`run_list`), and rsync brings it. One process at a time follows a
+copy; others that show it read what that one writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.files.foreign_records import read_object
+from paceline.contract.run_folder import write_atomically
+from paceline.contract.run_path import is_run_path
+from paceline.errors import ConnectionProblem, EnvironmentProblem, PacelineError
+from paceline.ssh.connection import Connection
+from paceline.ssh.rsync import Route
+from paceline.ssh.run_list import VIEWED, Files, is_growing
+from paceline.watch.log_file import skipped_path
+from paceline.watch.origin import NEWS, STATES
+
+FILES = "files.json"  # what the copy has, as the cluster listed it
+LITTLE, SOME = 256 << 10, 4 << 20  # bytes of each log that come at first
+PAUSES = (1.0, 30.0)  # seconds between tries to connect again: at first, and at most
+UNUSED = 90 * 86_400.0  # seconds without news after which a copy is removed
+
+News = Mapping[str, Any]
+Stream = Callable[[], AbstractContextManager[tuple[Connection, Iterator[News]]]]
+
+
+class RunCopy:
+    """A folder with the copy, and what is known about it."""
+
+    def __init__(self, base: Path, *, log_bytes: int = LITTLE) -> None:
+        self.base, self.folder, self._log_bytes = base, base / "runs", log_bytes
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(base, 0o700)
+        self._files: dict[str, Files] = _read(base / FILES)
+        self._jobs: dict[str, Any] = {}
+
+    def apply(self, connection: Connection, news: News) -> None:
+        """Bring what has changed, and remove runs that are gone or no longer listed."""
+        runs = [run for run in news["runs"] if is_run_path(run)]
+        listed = {run: files for run, files in news["files"].items() if is_run_path(run)}
+        growing, records = list[str](), list[str]()
+        for run, files in listed.items():
+            before = self._files.get(run, {})
+            for path, row in files.items():
+                if VIEWED.fullmatch(path) and before.get(path) != row:
+                    is_log = is_growing(path)
+                    (growing if is_log else records).append(f"{run}/{path}")
+                    if is_log:
+                        self._prepare(self.folder / run / path, before.get(path), row)
+            for path in before.keys() - files.keys():
+                (self.folder / run / path).unlink(missing_ok=True)
+        route = Route(connection, self.folder, str(news["scratch"]), str(news["rsync"]))
+        if growing:
+            route.pull(growing, append=True)
+        if records:  # verdicts come after what was written before them
+            route.pull(records)
+        gone = [run for run in self._files if run not in runs]
+        for run in gone:
+            shutil.rmtree(self.folder / run, ignore_errors=True)
+        self._files = {run: files for run, files in self._files.items() if run in runs} | listed
+        if listed or gone:
+            self._write(FILES, self._files)
+        self._jobs |= news["jobs"]
+        self._write(STATES, {"jobs": self._jobs, **_only(news, "problem", "hint")})
+        self.hear(there=news["time"], scratch=news["scratch"])
+
+    def hear(self, **about: Any) -> None:
+        """Note that the cluster has just been heard of."""
+        self._write(NEWS, {**about, "here": time.time(), "problem": ""})
+
+    def note(self, problem: str) -> None:
+        """Note why nothing new comes."""
+        self._write(NEWS, {**_read(self.base / NEWS), "problem": problem})
+
+    def _prepare(self, path: Path, before: Any, row: list[int]) -> None:
+        """Let a file grow from where it ends here. A new log begins with a hole."""
+        size, _, inode = row
+        is_same = before is not None and before[2] == inode and path.exists()
+        if is_same and path.stat().st_size <= size:
+            return
+        path.unlink(missing_ok=True)
+        skipped_path(path).unlink(missing_ok=True)
+        hole = size - self._log_bytes
+        if path.suffix == ".log" and hole > 0:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            skipped_path(path).write_text(str(hole), encoding="ascii")
+            with open(path, "wb") as file:
+                file.truncate(hole)
+
+    def _write(self, name: str, table: Mapping[str, Any]) -> None:
+        write_atomically(self.base / name, json.dumps(table), mode=0o600)
+
+
+class Follower(threading.Thread):
+    """Follows runs in the background, and connects again after the connection was lost.
+
+    `say` gets a line when that happens, and when it is back.
+    """
+
+    def __init__(self, base: Path, stream: Stream, *, cluster: str, say: Callable[[str], None]):
+        super().__init__(name="paceline-follower", daemon=True)
+        self._base, self._stream, self._cluster, self._say = base, stream, cluster, say
+        self._ready = threading.Event()
+        self._problem: PacelineError | None = None
+
+    def begin(self) -> None:
+        """Start, and wait until the first news have come. Raises what prevents that."""
+        self.start()
+        self._ready.wait()
+        if self._problem is not None:
+            raise self._problem
+
+    def run(self) -> None:
+        self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(self._base / "follower", "w", encoding="ascii") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self._ready.set()  # another process follows: this one takes over when it ends
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            copy, pause = RunCopy(self._base), PAUSES[0]
+            while True:
+                try:
+                    with self._stream() as (connection, lines):
+                        for news in lines:
+                            copy.apply(connection, news)
+                            if self._ready.is_set() and pause > PAUSES[0]:
+                                self._say(f"connected to {self._cluster} again")
+                            pause = PAUSES[0]
+                            self._ready.set()
+                    raise ConnectionProblem(f"no connection to {self._cluster}")
+                except (PacelineError, OSError) as error:
+                    problem = error if isinstance(error, PacelineError) else _explain(error)
+                    if not self._ready.is_set():
+                        self._problem = problem
+                        self._ready.set()
+                        return
+                    said = f"no connection to {self._cluster} since {time.strftime('%H:%M')}"
+                    is_lost = isinstance(problem, ConnectionProblem)
+                    if pause == PAUSES[0]:
+                        copy.note(said if is_lost else problem.message.rstrip("."))
+                        self._say(f"{said}. To connect: paceline login {self._cluster}")
+                pause = min(2 * pause, PAUSES[1])
+                time.sleep(pause)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove copies of clusters that nobody has watched for long. All of it can come again."""
+    for base in folder.glob("*"):
+        try:
+            if time.time() - (base / NEWS).stat().st_mtime > UNUSED:
+                shutil.rmtree(base, ignore_errors=True)
+        except OSError:  # there is none yet
+            continue
+
+
+def _explain(error: OSError) -> EnvironmentProblem:
+    reason = error.strerror or str(error)
+    return EnvironmentProblem(f"The copy of the runs cannot be written: {reason}.")
+
+
+def _only(table: News, *names: str) -> dict[str, Any]:
+    return {name: table[name] for name in names}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(read_object(path))
+    except (OSError, ValueError):
+        return {}
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[News]:
+    """Yield the news that a cluster prints, one object in each line."""
+    for line in lines:
+        if line.endswith(b"\n"):
+            yield json.loads(line)
