@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.watch.details import STATES
-from paceline.watch.origin import NEWS, ClusterCopy
+from paceline.watch.origin import NEWS, STATES, ClusterCopy
 
 
 def copy_of_run(
