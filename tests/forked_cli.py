@@ -28,7 +28,7 @@ from typing import Any
 from paceline.__main__ import __file__ as main_file
 from paceline.__main__ import main
 from paceline.cli import command_table
-from paceline.contract.processes import process
+from paceline.contract import process
 
 Completed = subprocess.CompletedProcess[str]
 ROOT = Path(__file__).parent.parent

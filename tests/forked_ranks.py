@@ -27,7 +27,7 @@ def _be_a_rank(
     os.environ.update(variables)
     import torch
 
-    from paceline.contract.processes import clean_exit
+    from paceline.contract import clean_exit
 
     torch.set_num_threads(1)
     # for data-loader workers; this server has set its own

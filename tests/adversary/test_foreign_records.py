@@ -21,7 +21,7 @@ from paceline.contract.files.foreign_records import (
     read_bounded,
     read_objects,
 )
-from paceline.contract.fitness.measurement import Measurement
+from paceline.contract.fitness import Measurement
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder

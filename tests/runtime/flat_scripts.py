@@ -16,7 +16,7 @@ import threading
 import torch
 
 import tests.preloaded  # noqa: F401 - before the forks, as it takes long
-from paceline.contract.processes import clean_exit
+from paceline.contract import clean_exit
 from tests.ports import free_port
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.contract.processes.probe_answer import NodeAnswer
+from paceline.contract.probe_answer import NodeAnswer
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states.meanings import JobState
 from paceline.watch import silence

@@ -30,9 +30,9 @@ from paceline.agent.workers import fork_safety
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch, StartedRanks
 from paceline.contract.claims import find_successor
+from paceline.contract.framework_presets import Preset
 from paceline.contract.jsonl import EventWriter
 from paceline.contract.run_folder import JobStartFolder, RunFolder
-from paceline.contract.stop.framework_presets import Preset
 from paceline.contract.verdict import DONE, FAILED
 
 TICK = 0.25  # seconds between checks of what cannot wake the loop

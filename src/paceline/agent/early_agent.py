@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from paceline.contract.processes.process import die_with_parent
+from paceline.contract.process import die_with_parent
 
 # What an agent imports until its ranks start; most of it only when it is needed, but here nobody
 # waits for it.

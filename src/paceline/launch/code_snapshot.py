@@ -17,13 +17,13 @@ from pathlib import Path
 
 from paceline.contract.files.sent_code import read_sent_code
 from paceline.contract.files.size import show_size
-from paceline.contract.files.sparse import data_size
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.run_path import is_fetched
 from paceline.errors import EnvironmentProblem
 from paceline.launch.code_store import BYTECODE, store_code
 from paceline.launch.secrets.file_names import is_secret, matches
 from paceline.spec.load import repository_root
+from paceline.staging.sparse import data_size
 
 MAX_FILES = 20_000
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.files.shared_folders import open_without_waiting
-from paceline.contract.files.sparse import copy_data, data_blocks
 from paceline.errors import EnvironmentProblem
+from paceline.staging.sparse import copy_data, data_blocks
 
 FILE, PROGRAM, LINK = "file", "program", "link"
 BYTECODE = "__pycache__"  # Python adds it to copies

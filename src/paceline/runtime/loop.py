@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
-from paceline.contract.processes import process
+from paceline.contract import process
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.data.sample_assignment import MicroBatch

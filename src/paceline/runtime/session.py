@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from paceline.contract import process
 from paceline.contract.heartbeat_file import FINISHED, SAVED_AND_STOPPED
-from paceline.contract.processes import process
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import UsageError

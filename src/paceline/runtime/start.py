@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
 
-from paceline.contract.processes import process
+from paceline.contract import process
 from paceline.errors import UsageError
 from paceline.runtime.console import note
 from paceline.runtime.run import Run

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from paceline.contract.env import MAX_BYTES, is_owned, is_too_large
-from paceline.contract.processes.warm import DEFAULT_WARM
+from paceline.contract.framework_presets import SIGNALS
+from paceline.contract.process import DEFAULT_WARM
 from paceline.contract.redaction import redact_text
-from paceline.contract.stop.framework_presets import SIGNALS
 from paceline.spec.quantities import (
     parse_mebibytes,
     parse_seconds,

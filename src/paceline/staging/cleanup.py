@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.contract.files.shared_folders import find_own_folder, make_own_folder
 from paceline.contract.launcher_variables import slurm_query_environment
-from paceline.contract.processes.process import pid_namespace, process_start
+from paceline.contract.process import pid_namespace, process_start
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem
 from paceline.staging.cache import CachedItem, cached_items

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.contract.files.size import show_size
-from paceline.contract.files.sparse import data_ranges
 from paceline.errors import EnvironmentProblem
 from paceline.staging.manifest import GROUP_FILES, SMALL, FileEntry, Manifest, join
+from paceline.staging.sparse import data_ranges
 
 PIECE = 64 << 20  # bytes of a large file that one thread copies at a time
 CHUNK = 1 << 20  # bytes that are read at once

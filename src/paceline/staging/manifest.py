@@ -15,8 +15,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.contract.files.sparse import data_size
 from paceline.errors import EnvironmentProblem
+from paceline.staging.sparse import data_size
 
 SMALL = 256 * 1024  # files up to this size are packed: opening them costs more than reading them
 MIN_PACKED_FILES = 64  # fewer small files than this are copied one by one

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from paceline.contract.files.sparse import copy_data
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.errors import LaunchError
+from paceline.staging.sparse import copy_data
 
 BYTECODE = "__pycache__"
 PARTIAL = ".paceline-partial"  # a copy that is not complete; the next start completes it

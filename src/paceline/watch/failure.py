@@ -11,7 +11,7 @@ from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.foreign_records import Fields, keep_valid, read_object, read_tail
 from paceline.contract.files.grant_file import needs_grant
-from paceline.contract.processes.process import describe_exit
+from paceline.contract.process import describe_exit
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
 from paceline.contract.sweep.folder import TrialFolder

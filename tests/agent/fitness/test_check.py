@@ -14,8 +14,7 @@ import pytest
 from paceline.agent.fitness import check
 from paceline.agent.fitness.check import FitnessCheck
 from paceline.agent.health.cgroup import CpuQuota
-from paceline.contract.fitness.judgement import Judgement
-from paceline.contract.fitness.measurement import Measurement
+from paceline.contract.fitness import Judgement, Measurement
 from paceline.contract.run_folder import RunFolder
 
 

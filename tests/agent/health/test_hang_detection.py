@@ -24,7 +24,7 @@ from paceline.agent.health.hang_detection import (
 )
 from paceline.agent.health.heartbeat import Heartbeats
 from paceline.contract.heartbeat_file import ABSENT, FINISHED, READY, RUNNING, SAVED_AND_STOPPED
-from paceline.contract.processes.stacks import Frame, Stack
+from paceline.contract.stacks import Frame, Stack
 
 # each rank's (state, step, age) with a timeout of 10 s -> the stuck ranks, or None
 TABLE: dict[str, tuple[list[tuple[int, int, float]], list[int] | None]] = {

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.agent.probe import motion, node_probe
 from paceline.contract.heartbeat_file import READY
-from paceline.contract.processes.stacks import read_stack
+from paceline.contract.stacks import read_stack
 from tests.agent.conftest import Launch
 
 SLEEPS = """\

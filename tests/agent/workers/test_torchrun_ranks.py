@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.python_command import python_command
 from paceline.agent.rank_termination import Termination
 from paceline.agent.workers.torchrun_ranks import TorchrunRanks
-from paceline.contract.processes.python_command import python_command
 
 
 def test_a_torchrun_that_waits_for_another_node_is_ended() -> None:

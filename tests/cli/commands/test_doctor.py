@@ -15,8 +15,7 @@ from paceline.cli import dispatch
 from paceline.cli.commands.doctor import command, measure_nodes, names_a_run, report
 from paceline.cli.parser import single_command
 from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
-from paceline.contract.fitness.judgement import Judgement
-from paceline.contract.fitness.measurement import Measurement
+from paceline.contract.fitness import Judgement, Measurement
 from paceline.contract.run_folder import RunFolder
 from paceline.errors import ClusterError, NotConfigured
 from paceline.launch.checks import machine

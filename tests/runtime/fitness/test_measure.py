@@ -9,7 +9,7 @@ import socket
 import pytest
 import torch
 
-from paceline.contract.fitness.measurement import Measurement
+from paceline.contract.fitness import Measurement
 from paceline.runtime.distributed.identity import read_identity
 from paceline.runtime.fitness import measure
 from tests.forked_ranks import Ranks

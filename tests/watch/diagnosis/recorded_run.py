@@ -12,7 +12,7 @@ from typing import Any
 from paceline.contract.findings import GOOD, Finding
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.processes.probe_answer import NodeAnswer
+from paceline.contract.probe_answer import NodeAnswer
 from paceline.contract.run_folder import RunFolder
 from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.diagnosis.diagnosis import diagnose

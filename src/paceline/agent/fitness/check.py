@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.agent.health.cgroup import CpuQuota, cpu_quota
+from paceline.agent.python_command import DROP_CWD_FROM_PATH
 from paceline.agent.rendezvous.connected_agents import Rendezvous
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.started_ranks import Launch
 from paceline.contract import env
 from paceline.contract.files.foreign_records import make, read_object
-from paceline.contract.fitness.judgement import Judgement, judge
-from paceline.contract.fitness.measurement import Measurement
-from paceline.contract.processes.python_command import DROP_CWD_FROM_PATH
+from paceline.contract.fitness import Judgement, Measurement, judge
 from paceline.contract.run_folder import RunFolder, write_atomically
 
 TIME_LIMIT = 30.0  # seconds for all of it

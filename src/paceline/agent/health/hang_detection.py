@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.contract.heartbeat_file import READY, RUNNING
-from paceline.contract.processes.stacks import Stack
+from paceline.contract.stacks import Stack
 
 REPORT_INTERVAL = 1.0  # seconds between the reports that a member sends to the head agent
 REPORT = "heartbeats"  # the kind of such a message

@@ -21,7 +21,7 @@ from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Launch, StartedRanks
 from paceline.contract.heartbeat_file import READY
-from paceline.contract.processes.stacks import Stack, read_stack
+from paceline.contract.stacks import Stack, read_stack
 
 STACKS_TIMEOUT = 2.0  # seconds for hung ranks to write their stacks
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.files.shared_folders import make_own_folder, open_own_file
+from paceline.contract.framework_presets import PRESETS, Preset
 from paceline.contract.heartbeat_file import (
     AT_STEPS,
     COORDINATED,
@@ -41,7 +42,6 @@ from paceline.contract.heartbeat_file import (
     unsaved_offset,
     writes_stacks_offset,
 )
-from paceline.contract.stop.framework_presets import PRESETS, Preset
 
 PREFIX = "heartbeat-"
 MEMORY = "/dev/shm"

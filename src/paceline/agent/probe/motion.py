@@ -15,8 +15,8 @@ from paceline.agent.health.activity import BUSY_CPU, BUSY_IO
 from paceline.agent.health.process_usage import tree_usage
 from paceline.agent.workers import process_tree
 from paceline.contract.heartbeat_file import READY
-from paceline.contract.processes.stacks import Stack, read_stack
 from paceline.contract.run_folder import AttemptFolder
+from paceline.contract.stacks import Stack, read_stack
 
 if TYPE_CHECKING:
     from paceline.agent.probe.node_probe import Rank

@@ -25,7 +25,7 @@ from paceline.agent.probe import motion
 from paceline.agent.rendezvous import network
 from paceline.contract.files.foreign_records import read_objects
 from paceline.contract.heartbeat_file import READY, RUNNING
-from paceline.contract.processes.probe_answer import MARK, STACKS
+from paceline.contract.probe_answer import MARK, STACKS
 from paceline.contract.run_folder import RunFolder
 
 SLOW_START = 10.0  # seconds before the first step after which stacks are of interest

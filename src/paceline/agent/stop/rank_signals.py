@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Mapping
 from paceline.agent.health.heartbeat import Heartbeat, Heartbeats
 from paceline.agent.workers import fork_safety, process_tree
 from paceline.agent.workers.started_ranks import Launch, StartedRanks
+from paceline.contract import script_text
+from paceline.contract.framework_presets import PLAIN_SIGNAL, Preset
 from paceline.contract.heartbeat_file import READY, RUNNING, SAVED_AND_STOPPED
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.stop import script_text
-from paceline.contract.stop.framework_presets import PLAIN_SIGNAL, Preset
 
 LOST = "without a session it cannot save: progress since the script's own last checkpoint is lost"
 MARGIN = 10.0  # seconds before the time limit, to write the verdict and requeue the job

@@ -30,12 +30,11 @@ from paceline.agent.workers.coordination_probe import CoordinationProbe
 from paceline.agent.workers.store_listener import wait_for_store
 from paceline.agent.workers.variables.rank_variables import REMOVED
 from paceline.agent.workers.zygote.start import THREADS, parse_thread_count
-from paceline.contract import env
+from paceline.contract import clean_exit, env, process
 from paceline.contract.heartbeat_file import SAVED_AND_STOPPED, ScriptEnd
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.processes import clean_exit, process
-from paceline.contract.processes.stack_signal import write_stacks_on_signal
 from paceline.contract.run_folder import AttemptFolder, RunFolder, write_atomically
+from paceline.contract.stacks import write_stacks_on_signal
 
 _AGENT_PACKAGE = "paceline.agent."
 WORKING_DIRECTORY_TIMEOUT = 30.0

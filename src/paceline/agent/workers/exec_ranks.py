@@ -8,11 +8,11 @@ import os
 import subprocess
 import time
 
+from paceline.agent.python_command import python_command
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch, kill_descendants
 from paceline.agent.workers.zygote.start import cannot_start
 from paceline.contract import env
-from paceline.contract.processes.python_command import python_command
 
 
 class ExecRanks:

@@ -11,7 +11,7 @@ import os
 import sys
 
 from paceline.agent.workers.variables.early_variables import is_read_at_import
-from paceline.contract.stop import script_text
+from paceline.contract import script_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # a zygote must start fast

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.contract.processes.process import prctl
+from paceline.contract.process import prctl
 
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36

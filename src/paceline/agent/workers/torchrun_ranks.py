@@ -10,14 +10,14 @@ import subprocess
 import time
 
 from paceline.agent.health.heartbeat import Heartbeats
+from paceline.agent.python_command import python_command
 from paceline.agent.workers import process_tree
 from paceline.agent.workers.output import OutputCapture
 from paceline.agent.workers.started_ranks import Exit, Launch, kill_descendants
 from paceline.agent.workers.zygote.start import cannot_start
 from paceline.contract import env
 from paceline.contract.heartbeat_file import FINISHED, RUNNING, SAVED_AND_STOPPED
-from paceline.contract.processes.process import die_with_parent
-from paceline.contract.processes.python_command import python_command
+from paceline.contract.process import die_with_parent
 
 TORCHRUN = -1  # the "rank" of torchrun's own output, which goes to the node's log
 # torchrun reports the exit codes of its ranks only in its failure summary.

@@ -19,7 +19,7 @@ from paceline.spec import Program
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES
 
 if TYPE_CHECKING:
-    from paceline.contract.processes.probe_answer import NodeAnswer
+    from paceline.contract.probe_answer import NodeAnswer
     from paceline.contract.run_folder import RunFolder
     from paceline.launch.probes.allocation_probe import Answers
     from paceline.watch.records import Record
@@ -136,7 +136,7 @@ def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
     from paceline.contract.files.file_owner import is_own_folder
     from paceline.contract.hostlist import expand
     from paceline.contract.launch_spec import LaunchSpec
-    from paceline.contract.processes.probe_answer import NodeAnswer
+    from paceline.contract.probe_answer import NodeAnswer
     from paceline.launch.probes.live_probe import probe_here, probe_job
 
     if record.status != "running" or not is_own_folder(record.folder.path):

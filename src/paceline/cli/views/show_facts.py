@@ -8,9 +8,9 @@ from typing import Any
 
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.score import find_best
+from paceline.contract.framework_presets import PRESETS, describe_contract
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import command_line
-from paceline.contract.stop.framework_presets import PRESETS, describe_contract
 from paceline.contract.typed_command import type_again
 from paceline.contract.verdict import FAILED, STOPPED_EXIT
 from paceline.slurm.sbatch import known_jobs

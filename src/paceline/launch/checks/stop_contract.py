@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.contract.stop.framework_presets import describe_contract
-from paceline.contract.stop.script_text import find_preset, opens_session, read_sources
+from paceline.contract.framework_presets import describe_contract
+from paceline.contract.script_text import find_preset, opens_session, read_sources
 from paceline.spec import Job
 
 

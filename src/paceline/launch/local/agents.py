@@ -15,7 +15,7 @@ from types import FrameType
 from paceline.agent.workers.zygote.prestart import Prestarted
 from paceline.contract import env
 from paceline.contract.claims import local_job_start_name, record_processes
-from paceline.contract.processes.process import die_with_parent, is_open
+from paceline.contract.process import die_with_parent, is_open
 from paceline.contract.verdict import RESTART_EXIT
 from paceline.errors import LaunchError
 from paceline.launch.plan.local import AgentCommand, LocalPlan

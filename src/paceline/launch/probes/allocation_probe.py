@@ -13,10 +13,10 @@ from typing import Any
 import paceline
 from paceline.contract import env
 from paceline.contract.files.foreign_records import make, parse_object
-from paceline.contract.fitness.measurement import LINE, Measurement
+from paceline.contract.fitness import LINE, Measurement
 from paceline.contract.gpus import visible_devices
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.processes.probe_answer import MARK
+from paceline.contract.probe_answer import MARK
 from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder
 from paceline.launch.plan.interactive_shell import PIPED

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from paceline.contract import env
 from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.processes.probe_answer import MARK, STACKS, NodeAnswer
+from paceline.contract.probe_answer import MARK, STACKS, NodeAnswer
 from paceline.contract.quote import command_line
 from paceline.contract.run_folder import RunFolder
 from paceline.launch.plan.interactive_shell import PIPED, setup_from_run

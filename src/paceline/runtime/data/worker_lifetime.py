@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils import signal_handling
 
-from paceline.contract.processes.process import die_with_parent
+from paceline.contract.process import die_with_parent
 
 SHUTDOWN_TIMEOUT = 3.0  # seconds for all workers together to exit on their own
 # and before their first batch: spawned ones import torch for seconds before they listen

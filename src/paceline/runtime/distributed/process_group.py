@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.contract import clean_exit
 from paceline.contract.hostlist import expand
-from paceline.contract.processes import clean_exit
 from paceline.errors import EnvironmentProblem, RunError
 from paceline.runtime.console import note
 from paceline.runtime.distributed.identity import Identity

@@ -19,9 +19,9 @@ from typing import Any
 
 from paceline.contract import env
 from paceline.contract.heartbeat_file import READY, ScriptEnd
-from paceline.contract.processes.process import describe_exit, die_with_parent
-from paceline.contract.processes.stack_signal import write_stacks_on_signal
+from paceline.contract.process import describe_exit, die_with_parent
 from paceline.contract.run_folder import AttemptFolder, write_atomically
+from paceline.contract.stacks import write_stacks_on_signal
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.launch_context import LaunchContext
 from paceline.runtime.step_boundary.heartbeat import Heartbeat

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.contract import env
-from paceline.contract.fitness.measurement import LINE, Measurement
+from paceline.contract.fitness import LINE, Measurement
 from paceline.runtime.distributed.device import choose_device
 from paceline.runtime.distributed.device_context import DeviceContext
 from paceline.runtime.distributed.identity import Identity, read_identity

@@ -20,9 +20,9 @@ from paceline.contract.files.foreign_records import read_tail as read_end
 from paceline.contract.findings import GOOD, Finding
 from paceline.contract.hostlist import expand
 from paceline.contract.launch_spec import LaunchSpec
-from paceline.contract.processes.probe_answer import NodeAnswer
-from paceline.contract.processes.stacks import Stack, read_stack
+from paceline.contract.probe_answer import NodeAnswer
 from paceline.contract.run_folder import AttemptFolder, RunFolder
+from paceline.contract.stacks import Stack, read_stack
 from paceline.contract.verdict import DONE
 from paceline.errors import UsageError
 from paceline.watch.failure import read_failure

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
-from paceline.contract.processes.probe_answer import NodeAnswer
+from paceline.contract.probe_answer import NodeAnswer
 from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, FAILED
 from paceline.spec.quantities import show_seconds

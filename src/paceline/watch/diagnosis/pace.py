@@ -7,8 +7,13 @@ from statistics import median
 
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
-from paceline.contract.fitness.judgement import Judgement, expected_between, expected_within, judge
-from paceline.contract.fitness.measurement import Measurement
+from paceline.contract.fitness import (
+    Judgement,
+    Measurement,
+    expected_between,
+    expected_within,
+    judge,
+)
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.watch.diagnosis.evidence import Evidence
 from paceline.watch.diagnosis.resources import saturated

@@ -21,7 +21,7 @@ from paceline.agent.workers.warm.conditions import difference, read_conditions
 from paceline.agent.workers.zygote.messages import MessageSocket
 from paceline.agent.workers.zygote.prestart import guess
 from paceline.agent.workers.zygote.start import ZygoteOptions
-from paceline.contract.processes.warm import DEFAULT_WARM
+from paceline.contract.process import DEFAULT_WARM
 from tests.agent.conftest import is_alive, until
 from tests.fake_torch import FAKE_TORCH
 

@@ -10,7 +10,7 @@ from paceline.agent.workers.warm.conditions import read_conditions
 from paceline.agent.workers.warm.socket_folder import NAME, SocketFolder, process_of, socket_name
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
-from paceline.contract.processes.process import is_open
+from paceline.contract.process import is_open
 
 TYPE_CHECKING = False  # `paceline run` asks before it has imported anything
 if TYPE_CHECKING:

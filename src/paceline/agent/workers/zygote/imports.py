@@ -12,7 +12,7 @@ from paceline.agent.workers import fork_safety
 from paceline.agent.workers.variables.import_reads import record_reads
 from paceline.agent.workers.variables.rank_variables import thread_variables
 from paceline.agent.workers.zygote.start import ZygoteOptions
-from paceline.contract.stop import script_text
+from paceline.contract import script_text
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 
+from paceline.agent.python_command import python_command
 from paceline.agent.workers.variables.early_variables import early_variables
 from paceline.agent.workers.warm.conditions import reason_to_start_cold
 from paceline.agent.workers.zygote.start import (
@@ -22,8 +23,7 @@ from paceline.agent.workers.zygote.start import (
     start_zygote,
 )
 from paceline.contract.gpus import visible_devices
-from paceline.contract.processes.python_command import python_command
-from paceline.contract.processes.warm import DEFAULT_WARM
+from paceline.contract.process import DEFAULT_WARM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

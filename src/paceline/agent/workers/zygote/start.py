@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from paceline.contract.processes.python_command import python_command
+from paceline.agent.python_command import python_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from paceline.agent.workers.warm.server import stay_warm
 from paceline.agent.workers.zygote.imports import import_modules, shared_modules
 from paceline.agent.workers.zygote.messages import ConnectionClosed, MessageSocket
 from paceline.agent.workers.zygote.start import ZygoteOptions
-from paceline.contract.processes import clean_exit, process
+from paceline.contract import clean_exit, process
 
 # A scheduler may signal every process of a step, but only the agent decides what a signal means.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)

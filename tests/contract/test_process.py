@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from paceline.contract.processes.process import is_open
+from paceline.contract.process import is_open
 
 
 def test_a_closed_descriptor_is_not_open() -> None:

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.contract.fitness.judgement import judge
-from paceline.contract.fitness.measurement import Measurement
+from paceline.contract.fitness import Measurement, judge
 
 
 def nodes(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline.contract.stop.framework_presets import PRESETS, Preset
+from paceline.contract.framework_presets import PRESETS, Preset
 
 MAX_FILES = 200  # that are read of one project
 

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# seconds for which a process that keeps torch imported stays unused: `warm = true` in [launch]
+DEFAULT_WARM = 600
+
 _PR_SET_PDEATHSIG = 1
 
 # what a rank's program has ended with; None while it runs, and in other processes

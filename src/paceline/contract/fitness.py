@@ -1,4 +1,4 @@
-"""Which node the measurements show to be slow. Pure: measurements go in, judgements come out.
+"""How fit a node is: what a rank measures in a few seconds, and which node that shows to be slow.
 
 A node is compared with the others, never with a data sheet: only the comparison says that a node is
 the odd one out. What a link type should give is a hint, with a wide margin.
@@ -8,10 +8,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
-from paceline.contract.fitness.measurement import Measurement
+# begins the line that a rank prints instead, if the variable `env.FITNESS` is not set
+LINE = "paceline-fitness "
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One rank's numbers; 0 where it has none. Speeds of links are in GB/s, of all-reduces as bus
+    bandwidth.
+    """
+
+    rank: int
+    host: str
+    node: int
+    device: str  # "cpu", or the GPU's name
+    tflops: float = 0.0  # of a matrix product; on a CPU per second of its own CPU time
+    within: float = 0.0  # all-reduce among the ranks of the node
+    between: float = 0.0  # all-reduce among the first ranks of all nodes
+    # exchange with the first rank of another node, by its number
+    pairs: dict[str, float] = field(default_factory=dict)
+    interface: str = ""  # over which nodes are connected
+    interface_speed: float = 0.0  # GB/s, as its driver reports it
+    fabric: str = ""  # such as "400 Gb/sec (4X NDR)"
+    fabric_speed: float = 0.0  # GB/s of all InfiniBand ports
+    backend: str = ""
+    complete: bool = False  # all of it was measured
+    error: str = ""  # why the rest was not
+
 
 SLOW_CPU = 0.6  # of the typical speed of a core, by its own CPU time: frequencies vary
 SLOW_GPU = 0.75  # of the typical speed of a GPU

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.contract.processes.stacks import read_crash
+from paceline.contract.stacks import read_crash
 
 CRASH = """step 7
 Fatal Python error: Segmentation fault

@@ -30,7 +30,7 @@ def fail(rank):
 
 if __name__ == "__main__":
     method, folder = sys.argv[1:]
-    from paceline.contract.processes import clean_exit
+    from paceline.contract import clean_exit
     assert "torch" not in sys.modules
     clean_exit.protect_ranks()
     if method == "wrapped finders":  # as import profilers do
@@ -115,7 +115,7 @@ def test_two_threads_may_import_the_package_at_once(tmp_path: Path) -> None:
     (tmp_path / "package" / "inner.py").write_text("")
     text = """
         import sys, threading, time
-        from paceline.contract.processes.clean_exit import _when_imported
+        from paceline.contract.clean_exit import _when_imported
         found = []
         _when_imported("package.inner", found.append)
         whole = threading.Thread(target=__import__, args=("package",))

@@ -1,1 +1,0 @@
-"""How fit a node is: what its ranks measure, and which node that shows to be slow."""

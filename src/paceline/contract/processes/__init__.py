@@ -1,1 +1,0 @@
-"""Processes: how they begin, recognize each other and end."""
