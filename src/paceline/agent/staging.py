@@ -5,6 +5,7 @@ all.
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,10 @@ from paceline.contract.claims import claim_number
 from paceline.contract.files.shared_folders import find_own_folder, own_folder_name
 from paceline.errors import LaunchError, PacelineError
 from paceline.staging import cleanup
-from paceline.staging.copy import Progress, Transfer, remove_tree
+from paceline.staging.copy import Progress, Stopped, Transfer, remove_tree
 from paceline.staging.packs import Packs
 from paceline.staging.request import choose_base, read_request
-from paceline.staging.stager import ScannedItem, Stager, StagingThread
+from paceline.staging.stager import ScannedItem, Stager, StagingResult
 
 if TYPE_CHECKING:
     from paceline.agent.agent import Agent
@@ -62,7 +63,8 @@ class NodeData:
             **cleanup.this_process(),
         )
         self.base = choose_base(self.request, environ)
-        self.thread: StagingThread | None = None
+        self.stager: Stager | None = None
+        self.staged: Future[StagingResult] | None = None
 
     @property
     def folder(self) -> Path:
@@ -81,17 +83,19 @@ class NodeData:
         started = time.monotonic()
         self.agent.events.write("staging", host=self.owner.host)
         error = self._make_folder() if self.is_copier else None
-        if self.placement.is_head and error is None:
-            self._start_thread()
-        try:
-            result = self._stage_together(error)
-        finally:
-            if self.thread is not None:
-                self.thread.stop()
+        # in a thread, so that the agent can keep listening
+        with ThreadPoolExecutor(1, thread_name_prefix="staging") as pool:
+            if self.placement.is_head and error is None:
+                self._start(pool)
+            try:
+                result = self._stage_together(pool, error)
+            finally:
+                if self.stager is not None:
+                    self.stager.transfer.stop.set()
         if result.get("error"):
             raise LaunchError(result["error"], hint=result["hint"])
-        if self.thread is not None and not result.get("stopped"):
-            self._report(self.thread.stager, time.monotonic() - started)
+        if self.stager is not None and not result.get("stopped"):
+            self._report(self.stager, time.monotonic() - started)
         return not result.get("stopped")
 
     def _make_folder(self) -> PacelineError | None:
@@ -110,18 +114,18 @@ class NodeData:
             return LaunchError(f"Node {owner.host}: cannot create {self.folder}: {error.strerror}.")
         return None
 
-    def _start_thread(self, items: list[ScannedItem] | None = None) -> None:
+    def _start(self, pool: ThreadPoolExecutor, items: list[ScannedItem] | None = None) -> None:
         folder = self.folder
-        stager = Stager(
+        self.stager = Stager(
             self.request,
             private=folder.parent,
             data=folder / "data",
             host=self.owner.host,
             transfer=Transfer(),
         )
-        self.thread = StagingThread(stager, items)
+        self.staged = pool.submit(self.stager.stage, items)
 
-    def _stage_together(self, error: PacelineError | None) -> Fields:
+    def _stage_together(self, pool: ThreadPoolExecutor, error: PacelineError | None) -> Fields:
         """Return the result of all nodes: the first failure, or nothing.
 
         The head tells the others what to stage, they tell it their results, and it tells them when
@@ -130,7 +134,6 @@ class NodeData:
         is_head, nodes = self.placement.is_head, self.placement.nodes
         results: list[Fields] = []  # of nodes, as the head knows them
         is_reported, is_plan_sent = False, nodes == 1
-        stager = self.thread.stager if self.thread is not None else None
         progress = Progress("staging data", self.agent.say)
         while True:
             for message in self._receive():
@@ -138,12 +141,12 @@ class NodeData:
                     return message
                 if message["kind"] == NODE_STAGED:
                     results.append(message)
-                elif self.is_copier and self.thread is None and error is None:
-                    error = self._start_planned(message)
-            if stager is not None and is_head:
-                progress.show(stager.transfer)
-                if not is_plan_sent and stager.prepared.is_set():
-                    self._send_plan(stager)
+                elif self.is_copier and self.stager is None and error is None:
+                    error = self._start_planned(pool, message)
+            if self.stager is not None and is_head:
+                progress.show(self.stager.transfer)
+                if not is_plan_sent and self.stager.prepared.is_set():
+                    self._send_plan(self.stager)
                     is_plan_sent = True
             if not is_reported and (result := self._find_result(error)) is not None:
                 is_reported = True
@@ -159,17 +162,20 @@ class NodeData:
 
     def _find_result(self, error: PacelineError | None) -> Fields | None:
         """Return this node's result; None as long as there is none."""
-        requests, thread = self.agent.requests, self.thread
+        requests = self.agent.requests
         if requests.end_now:
             raise Interrupted("Interrupted while staging data.")
-        is_done = thread is not None and thread.is_done
-        if thread is not None and is_done:
-            error = error or thread.error
-        if error is not None:
-            return {"error": error.message, "hint": error.hint}
+        failure: BaseException | None = error
+        is_done = self.staged is not None and self.staged.done()
+        if self.staged is not None and is_done:
+            failure = self.staged.exception()
         is_requested = self.placement.is_head and self.agent.job_start.stop.exists()
-        if is_requested or requests.wants_stop or (thread is not None and thread.stopped):
+        if is_requested or requests.wants_stop or isinstance(failure, Stopped):
             return {"stopped": True}
+        if isinstance(failure, PacelineError):
+            return {"error": failure.message, "hint": failure.hint}
+        if failure is not None:
+            return {"error": f"Staging failed: {type(failure).__name__}: {failure}.", "hint": ""}
         return {} if is_done else None
 
     def _send_plan(self, stager: Stager) -> None:
@@ -187,10 +193,10 @@ class NodeData:
         items = [(item.name, item.manifest.key) for item in stager.items]
         self.rendezvous.send({"kind": PLAN, "items": items})
 
-    def _start_planned(self, plan: Fields) -> PacelineError | None:
+    def _start_planned(self, pool: ThreadPoolExecutor, plan: Fields) -> PacelineError | None:
         packs = Packs(self.request.packs)
         try:
-            self._start_thread([ScannedItem(name, *packs.read(key)) for name, key in plan["items"]])
+            self._start(pool, [ScannedItem(name, *packs.read(key)) for name, key in plan["items"]])
         except PacelineError as error:
             return error
         return None
@@ -230,8 +236,8 @@ class NodeData:
             if self.is_copier and self.request.collect and self.folder.is_dir():
                 self._collect()
         finally:
-            if self.thread is not None:
-                self.thread.stager.close()
+            if self.stager is not None:
+                self.stager.close()
             if self.is_copier and self.folder.is_dir() and not remove_tree(self.folder):
                 self.agent.warn(f"cannot remove all of {self.folder}")
             self._wait_for_cleanup()

@@ -378,7 +378,7 @@ class Environment(Table):
         StringOrList,
         Option(
             "--requirements FILE",
-            "Requirements file: requirements.txt, pyproject.toml[extra], Pipfile or a lock file.",
+            "Requirements file: requirements.txt, pyproject.toml[extra] or a lock file.",
             QUEUE,
             path=PATH,
         ),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.contract.files.size import show_size
 from paceline.contract.run_folder import write_atomically
-from paceline.staging.copy import Transfer, copy_range
+from paceline.staging.copy import Transfer, copy_file
 
 PARTIAL = ".paceline-partial"
 
@@ -138,7 +138,8 @@ def _replace(source: Path, target: Path, transfer: Transfer) -> bool:
             times = (status.st_atime_ns, status.st_mtime_ns)
             os.utime(partial_copy, ns=times, follow_symlinks=False)
         elif source.is_file():
-            _copy(source, partial_copy, transfer)
+            # the node may be gone in a second, and its cache with it
+            copy_file(str(source), partial_copy, transfer, sync=True)
         else:
             return False
         os.replace(partial_copy, target)
@@ -147,15 +148,3 @@ def _replace(source: Path, target: Path, transfer: Transfer) -> bool:
             os.unlink(partial_copy)
         raise
     return True
-
-
-def _copy(source: Path, target: Path, transfer: Transfer) -> None:
-    with open(source, "rb", buffering=0) as reader:
-        status = os.fstat(reader.fileno())
-        mode = (status.st_mode & 0o777) | 0o600
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(target, flags, mode), "wb", buffering=0) as writer:
-            writer.truncate(status.st_size)
-            copy_range(reader.fileno(), writer.fileno(), 0, status.st_size, transfer)
-            os.utime(writer.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
-            os.fsync(writer.fileno())  # the node may be gone in a second, and its cache with it

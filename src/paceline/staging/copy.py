@@ -1,4 +1,4 @@
-"""Copy the files of an item with several threads: small files in groups, large ones in pieces.
+"""Copy the files of an item with several threads: small files in groups, large ones one by one.
 
 A file gets the modification time of its source only when it is complete, so an interrupted copy can
 be resumed.
@@ -12,27 +12,26 @@ import sys
 import threading
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from paceline.contract.files.size import show_size
 from paceline.errors import EnvironmentProblem
 from paceline.staging.manifest import GROUP_FILES, SMALL, FileEntry, Manifest, join
 from paceline.staging.sparse import data_ranges
 
-PIECE = 64 << 20  # bytes of a large file that one thread copies at a time
 CHUNK = 1 << 20  # bytes that are read at once
 THREADS = 8  # most of the time, each waits for a disk or a server
-WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 LOG_INTERVAL = 10.0  # seconds between lines in a log
 TERMINAL_INTERVAL = 0.5
 
 Task = Callable[[], object]
+# Returns the contents of small files: from their source, or from a pack.
+Read = Callable[[Sequence[FileEntry]], list[bytes]]
 
 
 class Stopped(Exception):
@@ -41,12 +40,6 @@ class Stopped(Exception):
 
 class CopyDiffers(EnvironmentProblem):
     """A copy does not have the content of its source."""
-
-
-class SmallFiles(Protocol):
-    """Where the contents of small files come from: their source, or a pack."""
-
-    def read(self, files: Sequence[FileEntry]) -> list[bytes]: ...
 
 
 class Transfer:
@@ -82,24 +75,16 @@ class Transfer:
         task()
 
 
-class Sources:
-    """Reads small files where they are."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def read(self, files: Sequence[FileEntry]) -> list[bytes]:
-        contents = []
-        for file in files:
-            path = join(self.folder, file.path)
-            with open(path, "rb", buffering=0) as source:
-                content = source.read(file.size + 1) or b""
-                while 0 < len(content) < file.size and (more := source.read(file.size)):
-                    content += more
-            if len(content) != file.size:
-                raise source_changed(path)
-            contents.append(content)
-        return contents
+def read_files(folder: str, files: Sequence[FileEntry]) -> list[bytes]:
+    """Read small files where they are."""
+    contents = []
+    for file in files:
+        path = join(folder, file.path)
+        with open(path, "rb") as source:
+            contents.append(source.read(file.size + 1))
+        if len(contents[-1]) != file.size:
+            raise source_changed(path)
+    return contents
 
 
 def missing_files(manifest: Manifest, target: Path) -> list[FileEntry]:
@@ -110,7 +95,7 @@ def missing_files(manifest: Manifest, target: Path) -> list[FileEntry]:
 
 
 def copy_item(
-    manifest: Manifest, target: Path, *, transfer: Transfer, small: SmallFiles | None = None
+    manifest: Manifest, target: Path, *, transfer: Transfer, read: Read | None = None
 ) -> int:
     """Copy what is missing of an item, and return the number of files."""
     files = missing_files(manifest, target)
@@ -125,11 +110,11 @@ def copy_item(
             os.mkdir(join(target, folder), 0o700)
     for path, link_target in manifest.links:
         os.symlink(link_target, join(target, path))
-    large = _LargeFiles(manifest.source, target, transfer)
-    tasks = [task for file in files if file.size > SMALL for task in large.tasks(file)]
-    reader = small or Sources(manifest.source)
+    large = (file for file in files if file.size > SMALL)
+    tasks: list[Task] = [partial(_copy_large, manifest, target, file, transfer) for file in large]
+    read = read or partial(read_files, manifest.source)
     for group in manifest.groups(file for file in files if file.size <= SMALL):
-        tasks.append(partial(_copy_group, reader, target, group, transfer))
+        tasks.append(partial(_copy_group, read, target, group, transfer))
     transfer.run(tasks)
     return len(files)
 
@@ -165,22 +150,32 @@ def compute_checksum(path: str, transfer: Transfer) -> int:
     return value
 
 
-def copy_range(reader: int, writer: int, start: int, size: int, transfer: Transfer) -> None:
-    """Copy a part of a file to the same offset of another, and leave out holes."""
-    position = start
-    buffer = memoryview(bytearray(min(CHUNK, size)))
-    for begin, end in data_ranges(reader, start, start + size):
-        transfer.add(begin - position)
-        position = begin
-        while position < end:
-            transfer.check()
-            count = os.preadv(reader, [buffer[: end - position]], position)
-            if count == 0:
-                raise source_changed(f"descriptor {reader}")
-            write_all(writer, buffer[:count], position)
-            position += count
-            transfer.add(count)
-    transfer.add(start + size - position)
+def copy_file(
+    source: str, target: str | Path, transfer: Transfer, *, sync: bool = False
+) -> os.stat_result:
+    """Copy a file to a new one with its time, and without its holes; return what is known of it."""
+    with open(source, "rb", buffering=0) as reader:
+        status = os.fstat(reader.fileno())
+        mode = (status.st_mode & 0o777) | 0o600
+        buffer, position = memoryview(bytearray(min(CHUNK, status.st_size))), 0
+        with open(os.open(target, WRITE_FLAGS, mode), "wb", buffering=0) as writer:
+            writer.truncate(status.st_size)
+            for begin, end in data_ranges(reader.fileno(), 0, status.st_size):
+                transfer.add(begin - position)
+                position = begin
+                while position < end:
+                    transfer.check()
+                    count = os.preadv(reader.fileno(), [buffer[: end - position]], position)
+                    if count == 0:
+                        raise source_changed(source)
+                    write_all(writer.fileno(), buffer[:count], position)
+                    position += count
+                    transfer.add(count)
+            transfer.add(status.st_size - position)
+            os.utime(writer.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+            if sync:
+                os.fsync(writer.fileno())
+    return status
 
 
 def write_all(descriptor: int, content: memoryview, offset: int) -> None:
@@ -208,51 +203,17 @@ def remove_tree(path: Path) -> bool:
     return not os.path.lexists(path)
 
 
-class _LargeFiles:
-    """Copies large files in pieces, which any thread may take."""
-
-    def __init__(self, source: str, target: Path, transfer: Transfer) -> None:
-        self.source, self.target, self.transfer = source, target, transfer
-        self._missing: Counter[str] = Counter()  # pieces of each file
-        self._lock = threading.Lock()
-
-    def tasks(self, file: FileEntry) -> list[Task]:
-        starts = range(0, file.size, PIECE)
-        self._missing[file.path] = len(starts)
-        return [partial(self._copy_piece, file, start) for start in starts]
-
-    def _copy_piece(self, file: FileEntry, start: int) -> None:
-        path = join(self.source, file.path)
-        with (
-            open(path, "rb", buffering=0) as reader,
-            open(
-                join(self.target, file.path), "wb", buffering=0, opener=partial(_opener, file.mode)
-            ) as writer,
-        ):
-            source, target = reader.fileno(), writer.fileno()
-            copy_range(source, target, start, min(PIECE, file.size - start), self.transfer)
-            with self._lock:
-                self._missing[file.path] -= 1
-                is_last = not self._missing[file.path]
-            if not is_last:
-                return
-            if os.fstat(source).st_size != file.size:
-                raise source_changed(path)
-            os.ftruncate(target, file.size)  # it may end with a hole
-            os.utime(target, ns=(file.mtime, file.mtime))
+def _copy_large(manifest: Manifest, target: Path, file: FileEntry, transfer: Transfer) -> None:
+    source = join(manifest.source, file.path)
+    status = copy_file(source, join(target, file.path), transfer)
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime):
+        raise source_changed(source)
 
 
-def _opener(mode: int, path: str, flags: int) -> int:
-    del flags  # other threads write to the same file: it must not be truncated
-    return os.open(path, WRITE_FLAGS, mode | 0o600)
-
-
-def _copy_group(
-    reader: SmallFiles, target: Path, files: Sequence[FileEntry], transfer: Transfer
-) -> None:
-    for file, content in zip(files, reader.read(files), strict=True):
+def _copy_group(read: Read, target: Path, files: Sequence[FileEntry], transfer: Transfer) -> None:
+    for file, content in zip(files, read(files), strict=True):
         path = join(target, file.path)
-        descriptor = os.open(path, WRITE_FLAGS | os.O_EXCL, file.mode | 0o600)
+        descriptor = os.open(path, WRITE_FLAGS, file.mode | 0o600)
         try:
             if os.write(descriptor, content) < file.size:
                 write_all(descriptor, memoryview(content), 0)

@@ -15,7 +15,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from pathlib import Path
 from paceline.contract.files.shared_folders import open_own_file
 from paceline.contract.run_folder import write_atomically
 from paceline.errors import EnvironmentProblem
-from paceline.staging.copy import Sources, Transfer, write_all
+from paceline.staging.copy import Transfer, read_files, write_all
 from paceline.staging.manifest import FileEntry, Manifest, tar_padded
 
 UNUSED = 30 * 86400.0  # seconds after which an unused pack is removed
@@ -122,24 +122,6 @@ class Packs:
         self.publish(manifest, checksums)
         return checksums
 
-    def is_correct(self, manifest: Manifest, checksums: dict[str, int], transfer: Transfer) -> bool:
-        """Compare a pack and its checksums with the files at their source."""
-        wrong: list[str] = []
-
-        def compare(pack: Pack, files: Sequence[FileEntry]) -> None:
-            originals = Sources(manifest.source).read(files)
-            for file, content, packed in zip(files, originals, pack.read(files), strict=True):
-                if content != packed or zlib.crc32(content) != checksums.get(file.path):
-                    wrong.append(file.path)
-
-        pack = self.open(manifest)
-        if pack is None:
-            return False
-        with closing(pack):
-            groups = manifest.groups(manifest.small)
-            transfer.run([partial(compare, pack, group) for group in groups])
-        return not wrong
-
     def _prune(self) -> None:
         """Remove packs that have not been used for long, and unfinished ones."""
         now = time.time()
@@ -157,7 +139,7 @@ def _write_tar(manifest: Manifest, descriptor: int, transfer: Transfer) -> dict[
 
     def write(files: Sequence[FileEntry]) -> None:
         data = bytearray()
-        for file, content in zip(files, Sources(manifest.source).read(files), strict=True):
+        for file, content in zip(files, read_files(manifest.source, files), strict=True):
             data += _header(file) + content + bytes(tar_padded(file.size) - file.size)
             checksums[file.path] = zlib.crc32(content)
         start = manifest.offsets[files[0].path] - len(_header(files[0]))

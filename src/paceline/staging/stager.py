@@ -13,14 +13,7 @@ from pathlib import Path
 from paceline.contract.files.size import show_size
 from paceline.errors import EnvironmentProblem, PacelineError
 from paceline.staging.cache import Lock, acquire_item, cached_item, cached_items
-from paceline.staging.copy import (
-    CopyDiffers,
-    Stopped,
-    Transfer,
-    copy_item,
-    missing_files,
-    verify_item,
-)
+from paceline.staging.copy import CopyDiffers, Transfer, copy_item, missing_files, verify_item
 from paceline.staging.manifest import Manifest, scan
 from paceline.staging.packs import Packs
 from paceline.staging.request import StagingRequest, check_sources
@@ -124,12 +117,9 @@ class Stager:
         count = 0
         for item in (item for item in items if item.manifest.needs_pack):
             manifest = item.manifest
-            checksums, packs = self.packs.find(manifest), self.packs
-            if self.request.checksum and checksums is not None:
-                is_correct = packs.is_correct(manifest, checksums, self.transfer)
-                if not is_correct:
-                    self._note(f"the pack of {manifest.source!r} was damaged, and is replaced")
-                    checksums = None
+            packs = self.packs
+            # to verify a pack, every file would be read too
+            checksums = None if self.request.checksum else packs.find(manifest)
             if checksums is None:
                 self.transfer.total += sum(file.size for file in manifest.small)
                 try:
@@ -174,7 +164,12 @@ class Stager:
         manifest = item.manifest
         pack = self.packs.open(manifest) if manifest.needs_pack else None
         with closing(pack) if pack is not None else nullcontext():
-            count = copy_item(manifest, target, transfer=self.transfer, small=pack)
+            count = copy_item(
+                manifest,
+                target,
+                transfer=self.transfer,
+                read=pack.read if pack is not None else None,
+            )
         if self.request.checksum:
             self._verify(item, target)
         self.result.files += count
@@ -234,30 +229,3 @@ class Stager:
 def _free_space(path: Path) -> int:
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
-
-
-class StagingThread:
-    """Stages in a thread, so that the agent can keep listening."""
-
-    def __init__(self, stager: Stager, items: list[ScannedItem] | None = None) -> None:
-        self.stager = stager
-        self.error: PacelineError | None = None
-        self.stopped = self.is_done = False
-        self._thread = threading.Thread(target=self._run, args=[items], name="staging")
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread and wait for it."""
-        self.stager.transfer.stop.set()
-        self._thread.join()
-
-    def _run(self, items: list[ScannedItem] | None) -> None:
-        try:
-            self.stager.stage(items)
-        except Stopped:
-            self.stopped = True
-        except PacelineError as error:
-            self.error = error
-        except Exception as error:  # nobody would see it in a thread
-            self.error = EnvironmentProblem(f"Staging failed: {type(error).__name__}: {error}.")
-        self.is_done = True

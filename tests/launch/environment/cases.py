@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.launch.environment.activation import module_section
 from paceline.launch.environment.build_script import (
     BuildFolder,
     BuildResources,
     BuildScript,
     build_directives,
+    definition,
+    image_steps,
     render_build,
+    venv_steps,
 )
-from paceline.launch.environment.container_image import definition, image_steps
-from paceline.launch.environment.modules import module_section
-from paceline.launch.environment.venv_script import venv_steps
 from paceline.spec import Flag, Job, Program, load_job
 
 HERE = Path(__file__).parent / "golden"

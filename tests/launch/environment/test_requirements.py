@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,9 +10,7 @@ import pytest
 
 from paceline.errors import SpecError
 from paceline.launch.environment.build import plan_build
-from paceline.launch.environment.build_script import BuildResources
-from paceline.launch.environment.container_image import definition
-from paceline.launch.environment.requirement_lines import name_of
+from paceline.launch.environment.build_script import BuildResources, definition, venv_steps
 from paceline.launch.environment.requirements import read_requirements
 from paceline.launch.environment.store import environment_inputs
 from tests.launch.environment.cases import FOLDER, HERE, texts
@@ -55,15 +52,15 @@ def test_requirements_files_and_their_references(tmp_path: Path) -> None:
     (folder / "constraints.txt").write_text("rich<99\n")
     found = read_requirements(job_in(folder))
     assert found.lines == [
-        "torch==2.6.0",
+        "torch==2.6.0  # the engine",
         "psutil",
         "rich>=13 ; python_version > '3'",
-        "numpy     >=1.26",
+        "numpy \\",
+        ">=1.26",
         f"--find-links {folder / 'wheels'}",
     ]
     assert found.constraints == ["psutil<9", "rich<99"]
     assert found.notes == [f"the build uses the constraints in {folder / 'constraints.txt'}"]
-    assert [name_of(line) for line in found.lines[:3]] == ["torch", "psutil", "rich"]
 
 
 def test_pyproject_with_extras(tmp_path: Path) -> None:
@@ -76,49 +73,14 @@ def test_pyproject_with_extras(tmp_path: Path) -> None:
     )
     assert read_requirements(job_in(folder)).lines == ["torch>=2.6"]
     job = job_in(folder, environment__requirements="pyproject.toml[all]")
-    assert read_requirements(job).lines == ["torch>=2.6", "nvidia-ml-py", "rich"]
+    assert read_requirements(job).lines == ["torch>=2.6", "rich", "nvidia-ml-py"]
     job = job_in(folder, environment__requirements="pyproject.toml[most]")
-    lines = ["torch>=2.6", "nvidia-ml-py", "rich", "psutil"]
+    lines = ["torch>=2.6", "psutil", "rich", "nvidia-ml-py"]
     assert read_requirements(job).lines == lines, (
         "an index may have a stranger's package called mine"
     )
     with pytest.raises(SpecError, match="has no extra 'gpus'"):
         read_requirements(job_in(folder, environment__requirements=["pyproject.toml[gpus]"]))
-
-
-def test_pipfile_and_its_lock(tmp_path: Path) -> None:
-    folder = tmp_path / "p"
-    folder.mkdir()
-    (folder / "Pipfile").write_text(
-        '[[source]]\nurl = "https://pypi.org/simple"\n[[source]]\nurl = "https://wheels.example.org/cu124"\n'
-        '[packages]\ntorch = "==2.6.0"\nrich = "*"\nuvicorn = {version = ">=0.3", extras = ["standard"]}\n'
-        'tool = {git = "https://git.example.org/tool.git", ref = "v1"}\n'
-        'only = {version = "*", markers = "sys_platform == \'linux\'"}\n'
-    )
-    assert read_requirements(job_in(folder)).lines == [
-        "--extra-index-url https://wheels.example.org/cu124",
-        "torch==2.6.0",
-        "rich",
-        "uvicorn[standard]>=0.3",
-        "tool @ git+https://git.example.org/tool.git@v1",
-        "only ; sys_platform == 'linux'",
-    ]
-    packages = {
-        "rich": {
-            "version": "==13.0",
-            "hashes": ["sha256:aa", "sha256:bb"],
-            "markers": "python_version > '3'",
-        }
-    }
-    lock = {"_meta": {"sources": []}, "default": packages}
-    (folder / "Pipfile.lock").write_text(json.dumps(lock))
-    found = read_requirements(job_in(folder))
-    assert found.lines == ["rich==13.0 ; python_version > '3' --hash=sha256:aa --hash=sha256:bb"]
-    packages["tool"] = {"git": "https://git.example.org/tool.git", "ref": "abc"}
-    (folder / "Pipfile.lock").write_text(json.dumps(lock))
-    found = read_requirements(job_in(folder))
-    assert found.lines[0] == "rich==13.0 ; python_version > '3'"
-    assert "has no hash for tool" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -129,10 +91,11 @@ def test_pipfile_and_its_lock(tmp_path: Path) -> None:
         ("environment.yml", "", "conda env create"),
         ("pyproject.toml", "[tool.poetry]\n", "poetry export"),
         ("pyproject.toml", '[project]\nname = "p"\ndynamic = ["dependencies"]\n', "pip-compile"),
-        ("requirements.txt", "-r gone.txt\n", "line 1 names"),
+        ("requirements.txt", "-r gone.txt\n", "gone.txt, which does not exist"),
         ("requirements.txt", "-r requirements.txt\n", "includes itself"),
         ("requirements.txt", "./gone\n", "The requirement './gone' refers to"),
-        ("Pipfile.lock", "{}", "is not a Pipenv lock file"),
+        ("Pipfile.lock", "{}", "pipenv requirements --hash"),
+        ("pyproject.toml", "[project\n", "is not valid TOML"),
     ],
 )
 def test_errors_about_unsupported_requirements_say_what_to_do(
@@ -183,7 +146,7 @@ def test_the_key_depends_on_the_content_only(tmp_path: Path) -> None:
     package.mkdir(parents=True)
     (package / "pyproject.toml").write_text("")
     first = key(tmp_path / "a", "rich\n")
-    assert key(tmp_path / "b", "# the same\nrich # elsewhere\n") == first
+    assert key(tmp_path / "b", "# the same\n\nrich\n") == first
     assert key(tmp_path / "a", "rich==13\n") != first
     assert key(tmp_path / "a", "rich\n", environment__system_packages=True) != first
     assert key(tmp_path / "a", "rich\n", environment__horovod=True) != first
@@ -209,6 +172,17 @@ def test_torch_is_installed_first_with_all_options_of_the_file(tmp_path: Path) -
     (job.folder / "pyproject.toml").write_text('[project]\nname = "p"\n')
     plan = plan_build(job, environment_inputs(job, {}), {}, BuildResources())
     assert plan.files["first.txt"].splitlines() == [*options, "torch"]
+
+
+def test_uv_builds_only_what_it_reads_as_pip_does() -> None:
+    def steps(*lines: str, **more: bool) -> str:
+        return "\n".join(venv_steps(python="python3", version="3.12", lines=lines, **more))
+
+    assert "uv venv" in steps("torch", "--extra-index-url https://wheels.example.org").replace(
+        '"$uv"', "uv"
+    )
+    assert "$uv" not in steps("--pre", "torch")
+    assert "$uv" not in steps("torch", horovod=True)
 
 
 def test_variables_in_requirements_are_passed_and_stored_nowhere_else(tmp_path: Path) -> None:

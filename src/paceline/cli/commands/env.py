@@ -21,7 +21,7 @@ from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import NoSlurm, UsageError
 from paceline.launch.environment import build as builds
 from paceline.launch.environment import store as stored
-from paceline.launch.environment.build_progress import BuildProgress
+from paceline.launch.environment.build import BuildProgress
 from paceline.launch.environment.build_script import DEFAULT_CPUS, BuildResources
 from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironment
 from paceline.slurm import commands as slurm
@@ -61,8 +61,7 @@ def build(
     files: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE",
-            help="requirements.txt, pyproject.toml[extra], Pipfile, Pipfile.lock or a lock file.",
+            metavar="FILE", help="requirements.txt, pyproject.toml[extra] or a lock file."
         ),
     ] = None,
     *,

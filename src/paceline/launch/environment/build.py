@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,34 +18,36 @@ from pathlib import Path
 from paceline.contract.quote import quote
 from paceline.contract.redaction import redact
 from paceline.contract.run_folder import SUBMITTING, write_atomically
+from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, UsageError
+from paceline.launch.environment.activation import module_section, module_variables
 from paceline.launch.environment.build_script import (
     SCRIPT_NAMES,
     BuildFolder,
     BuildResources,
     BuildScript,
     build_directives,
+    definition,
+    image_steps,
+    is_remote,
     render_build,
+    venv_steps,
 )
-from paceline.launch.environment.container_image import definition, image_steps, is_remote
-from paceline.launch.environment.modules import module_section, module_variables
-from paceline.launch.environment.requirement_lines import name_of
 from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironment, store_path
 from paceline.launch.environment.variables import PROXIES
-from paceline.launch.environment.venv_script import venv_steps
 from paceline.launch.run_folder import create_scratch
 from paceline.slurm.job_states import squeue_and_sacct
-from paceline.slurm.job_states.meanings import LIVE, WAITING
+from paceline.slurm.job_states.meanings import LIVE, WAITING, JobState
 from paceline.slurm.sbatch import run_sbatch
 from paceline.slurm.submission_environment import submission_environment
 from paceline.spec import Job
 
-LOCAL_BUILD_LIMIT = 24 * 3600  # seconds after which a local build counts as over
-FIRST = ("torch",)  # installed before the other packages
+OLD_BUILD = 7 * 86400  # seconds after which a build counts as over
+FIRST = re.compile(r"torch(?![\w.-])", re.IGNORECASE)  # installed before the other packages
 
 # What a build inherits from the submitter's shell: settings of pip and of compilers.
 _FORWARDED = re.compile(
-    r"PIP_(?!TARGET$|PREFIX$|USER$|ROOT$|REQUIRE_VIRTUALENV$)\w+|HOROVOD_\w+|(APPTAINER|SINGULARITY)_DOCKER_\w+"
+    r"PIP_(?!TARGET$|PREFIX$|USER$|ROOT$|REQUIRE_VIRTUALENV$)\w+|UV_\w+|HOROVOD_\w+|(APPTAINER|SINGULARITY)_DOCKER_\w+"
     r"|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|CC|CXX|CUDA_HOME|TORCH_CUDA_ARCH_LIST|MAX_JOBS"
 )
 
@@ -118,7 +120,7 @@ def _contents(
     assert inputs.python is not None
     # With hashes, pip requires one for every package in a list: torch's own list would lack some.
     hashed = any("--hash=" in line for line in requirements.lines)
-    first = [] if hashed else [line for line in requirements.lines if name_of(line) in FIRST]
+    first = [] if hashed else [line for line in requirements.lines if FIRST.match(line)]
     if first:
         # All options: `--pre` decides which torch it is, `--trusted-host` whether pip can download it.
         options = [line for line in requirements.lines if re.match(r"-(?!e|-editable)", line)]
@@ -126,6 +128,7 @@ def _contents(
     return files, venv_steps(
         python=inputs.python.command,
         version=inputs.python.version,
+        lines=requirements.lines,
         system_packages=inputs.system_packages,
         first=bool(first),
         constraints=bool(requirements.constraints),
@@ -229,19 +232,12 @@ def start_local_build(plan: BuildPlan) -> subprocess.Popen[bytes]:
 
 def find_live_build(target: StoredEnvironment) -> tuple[BuildFolder, str] | None:
     """Return a job that builds the same environment, if there is one."""
-    jobs = _jobs(target.path.parent.glob(f"{target.key}.build-*"))
-    live = _find_live(jobs.values())
-    return next(((BuildFolder(path), job) for path, job in jobs.items() if job in live), None)
-
-
-def _jobs(folders: Iterable[Path]) -> dict[Path, str]:
-    """Return the jobs of the builds that are submitted."""
-    found = {}
-    for path in sorted(folders):
-        # a local build, one that is just being submitted, or one that was just removed
-        with suppress(OSError):
-            found[path] = (path / "job").read_text(encoding="utf-8").strip()
-    return {path: job for path, job in found.items() if job}
+    jobs: dict[str, Path] = {}
+    for path in sorted(target.path.parent.glob(f"{target.key}.build-*")):
+        with suppress(OSError):  # a local build, or one that is just being submitted
+            jobs[(path / "job").read_text(encoding="utf-8").strip()] = path
+    job = next(iter(_find_live(jobs)), None)
+    return (BuildFolder(jobs[job]), job) if job is not None else None
 
 
 def _find_live(jobs: Iterable[str]) -> set[str]:
@@ -274,20 +270,11 @@ def may_be_building(builder: str) -> bool:
 
 
 def remove_old_builds(store: Path) -> None:
-    """Remove the folders of builds that are over: their logs were there long enough to be read."""
-    folders = list(store.glob("*.build-*"))
-    jobs = _jobs(folders)
-    try:
-        live = _find_live(jobs.values())
-    except ClusterError:
-        return
-    for path in folders:
-        try:
-            young = time.time() - path.stat().st_mtime <= LOCAL_BUILD_LIMIT
-        except FileNotFoundError:
-            continue
-        if jobs[path] not in live if path in jobs else not young:
-            shutil.rmtree(path, ignore_errors=True)
+    """Remove the folders of builds that are long over: their logs were there to be read."""
+    for path in store.glob("*.build-*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > OLD_BUILD:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def require_buildable(job: Job) -> None:
@@ -312,4 +299,139 @@ def require_buildable(job: Job) -> None:
         raise UsageError(
             f"{job.source('environment.image')} is {image}, a file or folder that is used as it is.",
             hint="To build an image from it, set base instead of image.",
+        )
+
+
+POLL_INTERVAL = 0.3  # seconds between reads of the log
+FILE_TIMEOUT = 30.0  # seconds that a shared file system may take to show what a node has written
+STATE_INTERVAL = 2.0  # seconds between looks at the state of the job
+
+NO_NETWORK = re.compile(  # in the words of pip, curl, git and container engines
+    r"name resolution|name or service not known|nodename nor servname|could not resolve|no such host"
+    r"|network is unreachable|no route to host|failed to establish a new connection|connection (?:timed out|refused)"
+    r"|connect ?timeout|cannot connect to proxy|i/o timeout",
+    re.IGNORECASE,
+)
+
+QueryStates = Callable[[Iterable[str]], Mapping[str, JobState]]
+
+
+class BuildProgress:
+    """A running build: what it prints, and how far it is."""
+
+    def __init__(
+        self,
+        target: StoredEnvironment,
+        folder: BuildFolder,
+        *,
+        job: str = "",
+        process: subprocess.Popen[bytes] | None = None,
+        query: QueryStates = squeue_and_sacct.states,
+    ) -> None:
+        self.target = target
+        self.folder = folder
+        self.job = job
+        self.process = process
+        self.query = query  # how to find out the state of the job while it builds
+        self.state = "starting"
+        self._next = 0.0
+
+    def is_over(self) -> bool:
+        if self.process is not None:
+            return self.process.poll() is not None
+        if not self.folder.environment.exists():  # the script removes it when it ends
+            has_failed = any(line.startswith("paceline: error") for line in self._read_log())
+            self.state = "failed" if has_failed else "done"
+            return True
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + STATE_INTERVAL
+        try:
+            found = self.query([self.job]).get(self.job)
+        except ClusterError:
+            # the scheduler does not respond for a moment: the build may still be running
+            return False
+        self.state = found.label if found is not None else "gone"
+        return found is None or found.phase not in (LIVE, WAITING)
+
+    def lines(self) -> Iterator[str | None]:
+        """Yield the log's lines as they come; None in between, so that a progress line can move."""
+        position, rest = 0, b""
+        while True:
+            over = self.is_over()  # before reading: what was written by then is still read
+            try:
+                with open(self.folder.log, "rb") as log:
+                    log.seek(position)
+                    piece = log.read()
+            except OSError:
+                piece = b""
+            position += len(piece)
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+            if over:
+                if rest:
+                    yield rest.decode(errors="replace")
+                return
+            yield None
+            time.sleep(POLL_INTERVAL)
+
+    def progress(self) -> str:
+        """Return how many packages are installed so far."""
+        if self.process is None and self.state != "running":
+            return f"job {self.job} is {self.state}"
+        packages = self.target.path.glob("lib/python*/site-packages/*.dist-info")
+        return f"building: {sum(1 for _ in packages)} packages installed"
+
+    def _succeeded(self) -> bool:
+        return self.process.returncode == 0 if self.process is not None else self.state == "done"
+
+    def errors(self, max_lines: int = 12) -> list[str]:
+        """Return pip's errors from the log if there are any, else its last lines."""
+        lines = self._read_log()
+        errors = [
+            line.strip() for line in lines if re.match(r"\s*(?:(?:ERROR|error|FATAL)\b|×|╰)", line)
+        ]
+        ours = [line for line in lines if line.startswith("paceline: ")][-1:]
+        return [*errors[-max_lines:], *ours] or lines[-max_lines:]
+
+    def _read_log(self) -> list[str]:
+        try:
+            text = self.folder.log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        # container engines write in colours
+        return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+
+    def check_result(self, *, is_shown: bool = False) -> None:
+        """Raise if the build failed. `is_shown`: its log is above the error already."""
+        deadline = time.monotonic() + FILE_TIMEOUT
+        while self._succeeded() and not self.target.is_complete and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL)
+        if self.target.is_complete:
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+            return
+        builder = (
+            f"Job {self.job}{'' if self.state == 'failed' else f' ({self.state})'}"
+            if self.job
+            else "The build"
+        )
+        where = f" on {name}" if (name := cluster()) else ""
+        raise EnvironmentProblem(
+            "\n  ".join(
+                [f"{builder} failed: nothing was built.", *([] if is_shown else self.errors())]
+            ),
+            hint=f"{self._advise()}The full log is in {self.folder.log}{where}.",
+        )
+
+    def _advise(self) -> str:
+        """Return what to do if packages cannot be downloaded; empty if something else is wrong."""
+        if not any(NO_NETWORK.search(line) for line in self._read_log()):
+            return ""
+        settings = "https_proxy, or PIP_INDEX_URL of a mirror, in variables of [environment]"
+        if self.process is not None:
+            return f"This machine cannot reach the package index. If it needs a proxy, set {settings}.\n  "
+        here = "on the login node" if cluster() else "here"
+        return (
+            f"The node cannot reach the package index: compute nodes often have no internet access. Build {here}"
+            f" instead:\n    {to_type('env build --local')}\n  If nodes have a proxy or a mirror, set {settings}.\n  "
         )

@@ -7,12 +7,16 @@ same environment take turns with a lock, which can be taken over from a builder 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.contract.files.folder_entry import Entry
 from paceline.contract.quote import quote
+from paceline.contract.redaction import has_password
+from paceline.errors import SpecError
+from paceline.launch.environment.container import engines
 from paceline.slurm.sbatch_directives import Directive, file_pattern, render, require_plain_path
 from paceline.spec import Job
 from paceline.spec.quantities import slurm_size, slurm_time
@@ -231,3 +235,234 @@ def _end() -> list[str]:
         'is_built || paceline_fail "Cannot write to $target."',
         'say "built $target"',
     ]
+
+
+HOROVOD = "0.28.1"
+
+
+# Options in requirements that uv reads as pip does. A build with others uses pip.
+_UV_OPTIONS = (
+    "-e ",
+    "--editable",
+    "--index-url",
+    "--extra-index-url",
+    "--find-links",
+    "--no-index",
+)
+
+
+def venv_steps(
+    *,
+    python: str,
+    version: str,
+    lines: Sequence[str] = (),
+    system_packages: bool = False,
+    first: bool = False,
+    constraints: bool = False,
+    horovod: bool = False,
+) -> list[str]:
+    """Return the lines. `version` is that of the Python here: a node with another one has a
+    different Python.
+    """
+    constrained = ' --constraint "$build/constraints.txt"' if constraints else ""
+    system = " --system-site-packages" if system_packages else ""
+    pip = [
+        f'"$python" -m venv{system} "$target" ||',
+        '    paceline_fail "$python cannot create a venv. On Debian, install python3-venv."',
+        "export PIP_PROGRESS_BAR=off PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1",
+        'packages() { "$target/bin/python" -m pip "$@"; }',
+    ]
+    uv = [
+        f'"$uv" venv --quiet --python "$python"{system} "$target" || paceline_fail "uv cannot create a venv."',
+        "export UV_INDEX_STRATEGY=unsafe-best-match UV_NO_PROGRESS=1 # choose versions as pip does",
+        'packages() { "$uv" pip "$1" --python "$target/bin/python" "${@:2}"; }',
+    ]
+    options = [line for line in lines if line.startswith("-")]
+    if not horovod and all(line.startswith(_UV_OPTIONS) for line in options):
+        pip = [
+            "# uv is faster than pip, but does not read the settings of pip, such as a mirror.",
+            'if [ -z "$("$python" -m pip config list 2>/dev/null)" ] && uv=$(type -P uv); then',
+            *(f"    {line}" for line in uv),
+            "else",
+            *(f"    {line}" for line in pip),
+            "fi",
+        ]
+    found = [
+        f"python={quote(python)}",
+        """found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') ||""",
+        '    paceline_fail "Cannot run $python on $HOSTNAME."',
+        f'[ "$found" = {version} ] ||',
+        f'    paceline_fail "$python is $found on $HOSTNAME, but {version} where you submitted."',
+        'say "creating a venv with $python ($found) on $HOSTNAME"',
+        *pip,
+        "# Keep downloads next to the environments: a home folder is small.",
+        'export PIP_CACHE_DIR="${PIP_CACHE_DIR:-${target%/*}/cache/pip}" UV_CACHE_DIR="${target%/*}/cache/uv"',
+        f"install=(install{constrained})",
+    ]
+    if first:
+        found += [
+            "# torch first: packages that are compiled against it, or depend on any version, then find the right one.",
+            'packages "${install[@]}" --requirement "$build/first.txt" || paceline_fail "Cannot install torch."',
+        ]
+    return [
+        *found,
+        'packages "${install[@]}" --requirement "$build/requirements.txt" ||',
+        '    paceline_fail "Cannot install the requirements."',
+        *(_horovod() if horovod else []),
+        'packages check || say "note: some packages are in conflict (above)"',
+        'packages freeze >"$target/packages.txt" || paceline_fail "Cannot list what was installed."',
+    ]
+
+
+def _horovod() -> Sequence[str]:
+    """Return the lines that compile Horovod. Its source asks for an older C++ than torch's headers need."""
+    return f"""\
+# Compile Horovod against the torch that was just installed and the MPI of this node.
+"$target/bin/python" -c 'import torch' || paceline_fail "Horovod needs torch. Add it to the requirements."
+command -v mpicxx >/dev/null ||
+    paceline_fail "Horovod needs mpicxx, which is not on $HOSTNAME. Load a module that has it."
+packages "${{install[@]}}" 'setuptools<81' wheel packaging cloudpickle psutil pyyaml 'cmake<4' ||
+    paceline_fail "pip could not install the build dependencies of Horovod."
+mkdir -p "$build/tmp"
+packages download --no-deps --no-binary horovod \\
+    --no-build-isolation --dest "$build/tmp" horovod=={HOROVOD} ||
+    paceline_fail "pip could not download the source of Horovod."
+tar -xf "$build/tmp/horovod-{HOROVOD}.tar.gz" -C "$build/tmp" || paceline_fail "Cannot unpack the source of Horovod."
+sed -i 's/CMAKE_CXX_STANDARD 1[14])/CMAKE_CXX_STANDARD 17)/' "$build/tmp/horovod-{HOROVOD}/CMakeLists.txt" \\
+    "$build/tmp/horovod-{HOROVOD}/horovod/torch/CMakeLists.txt" || paceline_fail "Cannot prepare the source of Horovod."
+# For GPUs, if torch is built for CUDA and nvcc is here; a variable that is set wins.
+if [ -z "${{HOROVOD_GPU_OPERATIONS:-}}" ] && command -v nvcc >/dev/null &&
+    "$target/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then
+    export HOROVOD_GPU_OPERATIONS=NCCL
+fi
+say "compiling Horovod {HOROVOD}, which takes a few minutes"
+PATH="$target/bin:$PATH" HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \\
+    HOROVOD_WITH_MPI="${{HOROVOD_WITH_MPI:-1}}" HOROVOD_WITHOUT_GLOO="${{HOROVOD_WITHOUT_GLOO:-1}}" \\
+    packages "${{install[@]}}" --no-build-isolation "$build/tmp/horovod-{HOROVOD}" ||
+    paceline_fail "Could not compile Horovod (see above)."
+"$target/bin/python" -c 'import horovod.torch' ||
+    paceline_fail "Horovod was compiled but cannot be imported.\"""".splitlines()
+
+
+_INSIDE = "/opt/paceline"  # holds the input of the installation while it runs
+_SOURCES = (
+    "docker",
+    "library",
+    "oras",
+    "shub",
+    "docker-daemon",
+    "docker-archive",
+    "oci",
+    "oci-archive",
+)
+
+
+def is_remote(image: str) -> bool:
+    return "://" in image
+
+
+def definition(
+    *,
+    base: str,
+    origin: str,
+    folder: BuildFolder,
+    lines: Sequence[str],
+    constraints: Sequence[str] = (),
+) -> str:
+    """Return the definition file. `origin` names the files that the requirements come from."""
+    _check_lines([*lines, *constraints])
+    held = f" --constraint {_INSIDE}/constraints.txt" if constraints else ""
+    files = [folder.requirements, *([folder.constraints] if constraints else [])]
+    text = [
+        f"# Written by Paceline: {_one_line(base)} with the packages of {_one_line(origin)}.",
+        "# By hand: apptainer build image.sif image.def",
+        *_header(base),
+        "",
+        "%files",
+        *(f"    {_file(path)} {_INSIDE}/{path.name}" for path in files),
+        "",
+        "%post",
+        "    set -e",
+        "    export PIP_BREAK_SYSTEM_PACKAGES=1 # a container is an environment of its own",
+        "    python3 -m pip install --no-input --no-cache-dir --disable-pip-version-check --progress-bar=off \\",
+        f"        --requirement {_INSIDE}/requirements.txt{held}",
+        f"    rm -r {_INSIDE}",
+        "",
+        "%labels",
+        f"    paceline.base {_one_line(base)}",
+        f"    paceline.requirements {_one_line(origin)}",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _header(base: str) -> list[str]:
+    kind, _, name = base.rpartition("://")
+    if not kind:
+        return ["Bootstrap: localimage", f"From: {_one_line(base)}"]
+    if kind not in _SOURCES:
+        raise SpecError(
+            f"base is {base!r}, but {kind}:// is not a source of images.",
+            hint=f"Use {_SOURCES[0]}://name:tag.",
+        )
+    return [f"Bootstrap: {kind}", f"From: {_one_line(name)}"]
+
+
+def _one_line(text: str) -> str:
+    assert "\n" not in text, "values in [environment] have one line"
+    return text
+
+
+def _file(path: Path) -> str:
+    """Return a path for %files, which splits its lines at spaces."""
+    if re.search(r"\s", str(path)):
+        raise SpecError(
+            f"The image is built in {path.parent}, but definition files cannot hold a path with a space.",
+            hint="Choose another scratch folder with [project] scratch or PACELINE_SCRATCH.",
+        )
+    return str(path)
+
+
+def _check_lines(lines: Sequence[str]) -> None:
+    """Reject what must not be in an image, and what is not there inside one."""
+    for line in lines:
+        if has_password(line):
+            address = re.sub(r"://[^@]*@", "://***@", line)
+            raise SpecError(
+                f"The requirement {address!r} would put a password into the image.",
+                hint="Remove the address, and add it to pip's own settings inside the base image.",
+            )
+        if re.match(r"(-e|--editable)\b|\.{0,2}/|file:|[\w.\[\],-]+\s*@\s*file:", line):
+            raise SpecError(
+                f"The requirement {line!r} is a path outside of the image.",
+                hint="Remove it: the project's own code travels with each run.",
+            )
+
+
+def image_steps(*, engine: str, base: str, installs: bool) -> list[str]:
+    """Return the lines that build from the definition, or fetch the base as it is if there is nothing to install."""
+    failed = '|| paceline_fail "$engine could not build the image."'
+    if installs:
+        make = f'"$engine" build ${{fakeroot:+"$fakeroot"}} "$target/{IMAGE}" "$build/image.def" {failed}'
+    elif is_remote(base):
+        make = f'"$engine" pull "$target/{IMAGE}" {quote(base)} || paceline_fail {quote(f"Cannot fetch {base}.")}'
+    else:
+        make = f'"$engine" build "$target/{IMAGE}" {quote(base)} {failed}'
+    lines = f"""\
+engine=''
+for name in {" ".join(engines(engine))}; do
+    if [ -z "$engine" ] && command -v "$name" >/dev/null; then engine=$name; fi
+done
+[ -n "$engine" ] || paceline_fail "There is neither apptainer nor singularity on $HOSTNAME."
+# Keep layers and temporary files on scratch: a home folder is small, and a node's /tmp may be memory.
+cache="${{target%/*}}/cache/$engine"
+mkdir -p "$target" "$cache" "$build/tmp" || paceline_fail "Cannot write to ${{target%/*}}."
+export APPTAINER_CACHEDIR="$cache" SINGULARITY_CACHEDIR="$cache"
+export APPTAINER_TMPDIR="$build/tmp" SINGULARITY_TMPDIR="$build/tmp"
+""".splitlines()
+    if installs:
+        lines += [
+            "# Apptainer detects what it may do; Singularity needs an option if you are not root.",
+            "fakeroot=''",
+            '[ "$engine" = singularity ] && [ "$(id -u)" != 0 ] && fakeroot=--fakeroot',
+        ]
+    return [*lines, 'say "building the image with $engine on $HOSTNAME"', make]

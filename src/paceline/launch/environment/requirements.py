@@ -1,11 +1,14 @@
-"""Read a project's requirements, from all files that hold them, into one list for a build."""
+"""Read a project's requirements, from all files that hold them, into one list for a build.
+
+pip and uv read the lines; here they only have to be found, and identified in a digest.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-import shlex
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,38 +16,48 @@ from pathlib import Path
 from paceline.contract.files.sent_code import laptop_path
 from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import SpecError
-from paceline.launch.environment.requirement_lines import (
-    DEFAULT_FILES,
-    EXPORTS,
-    from_pipfile,
-    from_pipfile_lock,
-    from_pyproject,
-)
 from paceline.spec import Job
 from paceline.spec.home_path import expand_home
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
+
 CONSTRAINTS = "constraints.txt"
-_FILE_OPTION = re.compile(
-    r"(-r|--requirement|-c|--constraint|-f|--find-links)(?:\s+|=|(?<=^-[rcf]))(.+)"
-)
-_EDITABLE = re.compile(r"(-e|--editable)(\s+|=)")
-_METADATA = {"pyproject.toml", "setup.py", "setup.cfg"}
-_NOT_SOURCE = {
-    ".git",
-    "__pycache__",
-    ".venv",
-    "venv",
-    "build",
-    "dist",
-    ".tox",
-    ".mypy_cache",
-    ".ruff_cache",
+DEFAULT_FILES = ("requirements.lock", "requirements.txt", "pyproject.toml")
+# Files of other tools, and the command that exports each to a format that pip reads.
+EXPORTS = {
+    "uv.lock": "uv export --format requirements-txt --no-hashes --output-file requirements.lock",
+    "poetry.lock": "poetry export --without-hashes --output requirements.lock",
+    "pdm.lock": "pdm export --without-hashes --output requirements.lock",
+    "pylock.toml": "uv pip compile pyproject.toml --output-file requirements.lock",
+    "Pipfile.lock": "pipenv requirements --hash > requirements.lock",
+    "Pipfile": "pipenv lock && pipenv requirements --hash > requirements.lock",
+    "environment.yml": 'conda env create --file environment.yml, then kind = "conda" in '
+    "[environment]",
+    "environment.yaml": 'conda env create --file environment.yaml, then kind = "conda" in '
+    "[environment]",
+    "setup.py": "pip-compile setup.py --output-file requirements.lock",
+    "setup.cfg": "pip-compile setup.cfg --output-file requirements.lock",
 }
+_INCLUDE = re.compile(
+    r"(-r|--requirement|-c|--constraint|-f|--find-links)[\s=]*([^\s#]+|'.*'|\".*\")\s*(?:#.*)?"
+)
+# ./package, -e ./package, package @ file:///path, vendor/package.whl
+_LOCAL = re.compile(
+    r"(-e\s+|--editable[\s=]+)?(?:[\w.\[\],-]+\s*@\s*)?(?:file:(?://)?)?"
+    r"(\.?\.?/[^\s;\[]*|\.\.?(?=[\s;\[]|$)|[\w.-]+/[^\s;\[]*)"
+)
+_METADATA = {"pyproject.toml", "setup.py", "setup.cfg"}
+_NOT_SOURCE = {".git", "__pycache__", ".venv", "venv", "build", "dist", ".tox", ".mypy_cache"}
 
 
 @dataclass
 class Requirements:
-    """Lines for pip, with the files that they refer to read in; `local` identifies packages in folders."""
+    """Lines for pip, with the files that they refer to read in; `local` identifies packages in
+    folders.
+    """
 
     files: list[str] = field(default_factory=list)  # as the user named them
     lines: list[str] = field(default_factory=list)
@@ -54,42 +67,61 @@ class Requirements:
 
 
 def read_requirements(job: Job) -> Requirements:
-    """Read what `[environment] requirements` and `constraints` name, or what the project's folder has."""
-    named = (
-        list(job.environment.requirements)
-        or [name for name in DEFAULT_FILES if (job.folder / name).is_file()][:1]
-    )
+    """Read what `[environment] requirements` and `constraints` name, or what the project's folder
+    has.
+    """
+    named = list(job.environment.requirements) or [
+        name for name in DEFAULT_FILES if (job.folder / name).is_file()
+    ]
     if not named:
         raise _nothing_to_build_from(job)
-    found = Requirements(files=named)
-    for name in named:
-        _read_one(job, name, found)
-    constraints = job.environment.constraints
-    if constraints is not None:
-        _read_lines(_existing(job, constraints, "environment.constraints"), found, constraint=True)
+    found = Requirements(files=named if job.environment.requirements else named[:1])
+    beside: dict[Path, None] = {}
+    for name in found.files:
+        file, extras = _split_extras(name)
+        path = _existing(job, file, "environment.requirements")
+        beside[path.parent / CONSTRAINTS] = None
+        if path.name in EXPORTS:
+            raise _not_exported(path)
+        if path.suffix == ".toml":
+            found.lines += _read_pyproject(path, extras)
+        elif extras:
+            raise SpecError(
+                f"{laptop_path(path)} has no extras: only pyproject.toml has.",
+                hint=f"Remove [{','.join(extras)}].",
+            )
+        else:
+            _read_file(path, found.lines, found.constraints)
+    if job.environment.constraints is not None:
+        path = _existing(job, job.environment.constraints, "environment.constraints")
+        _read_file(path, found.constraints, found.constraints)
     else:
-        beside = {(job.folder / _parts(name)[0]).parent / CONSTRAINTS for name in named}
-        for path in sorted(path for path in beside if path.is_file()):
+        for path in (path for path in beside if path.is_file()):
             found.notes.append(f"the build uses the constraints in {laptop_path(path)}")
-            _read_lines(path, found, constraint=True)
+            _read_file(path, found.constraints, found.constraints)
     found.local = dict(_local_packages(found.lines, job.folder))
-    if linked := [line for line in found.lines if _EDITABLE.match(line)]:
+    if linked := [line for line in found.lines if line.startswith(("-e", "--editable"))]:
         found.notes.append(
-            f"{linked[0]} is a link to that folder: jobs in the queue see its code as it is when they start"
+            f"{linked[0]} is a link to that folder: jobs in the queue see its code as it is when "
+            "they start"
         )
     return found
 
 
 def _nothing_to_build_from(job: Job) -> SpecError:
-    for name, export in EXPORTS.items():
-        if (job.folder / name).exists():
-            return SpecError(
-                f"pip cannot install {laptop_path(job.folder / name)}.",
-                hint=f"Export it first: {export}",
-            )
+    other = next((job.folder / name for name in EXPORTS if (job.folder / name).exists()), None)
+    if other is not None:
+        return _not_exported(other)
     return SpecError(
-        f"{laptop_path(job.folder)} has nothing to build from: none of {', '.join(DEFAULT_FILES)}{_not_sent()}.",
+        f"{laptop_path(job.folder)} has nothing to build from: none of "
+        f"{', '.join(DEFAULT_FILES)}{_not_sent()}.",
         hint=f"Write a requirements.txt there, or name a file with `{to_type('env build FILE')}`.",
+    )
+
+
+def _not_exported(path: Path) -> SpecError:
+    return SpecError(
+        f"pip cannot install {laptop_path(path)}.", hint=f"Export it first: {EXPORTS[path.name]}"
     )
 
 
@@ -98,12 +130,10 @@ def _not_sent() -> str:
     return ", or git ignores it, so that it was not sent" if cluster() else ""
 
 
-def _parts(name: str) -> tuple[str, tuple[str, ...]]:
+def _split_extras(name: str) -> tuple[str, list[str]]:
     """Split `pyproject.toml[torch,gpu]` into the file and its extras."""
-    match = re.fullmatch(r"(.*?)\[([\w., -]*)\]", name)
-    return (
-        (match[1], tuple(extra.strip() for extra in match[2].split(","))) if match else (name, ())
-    )
+    file, _, extras = name.removesuffix("]").partition("[")
+    return file, [extra.strip() for extra in extras.split(",") if extra.strip()]
 
 
 def _existing(job: Job, name: str, key: str) -> Path:
@@ -116,28 +146,6 @@ def _existing(job: Job, name: str, key: str) -> Path:
     return path
 
 
-def _read_one(job: Job, name: str, found: Requirements) -> None:
-    file, extras = _parts(name)
-    path = _existing(job, file, "environment.requirements")
-    where, base = str(laptop_path(path)), path.name
-    if base in EXPORTS:
-        raise SpecError(f"pip cannot install {where}.", hint=f"Export it first: {EXPORTS[base]}")
-    if extras and path.suffix != ".toml":
-        raise SpecError(
-            f"{where} has no extras: only pyproject.toml has.", hint=f"Remove [{','.join(extras)}]."
-        )
-    if base == "Pipfile":
-        found.lines += from_pipfile(_text(path), where=where)
-    elif base == "Pipfile.lock":
-        lines, notes = from_pipfile_lock(_text(path), where=where)
-        found.lines += lines
-        found.notes += notes
-    elif path.suffix == ".toml":
-        found.lines += from_pyproject(_text(path), where=where, extras=extras)
-    else:
-        _read_lines(path, found)
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -147,91 +155,103 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def _read_lines(
-    path: Path, found: Requirements, *, constraint: bool = False, above: tuple[Path, ...] = ()
+def _read_file(
+    path: Path, lines: list[str], constraints: list[str], above: tuple[Path, ...] = ()
 ) -> None:
-    """Read a requirements or constraints file, and the files that it refers to."""
+    """Add the lines of a file for pip, and of the files that it includes: the build reads a copy
+    elsewhere.
+    """
     if path in above:
         raise SpecError(
-            f"{path} includes itself through {above[-1]}.", hint="Remove one of the two lines."
+            f"{laptop_path(path)} includes itself.", hint="Remove the line that names it."
         )
-    for number, line in _logical_lines(_text(path)):
-        match = _FILE_OPTION.fullmatch(line)
+    for line in map(str.strip, _text(path).splitlines()):
+        match = _INCLUDE.fullmatch(line)
         if match is None:
-            (found.constraints if constraint else found.lines).append(line)
+            lines += [line] if line and not line.startswith("#") else []
             continue
-        option, name = match[1].lstrip("-")[0], shlex.split(match[2])[0]
+        name = match[2].strip("'\"")
         other = path.parent / name
-        if option == "f":
-            # pip looks next to the file with this line, but the build reads a copy elsewhere.
-            found.lines.append(f"--find-links {other.absolute() if other.exists() else name}")
-        elif "://" in name or not other.is_file():
+        if match[1] in ("-f", "--find-links"):
+            lines.append(f"--find-links {other.absolute() if other.exists() else name}")
+        elif other.is_file():
+            is_constraint = match[1] in ("-c", "--constraint")
+            _read_file(other, constraints if is_constraint else lines, constraints, (*above, path))
+        else:
             raise SpecError(
-                f"{laptop_path(path)}, line {number} names {laptop_path(other)}, which does not exist{_not_sent()}.",
+                f"{laptop_path(path)} names {laptop_path(other)}, which does not exist"
+                f"{_not_sent()}.",
                 hint="Correct the path.",
             )
-        else:
-            _read_lines(other, found, constraint=constraint or option == "c", above=(*above, path))
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines without comments, continuations joined, each with the number of its last line."""
-    joined = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        plain = re.sub(r"(^|\s)#.*$", "", line).rstrip()
-        if plain.endswith("\\"):
-            joined += plain[:-1]
-            continue
-        whole = (joined + plain).strip()
-        joined = ""
-        if whole:
-            yield number, whole
-
-
-# -- packages in folders ---------------------------------------------------------------------------------
+def _read_pyproject(path: Path, extras: list[str]) -> list[str]:
+    """Return `[project] dependencies`, and those of the extras, which may name others:
+    `all = ["paceline[torch,gpu]"]`.
+    """
+    where, text = laptop_path(path), _text(path)
+    try:
+        project = tomllib.loads(text).get("project", {})
+    except tomllib.TOMLDecodeError as problem:
+        raise SpecError(
+            f"{where} is not valid TOML: {problem}.", hint="Correct the file."
+        ) from None
+    if not project or "dependencies" in project.get("dynamic", []):
+        tool = "poetry.lock" if "tool.poetry" in text else "setup.py"
+        raise SpecError(
+            f"{where} does not list its dependencies in [project].",
+            hint=f"Export them first: {EXPORTS[tool]}",
+        )
+    known = project.get("optional-dependencies", {})
+    lines, pending = list(project.get("dependencies", [])), list(extras)
+    for extra in pending:
+        if extra not in known:
+            raise SpecError(
+                f"{where} has no extra {extra!r}.",
+                hint=f"Choose one of: {', '.join(sorted(known)) or 'none'}.",
+            )
+        for line in known[extra]:
+            own = re.fullmatch(rf"{re.escape(project.get('name', ''))}\s*\[([^\]]+)\]", line, re.I)
+            if own is None:
+                lines.append(line)
+            else:
+                named = [name.strip() for name in own[1].split(",")]
+                pending += [name for name in named if name not in pending]
+    return list(dict.fromkeys(lines))
 
 
 def _local_packages(lines: Iterable[str], folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the paths among the lines with a digest of their content: other content is another environment."""
+    """Yield the paths among the lines with a digest of their content: other content is another
+    environment.
+    """
     for line in lines:
-        editable = _EDITABLE.match(line)
-        name = line[editable.end() :] if editable else line
-        name = (
-            re.sub(r"^[\w.\[\],-]+\s*@\s*(?=file:)", "", name)
-            .removeprefix("file://")
-            .removeprefix("file:")
-        )
-        name = re.sub(r"(\[[\w,. -]*\])?(\s*;.*)?(\s+--.*)?$", "", name).strip()
-        path = folder / name
-        if "://" in name or name.startswith("-") or not (os.sep in name or name in (".", "..")):
+        match = _LOCAL.match(line)
+        if match is None:
             continue
+        path = folder / match[2]
         if not path.exists():
             raise SpecError(
-                f"The requirement {line!r} refers to {laptop_path(path)}, which does not exist{_not_sent()}.",
+                f"The requirement {line!r} refers to {laptop_path(path)}, which does not exist"
+                f"{_not_sent()}.",
                 hint="Write paths relative to the project's folder.",
             )
-        yield name, _digest(path, only_metadata=editable is not None)
+        yield match[2], _digest(path, only_metadata=match[1] is not None)
 
 
 def _digest(path: Path, *, only_metadata: bool) -> str:
-    """Return a digest of a file, or of a package's folder; for an editable package, of its metadata alone."""
+    """Return a digest of a file, or of a package's folder; for an editable package, of its metadata
+    alone.
+    """
     digest = hashlib.sha256()
     if path.is_file():
         digest.update(path.read_bytes())
         return digest.hexdigest()
     for root, folders, names in os.walk(path):
-        folders[:] = sorted(
-            name for name in folders if name not in _NOT_SOURCE and not name.endswith(".egg-info")
-        )
-        if only_metadata:
-            folders[:] = []
+        kept = [each for each in folders if each not in _NOT_SOURCE and ".egg-info" not in each]
+        folders[:] = [] if only_metadata else sorted(kept)
         for name in sorted(names):
             file = Path(root, name)
-            if (
-                name.endswith(".pyc")
-                or not file.is_file()
-                or (only_metadata and name not in _METADATA)
-            ):
+            if not file.is_file() or (only_metadata and name not in _METADATA):
                 continue
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             digest.update(f"{file.relative_to(path)}\0{content}\n".encode(errors="surrogateescape"))

@@ -21,9 +21,8 @@ from paceline.contract.files.foreign_records import read_object
 from paceline.contract.findings import PROBLEM, WARNING, Finding
 from paceline.contract.quote import quote
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
-from paceline.launch.environment.build_script import IMAGE, LOCK, MARKER
-from paceline.launch.environment.container_image import is_remote
-from paceline.launch.environment.modules import module_section, module_variables
+from paceline.launch.environment.activation import module_section, module_variables
+from paceline.launch.environment.build_script import IMAGE, LOCK, MARKER, is_remote
 from paceline.launch.environment.probe import module_lines, probe
 from paceline.launch.environment.requirements import Requirements, read_requirements
 from paceline.launch.run_folder import resolve_scratch

@@ -8,7 +8,7 @@ from paceline.contract import env
 from paceline.contract.files.environment_file import SECRETS_MARK
 from paceline.contract.quote import quote
 from paceline.contract.redaction import REDACTED, redact
-from paceline.launch.environment.modules import module_variables
+from paceline.launch.environment.activation import module_variables
 from paceline.launch.secrets.declared import Secrets, belongs_to_script
 from paceline.spec import Job
 

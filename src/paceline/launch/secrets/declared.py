@@ -55,6 +55,18 @@ class Secrets:
 
 NO_SECRETS = Secrets()
 
+# What came over a connection with the command that this process carries out. It is in memory only.
+_received: list[Secrets] = []
+
+
+def keep_received(values: Mapping[str, str], sources: Mapping[str, str]) -> None:
+    _received[:] = [Secrets(dict(values), dict(sources))]
+
+
+def received_secrets() -> Secrets | None:
+    """Return the secrets that came with the command; None if it was typed on this machine."""
+    return _received[0] if _received else None
+
 
 def choose_secrets(
     job: Job, *, environ: Mapping[str, str], file_secrets: Secrets, in_a_job: bool = True

@@ -5,8 +5,7 @@ from __future__ import annotations
 import netrc
 import os
 import stat
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,27 +13,14 @@ from paceline.contract.env import MAX_BYTES, is_too_large
 from paceline.contract.findings import GOOD, PROBLEM, Finding
 from paceline.contract.quote import quote
 from paceline.errors import EnvironmentProblem, PacelineError, SpecError
-from paceline.launch.secrets.declared import FROM_SHELL, Secrets, choose_secrets
+from paceline.launch.secrets.declared import FROM_SHELL, Secrets, choose_secrets, received_secrets
 from paceline.launch.secrets.dotenv import parse_dotenv
-from paceline.launch.secrets.received import received_secrets
 from paceline.spec import Job
 
 WANDB_KEY = "WANDB_API_KEY"
 WANDB_BASE_URL = "WANDB_BASE_URL"
 CREDENTIALS = "wandb_credentials.txt"
 NETRCS = (".netrc", "_netrc")
-
-Values = dict[str, str]
-Parse = Callable[[str, "_Source"], Values]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A secret file, and the variables known before it is read."""
-
-    path: Path
-    label: str  # the path as shown to the user
-    known: Mapping[str, str]  # the environment, overridden by earlier files
 
 
 def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
@@ -50,23 +36,31 @@ def read_secrets(job: Job, environ: Mapping[str, str]) -> Secrets:
         if received is not None and job.environment.secret_files is not None
         else secret_files(job, environ)
     )
+    named_by = None
+    if job.environment.secret_files is not None:
+        named_by = job.source("environment.secret_files")
     for path in paths:
-        kind = _kind(path, environ)
         known = {**environ, **job.environment.variables, **values}
-        if kind.only_for is not None and kind.only_for in known:
+        is_netrc = path.name in NETRCS or str(path) == environ.get("NETRC")
+        if WANDB_KEY in known and (is_netrc or path.name == CREDENTIALS):
             continue  # the file is not needed, so its mode does not matter
         label = show_path(path, job, environ)
-        named_by = (
-            job.source("environment.secret_files")
-            if job.environment.secret_files is not None
-            else None
-        )
         content = _read(path, label, named_by=named_by)
         if content is None:
             continue
-        found = kind.parse(content.text, _Source(path, label, known))
-        if found:
-            _require_private(path, label, content.mode)
+        text, mode = content
+        if is_netrc:
+            found = _parse_netrc(path, text, label, known)
+        elif path.name == CREDENTIALS and "=" not in text.strip().rstrip("="):  # a bare key
+            found = {WANDB_KEY: text.strip()}
+        else:
+            found = parse_dotenv(text, where=label)
+        if found and os.name == "posix" and mode & 0o077:  # its secrets may already be known
+            raise EnvironmentProblem(
+                f"{label} contains secrets, but others can read it: its mode is {mode:04o}, "
+                "expected 0600.",
+                hint=f"Run: chmod 600 {quote(str(path))}",
+            )
         for name, value in found.items():
             if is_too_large(name, value):
                 raise SpecError(
@@ -134,13 +128,7 @@ def show_path(path: Path, job: Job, environ: Mapping[str, str]) -> str:
     return str(path)
 
 
-@dataclass(frozen=True)
-class _Content:
-    text: str
-    mode: int
-
-
-def _read(path: Path, label: str, *, named_by: str | None) -> _Content | None:
+def _read(path: Path, label: str, *, named_by: str | None) -> tuple[str, int] | None:
     """Return a file's text and mode; None if it does not exist and no setting names it."""
     try:
         # Non-blocking: the path may be a pipe without a writer.
@@ -165,19 +153,9 @@ def _read(path: Path, label: str, *, named_by: str | None) -> _Content | None:
     finally:
         os.close(descriptor)
     try:
-        return _Content(content.decode("utf-8"), stat.S_IMODE(mode))
+        return content.decode("utf-8"), stat.S_IMODE(mode)
     except UnicodeDecodeError:
         raise _read_error(label, "it is not UTF-8 text") from None
-
-
-def _require_private(path: Path, label: str, mode: int) -> None:
-    """Raise if others can read the file: its secrets may already be known."""
-    if os.name == "posix" and mode & 0o077:
-        raise EnvironmentProblem(
-            f"{label} contains secrets, but others can read it: its mode is {mode:04o}, expected "
-            "0600.",
-            hint=f"Run: chmod 600 {quote(str(path))}",
-        )
 
 
 def _read_error(label: str, reason: str) -> EnvironmentProblem:
@@ -188,51 +166,15 @@ def _read_error(label: str, reason: str) -> EnvironmentProblem:
     )
 
 
-# -- kinds of files
-# --------------------------------------------------------------------------------------
-
-
-def _parse_dotenv(text: str, source: _Source) -> Values:
-    return parse_dotenv(text, where=source.label)
-
-
-def _parse_credentials(text: str, source: _Source) -> Values:
-    """Parse a bare key, or lines such as WANDB_API_KEY=..."""
-    parts = text.split()
-    if len(parts) == 1 and "=" not in parts[0].rstrip("="):
-        return {WANDB_KEY: parts[0]}
-    return parse_dotenv(text, where=source.label)
-
-
-def _parse_netrc(text: str, source: _Source) -> Values:
+def _parse_netrc(path: Path, text: str, label: str, known: Mapping[str, str]) -> dict[str, str]:
     """Return the password for wandb's server. A key for one server is never sent to another."""
     from paceline.contract.wandb_server import base_url
 
-    host = urlsplit(base_url(source.known)).hostname or ""
+    host = urlsplit(base_url(known)).hostname or ""
     try:
-        machine = netrc.netrc(str(source.path)).hosts.get(host)
+        machine = netrc.netrc(str(path)).hosts.get(host)
     except netrc.NetrcParseError as problem:  # its message may contain the password
         if host not in text:
             return {}  # other programs may be able to parse it, and nothing in it is for us
-        raise _read_error(source.label, f"line {problem.lineno} is not valid in a .netrc") from None
+        raise _read_error(label, f"line {problem.lineno} is not valid in a .netrc") from None
     return {WANDB_KEY: machine[2]} if machine and machine[2] else {}
-
-
-@dataclass(frozen=True)
-class _Kind:
-    parse: Parse
-    only_for: str | None = None  # the only variable it is read for, unless it is already known
-
-
-_NETRC = _Kind(_parse_netrc, only_for=WANDB_KEY)
-# By file name; any other file has NAME=value lines.
-_KINDS = {
-    CREDENTIALS: _Kind(_parse_credentials, only_for=WANDB_KEY),
-    **dict.fromkeys(NETRCS, _NETRC),
-}
-
-
-def _kind(path: Path, environ: Mapping[str, str]) -> _Kind:
-    if str(path) == environ.get("NETRC"):
-        return _NETRC
-    return _KINDS.get(path.name, _Kind(_parse_dotenv))

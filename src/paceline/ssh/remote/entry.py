@@ -160,7 +160,7 @@ def take_over(path: Path, *, terminal: bool) -> int | None:
 
     Return an exit code if the command has done its work already: a submission whose answer was lost.
     """
-    from paceline.launch.secrets import received
+    from paceline.launch.secrets.declared import keep_received
 
     if not re.fullmatch(rf"{REQUEST}[0-9a-f]+", path.name):
         sys.exit(f"paceline: error: {path} is not a request.")
@@ -170,7 +170,7 @@ def take_over(path: Path, *, terminal: bool) -> int | None:
     os.chdir(request.cwd)
     os.environ.update(request.variables)
     os.environ["PWD"] = request.cwd
-    received.keep(request.secrets, request.secret_sources)
+    keep_received(request.secrets, request.secret_sources)
     if not terminal:  # the end of a terminal is a signal already
         with suppress(OSError):
             os.setpgid(0, 0)
