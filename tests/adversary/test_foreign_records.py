@@ -26,7 +26,7 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.errors import PacelineError
-from paceline.launch.prepare import read_launch_spec
+from paceline.launch.resume import read_launch_spec
 from paceline.slurm.commands import read_job_id
 from paceline.slurm.job_states.meanings import JobState
 from paceline.watch.details import make_nodes, read_details

@@ -18,10 +18,9 @@ from paceline.contract.files.environment_file import SECRETS_MARK
 from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Search
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.launch.local.launch import find_resumed_run
+from paceline.launch.resume import Typed, find_earlier_run
 from paceline.launch.run_folder import find_run
-from paceline.launch.user_resubmission import Typed, find_resubmission
-from paceline.spec import load_job
+from paceline.spec import Program, load_job
 from paceline.sweep.folder import SweepWriter
 from tests.adversary.second_user import STRANGER
 
@@ -100,9 +99,8 @@ def test_whatever_acts_refuses_a_foreign_run(by_path: bool, scratch: Path) -> No
         "cancel": lambda: cancel.command([name]),
         "shell": lambda: shell._inside(name, None, terminal=False),
         "sync": lambda: sync.command(name),
-        "run --resume": lambda: find_resumed_run(name, None, load=load_job, cwd=scratch),
-        "submit --resume": lambda: find_resubmission(
-            name, None, typed=Typed((), (), None, None), cwd=scratch
+        "--resume": lambda: find_earlier_run(
+            name, None, typed=Typed(), here=load_job(Program(""), cwd=scratch), backend="slurm"
         ),
     }
     for what, act in acts.items():

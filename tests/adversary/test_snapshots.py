@@ -11,9 +11,8 @@ import pytest
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.run_path import RunPath
 from paceline.launch.code_snapshot import Snapshot, list_code
-from paceline.launch.plan.rank_counts import RankCounts
-from paceline.launch.prepare import prepare
 from paceline.launch.secrets.file_names import is_secret
+from paceline.launch.submission import fill_folder
 from paceline.spec import Program, load_job
 from paceline.staging.working_directory import WorkingDirectory
 from tests.adversary.second_user import (
@@ -318,17 +317,14 @@ def test_links_out_of_the_project_are_named(tmp_path: Path) -> None:
     run_path = RunPath(tmp_path / "scratch", "p", "e", "r")
     run_path.folder.path.mkdir(parents=True)
     launch_spec = LaunchSpec("r", "train.py", [], source=str(run_path.folder.work / "project"))
-    prepared = prepare(
+    filled = fill_folder(
         job,
         run_path=run_path,
-        rank_counts=RankCounts(1, 1, 0, 1),
         launch_spec=launch_spec,
         command=["paceline"],
         backend="local",
-        snapshot_required=True,
+        in_copy=True,
     )
     assert [
-        note
-        for note in prepared.notes
-        if "closed/up -> ../../shared/x, shared -> ../shared" in note
+        note for note in filled.notes if "closed/up -> ../../shared/x, shared -> ../shared" in note
     ]

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentProblem
-from paceline.launch.code_identity import identify_code
-from paceline.launch.code_snapshot import Snapshot, list_code
+from paceline.launch.code_snapshot import Snapshot, identify_code, list_code
 
 MB = 2**20
 

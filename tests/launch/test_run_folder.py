@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -21,9 +22,9 @@ import pytest
 from paceline.contract.run_path import RunPath, list_runs_and_sweeps, new_run_id, run_path_of
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.launch import run_folder as folders
-from paceline.launch.local.machine import usable_gpus
-from paceline.launch.prepare import list_project, path_in_run
+from paceline.launch.machine import usable_gpus
 from paceline.launch.run_half_zip import _byte_code, stored_run_half, write_run_half
+from paceline.launch.submission import list_project, path_in_run
 from paceline.spec import Job, Program, load_job
 
 
@@ -48,14 +49,40 @@ def test_scratch_from_environment_then_file_then_default(tmp_path: Path) -> None
         folders.resolve_scratch(configured, {"WORK": "/work"})
 
 
-def test_a_run_id_in_use_is_replaced(tmp_path: Path) -> None:
+def test_a_run_id_in_use_is_an_error_and_the_run_stays(tmp_path: Path) -> None:
     run_path = RunPath(tmp_path, "p", "e", new_run_id())
-    with (
-        folders.create_run_folder(run_path) as first,
-        folders.create_run_folder(run_path) as second,
-    ):
-        assert first.run_id == run_path.run_id != second.run_id
-    assert len(list((tmp_path / "p" / "e").iterdir())) == 2
+    with folders.open_run_folder(run_path, is_new=True):
+        pass
+    with pytest.raises(EnvironmentProblem, match="File exists"):
+        with folders.open_run_folder(run_path, is_new=True):
+            pass
+    assert run_path.folder.path.is_dir()
+
+
+def test_a_run_that_cannot_go_on_is_as_it_was(tmp_path: Path) -> None:
+    run_path = RunPath(tmp_path, "p", "e", new_run_id())
+    folder = run_path.folder
+    with folders.open_run_folder(run_path, is_new=True):
+        folder.run_json.write_text("first")
+        folder.environment.touch(mode=0o600)
+        folder.code.symlink_to("../somewhere")
+        folder.cancelled.touch()
+
+    def change() -> None:
+        with folders.open_run_folder(run_path, is_new=False):
+            folder.run_json.write_text("second")
+            folder.environment.unlink()
+            folder.code.unlink()
+            folder.cancelled.unlink()
+            folder.script.touch()
+            raise SpecError("no")
+
+    with pytest.raises(SpecError):
+        change()
+    assert folder.run_json.read_text() == "first"
+    assert folder.environment.stat().st_mode & 0o777 == 0o600
+    assert os.readlink(folder.code) == "../somewhere"
+    assert sorted(os.listdir(folder.path)) == ["cancelled", "code", "environment.sh", "run.json"]
 
 
 def test_a_failed_body_removes_only_its_own_folders(tmp_path: Path) -> None:
@@ -63,26 +90,27 @@ def test_a_failed_body_removes_only_its_own_folders(tmp_path: Path) -> None:
     run_path = RunPath(scratch, "p", "e", new_run_id())
 
     def fail() -> None:
-        with folders.create_run_folder(run_path) as made:
-            made.store.mkdir()
-            (made.folder.path / "half").write_text("x")
+        path = replace(run_path, run_id=new_run_id())
+        with folders.open_run_folder(path, is_new=True):
+            path.store.mkdir(exist_ok=True)
+            (path.folder.path / "half").write_text("x")
             raise SpecError("no")
 
     with pytest.raises(SpecError):
         fail()
     assert list(tmp_path.iterdir()) == []
-    with folders.create_run_folder(run_path) as created:
+    with folders.open_run_folder(run_path, is_new=True):
         pass
     with pytest.raises(SpecError):
         fail()
-    assert list((scratch / "p" / "e").iterdir()) == [created.folder.path]
+    assert list((scratch / "p" / "e").iterdir()) == [run_path.folder.path]
 
 
 def test_only_a_new_scratch_folder_of_a_project_is_hidden_from_git_and_pytest(
     tmp_path: Path,
 ) -> None:
     def names(scratch: Path) -> list[str]:
-        with folders.create_run_folder(RunPath(scratch, "p", "e", new_run_id())):
+        with folders.open_run_folder(RunPath(scratch, "p", "e", new_run_id()), is_new=True):
             return sorted(os.listdir(scratch))
 
     project = tmp_path / "project"
@@ -101,7 +129,7 @@ def test_a_run_that_fails_removes_a_scratch_folder_of_a_project_unless_another_u
     scratch = tmp_path / "runs"
 
     def fail() -> None:
-        with folders.create_run_folder(RunPath(scratch, "p", "e", new_run_id())):
+        with folders.open_run_folder(RunPath(scratch, "p", "e", new_run_id()), is_new=True):
             raise SpecError("no")
 
     with pytest.raises(SpecError):
@@ -124,7 +152,8 @@ def test_a_run_starts_if_the_files_for_git_and_pytest_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "SHIELDS", {"missing/.gitignore": "*", "conftest.py": ""})
-    with folders.create_run_folder(RunPath(tmp_path / "runs", "p", "e", new_run_id())) as run_path:
+    run_path = RunPath(tmp_path / "runs", "p", "e", new_run_id())
+    with folders.open_run_folder(run_path, is_new=True):
         assert run_path.folder.path.is_dir()
     assert list_runs_and_sweeps(tmp_path / "runs") == ([], [])
 
@@ -147,8 +176,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(small_disk: Path) -> None:
+    run_path = RunPath(small_disk, "p", "e", new_run_id())
     with pytest.raises(EnvironmentProblem, match="No space left on device") as caught:
-        with folders.create_run_folder(RunPath(small_disk, "p", "e", new_run_id())) as run_path:
+        with folders.open_run_folder(run_path, is_new=True):
             (run_path.folder.path / "big").write_bytes(b"0" * 2**20)
     assert "PACELINE_SCRATCH" in caught.value.hint
     assert list(small_disk.iterdir()) == []
@@ -157,7 +187,9 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(small_disk: Path) -> None:
 def test_a_file_in_place_of_the_scratch_folder(tmp_path: Path) -> None:
     (tmp_path / "scratch").write_text("")
     with pytest.raises(EnvironmentProblem, match="Cannot create the run folder"):
-        with folders.create_run_folder(RunPath(tmp_path / "scratch", "p", "e", new_run_id())):
+        with folders.open_run_folder(
+            RunPath(tmp_path / "scratch", "p", "e", new_run_id()), is_new=True
+        ):
             pass
 
 
@@ -297,8 +329,8 @@ def test_snapshots_exclude_runs_wherever_they_are(scratch: str, tmp_path: Path) 
     (tmp_path / "p" / "train.py").touch()
     run_path = RunPath((tmp_path / "p" / scratch).resolve(), "p", "e", "id")
     for _ in range(2):  # the second time, the first run's files exist, too
-        run_path = run_path.with_new_id()
-        with folders.create_run_folder(run_path):
+        run_path = replace(run_path, run_id=new_run_id())
+        with folders.open_run_folder(run_path, is_new=True):
             (run_path.folder.path / "log").touch()
             snapshot = list_project(job, run_path).store(run_path.store)
         assert {path.name for path in snapshot.path.iterdir()} == {"paceline.toml", "train.py"}

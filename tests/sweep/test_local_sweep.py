@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.sweep.folder import SweepFolder
-from paceline.launch.plan.rank_counts import Machine
+from paceline.launch.plan.local import Machine
 from paceline.spec import Flag, Program, load_job
 from paceline.sweep.local_sweep import slots, with_ranks
 

@@ -35,6 +35,8 @@ SILENCE = "PACELINE_SILENCE"  # seconds after which a silent connection to a clu
 ON_CLUSTER = "PACELINE_ON_CLUSTER"  # the cluster that `--on` named there
 LAPTOP_FOLDER = "PACELINE_LAPTOP_FOLDER"  # the project's folder there
 SENT_FOLDER = "PACELINE_SENT_FOLDER"  # and its copy on the login node
+REQUEST = "PACELINE_REQUEST"  # the id of a submission, which the run's record has
+REPEATED = "PACELINE_REPEATED"  # set if the answer to the same submission was lost earlier
 
 # Of shells that run the lines of a job's script without the job. Lines travel in a variable: there
 # may be no file that all nodes see, and they may hold secrets, which an argument would show.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 from paceline.contract.claims import ELSEWHERE, find_holder
 from paceline.contract.files.environment_file import forget_secrets
@@ -15,6 +14,7 @@ from paceline.contract.run_path import requeues_itself
 from paceline.contract.typed_command import to_type
 from paceline.errors import UsageError
 from paceline.slurm import commands as slurm
+from paceline.spec import Program, load_job
 
 CANCEL, STOP, REQUEUE = "cancel", "stop", "requeue"  # as the views of runs name them
 
@@ -77,9 +77,14 @@ def _stop_here(folder: RunFolder) -> None:
 
 
 def _submit_again(folder: RunFolder) -> str:
-    from paceline.launch.user_resubmission import Typed, find_resubmission
+    from paceline.launch.resume import Typed, find_earlier_run
+    from paceline.launch.slurm_job import SlurmJob
+    from paceline.launch.submission import SLURM
 
-    resubmission = find_resubmission(str(folder.path), None, typed=Typed(), cwd=Path.cwd())
-    resubmission.check()
-    submitted = resubmission.submit(["paceline", "submit", "--resume", folder.path.name])
-    return str(submitted.job_id)
+    here = load_job(Program(""))
+    job, earlier, _ = find_earlier_run(
+        str(folder.path), None, typed=Typed(), here=here, backend=SLURM
+    )
+    again = SlurmJob(job, earlier=earlier)
+    again.check()
+    return str(again.submit(["paceline", "submit", "--resume", folder.path.name]).job_id)

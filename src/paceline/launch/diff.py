@@ -17,7 +17,7 @@ from paceline.contract.run_path import run_path_of
 from paceline.errors import EnvironmentProblem
 from paceline.launch.code_snapshot import find_code
 from paceline.launch.code_store import read_file
-from paceline.launch.prepare import run_folders_inside
+from paceline.launch.submission import run_folders_inside
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 LARGE = 2**20  # bytes; the lines of larger files are not compared

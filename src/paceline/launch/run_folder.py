@@ -8,8 +8,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from paceline.spec import Job
 from paceline.spec.home_path import expand_home
 
 DEFAULT_SCRATCH = "runs"
+BEFORE = ".before"  # in a run folder while it is changed: the files as they were
 PROJECT_MARKS = (".git", "paceline.toml", "pyproject.toml")
 # In a scratch folder of a project: git must not add logs and checkpoints, nor pytest collect copies
 # of the tests.
@@ -265,108 +266,106 @@ def path_error(action: str, path: Path, error: OSError) -> RunFolderProblem:
 
 
 @contextmanager
-def create_run_folder(run_path: RunPath) -> Iterator[RunPath]:
-    """Create a new run folder, and remove everything again if the body fails, unless a job may
-    need it.
+def open_run_folder(run_path: RunPath, *, is_new: bool) -> Iterator[None]:
+    """Create a new run folder, or change one that exists.
+
+    If the body fails, everything is as it was before, unless a job may need the folder.
     """
-    created: list[Path] = []
+    folder = run_path.folder
     try:
-        create_scratch(run_path.scratch, created)
-        _create_all(run_path.folder.path.parent, created)
-        while True:
-            try:
-                run_path.folder.path.mkdir()
-            except FileExistsError:
-                run_path = run_path.with_new_id()
-                continue
-            break
+        undo = _create(run_path) if is_new else _remember(folder)
     except OSError as error:
-        _remove(created)
-        raise path_error("create the run folder", run_path.folder.path, error) from None
+        action = "create" if is_new else "write"
+        raise path_error(f"{action} the run folder", folder.path, error) from None
     try:
-        yield run_path
+        yield
     except BaseException as error:
-        # there may be a job, which needs the folder
-        if (run_path.folder.path / SUBMITTING).exists():
-            raise
-        shutil.rmtree(run_path.folder.path, ignore_errors=True)
-        _remove(created)
+        if not (folder.path / SUBMITTING).exists():
+            undo()
         if isinstance(error, OSError):
-            raise path_error("write the run folder", run_path.folder.path, error) from None
+            raise path_error("write the run folder", folder.path, error) from None
+        raise
+    finally:
+        shutil.rmtree(folder.path / BEFORE, ignore_errors=True)
+
+
+def _create(run_path: RunPath) -> Callable[[], None]:
+    """Create a run folder; return what removes it, and what else this has created."""
+    folder = run_path.folder.path
+    created = [path for path in folder.parents if not path.exists()]
+    create_scratch(run_path.scratch)
+    folder.mkdir(parents=True)
+
+    def undo() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # another run has come meanwhile
+            for path in created:
+                _remove_unused(path)
+
+    return undo
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a folder that has no runs, but perhaps a store of code or the files for git and
+    pytest.
+    """
+    names = set(os.listdir(path))
+    if not names <= {STORE, *SHIELDS}:
+        return
+    shutil.rmtree(path / STORE, ignore_errors=True)
+    for name in names - {STORE}:
+        (path / name).unlink()
+    try:
+        path.rmdir()
+    except OSError:
+        if names - {STORE}:
+            _write_shields(path)
         raise
 
 
-def create_scratch(scratch: Path, created: list[Path] | None = None) -> None:
-    """Create the scratch folder if it is missing, and add the folders that this creates to
-    `created`.
+def _remember(folder: RunFolder) -> Callable[[], None]:
+    """Keep copies of the files that a start writes; return what puts them back."""
+    paths = (
+        folder.run_json,
+        folder.launch_spec,
+        folder.script,
+        folder.shell_library,
+        folder.shell_setup,
+        folder.environment,
+        folder.run_half,
+        folder.code,
+        folder.cancelled,
+    )
+    before = folder.path / BEFORE
+    shutil.rmtree(before, ignore_errors=True)
+    before.mkdir(mode=0o700)
+    for path in filter(os.path.lexists, paths):
+        shutil.copy2(path, before / path.name, follow_symlinks=False)
+
+    def undo() -> None:
+        for path in paths:
+            path.unlink(missing_ok=True)
+            if os.path.lexists(before / path.name):
+                os.replace(before / path.name, path)
+
+    return undo
+
+
+def create_scratch(scratch: Path) -> None:
+    """Create the scratch folder if it is missing.
 
     In a project, a new one gets `SHIELDS`. An existing folder stays as it is: it may be the user's
     own.
     """
-    new: list[Path] = []
-    try:
-        _create_all(scratch, new)
-    finally:
-        if created is not None:
-            created += new
-    if scratch in new and _is_in_project(scratch):
+    if scratch.is_dir():
+        return
+    scratch.mkdir(parents=True, exist_ok=True)
+    marked = any((parent / mark).exists() for parent in scratch.parents for mark in PROJECT_MARKS)
+    if marked or scratch.name == DEFAULT_SCRATCH:
         _write_shields(scratch)
-
-
-def _is_in_project(scratch: Path) -> bool:
-    return scratch.name == DEFAULT_SCRATCH or any(
-        (parent / mark).exists() for parent in scratch.parents for mark in PROJECT_MARKS
-    )
 
 
 def _write_shields(scratch: Path) -> None:
     for name, text in SHIELDS.items():
-        try:
-            with open(scratch / name, "x", encoding="utf-8") as file:
-                file.write(text)
-        # they are a convenience; whatever is wrong with the folder, the run itself will say it
-        except OSError:
-            continue
-
-
-def _create_all(path: Path, created: list[Path]) -> None:
-    for each in reversed([path, *path.parents]):
-        if not each.exists():
-            _create(each, created)
-
-
-def _create(path: Path, created: list[Path]) -> None:
-    try:
-        path.mkdir()
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-    else:
-        created.append(path)
-
-
-def _remove(created: list[Path]) -> None:
-    """Remove the parent folders that this run created, unless another run uses them."""
-    for path in reversed(created):
-        try:
-            # Runs create their folder before they use the store, so a store without run folders is
-            # ours alone.
-            if os.listdir(path) == [STORE]:
-                shutil.rmtree(path / STORE)
-            _remove_folder(path)
-        except OSError:
-            return
-
-
-def _remove_folder(path: Path) -> None:
-    """Remove a folder that has nothing in it, or nothing but `SHIELDS`."""
-    has_shields = set(os.listdir(path)) == set(SHIELDS)
-    if has_shields:
-        for name in SHIELDS:
-            (path / name).unlink()
-    try:
-        path.rmdir()
-    except OSError:  # another run has come meanwhile
-        if has_shields:
-            _write_shields(path)
-        raise
+        with suppress(OSError):  # whatever is wrong with the folder, the run itself will say it
+            (scratch / name).write_text(text, encoding="utf-8")

@@ -18,10 +18,9 @@ from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED
 from paceline.errors import ClusterError, PacelineError, UsageError
 from paceline.launch.checks.start_source import resolve_start
 from paceline.launch.claims import claim_run
-from paceline.launch.local.machine import detect_machine, interpreter
-from paceline.launch.local.parallel_runs import ParallelRuns
-from paceline.launch.plan.local import LocalPlan, plan_local
-from paceline.launch.plan.rank_counts import Machine
+from paceline.launch.machine import detect_machine, interpreter
+from paceline.launch.parallel_runs import ParallelRuns
+from paceline.launch.plan.local import LocalPlan, Machine, plan_local
 from paceline.launch.secrets.secrets import read_secrets
 from paceline.spec import Job
 from paceline.sweep.folder import mark_starter
@@ -47,7 +46,8 @@ class LocalSweep(SweepStart):
 
     def run_trials(self, new: Sequence[Point], numbers: Sequence[int]) -> int:
         self.python, self.secrets = interpreter(self.job), read_secrets(self.job, os.environ)
-        with self.new_submission(new, numbers) as run_path, mark_starter(run_path.folder.path):
+        run_path = self.writer.submission_path()
+        with self.new_submission(run_path, new, numbers), mark_starter(run_path.folder.path):
             plan = plan_local(
                 self.job,
                 run_path=run_path,

@@ -16,8 +16,8 @@ from paceline.contract.run_folder import write_atomically
 from paceline.contract.sweep.folder import SUBMITTED, Point
 from paceline.contract.typed_command import to_type
 from paceline.errors import ClusterError, JobRejected
-from paceline.launch.job_submission import JobSubmission, write_files
 from paceline.launch.plan.slurm import SlurmPlan
+from paceline.launch.slurm_job import SlurmJob, write_files
 from paceline.slurm import commands as slurm
 from paceline.slurm.array_script import Trials
 from paceline.slurm.arrays import JOB_LIMIT_REACHED, array_size_limit, max_new_jobs, submit_array
@@ -32,15 +32,13 @@ class SlurmSweep(SweepStart):
     """A sweep whose trials are tasks of job arrays."""
 
     @cached_property
-    def job_submission(self) -> JobSubmission:
-        job_submission = JobSubmission(
-            self.settings.job, trials=Trials(self.writer.folder.path, self.settings.pack)
-        )
-        job_submission.run_path = self.writer.submission_path()
-        return job_submission
+    def job_submission(self) -> SlurmJob:
+        trials = Trials(self.writer.folder.path, self.settings.pack)
+        path = self.writer.submission_path()
+        return SlurmJob(self.settings.job, run_path=path, trials=trials)
 
     def describe_trials(self, numbers: Sequence[int]) -> str:
-        plan = self.job_submission.plan(self.job_submission.run_path)
+        plan = self.job_submission.plan
         pack, known = self.settings.pack, slurm.available()
         allowed = (
             max_new_jobs(self.job_submission.job.resources.account, wanted=len(numbers))
@@ -77,9 +75,9 @@ class SlurmSweep(SweepStart):
             self.reporter.note(f"{warning.text}{f' ({warning.hint})' if warning.hint else ''}")
         job, settings = self.job_submission.job, self.settings
         refusal: ClusterError | None = None
-        with self.new_submission(new, numbers) as run_path, mark_starter(run_path.folder.path):
-            self.job_submission.run_path = run_path
-            plan = self.job_submission.plan(run_path)
+        run_path = self.job_submission.run_path
+        with self.new_submission(run_path, new, numbers), mark_starter(run_path.folder.path):
+            plan = self.job_submission.plan
             notes = self.prepare(
                 run_path, plan.launch_spec, job=job, backend="slurm", snapshot_required=True
             )

@@ -22,12 +22,10 @@ from paceline.contract.sweep.folder import Point, Search
 from paceline.contract.typed_command import to_type
 from paceline.errors import EnvironmentProblem, UsageError
 from paceline.launch import run_folder as folders
-from paceline.launch.confirmation.submission import abandoned_trials, note_trials
-from paceline.launch.plan.rank_counts import RankCounts
-from paceline.launch.prepare import path_in_run, prepare
 from paceline.launch.secrets.secrets import read_secrets
+from paceline.launch.submission import fill_folder, path_in_run
 from paceline.spec import Job
-from paceline.sweep.folder import MISSING, SweepWriter
+from paceline.sweep.folder import SweepWriter
 from paceline.sweep.points import describe_point, new_trials
 from paceline.sweep.settings import TPE_PARALLEL, SweepSettings
 from paceline.sweep.wandb import check_reachable, create_sweep
@@ -97,8 +95,6 @@ class SweepStart(ABC):
     def _choose(self, resubmit: str | None) -> tuple[list[Point], list[int]]:
         """Return the trials to add, and the numbers of all that will run."""
         points, name = self.writer.points, self.search.name
-        if left := self._abandoned():
-            return [], left
         if resubmit is not None:
             numbers = self.writer.select(resubmit)
             if not numbers:
@@ -116,17 +112,6 @@ class SweepStart(ABC):
                 " missing, or choose another --name.",
             )
         return new, [point.number for point in new]
-
-    def _abandoned(self) -> list[int]:
-        """Return the trials that this very command has added earlier, when it was killed before it
-        submitted them.
-        """
-        numbers = {*abandoned_trials(self.writer.folder.path)}
-        return (
-            [number for number in self.writer.select(MISSING) if number in numbers]
-            if numbers
-            else []
-        )
 
     def _check_optuna(self) -> None:
         """Raise early if the trials run in this Python and it lacks Optuna."""
@@ -158,15 +143,16 @@ class SweepStart(ABC):
     # -----------------------------------------------------------------------
 
     @contextmanager
-    def new_submission(self, new: Sequence[Point], numbers: Sequence[int]) -> Iterator[RunPath]:
+    def new_submission(
+        self, run_path: RunPath, new: Sequence[Point], numbers: Sequence[int]
+    ) -> Iterator[None]:
         """Create the submission's folder and record its trials; undo both if the body fails."""
-        with folders.create_run_folder(self.writer.submission_path()) as run_path:
-            note_trials(run_path.folder.path, numbers)
-            with (
-                self.writer.add_trials(self.search, new),
-                self.writer.reopen(numbers if not new else ()),
-            ):
-                yield run_path
+        with (
+            folders.open_run_folder(run_path, is_new=True),
+            self.writer.add_trials(self.search, new),
+            self.writer.reopen(numbers if not new else ()),
+        ):
+            yield
 
     def prepare(
         self,
@@ -182,17 +168,13 @@ class SweepStart(ABC):
         launch_spec = replace(
             launch_spec, experiment=self.writer.run_path.experiment, args=list(self.search.args)
         )
-        prepared = prepare(
+        filled = fill_folder(
             job,
             run_path=run_path,
-            rank_counts=RankCounts(
-                launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads
-            ),
             launch_spec=launch_spec,
             command=["paceline", *sys.argv[1:]],
             backend=backend,
-            snapshot_required=snapshot_required,
-            compiled=job.environment.kind == "current",
+            in_copy=snapshot_required,
         )
         if self.search.sampler == "list":
             # Scripts of earlier trials too: their lines may be gone from the list.
@@ -204,7 +186,7 @@ class SweepStart(ABC):
                     path_in_run(path, job=job, run_path=run_path) if snapshot_required else path
                 )
             write_atomically(run_path.folder.path / "programs.json", json.dumps(programs) + "\n")
-        return prepared.notes
+        return filled.notes
 
     def report_start(self, line: str) -> None:
         self.reporter.line(line)

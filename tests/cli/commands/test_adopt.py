@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paceline.cli.commands.adopt import _list
-from paceline.launch.local.machine import usable_gpus
+from paceline.launch.machine import usable_gpus
 from paceline.tools.adopt.script_changes import advise
 from paceline.tools.adopt.source_edits import Source
 

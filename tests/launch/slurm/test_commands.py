@@ -19,9 +19,9 @@ from paceline.contract.run_path import RunPath, new_run_id
 from paceline.errors import JobRejected, NoAnswer, NotConfigured
 from paceline.launch import claims
 from paceline.launch.checks.machine import default_interface, describe_interfaces, interfaces
-from paceline.launch.job_submission import submit_plan
 from paceline.launch.plan.slurm import SlurmPlan
-from paceline.launch.run_folder import create_run_folder
+from paceline.launch.run_folder import open_run_folder
+from paceline.launch.slurm_job import submit_plan
 from paceline.slurm import arrays, limits, sbatch
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import squeue_and_sacct
@@ -321,7 +321,7 @@ def test_a_folder_whose_job_may_exist_stays(
 
     def submit() -> RunFolder:
         run_path = replace(submission.run_path, run_id=new_run_id())
-        with create_run_folder(run_path) as run_path:
+        with open_run_folder(run_path, is_new=True):
             run_path.folder.events.mkdir()
             submit_plan(replace(submission, run_path=run_path, folder=run_path.folder))
         return run_path.folder

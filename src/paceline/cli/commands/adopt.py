@@ -82,7 +82,7 @@ def command(
 
 def _fitting(steps: list[str]) -> list[str]:
     """Let a script with the runtime try two ranks on the CPU, if they would share a GPU."""
-    from paceline.launch.local.machine import usable_gpus
+    from paceline.launch.machine import usable_gpus
 
     if not any(step.startswith("paceline prove") for step in steps) or usable_gpus(os.environ) > 1:
         return steps

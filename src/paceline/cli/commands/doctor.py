@@ -81,11 +81,11 @@ def command(
         folder = find_run(args[0], resolve_scratch(job, os.environ))
         return report(diagnose_run(folder, fitness=job.launch.fitness), as_json=as_json)
     if is_job or args:
-        from paceline.launch.job_submission import JobSubmission
+        from paceline.launch.slurm_job import SlurmJob
 
         cwd = Path.cwd()
         job = settings.load(settings.find_program(args, is_module=module, cwd=cwd), cwd=cwd)
-        return report(JobSubmission(job).findings(), as_json=as_json)
+        return report(SlurmJob(job).findings(), as_json=as_json)
     from paceline.launch.checks.machine import inspect_machine, inspect_site, inspect_slurm
     from paceline.launch.secrets.secrets import inspect_secrets
 

@@ -84,7 +84,7 @@ def data(
       paceline inspect data --nproc 4 train.py       four ranks; arguments of the script follow it
       paceline inspect data --limit 100 stream.py    the first 100 steps of each epoch
     """
-    from paceline.launch.local.machine import current_folder
+    from paceline.launch.machine import current_folder
     from paceline.tools.inspect.recorded_run import Request, overrides, record
     from paceline.tools.inspect.sample_checks import check_samples
     from paceline.tools.inspect.sample_picture import draw_samples

@@ -146,7 +146,7 @@ def command(
       paceline prove --batch-arg --bs ddp.py --bs 64   a plain DDP script: --bs 64, --bs 32, --bs 16
       paceline prove --global-batch 64 ddp.py -b {batch_per_rank}      the same, by a placeholder
     """
-    from paceline.launch.local.machine import current_folder
+    from paceline.launch.machine import current_folder
     from paceline.spec.typed_flags import Flag
     from paceline.tools.prove.local_runner import Script
 
@@ -207,7 +207,7 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
 
 
 def _count_gpus(job: Job) -> int:
-    from paceline.launch.local.machine import detect_machine
+    from paceline.launch.machine import detect_machine
 
     return 0 if job.runtime.cpu else detect_machine(os.environ).gpus
 

@@ -26,8 +26,8 @@ from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
     from paceline.contract.run_folder import RunFolder
-    from paceline.launch.local.launch import NewRun, ResumedRun
-    from paceline.spec import Job, Program
+    from paceline.launch.local_run import LocalRun
+    from paceline.spec import Job
 
 # What was typed for these has an effect only in a session.
 SESSION_KEYS = ("runtime.max_steps", "runtime.seed", "runtime.precision", "checkpoint.every_steps")
@@ -83,15 +83,8 @@ def command(
         )
     run = _find_run(args, settings, is_module=module, resume=resume)
     if dry_run:
-        from paceline.launch.checks.stop_contract import describe_stop
-        from paceline.launch.local.warm_start import describe_cold
-
-        copies = f"a copy of {run.job.folder}" if run.job.project.snapshot else "no copy is kept"
-        print(run.plan.show(code=copies, stop=describe_stop(run.job)))
-        for note in describe_cold(run.plan.launch_spec, warm=run.job.launch.warm):
-            console.say_note(note)
-        return 0
-    if resume is not None and not here and not _has_consent(run.plan.run_path.folder):
+        return _show(run)
+    if resume is not None and not here and not _has_consent(run.folder):
         console.say_note("nothing was started")
         return 1
     for note in run.prepare(["paceline", *sys.argv[1:]], code_later=True):
@@ -101,19 +94,35 @@ def command(
 
 def _find_run(
     args: list[str] | None, settings: typer_options.Settings, *, is_module: bool, resume: str | None
-) -> NewRun | ResumedRun:
-    from paceline.launch.local.launch import NewRun, find_resumed_run
-    from paceline.launch.local.machine import current_folder
+) -> LocalRun:
+    from paceline.launch.local_run import LocalRun
+    from paceline.launch.machine import current_folder
 
     cwd = current_folder()
-
-    def load(program: Program) -> Job:
-        return settings.load(program, cwd=cwd, here=True)
-
     if resume is None:
-        return NewRun(load(settings.find_program(args, is_module=is_module, cwd=cwd)))
-    program = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
-    return find_resumed_run(resume, program, load=load, cwd=cwd)
+        program = settings.find_program(args, is_module=is_module, cwd=cwd)
+        return LocalRun(settings.load(program, cwd=cwd, here=True))
+    from paceline.launch.resume import Typed, find_earlier_run
+    from paceline.launch.submission import LOCAL
+    from paceline.spec import Program
+
+    typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
+    named = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
+    here = settings.load(named or Program(""), cwd=cwd, here=True)
+    job, earlier, _ = find_earlier_run(resume, named, typed=typed, here=here, backend=LOCAL)
+    return LocalRun(job, earlier=earlier)
+
+
+def _show(run: LocalRun) -> int:
+    """Print what a dry run shows."""
+    from paceline.launch.checks.stop_contract import describe_stop
+    from paceline.launch.warm_start import describe_cold
+
+    copies = f"a copy of {run.job.folder}" if run.job.project.snapshot else "no copy is kept"
+    print(run.plan.show(code=copies, stop=describe_stop(run.job)))
+    for note in describe_cold(run.plan.launch_spec, warm=run.job.launch.warm):
+        console.say_note(note)
+    return 0
 
 
 def _has_consent(folder: RunFolder) -> bool:
@@ -133,11 +142,11 @@ def _has_consent(folder: RunFolder) -> bool:
     )
 
 
-def _launch(run: NewRun | ResumedRun, flags: Sequence[Flag] = ()) -> int:
+def _launch(run: LocalRun, flags: Sequence[Flag] = ()) -> int:
     """Run the agents until they are done; print the verdict and the run folder."""
     from paceline.contract.claims import local_job_start_name
-    from paceline.launch.local.agents import run_agents
-    from paceline.launch.local.warm_start import find_zygote
+    from paceline.launch.agents import run_agents
+    from paceline.launch.warm_start import find_zygote
     from paceline.spec.quantities import show_seconds
 
     def after_start() -> None:

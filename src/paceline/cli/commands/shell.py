@@ -14,7 +14,6 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import command_line
 from paceline.contract.typed_command import cluster
 from paceline.errors import UsageError
-from paceline.launch.job_submission import JobSubmission
 from paceline.launch.plan.interactive_shell import (
     allocate_argv,
     join_argv,
@@ -22,6 +21,7 @@ from paceline.launch.plan.interactive_shell import (
     setup_from_run,
 )
 from paceline.launch.run_half_zip import stored_run_half
+from paceline.launch.slurm_job import SlurmJob
 from paceline.slurm import commands as slurm
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.submission_environment import submission_environment
@@ -63,8 +63,8 @@ def command(
         job = settings.load(
             Program("shell"), flags=[*settings.flags, Flag("shell", "resume.requeue", False)]
         )
-        submission = JobSubmission(job)
-        plan = submission.plan(submission.run_path)
+        submission = SlurmJob(job)
+        plan = submission.plan
         half = (
             ""
             if dry_run

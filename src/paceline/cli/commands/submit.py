@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
     from paceline.contract.findings import Finding
     from paceline.contract.run_folder import RunFolder
-    from paceline.launch.job_submission import JobSubmission, Submitted
+    from paceline.launch.slurm_job import SlurmJob, Submitted
 
 
 Resume = Annotated[
@@ -110,20 +111,21 @@ def command(
             "--first-timeout needs --first.",
             hint="Add it, as in `--on alps,cedar --first`, or omit both.",
         )
-    from paceline.launch.confirmation.submission import is_carried_out_here
-
-    patience = submit_first.read_patience(first_timeout) if first else 0.0
-    submission = _submission(
-        args, settings, is_module=module, resume=resume, after=after or (), grant_timeout=patience
-    )
+    submission = _find_job(args, settings, is_module=module, resume=resume, after=after or ())
+    if first:
+        spec = submission.plan.launch_spec
+        spec = replace(spec, grant_timeout=submit_first.read_patience(first_timeout))
+        submission.plan = replace(submission.plan, launch_spec=spec)
     if dry_run:
         return _show(submission, is_new=resume is None)
+    if _was_repeated(submission):
+        return 0
     warn(submission.check())
     submitted = submission.submit(["paceline", *sys.argv[1:]], script_only=script_only)
     if first:
         return submit_first.answer(submitted)
     describe(submitted, script_only)
-    if submitted.job_id is not None and (follow or wait) and not is_carried_out_here():
+    if submitted.job_id is not None and (follow or wait):
         return wait_until_done(submitted.folder, follow=follow)
     return 0
 
@@ -144,7 +146,7 @@ def _check_script_only(file: Path, *, resume: str | None, wait: bool, follow: bo
         )
 
 
-def _show(submission: JobSubmission, *, is_new: bool) -> int:
+def _show(submission: SlurmJob, *, is_new: bool) -> int:
     """Print what a dry run shows."""
     from paceline.launch.checks.stop_contract import describe_stop
 
@@ -156,7 +158,7 @@ def _show(submission: JobSubmission, *, is_new: bool) -> int:
         by_hand if is_new and not cluster() else "To submit it, leave out --dry-run.",
         f"Slurm has not checked the job. To check it, type: {to_type('doctor --job')} ...",
     ]
-    plan = submission.plan(submission.run_path)
+    plan = submission.plan
     print(plan.show(stop=describe_stop(submission.job), advice=advice), end="")
     if not submission.partitions and not submission.job.resources.cpus_per_gpu:
         console.say_note(
@@ -174,30 +176,49 @@ def forwarded(asked: Forwarded) -> int:
     return submit_first.start(asked) if asked.values.get("first") else forward(asked)
 
 
-def _submission(
+def _find_job(
     args: list[str] | None,
     settings: typer_options.Settings,
     *,
     is_module: bool,
     resume: str | None,
     after: Sequence[str],
-    grant_timeout: float,
-) -> JobSubmission:
+) -> SlurmJob:
     """Return the new run to submit, or the one to go on with."""
-    from paceline.launch.job_submission import JobSubmission
-    from paceline.launch.user_resubmission import Typed, find_resubmission
+    from paceline.launch.slurm_job import SlurmJob
 
     cwd = Path.cwd()
     if resume is None:
         found = settings.find_program(args, is_module=is_module, cwd=cwd, command="submit")
-        return JobSubmission(
-            settings.load(found, cwd=cwd), after=after, grant_timeout=grant_timeout
-        )
-    program = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
+        return SlurmJob(settings.load(found, cwd=cwd), after=after)
+    from paceline.launch.resume import Typed, find_earlier_run
+    from paceline.launch.submission import SLURM
+    from paceline.spec import Program
+
     typed = Typed(settings.flags, settings.params, settings.config, settings.profile)
-    submission = find_resubmission(resume, program, typed=typed, cwd=cwd, after=after)
+    named = settings.find_program(args, is_module=is_module, cwd=cwd) if args else None
+    here = settings.load(named or Program(""), cwd=cwd)
+    job, earlier, note = find_earlier_run(resume, named, typed=typed, here=here, backend=SLURM)
+    submission = SlurmJob(job, earlier=earlier, after=after)
+    if note:
+        console.say_note(note)
     console.say_note(f"{submission.run_path.run_id} continues with its code: {submission.code}")
     return submission
+
+
+def _was_repeated(submission: SlurmJob) -> bool:
+    """Return whether this very submission has a job already; say which one."""
+    from paceline.launch.slurm_job import find_repeated
+
+    found = find_repeated(submission.run_path.scratch)
+    if found is None:
+        return False
+    folder, job = found
+    print(f"submitted {folder.key} as job {job}, when you typed this command earlier")
+    print(f"  folder  {folder.path}")
+    print(f"  logs    {to_type(f'logs -f {folder.key}')}")
+    print("To submit one more job, repeat the command.", flush=True)
+    return True
 
 
 def warn(findings: Sequence[Finding]) -> None:

@@ -25,7 +25,7 @@ from paceline.spec.option import RESOURCES
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
-    from paceline.launch.job_submission import Submitted
+    from paceline.launch.slurm_job import Submitted
     from paceline.ssh.cluster_race_record import ClusterRaceRecord
     from paceline.ssh.code_push.project_code import Parcel
     from paceline.ssh.connection import Connection

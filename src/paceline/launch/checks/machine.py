@@ -16,7 +16,7 @@ from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.errors import ClusterError, NotConfigured
 from paceline.launch.checks.access import nearest_existing
 from paceline.launch.checks.job import file_system
-from paceline.launch.local.machine import detect_machine
+from paceline.launch.machine import detect_machine
 from paceline.slurm import commands as slurm
 from paceline.slurm.partitions import Partition, query_partitions
 from paceline.spec.site import SITE_FILE, find_site

@@ -1,15 +1,16 @@
-"""From a Job to the launch spec that its agents carry out."""
+"""From a Job to the launch spec that its agents carry out, and to its record in `run.json`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.redaction import redact, redact_args, redact_text, redact_values
 from paceline.contract.run_path import RunPath
-from paceline.launch.plan.rank_counts import RankCounts
 from paceline.spec import Job
 
 # The runtime's settings, and the keys that set them.
@@ -34,30 +35,24 @@ RUNTIME_KEYS = {
     "debug": "launch.debug",
 }
 
-# Fields of a launch spec, and the keys that set them: a resumed run keeps what was not typed again.
-_SET_BY = {
-    "style": ("launch.style",),
-    "nodes": ("job.nodes",),
-    "nproc": ("launch.nproc",),
-    "gpus": ("launch.nproc", "runtime.cpu", "job.gpus_per_node"),
-    "one_gpu_per_rank": ("launch.gpu_binding",),
-    "preload": ("launch.preload",),
-    "tee": ("launch.tee",),
-    "max_restarts": ("resume.max_attempts",),
-    "hang_timeout": ("resume.hang_timeout",),
-    "requeue": ("resume.requeue",),
-    "requeue_always": ("resume.requeue",),
-    "requeues_per_day": ("resume.requeues_per_day",),
-    "exit_timeout": ("resume.exit_timeout",),
-    "stop_timeout": ("resume.grace",),
-    "stop_signal": ("resume.stop_signal",),
-    "saved_exit_code": ("resume.saved_exit_code",),
-    "fixed_nodes": ("job.nodelist",),
-    "fitness": ("launch.fitness",),
-    "threads": ("launch.nproc", "job.nodes"),
-    "data": ("data.stage",),
-    "notify": ("notify.command", "notify.webhook", "notify.on", "notify.stalled_after"),
-}
+
+@dataclass(frozen=True)
+class RankCounts:
+    """The numbers of nodes and ranks, and what each rank gets."""
+
+    nodes: int
+    nproc: int  # ranks per node
+    gpus: int  # GPUs per node
+    threads: int  # per rank
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.nproc
+
+    def __str__(self) -> str:
+        ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"{ranks}{where}, {self.threads} thread{'s' if self.threads > 1 else ''} each"
 
 
 def runtime_settings(job: Job) -> dict[str, Any]:
@@ -168,40 +163,75 @@ def make_launch_spec(
     )
 
 
-def carry_over(old: LaunchSpec, new: LaunchSpec, job: Job) -> LaunchSpec:
-    """Return the launch spec of a resumed run: the old one, with what was typed this time."""
-    typed = {key for key, source in job.sources.items() if source.startswith("--")}
-    changes: dict[str, Any] = {
-        name: getattr(new, name) for name, keys in _SET_BY.items() if typed.intersection(keys)
+def launch_spec_text(launch_spec: LaunchSpec) -> str:
+    """Return the text of launch.json; arguments outside UTF-8 are kept as escapes."""
+    text = launch_spec.to_json()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(asdict(launch_spec), indent=1) + "\n"
+    return text
+
+
+# -- run.json
+# ----------------------------------------------------------------------------------------
+
+
+def run_record(
+    job: Job,
+    *,
+    run_path: RunPath,
+    launch_spec: LaunchSpec,
+    command: Sequence[str],
+    time: float,
+    facts: Mapping[str, Any],
+    code: Mapping[str, Any],
+    before: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the text of run.json: the resolved settings, the code and the command line, for people
+    and for `paceline ps`.
+
+    `facts` has host, user, python and version; `code` identifies the code.
+
+    `before` is the record so far of a run that goes on.
+    """
+    spec = job.tables.model_dump(mode="json", exclude_none=True)
+    spec["environment"]["variables"] = {
+        name: redact(name, value) for name, value in job.environment.variables.items()
     }
-    runtime = dict(old.runtime)
-    for name, key in RUNTIME_KEYS.items():
-        if key in typed:
-            runtime.pop(name, None)
-            if name in new.runtime:
-                runtime[name] = new.runtime[name]
-    tracking = dict(old.tracking)
-    for name in type(job.tracking).model_fields:
-        if f"tracking.{name}" in typed:
-            tracking[name] = getattr(job.tracking, name)
-    params = (
-        _merge(old.params, new.params)
-        if any(key.startswith("params.") for key in typed)
-        else old.params
-    )
-    variables = (
-        {**old.variables, **new.variables} if "environment.variables" in typed else old.variables
-    )
-    return replace(
-        old, **changes, runtime=runtime, tracking=tracking, params=params, variables=variables
-    )
+    if job.environment.setup:
+        spec["environment"]["setup"] = [redact_text(line) for line in job.environment.setup]
+    if job.resources.extra:
+        spec["job"]["extra"] = [redact_text(argument) for argument in job.resources.extra]
+    spec["params"] = redact_values(job.params)
+    value = {
+        "run_id": run_path.run_id,
+        "project": run_path.project,
+        "experiment": run_path.experiment,
+        "name": job.resources.name or "",
+        "created": time if before is None else before.get("created", time),
+        "started": time,
+        "program": job.program.name,
+        "is_module": job.program.is_module,
+        "args": redact_args(job.program.args),
+        "command": redact_args(command),
+        "cwd": str(job.cwd),
+        "file": str(job.file) if job.file else None,
+        "profile": job.profile,
+        "nodes": launch_spec.nodes,
+        "nproc": launch_spec.nproc,
+        "world_size": launch_spec.world_size,
+        **facts,
+        "code": dict(code),
+        "spec": spec,
+    }
+    if before is not None:
+        value["earlier"] = _earlier(before)
+    return json.dumps(value, indent=1) + "\n"
 
 
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in changes.items():
-        old = merged.get(key)
-        merged[key] = (
-            _merge(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
-        )
-    return merged
+def _earlier(record: Mapping[str, Any]) -> list[Any]:
+    """Return what each start of a run has run so far, oldest first."""
+    known = record.get("earlier")
+    last = {key: record[key] for key in ("started", "command", "program", "args") if key in record}
+    return [*(known if isinstance(known, list) else ()), last]

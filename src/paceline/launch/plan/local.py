@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from paceline.contract import env
 from paceline.contract.gpus import VISIBLE_DEVICES
@@ -14,8 +15,7 @@ from paceline.contract.quote import command_line
 from paceline.contract.redaction import redact, redact_args, redact_values
 from paceline.contract.run_path import RunPath
 from paceline.errors import SpecError
-from paceline.launch.plan.launch_spec import carry_over, make_launch_spec
-from paceline.launch.plan.rank_counts import Machine, RankCounts, local_rank_counts
+from paceline.launch.plan.launch_spec import RankCounts, make_launch_spec
 from paceline.launch.secrets.declared import (
     NO_SECRETS,
     Secrets,
@@ -27,6 +27,7 @@ from paceline.launch.secrets.declared import (
 from paceline.spec import Job
 from paceline.spec.settings import Tables
 
+DEFAULT_RANKS = 2  # without GPUs: the fewest that show what distributed code does
 LOCAL_STYLES = ("fork", "torchrun", "spawn", "lightning", "accelerate")
 # Not `-m`: that would put the current folder, and whatever is in it, ahead of the standard library.
 START_AGENT = (
@@ -34,6 +35,20 @@ START_AGENT = (
     "import main; sys.exit(main())"
 )
 FORKING_SYSTEMS = ("Linux",)  # macOS can fork, but its own libraries crash afterwards
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The cores and GPUs of this machine."""
+
+    cores: int
+    gpus: int
+    system: str = "Linux"  # platform.system()
+    # the GPUs as CUDA_VISIBLE_DEVICES names them; empty means 0, 1, ...
+    devices: tuple[str, ...] = ()
+
+    def device_names(self) -> tuple[str, ...]:
+        return self.devices or tuple(str(number) for number in range(self.gpus))
 
 
 @dataclass(frozen=True)
@@ -129,6 +144,27 @@ class LocalPlan:
         ]
 
 
+def local_rank_counts(job: Job, machine: Machine, old: LaunchSpec | None = None) -> RankCounts:
+    """Return the numbers of a run on this machine: several nodes here share its cores and its
+    GPUs.
+    """
+    default = old.nodes if old is not None else 1
+    nodes = job.resources.nodes if job.is_typed("job.nodes") else default
+    visible = 0 if job.runtime.cpu else machine.gpus
+    nproc = job.launch.nproc
+    if nproc is None:
+        nproc = max(1, visible // nodes) if visible else DEFAULT_RANKS
+    if visible and nproc * nodes > visible:
+        source = job.source("launch.nproc") if job.launch.nproc else job.source("job.nodes")
+        raise SpecError(
+            f"{source} asks for {nproc * nodes} ranks, but this machine has {visible} "
+            f"GPU{'s' if visible > 1 else ''}.",
+            hint=f"Ask for at most {visible} in total, or add --cpu.",
+        )
+    gpus = nproc if visible else 0
+    return RankCounts(nodes, nproc, gpus, max(1, machine.cores // (nproc * nodes)))
+
+
 def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
     """Return the style that works here, and a note if it is not the requested one."""
     style = job.launch.style
@@ -149,9 +185,8 @@ def choose_style(job: Job, machine: Machine) -> tuple[str, list[str]]:
     return style, []
 
 
-def local_restarts(job: Job) -> int:
-    """Return the restarts after a failure: none here, unless requested."""
-    return (job.resume.max_attempts or 1) - 1
+# The keys that change how many ranks a run has; without them, it keeps its number when it goes on.
+_COUNT_KEYS = ("job.nodes", "launch.nproc", "runtime.cpu", "job.gpus_per_node")
 
 
 def plan_local(
@@ -160,16 +195,20 @@ def plan_local(
     run_path: RunPath,
     machine: Machine,
     python: str,
-    old: LaunchSpec | None = None,
     environ: Mapping[str, str] | None = None,
+    old: LaunchSpec | None = None,
     file_secrets: Secrets = NO_SECRETS,
+    path_in_job: Callable[[Path], Path] = lambda path: path,
 ) -> LocalPlan:
-    """Return the plan. `old` is the launch spec of a resumed run.
+    """Return the plan. `old` is the launch spec of a run that goes on.
 
     `file_secrets` are the secrets that files hold; those that are only named are looked up in
-    `environ`.
+    `environ`. `path_in_job` maps a path of the project to where the ranks find it.
     """
-    rank_counts = local_rank_counts(job, machine)
+    if old is not None and not any(map(job.is_typed, _COUNT_KEYS)):
+        rank_counts = RankCounts(old.nodes, old.nproc, old.gpus, old.threads)
+    else:
+        rank_counts = local_rank_counts(job, machine, old)
     style, notes = choose_style(job, machine)
     # Secrets go to the agents' environment: the launch spec is a file.
     secrets = choose_secrets(job, environ=environ or {}, file_secrets=file_secrets, in_a_job=False)
@@ -185,19 +224,15 @@ def plan_local(
         python=python,
         style=style,
         variables=variables,
-        max_restarts=local_restarts(job),
+        path_in_job=path_in_job,
+        # none here, unless requested
+        max_restarts=(job.resume.max_attempts or 1) - 1,
     )
-    if old is not None:
-        launch_spec = replace(carry_over(old, launch_spec, job), python=python)
-        rank_counts = RankCounts(
-            launch_spec.nodes, launch_spec.nproc, launch_spec.gpus, launch_spec.threads
-        )
-    agents = _agent_commands(run_path, launch_spec, machine=machine, python=python)
     return LocalPlan(
         run_path,
         rank_counts,
         launch_spec,
-        agents,
+        _agent_commands(run_path, launch_spec, machine=machine, python=python),
         tuple(notes),
         secrets={**secrets.values, **hidden_variables(job)},
         secrets_summary=secrets.describe(),
@@ -225,13 +260,3 @@ def _agent_commands(
             )
         commands.append(AgentCommand(argv, variables))
     return tuple(commands)
-
-
-def launch_spec_text(launch_spec: LaunchSpec) -> str:
-    """Return the text of launch.json; arguments outside UTF-8 are kept as escapes."""
-    text = launch_spec.to_json()
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(asdict(launch_spec), indent=1) + "\n"
-    return text

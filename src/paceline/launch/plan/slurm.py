@@ -15,8 +15,7 @@ from paceline.errors import UsageError
 from paceline.launch.environment.activation import activation_lines, interpreter, module_section
 from paceline.launch.environment.container import container_entry
 from paceline.launch.environment.variables import environment_file, forwarded_names
-from paceline.launch.plan.launch_spec import make_launch_spec
-from paceline.launch.plan.rank_counts import RankCounts
+from paceline.launch.plan.launch_spec import RankCounts, make_launch_spec
 from paceline.launch.secrets.declared import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.slurm.array_script import Trials, array_script
 from paceline.slurm.batch_script import EnvironmentSection, ScriptPlan, job_script

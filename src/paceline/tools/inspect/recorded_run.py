@@ -11,8 +11,8 @@ from pathlib import Path
 from paceline.contract.files.foreign_records import read_tail
 from paceline.contract.verdict import DONE, INTERRUPTED_EXIT
 from paceline.errors import EnvironmentProblem, LaunchError
-from paceline.launch.local.launch import NewRun
-from paceline.launch.local.parallel_runs import ParallelRuns
+from paceline.launch.local_run import LocalRun
+from paceline.launch.parallel_runs import ParallelRuns
 from paceline.launch.run_folder import RunFolderProblem
 from paceline.spec import Flag, Job, Program
 from paceline.tools.inspect.samples import Samples, read_samples
@@ -64,7 +64,7 @@ def overrides(folder: Path) -> list[Flag]:
 def record(job: Job, folder: Path, command: Sequence[str]) -> Samples:
     """Run the job, and return what its ranks recorded in `folder`."""
     (folder / RECORDS).mkdir()
-    run = NewRun(job)
+    run = LocalRun(job)
     try:
         run.prepare(command)
     # its hint is about the scratch folder, which is not used here

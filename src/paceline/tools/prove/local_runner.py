@@ -14,16 +14,17 @@ from pathlib import Path
 from paceline.contract import env
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
+from paceline.contract.files.foreign_records import read_object
 from paceline.contract.files.proof_spec import ProofSpec, record_path
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
-from paceline.contract.run_path import RunPath
 from paceline.contract.verdict import DONE, FAILED, STOPPED
 from paceline.errors import EnvironmentProblem, RunError, UsageError
-from paceline.launch.local.launch import NewRun, ResumedRun
-from paceline.launch.local.parallel_runs import ParallelRuns
+from paceline.launch.local_run import LocalRun
+from paceline.launch.parallel_runs import ParallelRuns
 from paceline.launch.plan.local import LocalPlan
-from paceline.launch.prepare import path_in_run, read_launch_spec
+from paceline.launch.resume import read_launch_spec
+from paceline.launch.submission import EarlierRun
 from paceline.spec import Job, Program
 from paceline.spec.typed_flags import Flag
 from paceline.tools.prove.cases import Case
@@ -141,7 +142,7 @@ class LocalRunner:
             self._read(case, own, folder, metrics), note=note, stopped_after=stopped_after
         )
 
-    def _prepare(self, case: Case, own: Path, spec: Path) -> _RecordedRun:
+    def _prepare(self, case: Case, own: Path, spec: Path) -> LocalRun:
         """Create the folder of a run, with a copy of the project, if there can be one."""
         try:
             return self._create(case, own, spec)
@@ -155,9 +156,10 @@ class LocalRunner:
             )
             return run
 
-    def _create(self, case: Case, own: Path, spec: Path) -> _RecordedRun:
+    def _create(self, case: Case, own: Path, spec: Path) -> LocalRun:
         job = self._job(case, own)
-        run = _RecordedRun(job, spec)
+        variables = {env.PROOF: str(spec)}
+        run = LocalRun(job, in_copy=job.project.snapshot, variables=variables)
         run.prepare(["paceline", "prove", job.program.name, *job.program.args])
         return run
 
@@ -208,8 +210,12 @@ class LocalRunner:
         if not saved:
             return "nothing was saved: the script does not call run.resume", 0, STOPPED
         step = checkpoint_step(saved[0].name) or 0
-        _write(replace(spec, stop_at=0), own)
-        run = ResumedRun(self._job(case, own), folder, read_launch_spec(folder))
+        path = _write(replace(spec, stop_at=0), own)
+        earlier = EarlierRun(
+            folder, read_object(folder.run_json), read_launch_spec(folder), self._has_copies
+        )
+        variables = {env.PROOF: str(path)}
+        run = LocalRun(self._job(case, own), earlier=earlier, variables=variables)
         run.prepare([])
         return "", step, self._launch(run.plan, case, own)
 
@@ -247,34 +253,6 @@ def make_spec(case: Case, against: Sequence[Case], *, own: Path, weights: Path) 
         lr_factor=case.lr_factor,
         lr_warmup=case.lr_warmup,
     )
-
-
-class _RecordedRun(NewRun):
-    """A run whose ranks find the spec of their recorder, and work in a copy of the project if there is a snapshot."""
-
-    def __init__(self, job: Job, spec: Path) -> None:
-        self._spec = spec
-        self.snapshot_required = job.project.snapshot
-        super().__init__(job)
-
-    def _plan(self, run_path: RunPath) -> LocalPlan:
-        plan, job = super()._plan(run_path), self.job
-
-        def in_copy(path: str | Path) -> str:
-            return str(path_in_run(Path(path), job=job, run_path=run_path))
-
-        old = plan.launch_spec
-        return replace(
-            plan,
-            launch_spec=replace(
-                old,
-                variables={**old.variables, env.PROOF: str(self._spec)},
-                cwd=in_copy(job.cwd),
-                program=old.program if old.is_module else in_copy(old.program),
-                source=in_copy(job.folder),
-                import_path=[in_copy(each) for each in old.import_path],
-            ),
-        )
 
 
 def _write(spec: ProofSpec, own: Path) -> Path:

@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from paceline.launch.job_submission import write_files
 
 from paceline.contract import env
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.run_path import RunPath
 from paceline.errors import UsageError
-from paceline.launch.job_submission import write_files
 from paceline.launch.plan.interactive_shell import PIPED, setup_from_run
 from paceline.launch.plan.slurm import SlurmPlan
 from tests.golden.cases import plan

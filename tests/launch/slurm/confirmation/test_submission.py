@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from paceline.contract.files.sent_code import SentCode
-from paceline.contract.run_folder import RunFolder
 from paceline.launch.confirmation import submission
 from paceline.launch.confirmation.submission import (
     RunOutcome,
@@ -21,6 +18,9 @@ from paceline.launch.confirmation.submission import (
     note_attempt,
     note_job,
 )
+
+from paceline.contract.files.sent_code import SentCode
+from paceline.contract.run_folder import RunFolder
 from paceline.ssh.remote import entry
 from paceline.ssh.request import UNSETTLED
 from tests.launch.slurm.confirmation.test_sweep_outcome import Login, login

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from paceline.launch.confirmation import submission
+from paceline.launch.confirmation.submission import abandoned_trials, begin_submission
+from paceline.launch.confirmation.sweep_outcome import SweepOutcome
 
 from paceline.contract.run_folder import SUBMITTING
 from paceline.contract.sweep.folder import SUBMITTED, SweepFolder
 from paceline.errors import ClusterError
-from paceline.launch.confirmation import submission
-from paceline.launch.confirmation.submission import abandoned_trials, begin_submission
-from paceline.launch.confirmation.sweep_outcome import SweepOutcome
 
 # A command that carries out a submission: `record`, and what was typed.
 COMMAND = """

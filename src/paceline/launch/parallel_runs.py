@@ -13,7 +13,7 @@ from types import FrameType
 
 from paceline.contract.claims import local_job_start_name, record_processes
 from paceline.contract.verdict import FAILED, read_verdict
-from paceline.launch.local import agents
+from paceline.launch import agents
 from paceline.launch.plan.local import LocalPlan
 
 POLL_INTERVAL = 0.05  # seconds

@@ -1,0 +1,232 @@
+"""A run that goes on: found by its name, with its settings and what was typed this time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.contract.checkpoint.marker import find_checkpoints
+from paceline.contract.claims import find_holder
+from paceline.contract.files.foreign_records import read_bounded, read_object
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.quote import quote
+from paceline.contract.redaction import REDACTED, redact_text
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.typed_command import to_type
+from paceline.contract.verdict import DONE, read_verdict
+from paceline.errors import EnvironmentProblem, UsageError
+from paceline.launch.claims import require_not_running, require_permission
+from paceline.launch.run_folder import find_own_run, resolve_scratch
+from paceline.launch.submission import LOCAL, SLURM, EarlierRun
+from paceline.spec import Flag, Job, Program, load_job
+from paceline.spec.load import reload_job
+from paceline.spec.types_and_defaults import Tables
+
+# Settings of a local run that are not about this machine: a job keeps them.
+_PORTABLE = ("params", "runtime", "checkpoint", "tracking", "resume", "notify")
+# Tables whose settings reach the script, so that it may find more to do. Those of the others change
+# where it runs.
+_SEEN_BY_SCRIPT = ("params", "environment", "runtime", "data", "project")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What was typed besides the run and the script."""
+
+    flags: Sequence[Flag] = ()
+    params: Sequence[str] = ()
+    config: Path | None = None
+    profile: str | None = None
+
+    def changes_script(self) -> bool:
+        """Whether the script may find more to do than before."""
+        set_flags = (flag.key.partition(".")[0] for flag in self.flags if flag.value is not None)
+        return bool(self.params) or not set(_SEEN_BY_SCRIPT).isdisjoint(set_flags)
+
+    def has(self, key: str) -> bool:
+        return any(flag.key == key and flag.value is not None for flag in self.flags)
+
+
+def find_earlier_run(
+    name: str, program: Program | None, *, typed: Typed, here: Job, backend: str
+) -> tuple[Job, EarlierRun, str]:
+    """Find a run by its name; return its job, what it was, and a note on it, perhaps empty.
+
+    Without a `program` it is the one that the run had. `here` is the job of the current folder: its
+    scratch folder has the run, and with a new program its project has the code.
+    """
+    folder = find_own_run(name, resolve_scratch(here, os.environ))
+    old, note = read_launch_spec(folder), ""
+    if old.trial:
+        raise UsageError(
+            f"{name} is a trial of a sweep, which manages its own jobs.",
+            hint="Run the trials that failed again: paceline sweep --resubmit failed SWEEP",
+        )
+    require_not_running(folder)
+    require_permission(folder)
+    if backend == SLURM:
+        note = _require_work_left(folder, old, program=program, typed=typed)
+    record = _read_record(folder)
+    project = here if program is not None else _live_project(folder, old, record)
+    tables = _recorded_tables(record, old, typed)
+    if backend == SLURM and record.get("backend") == LOCAL:
+        tables = _portable_tables(tables, EarlierRun(folder, record, old, False))
+        job = load_job(
+            project.program,
+            flags=typed.flags,
+            params=typed.params,
+            config=typed.config,
+            profile=typed.profile,
+            cwd=project.cwd,
+            overlay=(tables, folder.run_json),
+        )
+        job = replace(job, folder=project.folder)
+    else:
+        if typed.config or typed.profile:
+            raise UsageError(
+                f"Run {folder.path.name} keeps the settings that it was started with, so --config "
+                "and --cluster-profile have no effect.",
+                hint="Omit them, and pass only what should change, e.g. --time 8h.",
+            )
+        setup = tables["environment"].get("setup", [])
+        tables["environment"]["setup"] = _restore_setup(setup, folder.script)
+        job = reload_job(project, tables, flags=typed.flags, params=typed.params)
+    changes_copy = job.is_typed("project.workdir") or job.is_typed("project.snapshot")
+    has_copy = Path(old.source).is_relative_to(folder.path) and folder.code.is_dir()
+    keeps_code = program is None and has_copy and not changes_copy
+    return job, EarlierRun(folder, record, old, keeps_code), note
+
+
+def read_launch_spec(folder: RunFolder) -> LaunchSpec:
+    """Return the launch spec of an existing run."""
+    try:
+        return LaunchSpec.from_json(read_bounded(folder.launch_spec).decode())
+    except (OSError, ValueError) as problem:
+        raise EnvironmentProblem(
+            f"Cannot read {folder.launch_spec}: {problem}.",
+            hint="Start a new run instead of resuming this one.",
+        ) from None
+
+
+def _read_record(folder: RunFolder) -> dict[str, Any]:
+    try:
+        record = read_object(folder.run_json)
+        if not isinstance(record.get("spec"), dict):
+            raise ValueError("it has no settings")
+    except (OSError, ValueError) as problem:
+        raise EnvironmentProblem(
+            f"Cannot read {folder.run_json}: {problem}.", hint="Start a new run."
+        ) from None
+    return record
+
+
+def _live_project(folder: RunFolder, old: LaunchSpec, record: Mapping[str, Any]) -> Job:
+    """Return the program of a run and its folders, as they were where it was started."""
+    project = Path(old.source)
+    if project.is_relative_to(folder.path):  # its ranks run a copy of the code
+        code = record.get("code") or {}
+        project = Path(old.work.get("project") or code.get("folder") or old.source)
+
+    def live(path: str) -> Path:
+        if not Path(path).is_relative_to(old.source):
+            return Path(path)
+        return project / os.path.relpath(path, old.source)
+
+    cwd = live(old.cwd)
+    name = old.program if old.is_module else os.path.relpath(live(old.program), cwd)
+    program = Program(name, tuple(old.args), is_module=old.is_module)
+    return Job(program, Tables(), project, cwd)
+
+
+def _recorded_tables(record: Mapping[str, Any], old: LaunchSpec, typed: Typed) -> dict[str, Any]:
+    """Return the settings of a run, with what its record hides; what it waited for is over."""
+    tables = {
+        name: dict(values) for name, values in record["spec"].items() if isinstance(values, dict)
+    }
+    tables["params"] = dict(old.params)
+    environment, job = tables.setdefault("environment", {}), tables.setdefault("job", {})
+    named = environment.get("variables") or {}
+    hidden = [name for name, text in named.items() if text == REDACTED and name in os.environ]
+    environment["variables"] = {
+        **{name: text for name, text in old.variables.items() if name in named},
+        **{name: os.environ[name] for name in hidden},
+    }
+    job.pop("dependency", None)
+    if typed.has("job.mem_per_gpu"):
+        job.pop("mem_per_node", None)
+    if typed.has("job.mem_per_node"):
+        job.pop("mem_per_gpu", None)
+    return tables
+
+
+def _portable_tables(tables: Mapping[str, Any], earlier: EarlierRun) -> dict[str, Any]:
+    """Return what a job keeps of a local run: its name, its variables, and what is not here's."""
+    kept = {key: dict(value) for key, value in tables.items() if key in _PORTABLE}
+    for key in ("cpu", "backend"):
+        kept.get("runtime", {}).pop(key, None)
+    if name := tables["job"].get("name"):
+        kept["job"] = {"name": name}
+    kept["environment"] = {"variables": tables["environment"]["variables"]}
+    return kept
+
+
+def _restore_setup(setup: Iterable[str], script: Path) -> list[str]:
+    """Return lines of `setup` with the secrets that the record hides, from the script that was
+    submitted.
+    """
+    lines = list(setup)
+    if REDACTED not in "".join(lines):
+        return lines
+    text = script.read_text(encoding="utf-8") if script.exists() else ""
+    known = {redact_text(line): line for line in text.splitlines()}
+    found = ["\n".join(known.get(part, part) for part in line.split("\n")) for line in lines]
+    for line in found:
+        if REDACTED in line:
+            raise UsageError(
+                f"{script} has no line {line}, so the secret in this line of `setup` is no longer "
+                "known.",
+                hint="Start a new run, and keep the secret in a file that you pass with "
+                "`--secret-file`.",
+            )
+    return found
+
+
+def _require_work_left(
+    folder: RunFolder, old: LaunchSpec, *, program: Program | None, typed: Typed
+) -> str:
+    """Return a note if the run is done and its script has to find out whether something is left;
+    empty otherwise.
+
+    Raises UsageError if it is done, and nothing that was typed asks for more.
+    """
+    from paceline.slurm.commands import read_job_id
+
+    holder = find_holder(folder)
+    # a later job that has not started may have had more to do
+    if holder is None or holder.job != read_job_id(folder):
+        return ""
+    if read_verdict(holder.job_start.verdict) != DONE or holder.job_start.unsaved.exists():
+        return ""
+    run = folder.path.name
+    if not find_checkpoints(folder.path):
+        return f"{run} is done and has no checkpoint: its script starts from the beginning"
+    if typed.changes_script():
+        return ""
+    if program is None:
+        name = old.program if old.is_module else Path(old.program).name
+        script = f"{'-m ' if old.is_module else ''}{quote(name)}"
+        raise UsageError(
+            f"Run {run} is done, so there is nothing left to do.",
+            hint="To train longer, pass the script with new arguments: "
+            f"{to_type(f'submit --resume {run}')} {script} --epochs 20\n"
+            f"  For a new run: {to_type('submit --name NEW')} {script}",
+        )
+    if list(program.args) == list(old.args):
+        return (
+            f"{run} is done: with the same arguments, the job has nothing to do unless the code "
+            "now trains for longer"
+        )
+    return ""

@@ -1,0 +1,348 @@
+"""A run on Slurm, from its job to an id in the queue: what the cluster has, its plan, its checks,
+and the call of sbatch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.contract import env
+from paceline.contract.claims import find_holder
+from paceline.contract.files.foreign_records import read_object, read_objects
+from paceline.contract.files.lock import locked
+from paceline.contract.findings import PROBLEM, WARNING, Finding
+from paceline.contract.redaction import redact_text
+from paceline.contract.run_folder import SUBMITTING, RunFolder, write_atomically
+from paceline.contract.run_path import RunPath, list_folders
+from paceline.contract.typed_command import to_type
+from paceline.contract.verdict import DONE, FAILED, read_verdict
+from paceline.errors import ClusterError, JobRejected, NoAnswer, NoSlurm, UsageError
+from paceline.launch.checks.job import check_job
+from paceline.launch.claims import require_not_running
+from paceline.launch.environment.store import resolve_environment
+from paceline.launch.plan.slurm import SlurmPlan, plan_slurm
+from paceline.launch.run_folder import find_run, open_run_folder, path_error
+from paceline.launch.submission import SLURM, EarlierRun, Submission, fill_folder
+from paceline.slurm import commands as slurm
+from paceline.slurm import sbatch
+from paceline.slurm.array_script import Trials
+from paceline.slurm.batch_script import shell_library
+from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm.job_states.meanings import ENDED
+from paceline.slurm.limits import explain_rejection
+from paceline.slurm.partitions import Partition, fair_cpus, find_partitions, select_partitions
+from paceline.spec import Job
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run that is prepared and, unless only its script was wanted, in the queue."""
+
+    plan: SlurmPlan
+    job_id: str | None  # None when nothing was submitted
+    notes: tuple[str, ...]
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.plan.folder
+
+
+class SlurmJob(Submission):
+    """A run to submit, new or again. With `trials`, it is the array of a sweep."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        earlier: EarlierRun | None = None,
+        run_path: RunPath | None = None,
+        after: Sequence[str] = (),
+        trials: Trials | None = None,
+    ) -> None:
+        job = resolve_environment(job, os.environ)
+        super().__init__(job, in_copy=True, earlier=earlier, run_path=run_path, after=after)
+        self.partitions: list[Partition] = find_partitions()
+        resources = job.resources
+        names = resources.partition or os.environ.get("SBATCH_PARTITION")
+        fair = fair_cpus(
+            select_partitions(self.partitions, names),
+            gpus=resources.gpus_per_node or 0,
+            gpu_type=resources.gpu_type,
+            nproc=job.launch.nproc or 1,
+        )
+        awaited = [self._awaited_job(name) for name in after]
+        self.plan: SlurmPlan = plan_slurm(
+            self.job,
+            run_path=self.run_path,
+            environ=os.environ,
+            python=sys.executable,
+            fair_cpus=fair,
+            after=[each for each in awaited if each is not None],
+            file_secrets=self.secrets,
+            path_in_job=self.path_in_job,
+            trials=trials,
+        )
+
+    @property
+    def code(self) -> str:
+        """Which code the job runs, for people."""
+        if self.earlier is not None and self.earlier.keeps_code:
+            return "the copy that the run already has; name the script to take a new one"
+        if self.job.project.snapshot:
+            return f"a new copy of {self.job.folder}"
+        return f"{self.job.folder} itself, as it is when the job starts"
+
+    def findings(self) -> list[Finding]:
+        job = self.job
+        if self.earlier is not None and self.earlier.keeps_code:
+            # check that script, and not the one in the project
+            job = replace(job, cwd=self.folder.code / os.path.relpath(job.cwd, job.folder))
+        return check_job(job, self.plan, self.partitions)
+
+    def check(self) -> list[Finding]:
+        """Raise an error for every problem found, unless checks are off; return the warnings."""
+        if not slurm.available():
+            raise NoSlurm(
+                "sbatch was not found.",
+                hint="Run this on a login node of your cluster, or start a local Slurm with "
+                "`paceline sandbox up`.",
+            )
+        found = self.findings() if self.job.launch.check else []
+        problems = [
+            UsageError(each.text, hint=each.hint) for each in found if each.level == PROBLEM
+        ]
+        if problems:
+            last = problems[-1]
+            hint = last.hint or "To submit anyway, add --no-check."
+            raise UsageError(last.message, hint=hint, earlier=problems[:-1])
+        return [each for each in found if each.level == WARNING]
+
+    def submit(self, command: Sequence[str], *, script_only: Path | None = None) -> Submitted:
+        """Open the run folder, fill it and submit it. If Slurm rejects the job, everything is as it
+        was.
+
+        `command` is recorded as what the user typed. With `script_only`, write the script there
+        instead of submitting.
+        """
+        plan, folder, job_id = self.plan, self.folder, None
+        is_new = self.earlier is None
+        with self._sole_submitter(), open_run_folder(self.run_path, is_new=is_new):
+            filled = fill_folder(
+                self.job,
+                run_path=self.run_path,
+                launch_spec=plan.launch_spec,
+                command=command,
+                backend=SLURM,
+                in_copy=True,
+                earlier=self.earlier,
+            )
+            write_files(plan)
+            if script_only is not None:
+                write_script(script_only.absolute(), plan.script)
+            else:
+                # the job may start at once; the mark is back if Slurm rejects the job
+                folder.cancelled.unlink(missing_ok=True)
+                job_id = self._sbatch()
+        return Submitted(plan, job_id, (*self.notes, *plan.notes, *filled.notes))
+
+    @contextmanager
+    def _sole_submitter(self) -> Iterator[None]:
+        """Keep out other commands that submit this run. A command that is killed leaves no lock."""
+        if self.earlier is None:
+            yield
+            return
+        folder, name = self.folder, self.run_path.run_id
+        try:
+            folder.events.mkdir(exist_ok=True)
+            with locked(folder.events / "launch.jsonl"):
+                require_not_running(folder)
+                if job := find_unconfirmed_job(folder):
+                    raise UsageError(
+                        f"Run {name} has job {job}, which Slurm had not confirmed.",
+                        hint=f"End it: scancel {job}",
+                    )
+                (folder.path / SUBMITTING).unlink(missing_ok=True)
+                yield
+        except BlockingIOError:
+            raise UsageError(
+                f"Another command is submitting run {name} now.",
+                hint=f"To see its status: {to_type(f'show {name}')}",
+            ) from None
+        except OSError as error:
+            raise path_error("write the run folder", folder.path, error) from None
+
+    def _sbatch(self) -> str:
+        """Submit the script and record the job id in the run folder."""
+        plan, folder = self.plan, self.folder
+        try:
+            return submit_plan(plan)
+        except NoAnswer as problem:
+            raise ClusterError(
+                problem.message,
+                hint="Submit it again once Slurm responds. The run's folder is kept and marked as "
+                f"cancelled, so that the job ends immediately if it exists after all: "
+                f"{folder.path}",
+            ) from None
+        except JobRejected as rejected:
+            raise explain_rejection(self.job, plan, self.partitions, rejected.reason) from None
+
+    def _awaited_job(self, name: str) -> str | None:
+        """Return the job that `--after` waits for; None if it is done already. `name` is a run's,
+        or a job id.
+
+        Raises UsageError if it can no longer succeed.
+        """
+        folder = None
+        try:
+            folder = find_run(name, self.run_path.scratch)
+        except UsageError:
+            if not name.replace("_", "").isdigit():
+                raise
+        job = name if folder is None else slurm.read_job_id(folder)
+        if job is None:
+            raise UsageError(
+                f"Invalid --after {name}: that run is not a Slurm job.",
+                hint="Name a run that was started by `paceline submit`, or a job id.",
+            )
+        ended = _ended(folder, job)
+        if ended not in (None, DONE):
+            again = "run it again"
+            if folder is not None:
+                again = f"continue it (`{to_type(f'submit --resume {folder.path.name}')}`)"
+            raise UsageError(
+                f"Invalid --after {name}: {'that run' if folder else f'job {job}'} has ended: "
+                f"{ended}.",
+                hint=f"Either {again} first, or omit --after.",
+            )
+        if ended is None and folder is None and not _may_exist(job):
+            raise UsageError(
+                f"Invalid --after {name}: Slurm knows no job {name}, and no run has that id.",
+                hint="Use a run or a job in the queue (`squeue` lists jobs). If the job is done, "
+                "omit --after. To wait for a job that you are not allowed to see, use --dependency "
+                f"afterok:{name}.",
+            )
+        if folder is not None:
+            with suppress(OSError, ValueError):  # the run may be another user's
+                spec = read_object(folder.launch_spec)
+                if spec.get("work"):
+                    self.notes.append(
+                        f"{folder.path.name} writes new files to {spec['cwd']}; read them from "
+                        "there"
+                    )
+        if ended is not None:
+            self.notes.append(f"{name} is already done, so the job does not wait for it")
+        return job if ended is None else None
+
+
+def _may_exist(job: str) -> bool:
+    """Return whether Slurm knows a job, or does not answer."""
+    try:
+        return bool(squeue_and_sacct.states([job])) or squeue_and_sacct.knows(job)
+    except ClusterError:
+        return True
+
+
+def _ended(folder: RunFolder | None, job: str) -> str | None:
+    """Return how a run or a job has ended; None if it has not, or if nobody knows."""
+    state = None
+    with suppress(ClusterError):
+        state = squeue_and_sacct.states([job]).get(job)
+    if state is not None and state.phase != ENDED:
+        return None
+    holder = find_holder(folder) if folder is not None else None
+    verdict = read_verdict(holder.job_start.verdict) if holder is not None else None
+    if verdict == DONE:
+        return DONE
+    if folder is not None and folder.cancelled.exists():
+        return "cancelled"
+    if state is not None:
+        return state.label
+    return FAILED if verdict == FAILED else None
+
+
+# -- the files of a submission
+# ----------------------------------------------------------------------------------------
+
+
+def write_files(plan: SlurmPlan) -> None:
+    """Write the batch script, and the files beside it, into the run folder."""
+    folder = plan.folder
+    write_atomically(folder.environment, plan.environment_file, mode=0o600)
+    write_atomically(folder.shell_library, shell_library())
+    write_script(folder.shell_setup, "\n".join([*plan.sections.environment, ""]))
+    write_script(folder.script, plan.script)
+
+
+def write_script(path: Path, text: str) -> None:
+    """Write lines of bash. If a line of `setup` has a secret, only its owner can read them."""
+    write_atomically(path, text, mode=0o644 if redact_text(text) == text else 0o600)
+
+
+def submit_plan(plan: SlurmPlan) -> str:
+    """Submit a run's script and record the job id in the run folder."""
+    folder = plan.folder
+    known = sbatch.known_jobs(folder)
+    with sbatch.withdrawn_on_failure(plan, folder.cancelled, known=known):
+        job = sbatch.run_sbatch(plan.sbatch, plan.submitter, folder=folder.path, known=known)
+    try:
+        _record_job(folder, job, plan.after)
+    # the run folder is removed or restored on errors, and the job cannot run with that
+    except BaseException:
+        slurm.call(["scancel", job], environ=plan.submitter, check=False)
+        raise
+    return job
+
+
+def _record_job(folder: RunFolder, job: str, after: Sequence[str]) -> None:
+    """Record the run's job id, and the jobs that it waits for. The job does the same with its id
+    when it starts.
+    """
+    write_atomically(folder.job, f"{job}\n")
+    line = {"time": time.time(), "event": "queued", "job": job}
+    if after:
+        line["after"] = list(after)
+    if request := os.environ.get(env.REQUEST):
+        line["request"] = request
+    with open(folder.events / "launch.jsonl", "a", encoding="utf-8") as events:
+        events.write(json.dumps(line) + "\n")
+
+
+# -- a submission whose answer was lost
+# ----------------------------------------------------------------------------------------
+
+
+def find_unconfirmed_job(folder: RunFolder) -> str | None:
+    """Return the job of a submission that Slurm never confirmed, if it has left one after all."""
+    if not (folder.path / SUBMITTING).exists():
+        return None
+    known = sbatch.known_jobs(folder)
+    return sbatch.find_job(folder.path, os.environ, known=known, pauses=(0.0,))
+
+
+def find_repeated(scratch: Path) -> tuple[RunFolder, str] | None:
+    """Return the run and the job of this very submission, if it came from another machine before
+    and its answer was lost there.
+
+    A run of it that has no job is marked as cancelled, so that no job of it ever starts.
+    """
+    request = os.environ.get(env.REQUEST)
+    if not request or not os.environ.get(env.REPEATED):
+        return None
+    for path in list_folders(scratch, "run.json"):
+        folder = RunFolder(Path(path))
+        if f'"{request}"' not in folder.run_json.read_text(encoding="utf-8", errors="replace"):
+            continue
+        events = read_objects(folder.events / "launch.jsonl")
+        jobs = [str(each["job"]) for each in events if each.get("request") == request]
+        job = jobs[-1] if jobs else find_unconfirmed_job(folder)
+        if job is not None:
+            return folder, job
+        write_atomically(folder.cancelled, f"{time.time():.0f}\n")
+    return None
