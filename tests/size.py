@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -122,6 +125,62 @@ def skipped() -> int:
     return sum(text.count("# fmt: skip") for text in texts)
 
 
+# What a process of the command does until it starts agents, or sbatch.
+_PROFILED = """
+import os, sys
+from paceline.__main__ import main
+seen, root = set(), os.environ["ROOT"]
+def look(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(root):
+        seen.add((code.co_filename, code.co_qualname if hasattr(code, "co_qualname")
+                  else (code.co_name, code.co_firstlineno)))
+        if code.co_name in ("wait", "run_sbatch"):
+            sys.setprofile(None)
+sys.argv = ["paceline", *sys.argv[1:]]
+sys.setprofile(look)
+try:
+    main()
+except SystemExit:
+    pass
+functions = {each for each in seen if "<module>" not in str(each[1])}
+print("MEASURED", len({file for file, _ in functions}), len(functions), file=sys.stderr)
+"""
+
+
+def measure_acts() -> None:
+    """Print how many files and functions of ours `run` and `submit` go through until agents or
+    sbatch start. Modules that are only imported do not count.
+    """
+    acts = {
+        "run": (["run", "--cpu", "--nproc", "1", "train.py"], 60, 320),
+        "submit": (["submit", "--no-check", "train.py"], 45, 200),
+    }
+    for name, (argv, files, functions) in acts.items():
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "train.py").write_text("print('here')\n", encoding="utf-8")
+            for command in ("sbatch", "squeue", "sinfo", "scontrol"):
+                path = Path(folder) / command
+                path.write_text("#!/bin/sh\necho 1\n", encoding="utf-8")
+                path.chmod(0o755)
+            environ = {**os.environ, "ROOT": str(SOURCE), "PACELINE_SCRATCH": f"{folder}/runs"}
+            environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+            done = subprocess.run(
+                [sys.executable, "-c", _PROFILED, *argv],
+                cwd=folder,
+                env=environ,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            found = [line for line in done.stderr.splitlines() if line.startswith("MEASURED")]
+            measured = found[-1].split()[1:] if found else ["?", "?"]
+            print(
+                f"{name:<8} {measured[0]:>4} files (at most {files}), {measured[1]:>4} functions "
+                f"(at most {functions}) of ours in the command's process"
+            )
+
+
 def main() -> int:
     table, over = rooms(), 0
     print(f"{'room':<10} {'statements':>10} {'at most':>8} {'modules':>8} {'packages':>9}")
@@ -147,6 +206,8 @@ def main() -> int:
     for what, size, most in totals:
         over += size > most
         print(f"{size:>8,} {what} (at most {most:,}){'  over' if size > most else ''}")
+    if "--acts" in sys.argv:
+        measure_acts()
     if "--chain" in sys.argv:
         print("\n" + "\n".join(longest_chain()))
     return 0

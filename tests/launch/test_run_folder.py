@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import io
-import marshal
 import os
-import py_compile
 import re
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
 
 import pytest
 
@@ -23,7 +16,7 @@ from paceline.contract.run_path import RunPath, list_runs_and_sweeps, new_run_id
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.launch import run_folder as folders
 from paceline.launch.machine import usable_gpus
-from paceline.launch.run_half_zip import _byte_code, stored_run_half, write_run_half
+from paceline.launch.run_half_zip import stored_run_half, write_run_half
 from paceline.launch.submission import list_project, path_in_run
 from paceline.spec import Job, Program, load_job
 
@@ -370,77 +363,15 @@ def test_the_run_half_works_from_its_zip(compiled: bool, tmp_path: Path) -> None
     assert done.stdout == "right\n", done.stderr
 
 
-def test_byte_code_is_what_python_makes_of_the_source_and_names_files_in_the_zip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes from the byte code that Python keeps. Without, or if that does not fit the source, it is compiled."""
-    name = "paceline/errors.py"
-    file = tmp_path / name
-    file.parent.mkdir()
-    monkeypatch.setattr("paceline.__file__", str(file.with_name("__init__.py")))
-    source = b"def outer():\n    return [lambda: number for number in (1, 2)]\n"
-    file.write_bytes(source)
-
-    def assert_right(name: str, source: bytes) -> None:
-        code = marshal.loads(_byte_code(name, source)[16:])
-        assert code == compile(source, name, "exec", dont_inherit=True)
-        assert files_of(code) == {name}
-
-    kept = Path(importlib.util.cache_from_source(str(file)))
-    assert_right(name, source)
-    assert not kept.exists(), "nothing is written there"
-    py_compile.compile(str(file), str(kept), doraise=True)
-    with monkeypatch.context() as patch:
-        patch.delattr("builtins.compile")
-        patch.setattr(SourceFileLoader, "source_to_code", None)
-        reused = marshal.loads(_byte_code(name, source)[16:])
-    assert reused == compile(source, name, "exec", dont_inherit=True)
-    assert files_of(reused) == {name}
-    assert_right("__main__.py", source)
-    for damaged in (b"damaged", kept.read_bytes()[:-10]):
-        kept.write_bytes(damaged)
-        assert_right(name, source)
-    py_compile.compile(str(file), str(kept), doraise=True)
-    with monkeypatch.context() as patch:
-        patch.setattr("paceline.__loader__", None)  # as where all modules come from one file
-        patch.setattr("builtins.open", None)
-        assert_right(name, b"def other(): pass\n")
-    os.utime(file, (1, 1))  # changed since
-    assert_right(name, b"def other(): pass\n")
-
-
-def files_of(code: CodeType) -> set[str]:
-    inner = [files_of(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return {code.co_filename}.union(*inner)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_run_half_in_the_store_that_is_not_ours_is_replaced(
-    compiled: bool, tmp_path: Path
-) -> None:
-    """Jobs run what is in it, whoever has put a file of that name there."""
-    path = stored_run_half(tmp_path, compiled=compiled)
-    right = path.read_bytes()
-    changed = io.BytesIO(right)
-    with zipfile.ZipFile(changed, "a") as archive:
-        archive.writestr("torch.py", "import os")
-    for wrong in (
-        b"",
-        right[:-1000],
-        b"import os" + right,
-        changed.getvalue(),
-        right.replace(b"sys.exit", b"sys.quit"),
-    ):
-        path.unlink()
-        path.write_bytes(wrong)
-        assert stored_run_half(tmp_path, compiled=compiled) == path
-        assert path.read_bytes() == right
+def test_a_run_half_in_the_store_is_used_again_unless_it_is_a_link(tmp_path: Path) -> None:
+    """Jobs run what is in it, whoever has put a link of that name there."""
+    path = stored_run_half(tmp_path)
     written = path.stat().st_ino
-    assert stored_run_half(tmp_path, compiled=compiled).stat().st_ino == written
+    assert stored_run_half(tmp_path).stat().st_ino == written
     elsewhere = tmp_path / "elsewhere"
     os.rename(path, elsewhere)
     path.symlink_to(elsewhere)
-    assert not stored_run_half(tmp_path, compiled=compiled).is_symlink()
+    assert not stored_run_half(tmp_path).is_symlink()
 
 
 def test_gpus_are_counted_by_device_files_and_visibility(tmp_path: Path) -> None:

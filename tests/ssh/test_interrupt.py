@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paceline.launch.confirmation import submission as confirmation
 
 from paceline.contract.files.sent_code import SentCode
 from paceline.errors import ConnectionProblem
+from paceline.launch.confirmation import submission as confirmation
 from paceline.spec.clusters import Cluster
 from paceline.ssh import conversation, forwarded_command, ssh_process
 from paceline.ssh.code_push.project_code import Parcel

@@ -1,4 +1,4 @@
-"""Start the agents of a run on this machine, forward signals to them and wait for them."""
+"""The agents of runs on this machine: start them, pass signals on, and wait for them."""
 
 from __future__ import annotations
 
@@ -8,138 +8,23 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from paceline.agent.workers.zygote.prestart import Prestarted
 from paceline.contract import env
 from paceline.contract.claims import local_job_start_name, record_processes
 from paceline.contract.process import die_with_parent, is_open
-from paceline.contract.verdict import RESTART_EXIT
+from paceline.contract.verdict import FAILED, RESTART_EXIT, read_verdict
 from paceline.errors import LaunchError
 from paceline.launch.plan.local import AgentCommand, LocalPlan
 
 # how an agent ends that nobody asked to
 KILLED = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)
 EXIT_TIMEOUT = 20.0  # seconds for the other agents to exit after the head agent
-
-
-def run_agents(
-    plan: LocalPlan,
-    *,
-    prestarted: Prestarted | None = None,
-    after_start: Callable[[], None] = lambda: None,
-) -> int:
-    """Start all agents of a plan, wait for them and return the head agent's exit code.
-
-    If an agent is killed, starts them again; the new head agent knows how often that may happen.
-    `prestarted` is a zygote that waits for its agent; only a single agent can use it. `after_start`
-    is called while the ranks start: it does what they need not wait for.
-    """
-    job_start = plan.run_path.folder.job_start(local_job_start_name())
-    while True:
-        code = _run_once(plan, prestarted, after_start)
-        prestarted, after_start = None, lambda: None
-        if (
-            code not in (*KILLED, RESTART_EXIT)
-            or job_start.verdict.exists()
-            or not job_start.agent.exists()
-        ):
-            return code if code >= 0 else 128 - code
-        for path in (job_start.head, *job_start.join_errors()):
-            path.unlink(missing_ok=True)
-
-
-def _run_once(
-    plan: LocalPlan, prestarted: Prestarted | None, after_start: Callable[[], None]
-) -> int:
-    shared = shared_variables(len(plan.agents))
-    processes: list[subprocess.Popen[bytes]] = []
-    with _forward_signals(processes):
-        try:
-            for starter in plan.agents:
-                passed = prestarted if len(plan.agents) == 1 else None
-                processes.append(
-                    start_agent(starter, shared, secrets=plan.secrets, prestarted=passed)
-                )
-            record_processes(
-                plan.run_path.folder, [os.getpid(), *(process.pid for process in processes)]
-            )
-            if prestarted is not None:
-                # Now only the agent holds it, so the zygote ends with the agent.
-                os.close(prestarted.descriptor)
-            after_start()
-            code = processes[0].wait()
-            wait_for_exit(processes[1:])
-            if prestarted is not None:
-                _reap_children()
-        except BaseException:
-            kill(processes)
-            raise
-    return code
-
-
-def shared_variables(agents: int) -> dict[str, str]:
-    """Return the variables that all agents of one start have in common."""
-    variables = {env.JOB_START: local_job_start_name()}
-    if agents > 1:
-        variables[env.RENDEZVOUS] = _free_address()
-        variables[env.TOKEN] = secrets.token_hex(16)
-    return variables
-
-
-def _free_address() -> str:
-    """Return an address of this machine with a free port.
-
-    If the port is taken later, the head agent picks another and records it in the job start folder.
-    """
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            return f"127.0.0.1:{probe.getsockname()[1]}"
-    except OSError:  # it has IPv6 only
-        with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
-            return f"[::1]:{probe.getsockname()[1]}"
-
-
-def start_agent(
-    starter: AgentCommand,
-    shared: Mapping[str, str],
-    *,
-    secrets: Mapping[str, str],
-    prestarted: Prestarted | None = None,
-    output: int | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start one agent. Its output goes to the file descriptor `output`, or to this terminal."""
-    # An outer run's variables must not reach this one.
-    inherited = {name: value for name, value in os.environ.items() if name not in _RUN_VARIABLES}
-    environment = {**inherited, **secrets, **shared, **starter.variables}
-    if "PYTHONPATH" in starter.variables and inherited.get("PYTHONPATH"):
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [starter.variables["PYTHONPATH"], inherited["PYTHONPATH"]]
-        )
-    if prestarted is not None:
-        environment[env.ZYGOTE] = str(prestarted.descriptor)
-        if prestarted.agent is not None:
-            return prestarted.agent.start(environment)
-    try:
-        return subprocess.Popen(
-            starter.argv,
-            env=environment,
-            # rank 0 reads it
-            stdin=None if starter.is_head and output is None and is_open(0) else subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=() if prestarted is None else (prestarted.descriptor,),
-            preexec_fn=_agent_setup(),  # noqa: PLW1509 - this process has one thread
-        )
-    except OSError as error:
-        raise LaunchError(
-            f"Cannot start {starter.argv[0]}: {error.strerror}.",
-            hint="Check the interpreter's path.",
-        ) from None
-
-
+POLL_INTERVAL = 0.05  # seconds
+# An outer run's variables must not reach this one.
 _RUN_VARIABLES = (
     env.RUN,
     env.ATTEMPT,
@@ -151,6 +36,224 @@ _RUN_VARIABLES = (
     env.ZYGOTE,
     env.DATA,
 )
+Handler = Callable[[int, FrameType | None], None]
+
+
+class Agents:
+    """The agents of one run, which write to the file descriptor `output`, or to this terminal.
+
+    `prestarted` is a zygote that waits for its agent; only a single agent can use it.
+    """
+
+    def __init__(
+        self, plan: LocalPlan, *, output: int | None = None, prestarted: Prestarted | None = None
+    ) -> None:
+        self.plan, self.output, self.prestarted = plan, output, prestarted
+        self.job_start = plan.run_path.folder.job_start(local_job_start_name())
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        plan, prestarted = self.plan, self.prestarted
+        shared = {**plan.secrets, env.JOB_START: local_job_start_name()}
+        if len(plan.agents) > 1:
+            shared |= {env.RENDEZVOUS: _free_address(), env.TOKEN: secrets.token_hex(16)}
+            prestarted = None
+        try:
+            for command in plan.agents:
+                environment = _environment(command, shared)
+                self.processes.append(_start(command, environment, self.output, prestarted))
+            pids = [process.pid for process in self.processes]
+            record_processes(plan.run_path.folder, [os.getpid(), *pids])
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def verdict(self) -> str:
+        return read_verdict(self.job_start.verdict) or FAILED
+
+    def poll(self) -> int | None:
+        """Return the head agent's exit code if it has ended, once the others have, too."""
+        code = self.processes[0].poll()
+        return None if code is None else self.wait()
+
+    def wait(self) -> int:
+        """Wait for the head agent, and then a while for the others; return its exit code."""
+        code = self.processes[0].wait()
+        deadline = time.monotonic() + EXIT_TIMEOUT
+        for process in self.processes[1:]:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+        self.kill()
+        return code
+
+    def interrupt(self) -> None:
+        if not self.processes:
+            raise KeyboardInterrupt
+        for process in self.processes:
+            process.send_signal(signal.SIGINT)
+
+    def stop(self) -> None:
+        """Ask the head agent to stop; it informs the others."""
+        if not self.processes:
+            raise KeyboardInterrupt
+        self.processes[0].send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def run_agents(
+    plan: LocalPlan,
+    *,
+    prestarted: Prestarted | None = None,
+    after_start: Callable[[], None] = lambda: None,
+) -> int:
+    """Start all agents of a plan, wait for them and return the head agent's exit code.
+
+    If an agent is killed, starts them again; the new head agent knows how often that may happen.
+    `after_start` is called while the ranks start: it does what they need not wait for.
+    """
+    while True:
+        agents = Agents(plan, prestarted=prestarted)
+        # At the first Ctrl-C the ranks save and stop. The second one ends them at once.
+        with _handled(lambda *_: agents.interrupt(), lambda *_: agents.stop()):
+            try:
+                agents.start()
+                if prestarted is not None:
+                    # Now only the agent holds it, so the zygote ends with the agent.
+                    os.close(prestarted.descriptor)
+                after_start()
+                code = agents.wait()
+                if prestarted is not None:
+                    _reap_children()
+            except BaseException:
+                agents.kill()
+                raise
+        prestarted, after_start = None, lambda: None
+        job_start = agents.job_start
+        was_killed = code in (*KILLED, RESTART_EXIT) and job_start.agent.exists()
+        if not was_killed or job_start.verdict.exists():
+            return code if code >= 0 else 128 - code
+        for path in (job_start.head, *job_start.join_errors()):
+            path.unlink(missing_ok=True)
+
+
+class ParallelRuns:
+    """Runs that share a fixed number of slots on this machine."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.interrupted = False  # by Ctrl-C
+        self.stopping = False  # runs save and stop, and no more are started
+        self._active: dict[int, tuple[int, Agents]] = {}  # by number: the slot, and the agents
+
+    def run(
+        self,
+        numbers: list[int],
+        *,
+        begin: Callable[[int, int], LocalPlan | None],
+        end: Callable[[int, str], None],
+        stop: Callable[[int], None],
+        poll: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run all of them in order. At the first Ctrl-C they save and stop, at the second they end.
+
+        `begin(number, slot)` returns the plan of a run, or None to skip it; `end(number, verdict)`
+        is called after it. `stop(count)` is called once so many runs have been asked to stop, and
+        `poll()` again and again.
+        """
+        waiting, reported = list(numbers), False
+        with _handled(lambda *_: self.interrupt(), lambda *_: self._stop()):
+            try:
+                while waiting or self._active:
+                    taken = {slot for slot, _ in self._active.values()}
+                    free = sorted(set(range(self.slots)) - taken)
+                    while waiting and free and not self.stopping:
+                        number = waiting.pop(0)
+                        plan = begin(number, free[0])
+                        if plan is not None:
+                            self._active[number] = (free.pop(0), _start_into_log(plan))
+                    if self.stopping:
+                        waiting.clear()
+                        if self._active and not reported:
+                            reported = True
+                            stop(len(self._active))
+                    for number, (_, agents) in list(self._active.items()):
+                        if agents.poll() is not None:
+                            del self._active[number]
+                            end(number, agents.verdict)
+                    poll()
+                    time.sleep(POLL_INTERVAL)
+            finally:
+                for _, agents in self._active.values():
+                    agents.kill()
+
+    def interrupt(self) -> None:
+        """Let all runs save and stop, as Ctrl-C does. The second time, end them at once."""
+        self.interrupted = self.stopping = True
+        for _, agents in self._active.values():
+            agents.interrupt()
+
+    def _stop(self) -> None:
+        self.stopping = True
+        for _, agents in self._active.values():
+            agents.stop()
+
+
+def _start_into_log(plan: LocalPlan) -> Agents:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(plan.run_path.folder.slurm_log, flags, 0o644)
+    try:
+        agents = Agents(plan, output=log)
+        agents.start()
+    finally:
+        os.close(log)
+    return agents
+
+
+# -- one agent
+# ----------------------------------------------------------------------------------------
+
+
+def _environment(command: AgentCommand, shared: dict[str, str]) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in _RUN_VARIABLES}
+    environment = {**inherited, **shared, **command.variables}
+    if "PYTHONPATH" in command.variables and inherited.get("PYTHONPATH"):
+        paths = [command.variables["PYTHONPATH"], inherited["PYTHONPATH"]]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _start(
+    command: AgentCommand,
+    environment: dict[str, str],
+    output: int | None,
+    prestarted: Prestarted | None,
+) -> subprocess.Popen[bytes]:
+    if prestarted is not None:
+        environment[env.ZYGOTE] = str(prestarted.descriptor)
+        if prestarted.agent is not None:
+            return prestarted.agent.start(environment)
+    try:
+        return subprocess.Popen(
+            command.argv,
+            env=environment,
+            # rank 0 reads it
+            stdin=None if command.is_head and output is None and is_open(0) else subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=() if prestarted is None else (prestarted.descriptor,),
+            preexec_fn=_agent_setup(),  # noqa: PLW1509 - this process has one thread
+        )
+    except OSError as error:
+        raise LaunchError(
+            f"Cannot start {command.argv[0]}: {error.strerror}.",
+            hint="Check the interpreter's path.",
+        ) from None
 
 
 def _agent_setup() -> Callable[[], None] | None:
@@ -171,34 +274,21 @@ def _agent_setup() -> Callable[[], None] | None:
     return prepare
 
 
-@contextmanager
-def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Forward Ctrl-C to every agent, and a stop request to the head agent, which informs the
-    others.
+def _free_address() -> str:
+    """Return an address of this machine with a free port.
 
-    At the first Ctrl-C the ranks save and stop. The second one ends them at once.
+    If the port is taken later, the head agent picks another and records it in the job start folder.
     """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if not processes:
-            raise KeyboardInterrupt
-        for process in processes:
-            process.send_signal(signal.SIGINT)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if not processes:
-            raise KeyboardInterrupt
-        processes[0].send_signal(signal.SIGTERM)
-
-    with handle_signals(interrupt, stop):
-        yield
-
-
-Handler = Callable[[int, FrameType | None], None]
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            return f"127.0.0.1:{probe.getsockname()[1]}"
+    except OSError:  # it has IPv6 only
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
+            return f"[::1]:{probe.getsockname()[1]}"
 
 
 @contextmanager
-def handle_signals(interrupt: Handler, stop: Handler) -> Iterator[None]:
+def _handled(interrupt: Handler, stop: Handler) -> Iterator[None]:
     """Handle Ctrl-C and stop requests: SIGTERM, and SIGHUP unless it is ignored (as under
     nohup).
     """
@@ -213,29 +303,10 @@ def handle_signals(interrupt: Handler, stop: Handler) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def wait_for_exit(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for agents to exit, and kill those that take too long."""
-    deadline = time.monotonic() + EXIT_TIMEOUT
-    for process in processes:
-        try:
-            process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            kill([process])
-
-
 def _reap_children() -> None:
     """Wait for the zygote, a child of this process that exits right after its agent."""
     deadline = time.monotonic() + EXIT_TIMEOUT
-    try:
+    with suppress(ChildProcessError):
         while time.monotonic() < deadline:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
                 time.sleep(0.01)
-    except ChildProcessError:
-        pass
-
-
-def kill(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait()

@@ -1,5 +1,4 @@
-"""The store of code snapshots: a folder per content, verified before it is used again and repaired
-if damaged.
+"""The store of code snapshots: a folder per content, verified before it is used again.
 
 Copies are read-only, and nobody may do more with a copy than with its source: modes are kept or
 narrowed.
@@ -37,15 +36,19 @@ def store_code(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, s
     """Copy files of a folder into the store, unless they are there. Return the copy and its
     digest.
     """
-    names = list(names)
     files = read_files(folder, names)
     digest = _combine(files)
     path = _path_of(store, digest)
     if path.is_dir():
-        _repair(path, folder, files)
-    else:
-        path, digest = _copy(folder, names, store)
-    return path, digest
+        with suppress(EnvironmentProblem):  # something else than a file
+            if read_files(path, _names(path)) == files:
+                _close(path, folder, files)
+                return path, digest
+        # damaged: a clean-up of old files may have removed some
+        damaged = store / f".damaged-{secrets.token_hex(8)}"
+        os.rename(path, damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+    return _copy(folder, files, store)
 
 
 def read_files(folder: Path, names: Iterable[str]) -> dict[str, CodeFile]:
@@ -69,27 +72,21 @@ def read_file(path: Path) -> CodeFile:
     descriptor = open_without_waiting(path)
     try:
         status = os.fstat(descriptor)
-        return CodeFile(
-            PROGRAM if status.st_mode & 0o100 else FILE, _digest(descriptor, status.st_size)
-        )
+        kind = PROGRAM if status.st_mode & 0o100 else FILE
+        total = hashlib.sha256(b"%d" % status.st_size)
+        for offset, content in data_blocks(descriptor, status.st_size):
+            total.update(b"\0%d\0" % offset)
+            total.update(content)
     finally:
         os.close(descriptor)
-
-
-def _digest(descriptor: int, size: int) -> str:
-    total = hashlib.sha256(b"%d" % size)
-    for offset, content in data_blocks(descriptor, size):
-        total.update(b"\0%d\0" % offset)
-        total.update(content)
-    return total.hexdigest()
+    return CodeFile(kind, total.hexdigest())
 
 
 def _combine(files: dict[str, CodeFile]) -> str:
     total = hashlib.sha256()
     for name in sorted(files):
-        total.update(
-            f"{name}\0{files[name].kind}\0{files[name].digest}\0".encode(errors="surrogateescape")
-        )
+        line = f"{name}\0{files[name].kind}\0{files[name].digest}\0"
+        total.update(line.encode(errors="surrogateescape"))
     return total.hexdigest()[:20]
 
 
@@ -105,10 +102,6 @@ def _path_of(store: Path, digest: str) -> Path:
     return path if is_ours else store / f"{digest}-{os.geteuid()}"
 
 
-# -- copying
-# -----------------------------------------------------------------------------------------------
-
-
 def _copy(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, str]:
     """Copy to a temporary folder, then rename it, so that concurrent runs with equal code do not
     collide.
@@ -118,12 +111,10 @@ def _copy(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, str]:
     try:
         partial.mkdir(mode=0o700)
         for name in names:
-            try:
-                _copy_file(folder, partial, name)
-            except FileNotFoundError:
-                continue  # deleted since it was listed
+            with suppress(FileNotFoundError):  # deleted since it was listed
+                _copy_file(folder / name, partial / name)
         files = read_files(partial, _names(partial))  # exactly what was copied
-        _narrow_folders(partial, folder, files)
+        _close(partial, folder, files)
         digest = _combine(files)
         path = _path_of(store, digest)
         try:
@@ -136,63 +127,53 @@ def _copy(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, str]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _copy_file(folder: Path, copy: Path, name: str) -> None:
-    source, target = folder / name, copy / name
+def _copy_file(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = target.with_name(f".{secrets.token_hex(4)}.partial")
+    if source.is_symlink():
+        os.symlink(os.readlink(source), target)
+        return
     try:
-        if source.is_symlink():
-            os.symlink(os.readlink(source), partial)
-        else:
-            try:
-                reader = open_without_waiting(source)
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                raise _cannot_copy(source, error) from None
-            try:
-                _copy_content(reader, partial)
-            finally:
-                os.close(reader)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _copy_content(reader: int, path: Path) -> None:
-    status = os.fstat(reader)
-    writer = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
+        reader = open_without_waiting(source)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _cannot_copy(source, error) from None
     try:
-        copy_data(reader, writer, status.st_size)
-        os.fchmod(writer, _narrow(status, os.fstat(writer)) & 0o555)
+        status = os.fstat(reader)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        writer = os.open(target, flags, 0o600 | status.st_mode & 0o100)
+        try:
+            copy_data(reader, writer, status.st_size)
+        finally:
+            os.close(writer)
     finally:
-        os.close(writer)
+        os.close(reader)
 
 
-def _narrow(source: os.stat_result, copy: os.stat_result) -> int:
-    """Return the mode of a copy: that of its source. If its group is another one, that group has
-    no special rights.
+def _close(copy: Path, folder: Path, names: Iterable[str]) -> None:
+    """Close a copy to those who cannot read its source, the folders above it included, and to
+    writing.
     """
-    mode = stat.S_IMODE(source.st_mode) & 0o777
-    return mode if source.st_gid == copy.st_gid else mode & 0o707 | (mode & 0o007) << 3
-
-
-def _narrow_folders(copy: Path, folder: Path, names: Iterable[str]) -> None:
-    """Close folders of a copy to those who cannot enter the source's, all folders above it
-    included.
-    """
+    names = list(names)
     parents = {parent for name in names for parent in Path(name).parents}
-    for parent in sorted(parents | {Path()}, key=lambda each: len(each.parts)):
-        path = copy / parent
-        with suppress(OSError):
-            status = path.lstat()
-            allowed = _narrow((folder / parent).stat(), status) & 0o755 | 0o700
-            if parent == Path():
-                allowed &= _reach(folder)
-            if stat.S_IMODE(status.st_mode) != allowed:
-                path.chmod(allowed)
+    for relative in sorted(parents | {Path()}, key=lambda each: len(each.parts)):
+        _set_mode(copy / relative, folder / relative, 0o755, at_least=0o700)
+    for name in names:
+        _set_mode(copy / name, folder / name, 0o555)
+    reach = stat.S_IMODE(copy.stat().st_mode) & _reach(folder)
+    copy.chmod(reach)
+
+
+def _set_mode(copy: Path, source: Path, most: int, *, at_least: int = 0) -> None:
+    with suppress(OSError):
+        if copy.is_symlink():
+            return
+        now, before = copy.stat(), source.stat()
+        mode = before.st_mode & most
+        if before.st_gid != now.st_gid:  # that group has no special rights
+            mode = mode & 0o707 | (mode & 0o007) << 3
+        if stat.S_IMODE(now.st_mode) != mode | at_least:
+            copy.chmod(mode | at_least)
 
 
 def _reach(folder: Path) -> int:
@@ -204,48 +185,6 @@ def _reach(folder: Path) -> int:
         entered = parent.stat().st_mode
         mode &= 0o700 | (0o070 if entered & 0o010 else 0) | (0o007 if entered & 0o001 else 0)
     return mode
-
-
-# -- verification
-# ------------------------------------------------------------------------------------------
-
-
-def _repair(copy: Path, folder: Path, files: dict[str, CodeFile]) -> None:
-    """Make a copy equal to its source again, file by file: jobs may be using it."""
-    for name in set(_names(copy)) - files.keys():
-        (copy / name).unlink(missing_ok=True)
-    for name, expected in files.items():
-        if not _is_intact(copy, name, expected, folder):
-            for parent in reversed(Path(name).parents[:-1]):
-                if (copy / parent).is_symlink() or not (copy / parent).is_dir():
-                    (copy / parent).unlink(missing_ok=True)
-            if (copy / name).is_dir() and not (copy / name).is_symlink():
-                shutil.rmtree(copy / name)
-            _copy_file(folder, copy, name)
-            if read_file(copy / name) != expected:
-                raise EnvironmentProblem(
-                    f"{folder / name} changed while it was being copied.",
-                    hint="Wait until nothing writes to it.",
-                )
-    _narrow_folders(copy, folder, files)
-
-
-def _is_intact(copy: Path, name: str, expected: CodeFile, folder: Path) -> bool:
-    """Return whether a file of a copy is what it was, reached through folders alone, and no wider
-    than its source.
-    """
-    path = copy / name
-    if any((copy / parent).is_symlink() for parent in Path(name).parents[:-1]):
-        return False
-    try:
-        if read_file(path) != expected:
-            return False
-        status = path.lstat()
-        return expected.kind == LINK or not stat.S_IMODE(status.st_mode) & ~_narrow(
-            (folder / name).stat(), status
-        )
-    except OSError:
-        return False
 
 
 def _names(folder: Path) -> Iterator[str]:

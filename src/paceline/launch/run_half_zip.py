@@ -4,7 +4,6 @@ submitted it.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import io
@@ -14,14 +13,11 @@ import secrets
 import shutil
 import sys
 import zipfile
-import zlib
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
-from typing import Any
 
 import paceline
-from paceline.contract.files.foreign_records import read_bounded
 
 FILES = ("__init__.py", "errors.py", "wandb.py", "py.typed")
 PACKAGES = ("contract", "staging", "agent", "runtime")
@@ -46,7 +42,6 @@ from paceline.agent.main import main
 sys.exit(main())
 """
 FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # equal content gives an equal zip
-MAX_SIZE = 64 << 20  # bytes of a zip that is looked at
 UNCHECKED = (1).to_bytes(4, "little")  # .pyc files are not checked against their source's time
 
 
@@ -60,8 +55,7 @@ def write_run_half(destination: Path, *, store: Path, compiled: bool = False) ->
 
 
 def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
-    """Return the path of the zip in the store, and create it if it is missing or not what its name
-    says.
+    """Return the path of the zip in the store, and create it if it is missing.
 
     `compiled` adds byte code for this Python; nodes with another Python fall back to the source.
     """
@@ -70,15 +64,14 @@ def stored_run_half(store: Path, *, compiled: bool = False) -> Path:
     for name, content in sources.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     path = _path_of(store, digest.hexdigest()[:20])
-    if not _is_intact(path, sources, compiled=compiled):
+    if not path.exists():
         store.mkdir(parents=True, exist_ok=True)
-        _write(
-            path,
-            _pack(
-                sources,
-                {name: _byte_code(name, sources[name]) for name in _compiled(sources, compiled)},
-            ),
-        )
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            partial.write_bytes(_pack(sources, compiled=compiled))
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
     return path
 
 
@@ -86,36 +79,10 @@ def _path_of(store: Path, digest: str) -> Path:
     """Return the path of the zip. Whoever owns one can change it, so nobody uses another user's."""
     path = store / f"paceline-{digest}.zip"
     try:
-        is_ours = path.lstat().st_uid == os.geteuid()
+        is_ours = path.lstat().st_uid == os.geteuid() and not path.is_symlink()
     except OSError:
         is_ours = True
     return path if is_ours else store / f"paceline-{digest}-{os.geteuid()}.zip"
-
-
-def _is_intact(path: Path, sources: dict[str, bytes], *, compiled: bool) -> bool:
-    """Whether a file is the zip that its name says. Jobs run what is in it."""
-    try:
-        stored = b"" if path.is_symlink() else read_bounded(path, MAX_SIZE)
-        with zipfile.ZipFile(io.BytesIO(stored)) as archive:
-            codes = {name: archive.read(f"{name}c") for name in _compiled(sources, compiled)}
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        zlib.error,
-        zipfile.BadZipFile,
-    ):
-        return False
-    return all(code.startswith(_header(sources[name])) for name, code in codes.items()) and (
-        stored == _pack(sources, codes)
-    )
-
-
-def _compiled(sources: dict[str, bytes], compiled: bool) -> list[str]:
-    return [name for name in sources if compiled and name.endswith(".py")]
 
 
 def _sources() -> dict[str, bytes]:
@@ -127,61 +94,27 @@ def _sources() -> dict[str, bytes]:
     return {"__main__.py": MAIN, **found}
 
 
-def _pack(sources: dict[str, bytes], codes: dict[str, bytes]) -> bytes:
-    """Return the zip with these files, and the byte code of some of them."""
+def _pack(sources: dict[str, bytes], *, compiled: bool) -> bytes:
+    """Return the zip with these files, and the byte code of the modules if it is wanted."""
     packed = io.BytesIO()
     # Not compressed: each node reads it only once, possibly with a Python that lacks zlib.
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for name, content in sources.items():
             archive.writestr(zipfile.ZipInfo(name, FIXED_DATE), content)
-            if name in codes:
-                archive.writestr(zipfile.ZipInfo(f"{name}c", FIXED_DATE), codes[name])
+            if compiled and name.endswith(".py"):
+                code = importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(content)
+                code += marshal.dumps(_code(name, content))
+                archive.writestr(zipfile.ZipInfo(f"{name}c", FIXED_DATE), code)
     return packed.getvalue()
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _byte_code(name: str, source: bytes) -> bytes:
-    return _header(source) + marshal.dumps(_code(name, source))
-
-
-class ByteCodeCache(SourceFileLoader):
-    """Reads the byte code that Python keeps of a module, if it fits the time and size of its file.
-    Writes none.
-    """
-
-    def __init__(self, name: str, path: Path, source: bytes) -> None:
-        super().__init__(name, str(path))
-        self.source = source
-
-    def get_data(self, path: str) -> bytes:
-        return self.source if path == self.path else super().get_data(path)
-
-    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Do nothing: the folder may be far away, and whoever imports the module writes it."""
 
 
 def _code(name: str, source: bytes) -> CodeType:
     """Return a module's code. Python has usually compiled it already, and reading that is much
     faster.
     """
-    # otherwise there is no byte code beside the files
-    if isinstance(paceline.__loader__, SourceFileLoader):
-        cache = ByteCodeCache(name, Path(paceline.__file__).parent.parent / name, source)
-        with contextlib.suppress(
-            OSError, ImportError, SyntaxError, EOFError, TypeError, ValueError
-        ):
-            code = cache.get_code(name)  # raises these for a damaged file
-            if code is not None:
-                return _rename(code, name)
-    return compile(source, name, "exec", dont_inherit=True)
+    path = Path(paceline.__file__).parent.parent / name
+    code = SourceFileLoader(name, str(path)).get_code(name) if path.is_file() else None
+    return _rename(code or compile(source, name, "exec", dont_inherit=True), name)
 
 
 def _rename(code: CodeType, name: str) -> CodeType:
@@ -190,7 +123,3 @@ def _rename(code: CodeType, name: str) -> CodeType:
         _rename(each, name) if isinstance(each, CodeType) else each for each in code.co_consts
     )
     return code.replace(co_filename=name, co_consts=constants)
-
-
-def _header(source: bytes) -> bytes:
-    return importlib.util.MAGIC_NUMBER + UNCHECKED + importlib.util.source_hash(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -158,7 +159,10 @@ def fill_folder(
     # it may be a link to the store's, which must not be overwritten
     folder.run_half.unlink(missing_ok=True)
     compiled = backend == SLURM and job.environment.kind == "current"
-    write_run_half(folder.run_half, store=run_path.store, compiled=compiled)
+    # agents that this Python starts do not need it
+    half_later = code_later and launch_spec.python == sys.executable
+    if not half_later:
+        write_run_half(folder.run_half, store=run_path.store, compiled=compiled)
     folder.events.mkdir(exist_ok=True)
     # The launch spec contains the job's variables, which others must not read.
     write_atomically(folder.launch_spec, launch_spec_text(launch_spec), mode=0o600)
@@ -186,6 +190,8 @@ def fill_folder(
             return []
         later: list[str] = []
         try:
+            if half_later:
+                write_run_half(folder.run_half, store=run_path.store)
             snapshot = _store_code(listed, run_path, later, required=False) if listed else None
             if listed is not None and (changed := listed.changed_since()):
                 later.append(

@@ -16,10 +16,10 @@ from paceline.contract.quote import quote
 from paceline.contract.sweep.folder import DONE, NoPoint, Point
 from paceline.contract.verdict import FAILED, INTERRUPTED_EXIT, STOPPED, STOPPED_EXIT
 from paceline.errors import ClusterError, PacelineError, UsageError
+from paceline.launch.agents import ParallelRuns
 from paceline.launch.checks.start_source import resolve_start
 from paceline.launch.claims import claim_run
 from paceline.launch.machine import detect_machine, interpreter
-from paceline.launch.parallel_runs import ParallelRuns
 from paceline.launch.plan.local import LocalPlan, Machine, plan_local
 from paceline.launch.secrets.secrets import read_secrets
 from paceline.spec import Job

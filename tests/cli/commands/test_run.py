@@ -463,53 +463,35 @@ KILLED_BEFORE_THE_COPY = """
 import os, signal, sys, time
 from paceline.agent.workers.zygote import prestart
 from paceline.cli import main
-from paceline.launch import prepare
-def kill(*args):
+from paceline.launch import submission
+def kill(*args, **more):
     while not os.path.exists("started"):
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGKILL)
-prepare.{function} = kill
+submission._store_code = kill
 main(["run", "--cpu", "--nproc", "1", "train.py"])
 """
 
 
 @light
-@pytest.mark.parametrize("function", ["_keep_code", "_code"])
-def test_a_run_that_was_killed_before_its_code_was_copied_has_it_when_it_is_resumed(
-    paceline: Paceline, project: Path, scratch: Path, function: str
+def test_a_run_that_is_resumed_has_a_copy_of_the_code_that_it_runs_now(
+    paceline: Paceline, project: Path, scratch: Path
 ) -> None:
     (project / "train.py").write_text("open('started', 'w').close()")
-    (project / "killed.py").write_text(KILLED_BEFORE_THE_COPY.format(function=function))
+    (project / "killed.py").write_text(KILLED_BEFORE_THE_COPY)
     environ = {**os.environ, "PACELINE_SCRATCH": str(scratch)}
     killed = subprocess.run([sys.executable, "killed.py"], cwd=project, env=environ, check=False)
     assert killed.returncode == -signal.SIGKILL
     folder = only_run(scratch)
-    assert folder.code.exists() is folder.run_half.exists() is (function == "_code")
-    before = os.path.realpath(folder.code)
+    assert not folder.code.exists()
     paceline("wait", "last")  # the run goes on without the command
-    for number in range(2):  # the copy is made once
-        (project / "train.py").write_text("print('resumed')")
-        done = paceline("run", "--resume", "last", cwd=project.parent, check=True)
-        assert ("copied it now" in done.stderr) is (function == "_keep_code" and number == 0)
+    for text in ("print('resumed')", "print('again')"):
+        (project / "train.py").write_text(text)
+        paceline("run", "--resume", "last", cwd=project.parent, check=True)
         assert folder.run_half.is_file()
         code = json.loads(folder.run_json.read_text())["code"]
         assert (code["folder"], code["snapshot"]) == (str(project), folder.code.resolve().name)
-        assert "killed.py" in os.listdir(folder.code)
-    assert (os.path.realpath(folder.code) == before) is (function == "_code")
-
-
-@light
-def test_a_resumed_run_whose_code_is_gone_says_so(
-    paceline: Paceline, project: Path, scratch: Path
-) -> None:
-    (project / "train.py").write_text("print('resumed')")
-    paceline("run", "--nproc", "1", "train.py", cwd=project, check=True)
-    folder = only_run(scratch)
-    folder.code.unlink()
-    record = json.loads(folder.run_json.read_text())
-    folder.run_json.write_text(json.dumps({**record, "code": {"folder": str(project / "gone")}}))
-    done = paceline("run", "--resume", "last", cwd=project, check=True)
-    assert "this run has no copy of its code" in done.stderr
+        assert (folder.code / "train.py").read_text() == text
 
 
 @light

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from paceline.launch.confirmation.submission import begin_submission, settle_submission
 
 from paceline.cli.on_cluster import cluster_request, submit_first
 from paceline.cli.on_cluster.cluster_race import Contender
 from paceline.cli.on_cluster.on_cluster import Forwarded
 from paceline.contract.run_folder import SUBMITTING, RunFolder
 from paceline.errors import ClusterError, UsageError
+from paceline.launch.confirmation.submission import begin_submission, settle_submission
 from paceline.ssh import installation
 from paceline.ssh.cluster_race_record import ClusterRaceRecord
 from paceline.ssh.connection import Answer

@@ -11,8 +11,8 @@ from pathlib import Path
 from paceline.contract.files.foreign_records import read_tail
 from paceline.contract.verdict import DONE, INTERRUPTED_EXIT
 from paceline.errors import EnvironmentProblem, LaunchError
+from paceline.launch.agents import ParallelRuns
 from paceline.launch.local_run import LocalRun
-from paceline.launch.parallel_runs import ParallelRuns
 from paceline.launch.run_folder import RunFolderProblem
 from paceline.spec import Flag, Job, Program
 from paceline.tools.inspect.samples import Samples, read_samples

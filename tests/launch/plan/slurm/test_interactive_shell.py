@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from paceline.launch.job_submission import write_files
 
 from paceline.contract import env
 from paceline.contract.run_folder import RunFolder
@@ -14,6 +13,7 @@ from paceline.contract.run_path import RunPath
 from paceline.errors import UsageError
 from paceline.launch.plan.interactive_shell import PIPED, setup_from_run
 from paceline.launch.plan.slurm import SlurmPlan
+from paceline.launch.slurm_job import write_files
 from tests.golden.cases import plan
 
 STRICT = {"environment.setup": ["set -euo pipefail", "export FROM_SETUP=yes"]}
