@@ -36,7 +36,6 @@ _RUN_VARIABLES = (
     env.ZYGOTE,
     env.DATA,
 )
-Handler = Callable[[int, FrameType | None], None]
 
 
 class Agents:
@@ -120,7 +119,7 @@ def run_agents(
     while True:
         agents = Agents(plan, prestarted=prestarted)
         # At the first Ctrl-C the ranks save and stop. The second one ends them at once.
-        with _handled(lambda *_: agents.interrupt(), lambda *_: agents.stop()):
+        with _handled(agents.interrupt, agents.stop):
             try:
                 agents.start()
                 if prestarted is not None:
@@ -167,7 +166,7 @@ class ParallelRuns:
         `poll()` again and again.
         """
         waiting, reported = list(numbers), False
-        with _handled(lambda *_: self.interrupt(), lambda *_: self._stop()):
+        with _handled(self.interrupt, self._stop):
             try:
                 while waiting or self._active:
                     taken = {slot for slot, _ in self._active.values()}
@@ -288,14 +287,18 @@ def _free_address() -> str:
 
 
 @contextmanager
-def _handled(interrupt: Handler, stop: Handler) -> Iterator[None]:
+def _handled(interrupt: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
     """Handle Ctrl-C and stop requests: SIGTERM, and SIGHUP unless it is ignored (as under
     nohup).
     """
-    handlers = {signal.SIGINT: interrupt, signal.SIGTERM: stop}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        interrupt() if number == signal.SIGINT else stop()
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        handlers[signal.SIGHUP] = stop
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ from paceline.launch.run_folder import find_own_run, resolve_scratch
 from paceline.launch.submission import LOCAL, SLURM, EarlierRun
 from paceline.spec import Flag, Job, Program, load_job
 from paceline.spec.load import reload_job
-from paceline.spec.types_and_defaults import Tables
+from paceline.spec.settings import Tables
 
 # Settings of a local run that are not about this machine: a job keeps them.
 _PORTABLE = ("params", "runtime", "checkpoint", "tracking", "resume", "notify")

@@ -17,8 +17,8 @@ from paceline.cli.ended_secrets import find_ended_secrets
 from paceline.cli.json_output import print_json
 from paceline.contract.files.size import show_size
 from paceline.errors import UsageError
-from paceline.launch.checks.data import staging_request
 from paceline.launch import warm_start
+from paceline.launch.checks.data import staging_request
 from paceline.launch.run_folder import resolve_scratch
 from paceline.slurm.node_command import run_on_node
 from paceline.spec import Program, load_job
