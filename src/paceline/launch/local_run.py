@@ -40,6 +40,8 @@ class LocalRun(Submission):
         )
         spec = plan.launch_spec
         spec = replace(spec, variables={**spec.variables, **(variables or {})})
+        if earlier is not None:
+            spec = replace(spec, trial=earlier.launch_spec.trial)
         self.plan: LocalPlan = replace(plan, launch_spec=spec)
         # copies the code, and returns notes on it: call it when the agents have started
         self.keep_code: Callable[[], list[str]] = list

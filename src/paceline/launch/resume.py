@@ -60,7 +60,7 @@ def find_earlier_run(
     """
     folder = find_own_run(name, resolve_scratch(here, os.environ))
     old, note = read_launch_spec(folder), ""
-    if old.trial:
+    if old.trial and backend == SLURM:
         raise UsageError(
             f"{name} is a trial of a sweep, which manages its own jobs.",
             hint="Run the trials that failed again: paceline sweep --resubmit failed SWEEP",

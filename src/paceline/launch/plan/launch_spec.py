@@ -227,6 +227,8 @@ def run_record(
     }
     if before is not None:
         value["earlier"] = _earlier(before)
+        # of a trial
+        value |= {key: before[key] for key in ("sweep", "trial") if key in before}
     return json.dumps(value, indent=1) + "\n"
 
 
