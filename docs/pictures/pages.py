@@ -20,9 +20,8 @@ from top import make_runs
 
 from paceline.contract.sweep.folder import Point, Search, SweepFolder
 from paceline.slurm.job_states.meanings import JobState
-from paceline.ui.web.api import Answers
-from paceline.ui.web.request_handler import make_app
-from paceline.ui.web.security import Access
+from paceline.ui.web.access import Access
+from paceline.ui.web.app import Answers, make_app
 from paceline.ui.web.server import listen, make_server
 
 HERE = Path(__file__).parent

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sample_runs import HOUR, SampleRuns
 
-from paceline.ui.terminal.top.app import TopApp
-from paceline.ui.terminal.top.panes.run_panes import FactsPane
+from paceline.ui.terminal.app import TopApp
+from paceline.ui.terminal.panes import FactsPane
 
 HERE = Path(__file__).parent
 SIZE = (120, 38)

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.cli import console, run_command
 from paceline.contract.typed_command import meant_for, type_again
-from paceline.ui.web.api import Answers
+from paceline.ui.web.app import Answers
 from paceline.watch.origin import NEWS, ClusterCopy, show
 from tests.cluster_copies import copy_of_run, say_state
 

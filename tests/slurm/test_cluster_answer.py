@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.ui.web.cluster_answer import read_cluster
+from paceline.ui.web.cluster import read_cluster
 from tests.slurm.conftest import GPUS, NODES
 from tests.slurm.harness import Cluster
 
@@ -23,7 +23,7 @@ def here(cluster: Cluster) -> Iterator[None]:
 
 @pytest.mark.usefixtures("here")
 def test_free_gpus_and_the_queue(cluster: Cluster) -> None:
-    answer = read_cluster()
+    answer = read_cluster({})
     assert answer["problem"] == ""
     total = NODES * GPUS
     assert all(
@@ -33,7 +33,7 @@ def test_free_gpus_and_the_queue(cluster: Cluster) -> None:
     assert answer["queue"] == []
     job = cluster.submit("sleep 600", "--nodes=1", "--gpus-per-node=a100:3")
     cluster.wait(job, "RUNNING")
-    answer = read_cluster()
+    answer = read_cluster({})
     assert [(each["job"], each["state"]) for each in answer["queue"]] == [(job, "running")]
     assert all(
         each["gpus"] == [{"kind": "a100", "count": total, "free": total - 3}]
@@ -41,6 +41,6 @@ def test_free_gpus_and_the_queue(cluster: Cluster) -> None:
     )
     waiting = cluster.submit("sleep 600", "--hold")
     cluster.wait(waiting, "PENDING")
-    (row,) = (each for each in read_cluster()["queue"] if each["job"] == waiting)
+    (row,) = (each for each in read_cluster({})["queue"] if each["job"] == waiting)
     assert (row["state"], row["start"], row["elapsed"], row["run"]) == ("queued", "", "", None)
     assert row["reason"] == "held by you"

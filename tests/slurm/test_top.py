@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from paceline.contract.verdict import STOPPED
-from paceline.ui.terminal.top import app as top
+from paceline.ui.terminal import app as top
 from paceline.watch.run_status import newest_verdict
 from tests.slurm.harness import Cluster
 from tests.slurm.runs import project, run_of
-from tests.ui.terminal.top.screen import Screen, drive
+from tests.ui.terminal.screen import Screen, drive
 
 pytestmark = pytest.mark.timeout(600)
 

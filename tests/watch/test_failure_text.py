@@ -14,7 +14,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import CheckpointError
 from paceline.slurm.job_states.meanings import JobState
 from paceline.sweep.results import _find_error
-from paceline.ui.terminal.time_view import describe_attempt
+from paceline.ui.terminal.run_view import describe_attempt
 from paceline.watch.details import read_attempts
 from paceline.watch.failure import describe_failure
 from paceline.watch.goodput import Goodput

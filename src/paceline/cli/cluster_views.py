@@ -141,7 +141,7 @@ def serve(args: Sequence[str]) -> int:
 
     kind, *rest = args or [""]
     if kind == ACT:
-        from paceline.ui.web.run_actions import act
+        from paceline.ui.actions import act
 
         print(json.dumps({"done": act(runs.own(rest[1]), rest[0])}))
     elif kind in (FOLLOW, ONCE, SWEEP):

@@ -1,3 +1,4 @@
-"""What people look at: the terminal (`terminal`), the browser (`web`) and a file to send
-(`report`).
+"""The views of runs: in a terminal, in a browser, and as a file to send.
+
+They read folders, and know nothing of clusters.
 """

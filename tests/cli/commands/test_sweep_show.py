@@ -19,11 +19,9 @@ from paceline.cli.commands import sweep_show
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.contract.typed_command import meant_for
 from paceline.sweep import results
-from paceline.sweep.report.figures import make_figures
-from paceline.sweep.report.importance import importances
-from paceline.sweep.report.rows import best_first, rows
-from paceline.sweep.report.summary import describe_trials
+from paceline.sweep.report import describe_trials, importances, make_figures
 from paceline.sweep.results import read_sweep
+from paceline.sweep.rows import best_first, rows
 from tests.sweep.folders import end, grid, make_sweep
 from tests.ui.report.answers import read_answers
 
@@ -105,7 +103,7 @@ def test_the_csv_file_has_every_trial(
 
 
 def test_parameters_named_like_other_columns(tmp_path: Path) -> None:
-    from paceline.sweep.report.csv import to_csv
+    from paceline.sweep.report import to_csv
 
     folder = make_sweep(tmp_path / "names", grid([{"value": 'a,"b"\n', "seed": [1, 2]}]))
     end(folder, 0, value=1.5)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from paceline.cli.commands.show import show_run
 from paceline.contract.run_folder import RunFolder
-from paceline.ui.terminal.time_view import goodput_lines, timeline_lines
+from paceline.ui.terminal.run_view import goodput_lines, timeline_lines
 from paceline.watch.details import read_details
 from paceline.watch.records import read_record
 

@@ -15,9 +15,8 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from paceline.ui.web.api import Answers
-from paceline.ui.web.request_handler import make_app
-from paceline.ui.web.security import COOKIE, Access
+from paceline.ui.web.access import Access
+from paceline.ui.web.app import Answers, make_app
 from paceline.ui.web.server import listen, make_server
 from tests.ui.conftest import Console
 
@@ -43,7 +42,7 @@ class Served:
 
     @property
     def cookies(self) -> dict[str, str]:
-        return {COOKIE: self.access.token}
+        return {self.access.name: self.access.token}
 
 
 @contextmanager

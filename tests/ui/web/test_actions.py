@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import httpx
 import pytest
 
 from paceline.contract.files import file_owner
-from paceline.ui.web.run_actions import allowed_verbs
+from paceline.ui.actions import allowed_verbs
+from paceline.watch.index import read_rows
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run
 
@@ -60,7 +62,7 @@ def test_actions_need_our_own_page(acting: Served, scratch: Path) -> None:
     assert (
         httpx.post(address, headers={"origin": origin(acting)}, trust_env=False).status_code == 403
     )
-    assert httpx.get(address, cookies=acting.cookies, trust_env=False).status_code == 404
+    assert httpx.get(address, cookies=acting.cookies, trust_env=False).status_code == 405
     assert not folder.cancelled.exists()
 
 
@@ -106,7 +108,8 @@ def test_runs_of_others_are_only_shown(
     ],
 )
 def test_what_can_be_done_now(row: dict[str, Any], verbs: list[str], scratch: Path) -> None:
-    assert allowed_verbs(make_run(scratch), {"trial": None, **row}) == verbs
+    (run,) = read_rows([make_run(scratch)], scratch)
+    assert allowed_verbs(replace(run, **row)) == verbs
 
 
 @pytest.mark.usefixtures("without_torch")

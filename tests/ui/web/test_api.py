@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.ui.web.run_reader import MAX_LINES, RunReader
+from paceline.contract.run_folder import RunFolder
+from paceline.ui.run_reader import MAX_LINES, RunReader, Wanted
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run, write_metrics
 
@@ -41,8 +42,7 @@ def test_curves_grow(client: httpx.Client, scratch: Path) -> None:
     answer = client.get(f"api/runs/{RUN}/curves").json()
     assert {curve["name"] for curve in answer["curves"]} == {"loss", "samples_per_second"}
     write_metrics(folder, range(20, 25))
-    later = client.get(f"api/runs/{RUN}/curves?names=loss,nothing").json()
-    assert later["position"] > answer["position"]
+    later = client.get(f"api/runs/{RUN}/curves?name=loss&name=nothing").json()
     (curve,) = later["curves"]
     assert curve["steps"] == list(range(25))
     assert len(curve["times"]) == len(curve["values"]) == 25
@@ -61,36 +61,12 @@ def test_numbers_that_json_lacks_become_null(client: httpx.Client, scratch: Path
     assert row["loss"] is None
 
 
-def test_log_lines(client: httpx.Client, scratch: Path) -> None:
-    make_run(scratch, log={0: ["a", "<script>b", "\x1b[31mc"], 1: ["d"]})
-    lines = client.get(f"api/runs/{RUN}/log?rank=0").json()["lines"]
-    assert [line["text"] for line in lines] == ["a", "<script>b", "\x1b[31mc"]
-    assert client.get(f"api/runs/{RUN}/log?rank=1").json()["lines"][0]["text"] == "d"
-    assert len(client.get(f"api/runs/{RUN}/log?rank=0&grep=script").json()["lines"]) == 1
-    assert len(client.get(f"api/runs/{RUN}/log?rank=0&tail=2").json()["lines"]) == 2
-    assert client.get(f"api/runs/{RUN}/log?rank=x").status_code == 400
-    assert client.get(f"api/runs/{RUN}/log?grep={'x' * 600}").status_code == 400
-
-
 def test_plotly_comes_from_its_package_once(client: httpx.Client) -> None:
-    first = client.get("plotly.min.js")
+    first = client.get("plotly/plotly.min.js")
     assert first.headers["content-encoding"] == "gzip"
     assert "plotly.js" in first.text[:100]
-    again = client.get("plotly.min.js", headers={"if-none-match": first.headers["etag"]})
+    again = client.get("plotly/plotly.min.js", headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
-
-
-def test_searching_a_log_does_not_move_what_others_follow(
-    client: httpx.Client, scratch: Path
-) -> None:
-    folder = make_run(scratch)
-    before = client.get(f"api/runs/{RUN}/log").json()
-    with open(folder.attempt(1).log(0), "a") as file:
-        file.write("new\n")
-    found = client.get(f"api/runs/{RUN}/log?rank=1&grep=none").json()
-    assert found["lines"] == []
-    assert found["position"] == before["position"] + 1
-    assert client.get(f"api/runs/{RUN}/log").json()["position"] == found["position"]
 
 
 def test_trials_of_sweeps_are_rows_too(client: httpx.Client, scratch: Path) -> None:
@@ -125,86 +101,59 @@ def test_a_sweep_is_not_read_for_each_page(
     make_run(scratch)
     (scratch / "digits" / "first" / "lr").mkdir()
     (scratch / "digits" / "first" / "lr" / "sweep.json").write_text('{"metric": "loss"}')
-    first = client.get("api/sweeps").json()
-    assert [sweep["name"] for sweep in first["sweeps"]] == ["lr"]
-    assert client.get("api/sweeps/lr").json()["trials"] == []
+    rows = client.get("api/runs").json()
+    assert [sweep["name"] for sweep in rows["sweeps"]] == ["lr"]
+    first = client.get("api/sweeps/lr").json()
+    assert first["trials"] == []
     monkeypatch.setattr(
-        "paceline.ui.web.api.read_sweep", lambda *_: pytest.fail("it was read again")
+        "paceline.ui.web.app.read_sweep", lambda *_: pytest.fail("it was read again")
     )
-    assert client.get("api/sweeps").json() == first
-    assert client.get("api/sweeps/lr").status_code == 200
+    assert client.get("api/sweeps/lr").json() == first
     assert client.get("api/sweeps/other").status_code == 404
 
 
-def read(reader: RunReader, since: int) -> tuple[bool, list[str]]:
-    (news,) = reader.read_new(since)
-    return news.whole, [line["text"] for line in news.lines]
+def reader_of(folder: RunFolder) -> RunReader:
+    return RunReader(folder, lambda jobs: {}, Wanted())
+
+
+def read(reader: RunReader) -> tuple[bool, list[str]]:
+    news = reader.read()
+    return news.whole_log, [line.text for line in news.lines]
 
 
 def test_a_page_never_misses_lines_without_a_sign(scratch: Path) -> None:
     folder = make_run(scratch, log={0: ["first"]})
-    reader = RunReader(folder, lambda jobs: {})
-    assert read(reader, 0) == (True, ["first"])
+    reader = reader_of(folder)
+    assert read(reader) == (True, ["first"])
     with open(folder.attempt(1).log(0), "a") as file:
         file.write("second\n")
-    assert read(reader, 1) == (False, ["second"])
-    assert reader.read_new(2) == []
+    assert read(reader) == (False, ["second"])
+    assert read(reader) == (False, [])
     with open(folder.attempt(1).log(0), "a") as file:
         file.writelines(f"{number}\n" for number in range(MAX_LINES + 1))
-    is_whole, lines = read(reader, 2)
+    is_whole, lines = read(reader)
     assert (is_whole, lines[-1]) == (True, str(MAX_LINES))
-
-
-def test_a_page_that_another_reader_has_told_more_begins_anew(scratch: Path) -> None:
-    folder = make_run(scratch, log={0: ["first"]})
-    assert read(RunReader(folder, lambda jobs: {}), 41) == (True, ["first"])
-
-
-def test_lines_that_come_while_a_page_reads_the_log_come_once(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_run(scratch, log={0: ["first"]})
-    reader, refresh = RunReader(folder, lambda jobs: {}), RunReader._refresh
-
-    def refresh_before_more_comes(self: RunReader) -> None:
-        refresh(self)
-        with open(folder.attempt(1).log(0), "a") as file:
-            file.write(f"after {self.position}\n")
-
-    monkeypatch.setattr(RunReader, "_refresh", refresh_before_more_comes)
-    answer = reader.log(100, rank=None, attempt=None, grep="")
-    assert (answer["position"], [line["text"] for line in answer["lines"]]) == (1, ["first"])
-    monkeypatch.setattr(RunReader, "_refresh", refresh)
-    assert read(reader, 1) == (False, ["after 1"])
-    monkeypatch.setattr(RunReader, "_refresh", refresh_before_more_comes)
-    assert read(reader, 0) == (True, ["first", "after 1"])
-    monkeypatch.setattr(RunReader, "_refresh", refresh)
-    assert read(reader, 2) == (False, ["after 2"])
 
 
 def test_the_last_line_of_a_run_may_have_no_end(scratch: Path) -> None:
     folder = make_run(scratch, log={0: ["first"]})
     with open(folder.attempt(1).log(0), "a") as file:
         file.write("last")
-    reader = RunReader(folder, lambda jobs: {})
-    assert [
-        line["text"] for line in reader.log(100, rank=None, attempt=None, grep="")["lines"]
-    ] == ["first"]
+    reader = reader_of(folder)
+    assert read(reader) == (True, ["first"])
+    assert read(reader) == (False, [])
     folder.claims.mkdir()
     (folder.claims / "1").symlink_to("7-0")
     folder.job_start("7-0").path.mkdir(parents=True)
     folder.job_start("7-0").verdict.write_text("done\n")
-    assert read(reader, 1) == (False, ["last"])
-    for each in (reader, RunReader(folder, lambda jobs: {})):
-        lines = each.log(100, rank=None, attempt=None, grep="")["lines"]
-        assert [line["text"] for line in lines] == ["first", "last"]
+    assert read(reader) == (False, ["last"])
 
 
 def test_a_page_forgets_what_a_restart_has_undone(scratch: Path) -> None:
     folder = make_run(scratch, steps=20)
-    reader = RunReader(folder, lambda jobs: {})
-    reader.read_new(0)
+    reader = reader_of(folder)
+    assert reader.read().whole_curves
     write_metrics(folder, range(10, 15))
-    (news,) = reader.read_new(1)
-    assert news.whole
-    assert news.curves[0]["steps"] == list(range(15))
+    news = reader.read()
+    assert news.whole_curves
+    assert news.curves[0].steps == list(range(15))

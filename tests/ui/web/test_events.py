@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.ui.web import events
-from paceline.watch import origin
+from paceline.ui.web import app
 from tests.sweep.folders import end, grid, make_sweep
 from tests.ui.web.conftest import Served
 from tests.ui.web.folders import make_run, write_metrics
@@ -25,7 +23,7 @@ Event = tuple[str, dict[str, Any], str]  # its name, its data, its id
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "INTERVAL", 0.05)
+    monkeypatch.setattr(app, "INTERVAL", 0.05)
     monkeypatch.setattr("paceline.ui.web.rows.INTERVAL", 0.05)
     monkeypatch.setattr("paceline.sweep.overview.OVER_INTERVAL", 0.05)
 
@@ -92,11 +90,12 @@ def test_sweeps_that_changed(served: Served, scratch: Path) -> None:
 
 def test_points_lines_and_details_of_a_run(served: Served, scratch: Path) -> None:
     folder = make_run(scratch)
-    with connected(served, f"api/events?key={RUN}&since=0") as found:
+    with connected(served, f"api/events?key={RUN}&log=1") as found:
         _, data, _ = until(found, "curves")
         assert data["whole"] is True
         assert len(data["curves"][0]["steps"]) == 20
-        _, data, position = until(found, "log")
+        _, data, _ = until(found, "log")
+        assert data["whole"] is True
         assert sorted(line["text"] for line in data["lines"]) == ["hello", "world"]
         assert until(found, "details")[1]["overview"]["run_id"] == RUN
         write_metrics(folder, range(20, 22))
@@ -106,61 +105,34 @@ def test_points_lines_and_details_of_a_run(served: Served, scratch: Path) -> Non
         with open(folder.attempt(1).log(1), "a") as file:
             file.write("<script>\n")
         _, data, _ = until(found, "log")
+        assert data["whole"] is False
         assert [(line["rank"], line["text"]) for line in data["lines"]] == [(1, "<script>")]
-    with connected(served, f"api/events?key={RUN}", **{"last-event-id": position}) as found:
-        # what it has missed
-        assert [len(curve["steps"]) for curve in until(found, "curves")[1]["curves"]] == [2, 2]
 
 
-def test_many_pages_share_a_reader_and_a_closed_one_is_forgotten(
-    served: Served, scratch: Path
-) -> None:
-    make_run(scratch)
-    pages = served.server._app.state.events.pages
-    with (
-        connected(served, f"api/events?key={RUN}") as first,
-        connected(served, f"api/events?key={RUN}") as second,
-    ):
-        until(first, "curves")
-        until(second, "curves")
-        assert len(pages) == 2
-        answers = served.server._app.state.events.answers
-        assert answers.reader(RUN) is answers.reader(RUN)
-    while pages:
-        time.sleep(0.02)
+def test_a_page_chooses_the_lines_that_it_follows(served: Served, scratch: Path) -> None:
+    folder = make_run(scratch, log={0: ["a", "<script>b", "\x1b[31mc"], 1: ["<script>d"]})
+    with connected(served, f"api/events?key={RUN}&log=1&rank=0&grep=script&attempt=1") as found:
+        _, data, _ = until(found, "log")
+        assert [line["text"] for line in data["lines"]] == ["<script>b"]
+        for rank in (0, 1):
+            with open(folder.attempt(1).log(rank), "a") as file:
+                file.write(f"other\n<script>{rank}\n")
+        _, data, _ = until(found, "log")
+        assert [line["text"] for line in data["lines"]] == ["<script>0"]
+    address = f"{served.base}api/events?key={RUN}&log=1&rank=x"
+    assert httpx.get(address, cookies=served.cookies, trust_env=False).status_code == 400
 
 
 def test_a_heartbeat_is_sent_if_nothing_happens(
     served: Served, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(app, "HEARTBEAT", 0.1)
     with httpx.stream(
         "GET", f"{served.base}api/events", cookies=served.cookies, trust_env=False
     ) as answer:
-        lines = (line for line in answer.iter_lines() if line == "event: clock")
-        next(lines)  # at the beginning
+        lines = (line for line in answer.iter_lines() if line.startswith(":"))
         next(lines)
-
-
-def test_the_clock_of_the_runs_is_sent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the cluster's, and stands still if the connection to it is lost."""
-    status = [""]
-    monkeypatch.setattr(origin, "status", lambda: status[0])
-    monkeypatch.setattr(origin, "clock", lambda: {"now": 1000.0, "runs": not status[0]})
-    with connected(served, "api/events") as found:
-        assert until(found, "clock")[1] == {"now": 1000, "runs": True}
-        status[0] = "no connection"
-        assert until(found, "clock")[1] == {"now": 1000, "runs": False}
-    answer = httpx.get(f"{served.base}api/runs", cookies=served.cookies, trust_env=False)
-    assert json.loads(answer.headers["x-paceline-clock"]) == {"now": 1000, "runs": False}
-
-
-def test_a_page_that_takes_nothing_is_disconnected() -> None:
-    page = events.Page(None, 0)
-    for _ in range(events.MAX_WAITING + 1):
-        page.send(b"event")
-    waiting = [page.queue.get_nowait() for _ in range(page.queue.qsize())]
-    assert waiting[-1] is None
+        next(lines)
 
 
 def test_open_pages_do_not_delay_the_end(serve: Callable[..., Any], scratch: Path) -> None:

@@ -166,9 +166,9 @@ def test_charts_need_nothing_that_the_policy_forbids(
 ) -> None:
     """A chart of each kind that the pages use, with its buttons and the picture to save."""
     (tmp_path / "index.html").write_text(
-        '<!doctype html><link rel="icon" href="data:,"><script src="plotly.min.js"></script><div id="a"></div>'
+        '<!doctype html><link rel="icon" href="data:,"><script src="plotly/plotly.min.js"></script><div id="a"></div>'
     )
-    monkeypatch.setattr("paceline.ui.web.assets.STATIC", tmp_path)
+    monkeypatch.setattr("paceline.ui.web.app.STATIC", tmp_path)
     page.goto(served.link)
     page.wait_for_url(served.base)
     page.locator("#a").wait_for(state="attached")

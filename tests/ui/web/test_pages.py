@@ -387,39 +387,6 @@ def test_dark_by_the_system_and_by_the_button(shared: Shared) -> None:
     tab.emulate_media(color_scheme="light")
 
 
-def test_a_browser_with_a_wrong_clock_shows_right_ages(shared: Shared) -> None:
-    make_run(
-        shared.scratch, "20260101-120000-c10c", name="clocked", created=time.time() - 2.5 * 86400
-    )
-    wrong = (
-        "(days) => { window.rightNow ??= Date.now; Date.now = () => rightNow() + days * 864e5; }"
-    )
-    try:
-        for days in (-30, 30):
-            shared.open("cluster").evaluate(wrong, days)
-            shared.open().locator("tr", has_text="clocked").locator(
-                "time", has_text="2 d ago"
-            ).wait_for()
-        # of a cluster, since the connection was lost
-        clock = json.dumps({"now": time.time() - 86400, "runs": False})
-        shared.open("cluster").route(
-            "**/api/runs",
-            lambda route: route.fulfill(
-                response=(answer := route.fetch()),
-                headers={**answer.headers, "x-paceline-clock": clock},
-            ),
-        )
-        shared.page.route("**/api/events*", lambda route: route.abort())
-        shared.open().locator("tr", has_text="clocked").locator(
-            "time", has_text="1 d ago"
-        ).wait_for()
-    finally:
-        shared.page.evaluate("Date.now = window.rightNow")
-        shared.page.unroute_all()
-        shared.open("cluster")
-        shared.console.problems.clear()  # about the events that it did not get, until here
-
-
 def test_an_unknown_run_and_an_unknown_page_say_so(shared: Shared) -> None:
     shared.open("nowhere").get_by_text("There is no such page").wait_for()
     shared.console.problems.clear()  # it warns about the address

@@ -52,8 +52,7 @@ def command(
 
 def write_report(folder: RunFolder | SweepFolder, output: Path, *, light: bool = False) -> None:
     """Write the report of a run or a sweep, and say where it is."""
-    from paceline.ui.report.contents import run_answers, sweep_answers
-    from paceline.ui.report.page import render
+    from paceline.ui.report import render, run_answers, sweep_answers
 
     if not output.absolute().parent.is_dir():
         raise UsageError(

@@ -157,8 +157,7 @@ def show_run(record: Record, details: RunDetails, out: Console) -> None:
 
 def show_pictures(record: Record, details: RunDetails, out: Console) -> None:
     """Print where the time of a run went, and its curves."""
-    from paceline.ui.terminal.run_view import curve_lines
-    from paceline.ui.terminal.time_view import goodput_lines, timeline_lines
+    from paceline.ui.terminal.run_view import curve_lines, goodput_lines, timeline_lines
 
     width, unicode = _picture_size(out)
     curves, metrics = Curves(), MetricsReader(record.folder.metrics)

@@ -23,9 +23,8 @@ from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import UsageError
 from paceline.spec.quantities import show_seconds
 from paceline.sweep.overview import make_sweep_overview
-from paceline.sweep.report.numbers import to_label
-from paceline.sweep.report.rows import Row, has_repeats, rows, sort_by, value_text
 from paceline.sweep.results import MISSING, PENDING, RUNNING, Sweep, find_sweep, read_sweep
+from paceline.sweep.rows import Row, has_repeats, rows, sort_by, to_label, value_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -115,7 +114,7 @@ def _is_live(sweep: Sweep) -> bool:
 
 
 def _write(sweep: Sweep, csv: Path | None, report: Path | None) -> None:
-    from paceline.sweep.report.csv import to_csv
+    from paceline.sweep.report import to_csv
 
     for path in filter(None, (csv, report)):
         if not path.absolute().parent.is_dir():

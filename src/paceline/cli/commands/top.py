@@ -40,7 +40,7 @@ def command(
         raise UsageError(
             "`paceline top` needs a terminal.", hint="`paceline ps` prints the runs once."
         )
-    from paceline.ui.terminal.top.app import TopApp
+    from paceline.ui.terminal.app import TopApp
 
     TopApp(runs.scratch_here(), wanted=filter).run()
     return 0

@@ -17,7 +17,7 @@ from paceline.cli import cluster_views, console, runs
 from paceline.errors import EnvironmentProblem, PacelineError, UsageError
 
 if TYPE_CHECKING:
-    from paceline.ui.web.api import Answers
+    from paceline.ui.web.app import Answers
 
 NEEDED = ("starlette", "uvicorn", "plotly")
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -61,30 +61,32 @@ def command(
       paceline ui
       paceline ui --tunnel      on a login node: also print the ssh command
     """
-    _check_packages()
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EnvironmentProblem(
+            f"`paceline ui` needs {' and '.join(missing)}, which this Python does not have.",
+            hint=f"Install it: {sys.executable} -m pip install 'paceline[ui]'",
+        )
     if host not in LOOPBACK:
         raise UsageError(
-            f"`paceline ui` does not listen on {host}: anyone who can reach that address could try to connect.",
-            hint="Omit --host. From another machine, use the ssh command that `paceline ui --tunnel` prints.",
+            f"`paceline ui` does not listen on {host}: anyone who can reach that address could try "
+            "to connect.",
+            hint="Omit --host. From another machine, use the ssh command that `paceline ui "
+            "--tunnel` prints.",
         )
-    from paceline.ui.web.api import Answers
+    from paceline.ui.web.access import Access
+    from paceline.ui.web.app import Answers, make_app
+    from paceline.ui.web.server import listen, make_server, opened_browser
 
-    answers = Answers(runs.scratch_here(), allow_actions=allow_actions)
+    answers, access = Answers(runs.scratch_here(), allow_actions=allow_actions), Access()
     # Thousands of runs take seconds: begin before the browser asks.
-    threading.Thread(
-        target=_read_runs, args=(answers,), name="paceline-first-rows", daemon=True
-    ).start()
-    from paceline.ui.web.request_handler import make_app
-    from paceline.ui.web.security import Access
-    from paceline.ui.web.server import listen, opened_browser, serve
-
-    access = Access()
-    app = make_app(answers, access)
+    threading.Thread(target=_read_runs, args=(answers,), daemon=True).start()
+    server = make_server(make_app(answers, access))
     with listen(port) as listener, suppress(KeyboardInterrupt):
         chosen = listener.getsockname()[1]
         _say_link(access.link(chosen), chosen, tunnel=tunnel)
         with opened_browser(access.link(chosen)) if _wants_browser(browser) else nullcontext():
-            serve(app, listener)
+            server.run(sockets=[listener])
     console.say_note("stopped; your runs keep running")
     return 0
 
@@ -92,15 +94,6 @@ def command(
 def _read_runs(answers: Answers) -> None:
     with suppress(PacelineError, OSError):  # the page says what is wrong
         answers.rows.read()
-
-
-def _check_packages() -> None:
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise EnvironmentProblem(
-            f"`paceline ui` needs {' and '.join(missing)}, which this Python does not have.",
-            hint=f"Install it: {sys.executable} -m pip install 'paceline[ui]'",
-        )
 
 
 def _wants_browser(asked: bool | None) -> bool:

@@ -11,7 +11,7 @@ from paceline.cli import console
 from paceline.cli.tables import Column
 from paceline.spec.quantities import brief_seconds, show_seconds
 from paceline.sweep.overview import SweepOverview
-from paceline.sweep.report.numbers import to_label
+from paceline.sweep.rows import to_label
 from paceline.watch import origin
 from paceline.watch.latest import short_number
 from paceline.watch.overview import Overview

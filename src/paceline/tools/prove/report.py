@@ -10,7 +10,7 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-from paceline.sweep.report.numbers import round_numbers, to_label
+from paceline.sweep.rows import to_label
 from paceline.tools.prove.comparison import Comparison
 from paceline.tools.prove.proof import Proof, last_loss
 from paceline.tools.prove.records import CaseRecords
@@ -210,3 +210,12 @@ def draw(curves: Curves, *, across: str) -> str:
 
 def _label(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def round_numbers(low: float, high: float, about: int = 5) -> list[float]:
+    """Return about this many round numbers within a range."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]

@@ -1,1 +1,1 @@
-"""Pictures in a terminal."""
+"""Runs in a terminal: `paceline top`, and the pictures of `paceline show`."""

@@ -1,1 +1,0 @@
-"""The results of a sweep as a table, a CSV file and an HTML page."""

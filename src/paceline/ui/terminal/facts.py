@@ -1,0 +1,362 @@
+"""What is known about one run, as text of a given width: progress, time, nodes, ranks, why it failed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from paceline.contract.verdict import DONE
+from paceline.ui.terminal.columns import duration, status_style
+from paceline.ui.terminal.plots import bar, divide_width, line_plot, short_number
+from paceline.ui.terminal.run_view import glyph
+from paceline.ui.terminal.text import gigabytes, level, plain
+from paceline.watch import origin
+from paceline.watch.curves import Curve
+from paceline.watch.details import (
+    AttemptDetails,
+    Failure,
+    GoodputDetails,
+    NodeDetails,
+    RankDetails,
+    RunDetails,
+)
+from paceline.watch.overview import Overview
+from paceline.watch.reasons import BY_YOU
+
+LABEL = 9  # columns of the names at the left
+MAX_FOLDS = 20  # of a line that is too long
+TRACEBACK_LINES = 12
+MIN_BAR = 5
+# What counts is green, what was wasted red. Without colours, characters tell them apart.
+SHARE_COLOURS = {
+    "training": "green",
+    "running": "green",
+    "compute": "green",
+    "saving": "cyan",
+    "starting": "yellow",
+    "queued": "bright_black",
+    "lost": "red",
+    "idle": "magenta",
+    "data": "yellow",
+}
+MAX_NODES = 16  # shown unless the user wants all
+MAX_NAMED = 4  # ranks that are named because something is wrong with them
+SILENT = 60.0  # seconds without a heartbeat
+# A mark and a colour for each state of a rank: nothing depends on the colour alone.
+SLOW, QUIET = ("▲", "bold red"), ("!", "bold yellow")
+MARKS = {
+    "running": ("■", "green"),
+    "starting": ("·", "yellow"),
+    "finished": ("□", "blue"),
+    "stopped": ("□", "yellow"),
+    "ended": ("□", "dim"),
+}
+OLD = 2.0  # seconds after which a sample says when it was taken
+FRAME = 3  # lines of a plot besides the curve: title, axis, steps
+
+
+def facts(details: RunDetails, width: int, *, whole: bool = False) -> Text:
+    """Return the facts of a run. `whole` leaves nothing out."""
+    run = details.overview
+    parts = [progress(run, width), goodput(details.goodput, run.goodput, width)]
+    if run.trial is not None and not whole:  # its settings include them
+        parts.insert(0, parameters(details.config))
+    parts.append(nodes(details.nodes, width, whole=whole))
+    if whole or not run.is_over:  # of a run that is over, they are as its agents saw them last
+        parts.append(ranks(details.ranks, width, whole=whole))
+    failed = failure(details.failure, whole=whole)
+    parts = [failed, *parts] if run.is_over and run.status != DONE else [*parts, failed]
+    if whole:
+        parts += [attempts(details.attempts, is_over=run.is_over), settings(details, width)]
+    lines = [line for part in parts if part.plain for line in part.split("\n")]
+    return Text("\n").join(folded for line in lines for folded in fold(line, width))
+
+
+def heading(run: Overview) -> Text:
+    """Return which run this is, and how it is."""
+    job = f"job {run.job}" if run.job else "local"
+    ranks = (
+        f"{run.nodes} x {run.nproc} ranks"
+        if run.nodes > 1
+        else f"{run.nproc} rank{'s' * (run.nproc > 1)}"
+    )
+    tries = f"attempt {run.attempts}" if run.attempts > 1 else ""
+    name = run.key if run.trial is not None else run.name or run.program or run.key
+    rest = " · ".join(part for part in (run.key * (name != run.key), job, ranks, tries) if part)
+    status = (plain(run.status), f"bold {status_style(run.status, over=run.is_over)}")
+    return Text.assemble((plain(name), "bold"), "  ", status, "  ", (plain(rest), "dim"))
+
+
+def progress(run: Overview, width: int) -> Text:
+    lines = []
+    if run.detail:
+        before = f"{run.status} " if run.detail.startswith(BY_YOU) else ""
+        name = "where" if run.status in ("running", "ending", "done") else "why"
+        lines.append(label(name, plain(f"{before}{run.detail}")))
+    if run.hint:
+        lines.append(label("hint", plain(run.hint)))
+    if run.starts is not None:
+        lines.append(label("starts", time.strftime("about %a %H:%M", time.localtime(run.starts))))
+    if run.step is not None:
+        lines.append(_step(run, width))
+    facts = []
+    if run.loss is not None:
+        facts.append(f"{plain(run.loss_name)} {short_number(run.loss)}")
+    if run.rate is not None:
+        facts.append(f"{short_number(run.rate)} {plain(run.rate_unit)}")
+    if facts:
+        lines.append(label("now" if not run.is_over else "at end", " · ".join(facts)))
+    return Text("\n").join(lines)
+
+
+def _step(run: Overview, width: int) -> Text:
+    if not run.total_steps:
+        return label("step", f"{run.step:,}")
+    share = (run.step or 0) / run.total_steps
+    left = (
+        f" · {duration(run.seconds_left)} left"
+        if run.seconds_left is not None and not run.is_over
+        else ""
+    )
+    line = label("step", f"{run.step:,} ")
+    text = f" {share:.0%} of {run.total_steps:,}{left}"
+    if width - line.cell_len - len(text) < MIN_BAR:
+        text = f" {share:.0%}{left}"
+    return line.append(
+        bar(share, max(MIN_BAR, min(30, width - line.cell_len - len(text)))), "cyan"
+    ).append(text)
+
+
+def goodput(found: GoodputDetails, share: float | None, width: int) -> Text:
+    """Return a bar of where the time went, and the largest parts in words. `share` is that of steps that count."""
+    known = {name: value for name, value in found.seconds.items() if value > 0}
+    total = sum(known.values())
+    if total <= 0:
+        return Text()
+    text = f" {f'{share:.0%} of ' if share is not None else ''}{duration(total)}"
+    room = max(10, width - LABEL - len(text))
+    line = label("goodput", "")
+    for name, columns in divide_width(known, room).items():
+        line.append(glyph(name) * columns, SHARE_COLOURS.get(name, "white"))
+    line.append(text)
+    legend = label("", "")
+    for name, value in sorted(known.items(), key=lambda item: -item[1]):
+        if value / total >= 0.01:
+            legend.append(glyph(name), SHARE_COLOURS.get(name, "white"))
+            # not to be cut in between
+            legend.append(f"\u00a0{plain(name)}\u00a0{value / total:.0%}  ")
+    data = found.parts.get("training", {}).get("data", 0.0)
+    if data / total >= 0.01:
+        legend.append(f"({data / total:.0%} waiting for data)")
+    return Text("\n").join([line, legend])
+
+
+def parameters(config: Mapping[str, object]) -> Text:
+    """Return what the trial was given, in one line."""
+    text = "  ".join(f"{plain(name)} = {plain(value)}" for name, value in config.items())
+    return label("params", text) if text else Text()
+
+
+def failure(failed: Failure | None, *, whole: bool) -> Text:
+    """Return the newest failure, with the end of its traceback."""
+    if failed is None:
+        return Text()
+    who = f"rank {failed.rank} on {plain(failed.host)}: " if failed.rank is not None else ""
+    lines = [label("failed", who, "bold red")]
+    lines += [label("", plain(line), "red") for line in failed.text.splitlines()]
+    traceback = failed.traceback.rstrip().splitlines()
+    lines += [
+        label("", plain(line), "dim")
+        for line in (traceback if whole else traceback[-TRACEBACK_LINES:])
+    ]
+    return Text("\n").join(lines)
+
+
+def attempts(found: Sequence[AttemptDetails], *, is_over: bool) -> Text:
+    lines: list[Text] = []
+    for each in found:
+        reason = each.reason if each.failure is None else each.failure.text
+        why = f": {plain(reason)}" if reason else ""
+        now = "no verdict" if is_over or each is not found[-1] else "under way"
+        text = f"{each.number} {plain(each.verdict) or now}{why}"
+        lines.append(label("attempts" if not lines else "", text))
+    return Text("\n").join(lines)
+
+
+def settings(details: RunDetails, width: int) -> Text:
+    lines = [label("command", plain(details.command))] if details.command else []
+    lines += [
+        label("", f"{plain(name)} = {plain(value)}") for name, value in details.config.items()
+    ]
+    lines.append(label("folder", plain(details.place)))
+    lines += [
+        label(plain(name), plain(command), "cyan") for name, command in details.commands.items()
+    ]
+    return Text("\n").join(lines)
+
+
+def nodes(found: Sequence[NodeDetails], width: int, *, whole: bool) -> Text:
+    shown = found if whole else found[:MAX_NODES]
+    lines = [line for node in shown for line in _node(node, width)]
+    if len(found) > len(shown):
+        lines.append(
+            label("", f"and {len(found) - len(shown)} more nodes: press enter to see them")
+        )
+    return Text("\n").join(lines)
+
+
+def _node(node: NodeDetails, width: int) -> list[Text]:
+    samples = [sample for sample in node.samples if "error" not in sample]
+    sample = samples[-1] if samples else {}
+    size = max(5, min(20, (width - LABEL - 24) // 2))
+    line = label(node.host.partition(".")[0], "")
+    if (cpu := _number(sample.get("cpu"))) is not None:
+        line.append("cpu ").append(bar(cpu / 100, size), "cyan").append(f" {cpu:3.0f}%")
+    memory = _number(sample.get("memory"))
+    if memory is not None and node.memory:
+        line.append(f"  mem {gigabytes(memory)}/{gigabytes(node.memory)} GB")
+    gpus = sample.get("gpus")
+    listed = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    return [line, *_gpus(listed, node.gpus, size)]
+
+
+def _gpus(
+    gpus: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]], size: int
+) -> list[Text]:
+    if len(gpus) > 2:
+        busy = [_number(gpu.get("busy")) or 0.0 for gpu in gpus]
+        line = label("", "gpu ")
+        for each in busy:
+            line.append(level(each / 100), _load(each))
+        mean = sum(busy) / len(busy)
+        return [line.append(f" {mean:3.0f}% of {len(busy)}").append(_gpu_memory(gpus, known))]
+    lines = []
+    for number, gpu in enumerate(gpus):
+        each = _number(gpu.get("busy")) or 0.0
+        line = label("", "gpu ").append(bar(each / 100, size), _load(each)).append(f" {each:3.0f}%")
+        lines.append(line.append(_gpu_memory([gpu], known[number : number + 1])))
+    return lines
+
+
+def _gpu_memory(gpus: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> str:
+    used = [value for gpu in gpus if (value := _number(gpu.get("memory"))) is not None]
+    totals = [value for gpu in known if (value := _number(gpu.get("memory"))) is not None]
+    if not used or not totals:
+        return ""
+    name = plain(known[0].get("name", "")).removeprefix("NVIDIA ")
+    return f"  mem {gigabytes(max(used))}/{gigabytes(totals[0])} GB  {name}".rstrip()
+
+
+def ranks(found: Sequence[RankDetails], width: int, *, whole: bool) -> Text:
+    """Return a map with a mark for each rank, and the names of those that need looking at."""
+    if not found:
+        return Text()
+    room = max(8, (width - LABEL) // 8 * 8)
+    lines = []
+    for start in range(0, len(found), room):
+        line = label("ranks" if start == 0 else "", "")
+        for rank in found[start : start + room]:
+            line.append(*_mark(rank))
+        lines.append(line)
+    counts = Counter(rank.state for rank in found)
+    text = ", ".join(f"{count} {plain(state)}" for state, count in counts.items())
+    pace = max(rank.seconds_per_step for rank in found)
+    lines.append(label("", text + (f" · {_seconds(pace)} per step" if pace > 0 else "")))
+    named = [rank for rank in found if _mark(rank) in (SLOW, QUIET)]
+    lines += [_problem(rank) for rank in (named if whole else named[:MAX_NAMED])]
+    if whole:
+        lines += [_rank(rank) for rank in found]
+    return Text("\n").join(lines)
+
+
+def _mark(rank: RankDetails) -> tuple[str, str]:
+    if rank.is_slow:
+        return SLOW
+    if rank.state == "running" and rank.age is not None and rank.age > SILENT:
+        return QUIET
+    return MARKS.get(rank.state, ("?", ""))
+
+
+def _problem(rank: RankDetails) -> Text:
+    where = f" rank {rank.rank} on {plain(rank.host).partition('.')[0]}"
+    if rank.is_slow:
+        return label("", "").append(*SLOW).append(f"{where} is slow: all others wait for it")
+    return label("", "").append(*QUIET).append(f"{where} has been silent for {duration(rank.age)}")
+
+
+def _rank(rank: RankDetails) -> Text:
+    waited = f"  waited {duration(rank.waited)} for data" if rank.waited >= 1 else ""
+    host = plain(rank.host).partition(".")[0]
+    age = origin.now() - rank.seen if rank.seen is not None and rank.state == "running" else 0.0
+    seen = f" {duration(age)} ago" if age > OLD else ""  # agents look at intervals
+    return (
+        label("", "")
+        .append(*_mark(rank))
+        .append(f" {rank.rank:>4} {host}  step {rank.step:,}{seen}{waited}")
+    )
+
+
+def _number(value: object) -> float | None:
+    # not NaN either
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e18 else None
+
+
+def _load(percent: float) -> str:
+    return (
+        "green"
+        if percent >= 70
+        else "yellow"
+        if percent >= 30
+        else "red"
+        if percent >= 5
+        else "dim"
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{short_number(round(value * 1000, 1))} ms"
+
+
+def plot(curve: Curve, width: int, height: int, *, style: str = "cyan") -> Text:
+    """Return a plot of at most this width and height."""
+    title = Text(plain(curve.name), "bold")
+    if curve.values:
+        last, lowest = curve.values[-1], min(curve.values)
+        title = Text.assemble((plain(curve.name), "bold"), f" {short_number(last)}")
+        if lowest != last:
+            title.append(f"  lowest {short_number(lowest)}", "dim")
+    title.truncate(max(0, width), overflow="ellipsis")
+    points = list(zip(map(float, curve.steps), curve.values, strict=True))
+    lines = [Text(line) for line in line_plot(points, width=width, height=max(0, height - FRAME))]
+    for number, line in enumerate(lines):
+        edge = (
+            len(line.plain)
+            if number >= len(lines) - 2
+            else max(line.plain.find(each) for each in "┤│") + 1
+        )
+        line.stylize("dim", 0, edge)
+        line.stylize(style, edge)
+    return Text("\n").join([title, *lines])
+
+
+def label(name: str, text: str, style: str = "") -> Text:
+    """Return a line with a name at its left. Longer lines are wrapped by the pane."""
+    shown = plain(name)[: LABEL - 1]
+    return Text.assemble((shown.ljust(LABEL), "dim"), (text, style))
+
+
+def fold(line: Text, width: int) -> list[Text]:
+    """Cut a line that is too long between two words, and indent what follows."""
+    folded: list[Text] = []
+    line.rstrip()
+    while line.cell_len > width and len(folded) < MAX_FOLDS:
+        fits = len(line.plain) if line.cell_len == len(line.plain) else width // 2
+        at = line.plain.rfind(" ", LABEL + 1, min(fits, width) + 1)
+        at = at if at > LABEL else min(fits, width)
+        folded.append(line[:at])
+        line = Text.assemble(" " * LABEL, line[at:] if line.plain[at] != " " else line[at + 1 :])
+    return [*folded, line]

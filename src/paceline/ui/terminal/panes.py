@@ -1,0 +1,260 @@
+"""The panes of the screen: lines that scroll, the log, and the selected run's heading, curves and facts."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.events import Resize
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import Static
+
+from paceline.contract.quote import quote
+from paceline.contract.typed_command import to_type
+from paceline.ui.run_reader import MAX_LINES
+from paceline.ui.terminal.columns import status_style
+from paceline.ui.terminal.facts import facts, plot
+from paceline.ui.terminal.plots import short_number
+from paceline.ui.terminal.rows import Row
+from paceline.ui.terminal.text import plain
+from paceline.watch.curves import Curve
+from paceline.watch.details import RunDetails
+from paceline.watch.run_log import LogLine
+
+# lines of a plot that shares the pane with others, and how many there may be
+MIN_PLOT, MAX_PLOTS = 9, 4
+STYLES = ("cyan", "magenta", "green", "yellow")
+RANK_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
+
+
+class Lines(ScrollView, can_focus=True):
+    """Subclasses say how many lines there are and what each of them looks like."""
+
+    DEFAULT_CSS = """
+    Lines { background: ansi_default; scrollbar-size-vertical: 1; overflow-x: hidden; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup,ctrl+b", "move_page(-1)", show=False),
+        Binding("pagedown,ctrl+f", "move_page(1)", show=False),
+        Binding("home,g", "move_to(0)", show=False),
+        Binding("end,G", "move_to(-1)", show=False),
+    ]
+
+    def count(self) -> int:
+        raise NotImplementedError
+
+    def line(self, index: int, width: int) -> Text:
+        raise NotImplementedError
+
+    def update_size(self) -> None:
+        self.virtual_size = Size(self.scrollable_content_region.width, self.count())
+
+    def on_resize(self, event: Resize) -> None:
+        self.update_size()
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        width, index = self.scrollable_content_region.width, self.scroll_offset.y + y
+        if index >= self.count() or width <= 0:
+            return Strip.blank(width, self.rich_style)
+        text = self.line(index, width)
+        text.truncate(width, overflow="ellipsis", pad=True)
+        return Strip(text.render(self.app.console), width).apply_style(self.rich_style)
+
+    def action_move(self, by: int) -> None:
+        self.scroll_relative(y=by, animate=False)
+
+    def action_move_page(self, by: int) -> None:
+        self.action_move(by * max(1, self.size.height - 1))
+
+    def action_move_to(self, index: int) -> None:
+        self.scroll_to(y=0 if index == 0 else self.count(), animate=False)
+
+
+class LogPane(Lines):
+    """Follows the end of the log, unless the user has scrolled up."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id)
+        self.lines: deque[LogLine] = deque(maxlen=MAX_LINES)
+        self.searched = ""
+        self._follows = True
+
+    def show(self, lines: Sequence[LogLine], *, anew: bool, searched: str = "") -> None:
+        """Add lines, or show these instead of the old ones."""
+        self.searched = searched
+        if not lines and not anew:
+            return
+        if anew:
+            self.lines.clear()
+            self._follows = True
+        self.lines.extend(lines)
+        self.update_size()
+        self.refresh()
+        if self._follows:
+            self.call_after_refresh(self.scroll_end, animate=False, immediate=True)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        # A pane that becomes higher moves up to its new end: whoever was there still is.
+        self._follows = new_value >= self.max_scroll_y
+
+    def on_resize(self, event: Resize) -> None:
+        super().on_resize(event)
+        if self._follows:
+            self.call_after_refresh(self.scroll_end, animate=False, immediate=True)
+
+    def count(self) -> int:
+        return len(self.lines)
+
+    def line(self, index: int, width: int) -> Text:
+        line = self.lines[index]
+        text = Text()
+        if line.time is not None and width >= 60:
+            text.append(time.strftime("%H:%M:%S ", time.localtime(line.time)), "dim")
+        if line.rank is not None:
+            text.append(f"{line.rank:>3} ", RANK_COLOURS[line.rank % len(RANK_COLOURS)])
+        start = len(text)
+        text.append(plain(line.text))
+        if self.searched:
+            at = text.plain.find(self.searched, start)
+            while at >= 0:
+                text.stylize("reverse yellow", at, at + len(self.searched))
+                at = text.plain.find(self.searched, at + len(self.searched))
+        return text
+
+
+class Rule(Widget):
+    """A heading that a line follows to the edge. Bold while the pane below it has the focus."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id)
+        self.text = Text()
+
+    def show(self, text: Text) -> None:
+        if text != self.text:
+            self.text = text
+            self.refresh()
+
+    def render(self) -> Text:
+        width, active = self.size.width, self.has_class("-active")
+        text = Text.assemble(
+            ("━━ " if active else "── ", "cyan" if active else "dim"), self.text, " "
+        )
+        text.truncate(width, overflow="ellipsis")
+        return text.append(
+            ("━" if active else "─") * max(0, width - text.cell_len), "cyan" if active else "dim"
+        )
+
+
+class CurvePane(Widget):
+    """One metric, or several if there is room."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id)
+        self.curves: list[Curve] = []
+        self._without = ""
+        self.first = 0  # the metric to draw, in the order of `ordered`
+        self.room = 1  # for how many
+
+    def show(self, curves: Sequence[Curve], without: str = "no metrics yet") -> None:
+        """Show these curves, or a text if there are none."""
+        self.curves, self._without = list(curves), without
+        self.refresh()
+
+    def on_resize(self, event: Resize) -> None:
+        self.room = max(1, min(self.size.height // MIN_PLOT, MAX_PLOTS))
+
+    def render(self) -> Text:
+        if not self.curves:
+            return Text(self._without, "dim")
+        height, shown = self.size.height, self.curves[: self.room]
+        room = [
+            height // len(shown) + (number < height % len(shown)) for number in range(len(shown))
+        ]
+        plots = [
+            plot(
+                curve, self.size.width - 1, lines, style=STYLES[(self.first + number) % len(STYLES)]
+            )
+            for number, (curve, lines) in enumerate(zip(shown, room, strict=True))
+        ]
+        return Text("\n").join(plots)
+
+
+class FactsPane(VerticalScroll):
+    """Everything else about the run. Scrolls."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "scroll_down", show=False),
+        Binding("k", "scroll_up", show=False),
+        Binding("g", "scroll_home", show=False),
+        Binding("G", "scroll_end", show=False),
+    ]
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id)
+        self.details: RunDetails | None = None
+        self.whole = False
+        self._content = Static("", markup=False)
+        self._shown = Text()
+
+    def compose(self) -> ComposeResult:
+        yield self._content
+
+    def show(self, details: RunDetails | None) -> None:
+        self.details = details
+        self.draw()
+
+    def show_text(self, text: Text) -> None:
+        if text != self._shown or text.spans != self._shown.spans:
+            self._shown = text
+            self._content.update(text)
+
+    def draw(self) -> None:
+        if self.details is not None:
+            width = max(20, self.size.width - 2)
+            self.show_text(facts(self.details, width, whole=self.whole))
+
+    def on_resize(self, event: Resize) -> None:
+        self.draw()
+
+
+def sweep_heading(row: Row) -> Text:
+    status = (plain(row.status), f"bold {status_style(row.status, over=row.is_over)}")
+    return Text.assemble((plain(row.name), "bold"), "  ", status, "  ", ("sweep", "dim"))
+
+
+def sweep_facts(row: Row) -> Text:
+    """Return what is known about a sweep: how many trials are how far, and the best ones."""
+    lines = [Text.assemble(("trials   ", "dim"), f"{row.count}: {plain(row.counts)}")]
+    if row.sweep is not None and row.sweep.best is not None:
+        best = f"{plain(row.sweep.metric)} {short_number(row.sweep.best)}, trial {row.sweep.best_trial}"
+        lines.append(Text.assemble(("best     ", "dim"), (best, "bold green")))
+    scored = sorted(
+        (run for run in row.trials if run.loss is not None), key=lambda run: run.loss or 0.0
+    )
+    for number, run in enumerate(scored[:20]):
+        label = "lowest" if number == 0 else ""
+        value = f"{plain(run.loss_name)} {short_number(run.loss or 0.0)}"
+        lines.append(
+            Text.assemble(
+                (f"{label:<9}", "dim"), f"trial {run.trial}  {value}  ", (plain(run.status), "dim")
+            )
+        )
+    lines.append(
+        Text.assemble(
+            ("more     ", "dim"), (plain(to_type(f"sweep show {quote(row.name)}")), "cyan")
+        )
+    )
+    return Text("\n").join(lines)

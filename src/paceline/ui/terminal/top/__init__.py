@@ -1,1 +1,0 @@
-"""`paceline top`: a full-screen view of all runs, with Textual."""

@@ -1,1 +1,0 @@
-"""Runs as text of a given width."""

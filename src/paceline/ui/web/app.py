@@ -1,0 +1,284 @@
+"""The application that a browser talks to: pages, questions about runs, and events.
+
+api/runs                    all rows (`Overview`), and the sweeps (`SweepOverview`)
+api/runs/KEY                one run (`RunDetails`); KEY is a run id, or SWEEP-3 for a trial
+api/runs/KEY/curves         its metrics; ?name=a&name=b selects some
+api/runs/KEY/diff           how the project's code has changed since it was started
+api/sweeps/NAME             a sweep with its trials and Optuna's figures
+api/cluster                 partitions, what is free in them, and your queue
+api/events?since=P          server-sent events: rows that changed after the `position` P
+api/events?key=KEY          of a run: `details`, `curves` (`whole`: they replace all others);
+                            with &log=1, `log`: its lines, those of &rank= &attempt= &grep=
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from paceline.contract.quote import quote
+from paceline.contract.run_folder import RunFolder
+from paceline.contract.sweep.folder import SweepFolder
+from paceline.contract.typed_command import to_type
+from paceline.errors import EnvironmentProblem, PacelineError, UsageError
+from paceline.launch.diff import compare_run
+from paceline.sweep.report import describe_trials
+from paceline.sweep.results import read_sweep
+from paceline.ui.actions import act, allowed_verbs
+from paceline.ui.json_text import encode
+from paceline.ui.report import STATIC, lines_to_json, plotly_path
+from paceline.ui.run_reader import CurveReader, RunReader, Wanted
+from paceline.ui.web.access import Access, Guard
+from paceline.ui.web.cluster import read_cluster
+from paceline.ui.web.rows import NoSuchRun, Rows
+from paceline.watch import origin
+from paceline.watch.details import read_details
+from paceline.watch.records import QueryStates, read_record
+from paceline.watch.scheduler import query_states
+
+INTERVAL = 1.0  # seconds between reads for an open page
+HEARTBEAT = 15.0  # seconds without an event, after which a sign of life is sent
+FIRST_LINES = 1000  # of a log
+MAX_DIFFERENCE = 1_000_000  # characters
+SWEEP_INTERVAL = 3.0  # seconds between reads of a sweep, at least
+IDLE_SHARE = 5  # reading that takes long is followed by a pause of so many times its duration
+# A page of its own, because a browser sends the new cookie only with requests that come from us.
+ENTRANCE = (
+    '<!doctype html><meta charset="utf-8"><title>Paceline</title><link rel="icon" href="data:,">'
+    '<meta http-equiv="refresh" content="0; url=./">'
+)
+
+
+class Answers:
+    """Answers questions about the runs of a scratch folder. Threads share it."""
+
+    def __init__(
+        self, scratch: Path, query: QueryStates = query_states, *, allow_actions: bool = False
+    ) -> None:
+        self.allow_actions, self.query = allow_actions, query
+        self.rows = Rows(scratch, query)
+        self._sweeps: dict[SweepFolder, tuple[float, bytes]] = {}  # until when an answer counts
+        self._lock = Lock()
+        # What is read of a run's curves stays, for the small ones in the list.
+        self._curves = lru_cache(maxsize=48)(CurveReader)
+
+    def run(self, folder: RunFolder) -> dict[str, Any]:
+        """Return everything about a run. `actions` are what a page may do to it."""
+        details = read_details(read_record(folder, self.query))
+        return self.with_actions(details)
+
+    def with_actions(self, details: Any) -> dict[str, Any]:
+        verbs = allowed_verbs(details.overview) if self.allow_actions else []
+        return {**details.to_json(), "actions": verbs}
+
+    def act(self, key: str, verb: str) -> dict[str, Any]:
+        """Cancel, stop or requeue a run."""
+        if not self.allow_actions:
+            raise HTTPException(
+                403,
+                "This server is read-only. Start it with `paceline ui --allow-actions` to act on "
+                "your runs.",
+            )
+        return {"message": act(self.rows.run(key), verb)}
+
+    def curves(self, key: str, names: list[str]) -> dict[str, Any]:
+        with self._lock:
+            reader = self._curves(self.rows.run(key))
+            reader.read()
+            found = [curve for curve in reader.all.all() if not names or curve.name in names]
+            return {"curves": [asdict(curve) for curve in found]}
+
+    def difference(self, key: str) -> dict[str, Any]:
+        """Return how the project's code has changed since a run was started, or in `note` why that
+        is not known.
+        """
+        if (copy := origin.shown()) is not None:
+            bring = to_type(f"fetch {quote(key)} --all")
+            note = f"The code is on {copy.cluster}. To compare it here, fetch it: {bring}"
+            return {"diff": "", "note": note}
+        try:
+            text = compare_run(self.rows.run(key)).to_text()
+        except EnvironmentProblem as problem:
+            return {"diff": "", "note": f"{problem.message} {problem.hint}"}
+        cut = f"Only the first {MAX_DIFFERENCE:,} characters are shown."
+        return {"diff": text[:MAX_DIFFERENCE], "note": cut if len(text) > MAX_DIFFERENCE else ""}
+
+    def sweep(self, name: str) -> bytes:
+        """Return a sweep with its trials and figures, the same for all who ask within some
+        seconds. What took long is kept longer.
+        """
+        folder = self.rows.sweep(name)
+        with self._lock:
+            until, known = self._sweeps.get(folder, (0.0, b""))
+            began = time.monotonic()
+            if began >= until:
+                known = encode(describe_trials(read_sweep(folder, self.query)))
+                pause = max(SWEEP_INTERVAL, IDLE_SHARE * (time.monotonic() - began))
+                self._sweeps[folder] = (time.monotonic() + pause, known)
+            return known
+
+
+def make_app(answers: Answers, access: Access) -> Starlette:
+    """Return the application. `make_server` puts the server into its state."""
+    rows = answers.rows
+
+    def page(request: Request) -> Response:
+        if access.is_entrance(request):
+            return HTMLResponse(ENTRANCE, headers={"set-cookie": access.cookie})
+        return FileResponse(STATIC / "index.html")
+
+    def asked(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+        return lambda request: _json(answer(request))
+
+    def key(request: Request) -> str:
+        return str(request.path_params["key"])
+
+    async def events(request: Request) -> Response:
+        read = await run_in_threadpool(_event_reader, answers, request)
+        return StreamingResponse(_stream(request, read), media_type="text/event-stream")
+
+    routes = [
+        Route("/", page),
+        Route("/api/events", events),
+        Route("/api/runs", asked(lambda request: rows.read()[1])),
+        Route("/api/runs/{key}", asked(lambda request: answers.run(rows.run(key(request))))),
+        Route(
+            "/api/runs/{key}/curves",
+            asked(
+                lambda request: answers.curves(key(request), request.query_params.getlist("name"))
+            ),
+        ),
+        Route("/api/runs/{key}/diff", asked(lambda request: answers.difference(key(request)))),
+        Route(
+            "/api/runs/{key}/{verb}",
+            asked(lambda request: answers.act(key(request), request.path_params["verb"])),
+            methods=["POST"],
+        ),
+        Route("/api/sweeps/{key}", asked(lambda request: answers.sweep(key(request)))),
+        Route("/api/cluster", asked(lambda request: read_cluster(rows.by_job()))),
+        Mount("/static", StaticFiles(directory=STATIC)),
+        Mount("/plotly", StaticFiles(directory=plotly_path().parent)),
+    ]
+    return Starlette(
+        routes=[Mount(access.path.rstrip("/"), routes=routes)],
+        middleware=[
+            Middleware(Guard, access=access),
+            Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
+        ],
+        exception_handlers={
+            HTTPException: _on_http_error,
+            PacelineError: _on_error,
+            OSError: _on_file_error,
+            Exception: _on_mistake,
+        },
+    )
+
+
+def _event_reader(answers: Answers, request: Request) -> Callable[[], bytes]:
+    """Return a function that returns what is new for a page, as events."""
+    query = request.query_params
+    if "key" in query:
+        folder = answers.rows.run(query["key"])
+        wanted = Wanted(
+            _number(query.get("rank")),
+            _number(query.get("attempt")),
+            query.get("grep", ""),
+            FIRST_LINES,
+        )
+        reader = RunReader(folder, answers.query, wanted if "log" in query else None)
+        return lambda: _run_events(answers, reader)
+    # A connection that broke goes on by itself after the last event that came.
+    position = _number(request.headers.get("last-event-id")) or _number(query.get("since")) or 0
+
+    def read() -> bytes:
+        nonlocal position
+        before = position
+        position, news = answers.rows.read(position)
+        return _event("runs", news, position) if position != before else b""
+
+    return read
+
+
+def _run_events(answers: Answers, reader: RunReader) -> bytes:
+    news = reader.read()
+    events = []
+    if news.curves or news.whole_curves:
+        curves = [asdict(curve) for curve in news.curves]
+        events.append(_event("curves", encode({"whole": news.whole_curves, "curves": curves})))
+    if news.lines or news.whole_log:
+        lines = lines_to_json(news.lines)
+        events.append(_event("log", encode({"whole": news.whole_log, "lines": lines})))
+    if news.details is not None:
+        events.append(_event("details", encode(answers.with_actions(news.details))))
+    return b"".join(events)
+
+
+async def _stream(request: Request, read: Callable[[], bytes]) -> AsyncIterator[bytes]:
+    """Yield events until the page is closed or the server ends."""
+    yield b"retry: 2000\n\n"
+    silent_since = time.monotonic()
+    # A folder that has gone ends it: the page asks again, and is told.
+    with suppress(OSError, PacelineError):
+        while not request.app.state.server.should_exit:
+            began = time.monotonic()
+            if (events := await run_in_threadpool(read)) or began > silent_since + HEARTBEAT:
+                yield events or b": nothing new\n\n"
+                silent_since = began
+            await asyncio.sleep(max(INTERVAL, time.monotonic() - began))
+
+
+def _event(name: str, data: bytes, position: int | None = None) -> bytes:
+    head = f"id: {position}\n" if position is not None else ""
+    return f"{head}event: {name}\ndata: ".encode() + data + b"\n\n"
+
+
+def _number(text: str | None) -> int | None:
+    """Return a number of a question; None if it has none."""
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        raise UsageError(f"Invalid number {text[:50]!r}: leave it empty for all.")
+    return int(text)
+
+
+def _json(answer: Any, status: int = 200) -> Response:
+    content = answer if isinstance(answer, bytes) else encode(answer)
+    return Response(content, status, media_type="application/json")
+
+
+def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": error.detail}, error.status_code)
+
+
+def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PacelineError)
+    text = " ".join(filter(None, (error.message, error.hint)))
+    return _json({"error": text}, 404 if isinstance(error, NoSuchRun) else 400)
+
+
+def _on_file_error(request: Request, error: Exception) -> Response:
+    """Say which file cannot be read: of another user, or just removed."""
+    return _json({"error": str(error)}, 404)
+
+
+def _on_mistake(request: Request, error: Exception) -> Response:
+    text = "Paceline could not read this. The terminal of `paceline ui` says why."
+    return _json({"error": text}, 500)

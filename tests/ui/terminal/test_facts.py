@@ -1,0 +1,179 @@
+"""What `paceline top` writes about one run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from paceline.ui.terminal.facts import attempts, facts, heading, plot
+from paceline.ui.terminal.screens import help_text
+from paceline.watch.curves import Curve
+from paceline.watch.details import (
+    AttemptDetails,
+    Failure,
+    GoodputDetails,
+    NodeDetails,
+    RankDetails,
+    RunDetails,
+)
+from tests.ui.terminal.test_rows import RUN
+
+GB = 2**30
+GPU = {"name": "NVIDIA H100", "memory": 80 * GB}
+
+
+def node(host: str, *, gpus: int) -> NodeDetails:
+    sample = {
+        "time": 1.0,
+        "cpu": 50.0,
+        "memory": 8 * GB,
+        "gpus": [{"busy": 97, "memory": 40 * GB}] * gpus,
+    }
+    return NodeDetails(
+        0, host, 64, 256 * GB, [GPU] * gpus, [sample, {"time": 2.0, "error": "no descriptors"}]
+    )
+
+
+DETAILS = RunDetails(
+    overview=RUN,
+    place="/scratch/1a2b",
+    command="paceline submit train.py",
+    config={"lr": 0.1},
+    settings={},
+    code={},
+    attempts=[AttemptDetails(1, "4711-1", 1.0, None, "", None)],
+    job_starts=[],
+    failure=None,
+    timeline=[],
+    goodput=GoodputDetails(
+        {"queued": 10.0, "training": 80.0, "lost": 10.0, "saving": 0.0},
+        100.0,
+        {"training": {"data": 5.0}},
+        1,
+        None,
+    ),
+    nodes=[node("node1.example.org", gpus=8), node("node2", gpus=1)],
+    ranks=[
+        RankDetails(each, "node1", "running", 250, 0.5, 0.0, 0.1, each == 11) for each in range(16)
+    ],
+    checkpoints=[],
+    commands={"logs": "paceline logs 1a2b"},
+)
+
+
+def test_a_cancelled_run_says_why_it_ended() -> None:
+    run = replace(
+        RUN, status="cancelled", is_over=True, detail="by you; can continue from step 425"
+    )
+    text = facts(replace(DETAILS, overview=run), 80).plain
+    assert "why      cancelled by you; can continue from step 425" in text
+
+
+def test_everything_fits_into_a_narrow_pane() -> None:
+    text = facts(DETAILS, 44).plain.replace("\u00a0", " ")
+    assert all(len(line) <= 44 for line in text.splitlines()), text
+    for part in (
+        "25% of 1,000",
+        "left",
+        "training 80%",
+        "queued 10%",
+        "lost 10%",
+        "(5% waiting for data)",
+        "node1",
+        "8.0/256 GB",
+        "97% of 8",
+    ):
+        assert part in text, part
+    for mark in ("█ training", "░ queued", "x lost"):  # not by colours alone
+        assert mark in text, mark
+    goodput = next(line for line in text.splitlines() if line.startswith("goodput"))
+    assert goodput.count("░") == goodput.count("x") > 0
+    assert "saving" not in text
+    assert "node1.example" not in text
+
+
+def test_the_slow_rank_has_a_mark_and_is_named_in_words() -> None:
+    text = facts(DETAILS, 60).plain
+    assert "ranks    ■■■■■■■■■■■▲■■■■" in text
+    assert "16 running · 500 ms per step" in text
+    assert "▲ rank 11 on node1 is slow: all others wait for it" in text
+    assert "step 250" not in text.partition("ranks")[2]
+    whole = facts(DETAILS, 60, whole=True).plain
+    assert whole.count("node1  step 250") == 16
+    assert "paceline submit train.py" in whole
+    assert "lr = 0.1" in whole
+
+
+def test_a_rank_says_when_its_step_was_seen() -> None:
+    """The step of the run is newer."""
+    ranks = [replace(rank, seen=time.time() - 14.0) for rank in DETAILS.ranks[:2]]
+    ended = [replace(rank, state="ended") for rank in ranks]
+    shown = facts(replace(DETAILS, ranks=[ranks[0], ended[1]]), 60, whole=True).plain
+    assert shown.count("node1  step 250 14 s ago") == 1
+    assert "ranks    ■□" in shown
+    assert "1 running, 1 ended" in shown
+
+
+def test_a_failure_shows_its_rank_and_the_end_of_its_traceback() -> None:
+    trace = (
+        "Traceback:\n"
+        + "\n".join(f"  frame {number}" for number in range(40))
+        + "\nValueError: \x1b[2Jbad [/x]"
+    )
+    failed = Failure(2, 3, "node2", "ValueError: bad [/x]", "train.py:9", trace)
+    details = replace(DETAILS, overview=replace(RUN, is_over=True, status="failed"), failure=failed)
+    text = facts(details, 80).plain
+    assert text.startswith("failed   rank 3 on node2")
+    assert "frame 39" in text
+    assert "frame 3\n" not in text
+    assert "ValueError: bad [/x]" in text
+    assert "\x1b" not in text
+    assert "frame 3\n" in facts(details, 80, whole=True).plain
+
+
+def test_broken_samples_and_hostile_names_are_shown_as_far_as_they_go() -> None:
+    odd = NodeDetails(
+        0, "a\x1b[31mb", None, None, [], [{"cpu": "x", "gpus": [1, {"busy": float("nan")}]}]
+    )
+    odd_run = replace(
+        RUN, name="[b]x\n", loss=float("nan"), loss_name="\x9b", detail="why\x07", step=None
+    )
+    details = replace(DETAILS, overview=odd_run, nodes=[odd], config={"\x1b[H": "\x1b[H"})
+    text = facts(details, 50, whole=True).plain + heading(odd_run).plain
+    assert "[b]x" in text
+    assert all(each.isprintable() or each in "\n\u00a0" for each in text)
+
+
+def test_a_curve_fills_its_pane() -> None:
+    curve = Curve("[b]loss\x1b[2J", [0, 50, 100], [0.0, 1.0, 2.0], [4.0, 1.0, 2.0])
+    lines = plot(curve, 40, 8).plain.splitlines()
+    assert lines[0] == "[b]loss 2  lowest 1"
+    assert lines[1].startswith("  4 ┤⠑")
+    assert len(lines) == 8
+    assert max(map(len, lines)) <= 40
+    assert lines[-1].endswith("100")
+    assert len(plot(replace(curve, values=[1.0] * 3), 40, 8).plain.splitlines()) == 8
+    assert plot(curve, 5, 2).plain == "[b]l…"
+    assert plot(Curve("none", [], [], []), 40, 8).plain == "none"
+
+
+def test_the_help_fits_24_rows_of_80_columns() -> None:
+    lines = help_text().plain.splitlines()
+    assert len(lines) <= 22  # and a border
+    assert max(map(len, lines)) <= 72
+
+
+def test_attempts_say_how_they_ended() -> None:
+    made = [
+        AttemptDetails(number, "6-0", None, None, verdict, None)
+        for number, verdict in ((1, "stopped"), (2, ""))
+    ]
+    assert attempts(made, is_over=False).plain.split() == [
+        "attempts",
+        "1",
+        "stopped",
+        "2",
+        "under",
+        "way",
+    ]
+    assert attempts(made, is_over=True).plain.endswith("2 no verdict")
