@@ -146,7 +146,9 @@ class NodeData:
             if self.stager is not None and is_head:
                 progress.show(self.stager.transfer)
                 if not is_plan_sent and self.stager.prepared.is_set():
-                    self._send_plan(self.stager)
+                    # their contents are in files, since they may be large
+                    keys = [(item.name, item.manifest.key) for item in self.stager.items]
+                    self.rendezvous.send({"kind": PLAN, "items": keys})
                     is_plan_sent = True
             if not is_reported and (result := self._find_result(error)) is not None:
                 is_reported = True
@@ -177,21 +179,6 @@ class NodeData:
         if failure is not None:
             return {"error": f"Staging failed: {type(failure).__name__}: {failure}.", "hint": ""}
         return {} if is_done else None
-
-    def _send_plan(self, stager: Stager) -> None:
-        """Publish the manifests as files, since they may be large, and send their keys."""
-        packs = stager.packs
-        try:
-            for item in stager.items:
-                if not packs.manifest_path(item.manifest.key).exists():
-                    packs.publish(item.manifest, {})
-        except OSError as error:
-            raise LaunchError(
-                f"Cannot write {packs.folder}: {error.strerror}.",
-                hint="The nodes read what to stage from there.",
-            ) from None
-        items = [(item.name, item.manifest.key) for item in stager.items]
-        self.rendezvous.send({"kind": PLAN, "items": items})
 
     def _start_planned(self, pool: ThreadPoolExecutor, plan: Fields) -> PacelineError | None:
         packs = Packs(self.request.packs)

@@ -109,26 +109,24 @@ class Stager:
         for lock in self.locks:
             lock.close()
 
-    def pack(self, items: list[ScannedItem]) -> int:
-        """Write the packs that are missing, and return how many.
+    def pack(self, items: list[ScannedItem]) -> None:
+        """Write the packs that are missing, and a list of what is not packed, for other nodes.
 
-        A pack is for later jobs and other nodes: if there is no space for it, this job goes on.
+        Packs are for later jobs too: if there is no space for them, this job goes on.
         """
-        count = 0
-        for item in (item for item in items if item.manifest.needs_pack):
-            manifest = item.manifest
-            packs = self.packs
+        for item in items:
+            manifest, packs = item.manifest, self.packs
             # to verify a pack, every file would be read too
             checksums = None if self.request.checksum else packs.find(manifest)
-            if checksums is None:
-                self.transfer.total += sum(file.size for file in manifest.small)
-                try:
+            try:
+                if not manifest.needs_pack:
+                    packs.publish(manifest, {})
+                elif checksums is None:
+                    self.transfer.total += sum(file.size for file in manifest.small)
                     checksums = packs.write(manifest, self.transfer)
-                    count += 1
-                except OSError as error:
-                    self._note(f"small files are not packed: {packs.folder}: {error.strerror}")
+            except OSError as error:
+                self._note(f"small files are not packed: {packs.folder}: {error.strerror}")
             item.checksums.update(checksums or {})
-        return count
 
     def _note(self, text: str) -> None:
         self.result.notes.append(text)

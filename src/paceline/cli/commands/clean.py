@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 
@@ -27,41 +27,13 @@ from paceline.staging.cleanup import find_leftovers
 from paceline.staging.request import StagingRequest, choose_base
 
 
-class Removable(Protocol):
+@dataclass(frozen=True)
+class Removable:
     """Something that may go, and why."""
 
-    @property
-    def path(self) -> Path | str: ...
-    @property
-    def reason(self) -> str: ...
-    def remove(self) -> bool: ...
-
-
-@dataclass(frozen=True)
-class WarmProcess:
-    """A process that `paceline run --warm` keeps for the next run."""
-
-    status: dict[str, Any]
-
-    @property
-    def path(self) -> str:
-        return f"process {self.status['pid']}"
-
-    @property
-    def reason(self) -> str:
-        known = self.status
-        if known["kind"] == "silent":
-            return "warm process, not responding"
-        left = show_seconds(known["left"])
-        ends = f"{known['running']} running" if known["running"] else f"ends in {left}"
-        return (
-            f"warm process: torch {known['torch']} of {known['python']}, "
-            f"{show_size(known['memory'])}, {known['served']} warm starts, {ends}"
-        )
-
-    def remove(self) -> bool:
-        """End it. Runs that it has started continue."""
-        return bool(warm_start.stop([self.status["pid"]]))
+    path: str
+    reason: str
+    remove: Callable[[], bool]
 
 
 def command(
@@ -91,7 +63,7 @@ def command(
 
     \b
       paceline clean                       this machine: list, then ask
-      paceline clean --processes --yes          end the processes that `run --warm` keeps
+      paceline clean --processes --yes     end the processes that `run --warm` keeps
       paceline clean --node n1 --node n2   two nodes of the cluster: list
       paceline clean --node n1 --yes       remove
       paceline clean --json                list as JSON, and ask nothing
@@ -110,7 +82,7 @@ def command(
     if not processes:
         found += _find_files(folder, cached=cached)
     if folder is None and "SLURM_JOB_ID" not in os.environ:
-        found += map(WarmProcess, warm_start.read_status())
+        found += map(_warm_process, warm_start.read_status())
     if as_json:
         return _print_json(found, yes=yes)
     if not found:
@@ -130,13 +102,30 @@ def _find_files(folder: Path | None, *, cached: bool) -> list[Removable]:
     job = load_job(Program(""), cluster=typer_options.this_cluster())
     scratch = resolve_scratch(job, os.environ)
     request = staging_request(job, scratch=scratch, environ=os.environ)
-    found: list[Removable] = []
-    for base in [folder] if folder is not None else _data_folders(request, os.environ):
-        found += find_leftovers(base, os.environ, all_cached=cached)
+    found = [
+        Removable(str(each.path), each.reason, each.remove)
+        for base in ([folder] if folder is not None else _data_folders(request, os.environ))
+        for each in find_leftovers(base, os.environ, all_cached=cached)
+    ]
     # `--node` looks at the node's own disk alone
     if folder is None and "SLURM_JOB_ID" not in os.environ:
-        found += find_ended_secrets(scratch)
+        secrets = find_ended_secrets(scratch)
+        found += [Removable(str(each.path), each.reason, each.remove) for each in secrets]
     return found
+
+
+def _warm_process(status: dict[str, Any]) -> Removable:
+    """Return a process that `run --warm` keeps. Runs that it has started continue when it ends."""
+    reason = "warm process, not responding"
+    if status["kind"] != "silent":
+        left = show_seconds(status["left"])
+        ends = f"{status['running']} running" if status["running"] else f"ends in {left}"
+        reason = (
+            f"warm process: torch {status['torch']} of {status['python']}, "
+            f"{show_size(status['memory'])}, {status['served']} warm starts, {ends}"
+        )
+    number = status["pid"]
+    return Removable(f"process {number}", reason, lambda: bool(warm_start.stop([number])))
 
 
 def _data_folders(request: StagingRequest, environ: Mapping[str, str]) -> list[Path]:
@@ -149,11 +138,7 @@ def _data_folders(request: StagingRequest, environ: Mapping[str, str]) -> list[P
 
 def _print_json(leftovers: Iterable[Removable], *, yes: bool) -> int:
     listed = [
-        {
-            "path": str(each.path),
-            "reason": each.reason,
-            "removed": bool(each.remove()) if yes else False,
-        }
+        {"path": each.path, "reason": each.reason, "removed": each.remove() if yes else False}
         for each in leftovers
     ]
     print_json(leftovers=listed)
