@@ -19,7 +19,7 @@ from paceline.contract.files.shared_folders import (
 )
 from paceline.staging.cache import Lock
 from paceline.staging.cleanup import make_private_folder
-from paceline.tools.sandbox.addresses import allocation_lock
+from paceline.tools.sandbox.network import allocation_lock
 from tests.adversary.second_user import OWNER, STRANGER, call_as, needs_two_users, shared_folder
 
 pytestmark = [needs_two_users, pytest.mark.timeout(30)]  # on most of these we used to wait for ever

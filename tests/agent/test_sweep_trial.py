@@ -18,7 +18,7 @@ from paceline.contract.jsonl import EventWriter
 from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.sweep import optuna_study
 from paceline.contract.sweep.folder import NoPoint, Point, Search, SweepFolder
-from paceline.contract.sweep.pruner import is_below_median, is_halved
+from paceline.contract.sweep.optuna_study import is_below_median, is_halved
 from paceline.errors import LaunchError, UsageError
 from paceline.runtime.metrics.report import TrialReporter, report
 from paceline.staging.working_directory import WorkingDirectory

@@ -143,7 +143,7 @@ def _point(sweep: SweepFolder, number: int) -> Point:
 
 def _check_pruned(sweep: SweepFolder, point: Point, trial: TrialFolder) -> None:
     """A point that another seed's reports have ended does not start again with this one."""
-    from paceline.contract.sweep.pruner import is_point_pruned, seeds_of
+    from paceline.contract.sweep.optuna_study import is_point_pruned, seeds_of
 
     seeds = seeds_of(sweep, point.number) if point.seed is not None else []
     if is_point_pruned(seeds):

@@ -11,10 +11,9 @@ from paceline.contract.run_folder import RunFolder
 from paceline.errors import UsageError
 from paceline.tools.prove.cases import Case
 from paceline.tools.prove.comparison import largest_difference, loss_scale
+from paceline.tools.prove.evidence import SampleComparison
 from paceline.tools.prove.local_runner import choose_folder, read_output
-from paceline.tools.prove.printed_losses import read_printed
-from paceline.tools.prove.records import CaseRecords, RankRecords
-from paceline.tools.prove.samples import SampleComparison
+from paceline.tools.prove.records import CaseRecords, RankRecords, read_printed
 
 
 @pytest.mark.parametrize(

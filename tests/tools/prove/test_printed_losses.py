@@ -7,7 +7,7 @@ import math
 import pytest
 
 from paceline.errors import RunError
-from paceline.tools.prove.printed_losses import read_printed
+from paceline.tools.prove.records import read_printed
 
 
 @pytest.mark.parametrize(

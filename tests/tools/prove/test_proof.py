@@ -9,11 +9,11 @@ import pytest
 from paceline.errors import RunError
 from paceline.spec import Program
 from paceline.tools.prove.cases import plan_cases, plan_scaled
+from paceline.tools.prove.evidence import SampleComparison
 from paceline.tools.prove.local_runner import Script
 from paceline.tools.prove.proof import Proof, Prover, Request
 from paceline.tools.prove.records import CaseRecords
 from paceline.tools.prove.report import by_samples
-from paceline.tools.prove.samples import SampleComparison
 from tests.forked_ranks import Ranks
 from tests.tools.prove.forked_runner import ForkedRunner
 

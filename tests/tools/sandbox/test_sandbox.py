@@ -21,8 +21,8 @@ from paceline.tools.sandbox import (
     PLAIN,
     Sandbox,
     Settings,
-    addresses,
     missing_packages,
+    network,
     packages,
 )
 from tests.adversary.second_user import STRANGER, call_as
@@ -58,7 +58,7 @@ def processes_of(folder: Path) -> list[str]:
 
 def interfaces_of(folder: Path) -> set[str]:
     """Return the bridge and the cables of one sandbox; this machine may run others."""
-    return {path.name for path in Path("/sys/class/net").glob(f"{addresses.bridge_name(folder)}*")}
+    return {path.name for path in Path("/sys/class/net").glob(f"{network.bridge_name(folder)}*")}
 
 
 @pytest.fixture(params=NETWORKS)
@@ -230,8 +230,8 @@ def test_waiting_for_another_start_names_its_process(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     shown = ""
     with ThreadPoolExecutor() as pool:
-        with addresses.allocation_lock():
-            other = pool.submit(addresses.allocation_lock().__enter__)
+        with network.allocation_lock():
+            other = pool.submit(network.allocation_lock().__enter__)
             while not shown and not other.done():
                 shown = capsys.readouterr().err
         other.result()

@@ -15,7 +15,7 @@ from rich.table import Table
 from paceline.cli.parser import GroupedCommand
 from paceline.errors import UsageError
 from paceline.tools.sandbox import NAMESPACES, PLAIN, Sandbox, Settings, packages
-from paceline.tools.sandbox.lifecycle import stop_all
+from paceline.tools.sandbox.sandbox import stop_all
 from paceline.tools.sandbox.settings import SandboxPaths, default_folder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -78,7 +78,7 @@ class TrialReporter:
         self._seen.add(step)
         try:
             if self._pruner is None:
-                from paceline.contract.sweep.pruner import Pruner
+                from paceline.contract.sweep.optuna_study import Pruner
 
                 sweep, own = SweepFolder(Path(self._trial["sweep"])), self._trial
                 self._pruner = Pruner(

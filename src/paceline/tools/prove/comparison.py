@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.tools.prove.evidence import BATCH, SAMPLER, SampleComparison
 from paceline.tools.prove.records import CaseRecords
-from paceline.tools.prove.samples import BATCH, SAMPLER, SampleComparison
 
 # Rounding alone stays far below these in a few dozen steps; a mistake in the training is far above.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}

@@ -22,9 +22,15 @@ from paceline.tools.prove.comparison import (
     loss_scale,
     relative,
 )
-from paceline.tools.prove.gradients import GradientComparison, all_equal, find_rate_cause
+from paceline.tools.prove.evidence import (
+    Cause,
+    GradientComparison,
+    SampleComparison,
+    SampleEvidence,
+    all_equal,
+    find_rate_cause,
+)
 from paceline.tools.prove.records import CaseRecords
-from paceline.tools.prove.samples import Cause, SampleComparison, SampleEvidence
 
 Rerun = Callable[[int, Sequence[str], int], CaseRecords]  # ranks, changes, repeat
 

@@ -17,8 +17,8 @@ from paceline.tools.prove.comparison import (
     tolerance,
 )
 from paceline.tools.prove.diagnosis import Diagnosis
+from paceline.tools.prove.evidence import Cause
 from paceline.tools.prove.records import CaseRecords
-from paceline.tools.prove.samples import Cause
 
 
 class Runner(Protocol):

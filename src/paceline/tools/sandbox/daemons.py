@@ -1,19 +1,25 @@
-"""Start the daemons of a sandbox. All run in the foreground, so that their pids are known."""
+"""Start the daemons of a sandbox, all in the foreground, so that their pids are known; and the
+database of its accounting: not run by root, in a folder that only its user can enter.
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
 import secrets
+import shutil
 import socket
 import stat
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from paceline.errors import EnvironmentProblem
-from paceline.tools.sandbox import configuration, database, network
+from paceline.tools.sandbox import configuration, network
 from paceline.tools.sandbox.packages import program, search_path
 from paceline.tools.sandbox.processes import Process, start
 from paceline.tools.sandbox.settings import NAMESPACES, SandboxPaths, SandboxRecord
@@ -150,12 +156,12 @@ def start_node(paths: SandboxPaths, record: SandboxRecord, node: str) -> None:
 def start_accounting(paths: SandboxPaths, record: SandboxRecord) -> None:
     """Start MariaDB on its own socket, then slurmdbd, which stores Slurm's accounting in it."""
     variables = environment(paths, record)
-    database.install(record, owner=user(), environment=variables)
-    process = _start(paths, record, "mariadbd", database.command(record))
-    administrator = database.Administrator(record, user(), variables)
-    _wait_until("mariadbd", process, paths, lambda: administrator.run("select 1"))
+    install_database(record, owner=user(), environment=variables)
+    process = _start(paths, record, "mariadbd", database_command(record))
+    ready = partial(_run_statements, record, "select 1", variables)
+    _wait_until("mariadbd", process, paths, ready)
     password = secrets.token_hex(16)
-    if not administrator.run(database.statements(password)):
+    if not _run_statements(record, _accounts(password), variables):
         raise EnvironmentProblem(
             f"Cannot create the accounting database:\n{tail(paths.log('mariadbd'))}"
         )
@@ -231,3 +237,94 @@ def tail(path: Path, lines: int = 8) -> str:
 
 def last_lines(text: str, lines: int = 8) -> str:
     return "\n".join(f"  {line}" for line in text.strip().splitlines()[-lines:])
+
+
+SERVER_USERS = ("mysql", "mariadb", "nobody")  # for root: the first of them that exists
+
+
+def make_database_folder() -> str:
+    """Make the folder of a new database. It may not lie in the sandbox's: root's is closed to the
+    server's user.
+    """
+    folder = tempfile.mkdtemp(prefix="paceline-database-")
+    server = _server_user()
+    os.chown(folder, server.pw_uid, server.pw_gid)
+    return folder
+
+
+def remove_database_folder(record: SandboxRecord) -> None:
+    if record.database:
+        shutil.rmtree(record.database, ignore_errors=True)
+
+
+def install_database(record: SandboxRecord, *, owner: str, environment: dict[str, str]) -> None:
+    """Write the server's settings and its own tables. Its administrator is `owner`, known by their
+    Unix account.
+    """
+    server = _server_user()
+    settings = _settings(record)
+    settings.write_text(configuration.database_conf(record, user=server.pw_name))
+    os.chown(settings, server.pw_uid, server.pw_gid)
+    made = subprocess.run(
+        [
+            program("mariadb-install-db"),
+            f"--defaults-file={settings}",
+            "--skip-test-db",
+            "--auth-root-authentication-method=socket",
+            f"--auth-root-socket-user={owner}",
+        ],
+        env=environment,
+        text=True,
+        capture_output=True,
+    )
+    if made.returncode:
+        output = "\n".join((made.stdout + made.stderr).strip().splitlines()[-8:])
+        raise EnvironmentProblem(f"mariadb-install-db failed:\n{output}")
+
+
+def database_command(record: SandboxRecord) -> list[str]:
+    return [program("mariadbd"), f"--defaults-file={_settings(record)}"]
+
+
+def _accounts(password: str) -> str:
+    """Return what creates the account of slurmdbd."""
+    return (
+        "create database slurm_acct_db;"
+        f"create user slurm@localhost identified by '{password}';"
+        "grant all on slurm_acct_db.* to slurm@localhost;"
+    )
+
+
+def _run_statements(record: SandboxRecord, statements: str, environment: dict[str, str]) -> bool:
+    """Run statements, and return whether they succeeded. They may hold a password, so they are not
+    arguments.
+    """
+    options = ["--no-defaults", f"--socket={record.database_socket}", f"--user={user()}"]
+    done = subprocess.run(
+        [program("mariadb"), *options],
+        input=statements.encode(),
+        env=environment,
+        capture_output=True,
+    )
+    return done.returncode == 0
+
+
+def _settings(record: SandboxRecord) -> Path:
+    return Path(record.database) / "mariadb.cnf"
+
+
+def _server_user() -> pwd.struct_passwd:
+    """Return the account that the server runs as: your own, or one without privileges if you are
+    root.
+    """
+    if os.geteuid() != 0:
+        return pwd.getpwuid(os.geteuid())
+    for name in SERVER_USERS:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise EnvironmentProblem(
+        "The accounting database must not run as root, and no other account is available.",
+        hint="Create an account called mysql.",
+    )
