@@ -1,9 +1,9 @@
-"""A sweep's Optuna study: TPE chooses points, trials share their reports, and points are ended early
-by successive halving, or if they are worse than the median. Optuna is imported on first use.
+"""A sweep's Optuna study: TPE chooses points, trials share their reports, and points are ended
+early, by successive halving or if they are worse than the median. Optuna is imported on first use.
 
 All processes of a sweep share one append-only journal file under a lock that is safe on NFS. There
-is no server. A point is judged by the mean of its seeds at the same report, over those that have got
-there so far, and ends with all of them.
+is no server. A point is judged by the mean of its seeds at the same report, over those that have
+got there so far, and ends with all of them.
 """
 
 from __future__ import annotations
