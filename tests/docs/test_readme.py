@@ -67,9 +67,7 @@ def keep_one_of(parts: int, path: Path) -> None:
 
 
 # `make test` plans these instead of training: tests/examples, tests/agent and tests/runtime train like that.
-PLANNED = re.compile(
-    r"paceline run (?=.*(?:--nodes 2|--max-restarts|--tensorboard|examples/text|examples/classify))"
-)
+PLANNED = re.compile(r"paceline run (?=.*(?:--nodes 2|--max-restarts|--tensorboard))")
 
 
 @pytest.mark.timeout(600)
@@ -83,7 +81,7 @@ def test_commands(copy: Path, tmp_path: Path, trains: bool) -> None:
         pytest.skip(f"the README's rehearsal needs Slurm: {' '.join(missing)}")
     if not trains:
         planned = [PLANNED.sub("paceline run --dry-run ", command) for command in completed]
-        assert sum(command != typed for command, typed in zip(completed, planned, strict=True)) == 5
+        assert sum(command != typed for command, typed in zip(completed, planned, strict=True)) == 3
         # nothing to send
         completed = [command for command in planned if not command.startswith("paceline sync")]
     script = "\n".join(
@@ -112,7 +110,6 @@ def test_commands(copy: Path, tmp_path: Path, trains: bool) -> None:
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert done.stdout.count("final test accuracy") >= (3 if trains else 2)
     assert "#SBATCH --nodes=2" in done.stdout
-    assert not trains or "final perplexity" in done.stdout
     assert (copy / "model.safetensors").stat().st_size > 4 * 1_199_882
 
 

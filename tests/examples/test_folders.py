@@ -1,4 +1,4 @@
-"""Every example has a script of readable length, valid settings and a page, and the README names it."""
+"""Every example has a script of readable length, valid settings and a page, and docs/examples.md names it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.spec import Program, load_job
 from tests.examples.ranks import EXAMPLES
 
 FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/paceline.toml"))
-OVERVIEW = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+OVERVIEW = (EXAMPLES.parent / "docs" / "examples.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -23,7 +23,7 @@ def test_the_settings_are_valid(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_pages_name_what_is_there(folder: Path) -> None:
-    assert f"(examples/{folder.name}/train.py)" in OVERVIEW
+    assert f"(../examples/{folder.name}/train.py)" in OVERVIEW
     assert len((folder / "train.py").read_text(encoding="utf-8").splitlines()) < 160
     page = folder / "README.md"
     for target in re.findall(

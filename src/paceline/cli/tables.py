@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -101,67 +100,15 @@ def _sizes(shown: Sequence[Column], width: int) -> list[int]:
 
 
 def print_columns(out: Console, shown: Sequence[Column], width: int) -> None:
-    """Print columns that `fit`, as a table of rich would, but thousands of rows in no time.
-
-    In a pipe, lines end where their text does.
-    """
-    painters = [
-        _Painter(out, column, size)
-        for column, size in zip(shown, _sizes(shown, width), strict=True)
-    ]
-    painted = [painter.paint_all() for painter in painters]
-    gap, blanks = " " * GAP, [" " * painter.size for painter in painters]
-    lines: list[str] = []
-    for row in zip(*painted, strict=True):
-        if {*map(len, row)} == {1}:
-            lines.append(gap.join([line for (line,) in row]))
-            continue
-        for parts in zip_longest(*row):
-            lines.append(
-                gap.join(
-                    blank if part is None else part
-                    for part, blank in zip(parts, blanks, strict=True)
-                )
-            )
-    if not out.is_terminal:
-        lines = [line.rstrip() for line in lines]
+    """Print columns that `fit`. In a pipe, lines end where their text does."""
+    table = make_table(shown, width)
+    if out.is_terminal:
+        out.print(table)
+        return
+    with out.capture() as printed:
+        out.print(table)
+    lines = [line.rstrip() for line in printed.get().splitlines()]
     out.file.write("\n".join(lines) + "\n")
-
-
-class _Painter:
-    """Turns the cells of a column into lines of its width. Most cells are plain and short."""
-
-    def __init__(self, out: Console, column: Column, size: int) -> None:
-        self.column, self.size = column, size
-        self._out = out
-
-    def paint_all(self) -> list[list[str]]:
-        """Return the lines of the title and of each cell. Many cells are equal."""
-        cells = [f"[dim]{self.column.title}[/]", *self.column.cells]
-        painted = {cell: self._paint(cell) for cell in {*cells}}
-        return [painted[cell] for cell in cells]
-
-    def _paint(self, cell: str) -> list[str]:
-        if _is_plain(cell) and len(cell) <= self.size:
-            return [
-                cell.rjust(self.size) if self.column.justify == "right" else cell.ljust(self.size)
-            ]
-        return list(self._lines(cell))
-
-    def _lines(self, cell: str) -> Iterator[str]:
-        text, cut = _text(cell), self.column.wraps_at is None or self.column.crops
-        wrapped = text.wrap(
-            self._out,
-            self.size,
-            justify=self.column.justify,
-            no_wrap=cut,
-            overflow="ellipsis" if self.column.crops else "fold",
-        )
-        for line in wrapped:
-            line.truncate(self.size, overflow="ellipsis" if self.column.crops else "fold", pad=True)
-            with self._out.capture() as printed:
-                self._out.print(line, end="", no_wrap=True, overflow="ignore", crop=False)
-            yield printed.get()
 
 
 def _is_plain(cell: str) -> bool:

@@ -242,29 +242,11 @@ def find_program(
     if is_module:
         return Program(name, rest, is_module=True)
     path = cwd / name
-    if path.is_dir():
-        raise UsageError(
-            f"{name} is a folder, not a script.", hint=f"Name a file in it, e.g. {name}/train.py."
-        )
     if not path.is_file():
-        raise UsageError(
-            f"There is no script {name!r} in {cwd}.", hint=_suggestion(path, os.path.dirname(name))
-        )
-    if not os.access(path, os.R_OK):
-        raise UsageError(
-            f"Cannot read the script {name!r}.", hint=f"Fix its permissions: chmod u+r {name}"
-        )
+        general = "Options of Paceline go before the script, the script's own after it. Use -m for a module."
+        hint = _similar_script(path, os.path.dirname(name)) or general
+        raise UsageError(f"There is no script {name!r} in {cwd}.", hint=hint)
     return Program(os.path.normpath(name), rest)
-
-
-def _suggestion(path: Path, folder: str) -> str:
-    """Return what to do about a missing script; `folder` is the one that was typed with it."""
-    if not path.parent.is_dir():
-        return f"There is no folder {path.parent}."
-    general = (
-        "Options of Paceline go before the script, the script's own after it. Use -m for a module."
-    )
-    return _similar_script(path, folder) or general
 
 
 def _similar_script(path: Path, folder: str) -> str:

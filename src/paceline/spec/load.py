@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import datetime
 import functools
+import json
 import logging
 import os
 import re
@@ -263,16 +264,10 @@ def _python_value(text: str) -> Any:
     """
     try:
         value = ast.literal_eval(text) if len(text) <= MAX_LITERAL and "#" not in text else text
+        is_plain = json.loads(json.dumps(value)) == value and not isinstance(value, dict)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
-    listed = value if isinstance(value, list) else [value]
-    return value if all(_is_plain_literal(each) for each in listed) else text
-
-
-def _is_plain_literal(value: object) -> bool:
-    if isinstance(value, list):
-        return all(_is_plain_literal(each) for each in value)
-    return value is None or isinstance(value, (bool, int, float, str))
+    return value if is_plain else text
 
 
 def _plain(value: Any) -> Any:

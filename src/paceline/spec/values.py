@@ -59,12 +59,6 @@ def _variables(value: object) -> object:
     return {name: str(text) for name, text in value.items()}
 
 
-def _folder_name(value: str) -> str:
-    if not re.fullmatch(r"[\w][\w .+@=,-]*", value):
-        raise ValueError("a folder name: letters, digits, spaces and any of . _ - + = @ ,")
-    return value
-
-
 def _step_range(value: str) -> str:
     match = re.fullmatch(r"(\d+):(\d+)", value)
     if match is None or int(match[1]) >= int(match[2]):
@@ -105,15 +99,6 @@ def _one_line(value: str) -> str:
     return value
 
 
-def _variable_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError(
-            "the name of a variable that holds the address, e.g. SLACK_WEBHOOK, and set that in "
-            ".env"
-        )
-    return value
-
-
 def _no_secret(value: str) -> str:
     if redact_text(value) != value:
         raise ValueError("a command without secrets: set them in .env, and write $NAME")
@@ -128,10 +113,15 @@ def _events(value: object) -> object:
     return found
 
 
-def _run_name(value: str) -> str:
-    if value.startswith("-"):
-        raise ValueError("a name that does not begin with a dash")
-    return value
+def _matching(pattern: str, expected: str) -> AfterValidator:
+    """Return a rule for texts."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(expected)
+        return value
+
+    return AfterValidator(check)
 
 
 def _grace(value: object) -> int:
@@ -154,16 +144,20 @@ Mebibytes = Annotated[
 Strings = Annotated[tuple[str, ...], BeforeValidator(_strings)]
 StringOrList = Annotated[tuple[str, ...], BeforeValidator(_string_or_list)]
 Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
-FolderName = Annotated[str, AfterValidator(_folder_name)]
+_FOLDER_NAME = "a folder name: letters, digits, spaces and any of . _ - + = @ ,"
+_VARIABLE_NAME = (
+    "the name of a variable that holds the address, e.g. SLACK_WEBHOOK, and set that in .env"
+)
+FolderName = Annotated[str, _matching(r"\w[\w .+@=,-]*", _FOLDER_NAME)]
 Line = Annotated[str, AfterValidator(_one_line)]
-RunName = Annotated[Line, AfterValidator(_run_name)]
+RunName = Annotated[Line, _matching("[^-].*", "a name that does not begin with a dash")]
 UserPath = Annotated[Line, AfterValidator(_expand_home)]
 UserPaths = Annotated[Strings, AfterValidator(lambda paths: tuple(map(_expand_home, paths)))]
 StepRange = Annotated[str, AfterValidator(_step_range)]
 Requeue = Annotated[bool | Literal["always"], BeforeValidator(_requeue)]
 StopSignal = Annotated[str, BeforeValidator(_stop_signal)]
 Command = Annotated[Line, AfterValidator(_no_secret)]
-VariableName = Annotated[Line, AfterValidator(_variable_name)]
+VariableName = Annotated[Line, _matching("[A-Za-z_][A-Za-z0-9_]*", _VARIABLE_NAME)]
 Events = Annotated[tuple[str, ...], BeforeValidator(_events)]
 Natural = Annotated[int, Field(ge=0)]
 ExitCode = Annotated[int, Field(ge=0, le=255)]

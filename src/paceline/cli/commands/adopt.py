@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,9 +18,9 @@ from paceline.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from paceline.tools.adopt.script_changes import Advice
-    from paceline.tools.adopt.source_edits import Edit, Source
+    from paceline.tools.adopt.source_edits import Source
 
-_LINE_NUMBERS = re.compile(r"(?<=\bline )\d+(?:, \d+)*")  # that the text of a remark names
+MAX_LINES = 8  # that are listed for a reason
 
 
 def command(
@@ -60,7 +58,7 @@ def command(
         )
     source = read_source(script)
     advice = advise(source)
-    _show(source, advice, written=write)
+    _show(source, advice)
     if write and advice.edits and (problem := broken_help(source, advice)):
         raise UsageError(
             f"With these changes, `--help` of {script} fails, so it stays as it is: {problem}",
@@ -69,7 +67,8 @@ def command(
     if write and advice.edits:
         kept = _write(script, advice.text.encode(source.encoding))
         print(
-            f"wrote {console.printable(str(script))}; the old one is {console.printable(str(kept))}"
+            f"wrote {console.printable(str(script))}; the old one, with these line numbers, is"
+            f" {console.printable(str(kept))}"
         )
     elif advice.edits:
         print(f"to apply it: paceline adopt --write {console.printable(shlex.quote(str(script)))}")
@@ -91,70 +90,27 @@ def _fitting(steps: list[str]) -> list[str]:
     ]
 
 
-def _show(source: Source, advice: Advice, *, written: bool) -> None:
-    """Print the diff, the reasons and the remarks, with the line numbers of the file as it is afterwards."""
+def _show(source: Source, advice: Advice) -> None:
+    """Print the diff, the reasons and the remarks, with the line numbers of the script as it was."""
     name = source.name.lstrip("/")
-    diff = difflib.unified_diff(
-        _lines(source.text), _lines(advice.text), f"a/{name}", f"b/{name}", lineterm=""
-    )
-    for line in diff:
+    before, after = _lines(source.text), _lines(advice.text)
+    for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm=""):
         print(console.printable(line))
     print(console.paint(console.printable(advice.verdict), console.BOLD, sys.stdout))
-    reasons: dict[str, list[int]] = {}
-    for position, edit in enumerate(advice.edits):
-        number = (
-            1
-            + _breaks(source.text[: edit.start])
-            + written * _added(source, advice.edits[:position])
-        )
-        lines = reasons.setdefault(edit.reason, [])
-        lines += [number] if number not in lines else []
+    reasons: dict[str, dict[int, None]] = {}
+    for edit in advice.edits:
+        number = len(_lines(source.text[: edit.start] + "."))
+        reasons.setdefault(edit.reason, {})[number] = None
     for reason, lines in reasons.items():
-        print(f"  line{'s' * (len(lines) > 1)} {_list(lines)}: {console.printable(reason)}")
+        listed = ", ".join(map(str, [*lines][:MAX_LINES])) + ", ..." * (len(lines) > MAX_LINES)
+        print(f"  line{'s' * (len(lines) > 1)} {listed}: {console.printable(reason)}")
     for title, must in (("change these yourself:", True), ("look at these:", False)):
         remarks = [each for each in advice.remarks if each.must is must]
         if remarks:
             print(title)
         for remark in remarks:
             text = f"line {remark.line}: {remark.text}" if remark.line else remark.text
-            if written:
-                text = _LINE_NUMBERS.sub(
-                    lambda found: _renumber(found[0], source, advice.edits), text
-                )
             print(f"  {console.printable(text)}")
-
-
-def _renumber(numbers: str, source: Source, edits: Sequence[Edit]) -> str:
-    """Return line numbers of the old script as those of the new one."""
-    shown = []
-    for line in map(int, numbers.split(", ")):
-        start = source.offset(line, 0)
-        start += len(source.text[start:]) - len(source.text[start:].lstrip(" \t"))
-        shown.append(line + _added(source, [each for each in edits if each.start <= start]))
-    return ", ".join(map(str, shown))
-
-
-def _added(source: Source, edits: Sequence[Edit]) -> int:
-    """Return how many lines these edits add."""
-    return sum(_breaks(edit.text) - _breaks(source.text[edit.start : edit.end]) for edit in edits)
-
-
-def _breaks(text: str) -> int:
-    return len(_lines(text + ".")) - 1
-
-
-def _list(lines: Sequence[int]) -> str:
-    """Return line numbers as text: "3, 7 to 9, 12"."""
-    parts: list[list[int]] = []
-    for line in sorted(lines):
-        if parts and line == parts[-1][-1] + 1:
-            parts[-1].append(line)
-        else:
-            parts.append([line])
-    texts = [
-        f"{part[0]} to {part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts
-    ]
-    return ", ".join(texts[:8]) + (", ..." if texts[8:] else "")
 
 
 def _lines(text: str) -> list[str]:

@@ -15,13 +15,11 @@ from paceline.cli import console, typer_options
 from paceline.cli.commands.doctor import report
 from paceline.cli.parser import GroupedCommand
 from paceline.contract.output_file import write_output
-from paceline.errors import EnvironmentProblem, UsageError
+from paceline.errors import UsageError
 from paceline.spec.option import LAUNCH, TRAINING
 from paceline.spec.typed_flags import Flag
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from paceline.contract.files.sample_records import LoaderFacts
     from paceline.tools.inspect.samples import Samples
 
@@ -106,7 +104,7 @@ def data(
         if not any(flag.key == "runtime.cpu" for flag in flags):
             flags.append(Flag("--cpu", "runtime.cpu", True))
         job = settings.load(request.recorder(folder, cwd), cwd=cwd, flags=flags, here=True)
-        with _status(f"reading {epochs} epochs of {program.name}"):
+        with console.console(stderr=True).status(f"reading {epochs} epochs of {program.name}"):
             samples = record(job, folder, ["paceline", *sys.argv[1:]])
     findings = check_samples(samples)
     if as_json:
@@ -115,25 +113,10 @@ def data(
         return int(any(finding.level == "problem" for finding in findings))
     _print_samples(samples, steps)
     code = report(findings)
-    _write_picture(
-        draw_samples(samples, f"{program.name} on {samples.facts.world_size} ranks"), output
-    )
+    title = f"{program.name} on {samples.facts.world_size} ranks"
+    write_output(output, draw_samples(samples, title))
+    console.say_note(f"picture: {output}")
     return code
-
-
-def _status(text: str) -> Status:
-    return console.console(stderr=True).status(text)
-
-
-def _write_picture(picture: str, path: Path) -> None:
-    try:
-        write_output(path, picture)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise EnvironmentProblem(
-            f"Cannot write the picture {path}: {reason}.", hint="Use another -o."
-        ) from None
-    console.say_note(f"picture: {path}")
 
 
 def _describe(facts: LoaderFacts) -> str:

@@ -185,22 +185,22 @@ def _prove(request: Request, script: Script, load: Any, output: Path | None) -> 
     if output is None:
         create_scratch(scratch)
     folder = choose_folder(output, scratch / job.project_name, program.name)
-    with ProofProgress(request) as progress:
-        runner = LocalRunner(
-            script, load=load, folder=folder, progress=progress.show, tell=progress.tell
-        )
-        try:
-            proof = Prover(request, runner, tell=progress.tell, skip=progress.skip).prove()
-            report = write_report(proof, folder, title=" ".join([program.name, *program.args]))
-        except KeyboardInterrupt:
-            progress.tell(f"interrupted, so there is no result; the runs so far are in {folder}")
-            raise
-        except OSError as error:
-            raise (
-                full_disk(folder) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error
-            ) from None
-        finally:
-            runner.remove_weights()
+    progress = ProofProgress(request)
+    runner = LocalRunner(
+        script, load=load, folder=folder, progress=progress.show, tell=console.say_note
+    )
+    try:
+        proof = Prover(request, runner, tell=console.say_note, skip=progress.skip).prove()
+        report = write_report(proof, folder, title=" ".join([program.name, *program.args]))
+    except KeyboardInterrupt:
+        console.say_note(f"interrupted, so there is no result; the runs so far are in {folder}")
+        raise
+    except OSError as error:
+        raise (
+            full_disk(folder) if error.errno in (errno.ENOSPC, errno.EDQUOT) else error
+        ) from None
+    finally:
+        runner.remove_weights()
     print_proof(proof)
     console.say_note(f"report: {report}")
     return 0 if proof.holds else 1

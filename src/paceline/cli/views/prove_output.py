@@ -1,8 +1,8 @@
-"""What `paceline prove` prints: a progress bar while it runs, then a table and what broke it."""
+"""What `paceline prove` prints: each run when it begins, then a table and what broke it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.cli import console
 
@@ -13,65 +13,21 @@ if TYPE_CHECKING:
 
 
 class ProofProgress:
-    """The case that runs: a bar over its steps on a terminal, else a line when it begins."""
+    """Says which run begins."""
 
     def __init__(self, request: Request) -> None:
         self._total = len(request.cases) + len(request.scaled)
         self._case: Case | None = None
         self._number = 0
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> ProofProgress:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
-
-        out = console.console(stderr=True)
-        if out.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("steps"),
-                TimeElapsedColumn(),
-                console=out,
-                transient=True,
-            )
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def show(self, case: Case, step: int) -> None:
         if case != self._case:
             self._case, self._number = case, self._number + 1
-            place = (
-                f"run {self._number} of {self._total}"
-                if self._number <= self._total
-                else f"run {self._number}"
-            )
-            if self._bar is None:
-                console.say_note(f"{place}: {case.name}")
-                return
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(f"{place}: {case.name}", total=case.steps)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=min(step, case.steps))
+            console.say_note(f"run {self._number} of {max(self._number, self._total)}: {case.name}")
 
     def skip(self, count: int) -> None:
         """Expect fewer runs."""
         self._total -= count
-
-    def tell(self, text: str) -> None:
-        console.say_note(text)
 
 
 def print_proof(proof: Proof) -> None:
