@@ -24,7 +24,7 @@ def test_the_settings_are_valid(folder: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_pages_name_what_is_there(folder: Path) -> None:
     assert f"(../examples/{folder.name}/train.py)" in OVERVIEW
-    assert len((folder / "train.py").read_text(encoding="utf-8").splitlines()) < 160
+    assert len((folder / "train.py").read_text(encoding="utf-8").splitlines()) <= 200
     page = folder / "README.md"
     for target in re.findall(
         r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8") if page.exists() else ""

@@ -13,12 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-<<<<<<< HEAD
-from paceline.cli.commands.adopt import _list
 from paceline.launch.machine import usable_gpus
-=======
-from paceline.launch.local.machine import usable_gpus
->>>>>>> 9401a3c3 (Shorten README and CHANGELOG, and simplify what commands print and how values are read)
 from paceline.tools.adopt.script_changes import advise
 from paceline.tools.adopt.source_edits import Source
 
