@@ -87,9 +87,9 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lab(lab_here: Lab, guard: None, project: Path) -> Iterator[Lab]:
-    """The login node, with nobody logged in before and after, and without runs of other tests there or in a mirror."""
+    """The login node, with nobody logged in before and after, and without runs of other tests there or in a copy."""
     shutil.rmtree(lab_here.home / "paceline", ignore_errors=True)
-    shutil.rmtree(lab_here.folder / "laptop" / ".cache" / "paceline" / "mirror", ignore_errors=True)
+    shutil.rmtree(lab_here.folder / "laptop" / ".cache" / "paceline" / "views", ignore_errors=True)
     yield lab_here
     with pytest.MonkeyPatch.context() as patch:
         for name, value in lab_here.variables.items():

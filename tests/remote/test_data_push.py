@@ -270,7 +270,10 @@ def test_newer_files_and_links_there_are_kept(
 def test_without_rsync_data_comes_by_tar(
     lab: Lab, laptop: Laptop, images: Path, there: Path
 ) -> None:
-    path = f"{lab.bin}:{_without('rsync')}"
+    folder = images.parent.parent / "bin"
+    folder.mkdir()
+    (folder / "tar").symlink_to(shutil.which("tar") or "")
+    path = f"{lab.bin}:{folder}:{_without('rsync')}"
     laptop("data", "push", "my images", "--on", "plain", "--yes", check=True, PATH=path)
     left = {".env", "sub/key[1].pem", ".paceline-partial/a.bin", *LINKS}
     assert names(there / "my images") == names(images) - left

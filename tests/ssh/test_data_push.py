@@ -40,12 +40,12 @@ def images(guard: None, tmp_path: Path) -> Path:
 
 
 def survey(folder: Path, to: Path) -> tuple[int, int]:
-    found = find_data(folder).survey(HERE, to=str(to), rsync=RSYNC)
+    found = find_data(folder).send(HERE, to=str(to), rsync=RSYNC, dry_run=True)
     return found.files, found.size
 
 
 def send(folder: Path, to: Path, rsync: str = RSYNC) -> None:
-    find_data(folder).push(HERE, to=str(to), rsync=rsync, progress=False)
+    find_data(folder).send(HERE, to=str(to), rsync=rsync)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -129,6 +129,7 @@ def test_the_summary_of_rsync() -> None:
     assert Copied(0, SUMMARY_3_0).files == 2
 
 
-def test_a_single_file_may_get_another_name(images: Path, tmp_path: Path) -> None:
-    send(images / "newest", tmp_path / "there" / "first.png")
+@pytest.mark.parametrize("rsync", [RSYNC, ""])
+def test_a_single_file_may_get_another_name(images: Path, tmp_path: Path, rsync: str) -> None:
+    send(images / "newest", tmp_path / "there" / "first.png", rsync)
     assert contents(tmp_path / "there") == {"first.png": (images / "train/1.png").read_bytes()}

@@ -29,7 +29,6 @@ PROFILE = "PACELINE_PROFILE"  # the default of --cluster-profile, e.g. set in yo
 ON = "PACELINE_ON"  # the default of --on
 SANDBOX = "PACELINE_SANDBOX"  # the folder of the sandbox
 POLL_INTERVAL = "PACELINE_POLL_INTERVAL"  # seconds for which an answer of the scheduler counts
-SILENCE = "PACELINE_SILENCE"  # seconds after which a silent connection to a cluster counts as lost
 
 # On a login node, of a command that was typed elsewhere.
 ON_CLUSTER = "PACELINE_ON_CLUSTER"  # the cluster that `--on` named there

@@ -27,29 +27,35 @@ class SentData:
     unreadable: list[str] = field(default_factory=list)
 
     def send(
-        self, connection: Connection, *options: str, to: str, rsync: str, progress: bool = False
+        self,
+        connection: Connection,
+        *,
+        to: str,
+        rsync: str,
+        dry_run: bool = False,
+        progress: bool = False,
     ) -> Copied:
-        """Send it to a place. Files that are newer there stay as they are."""
+        """Send it, or say what there is to send to a place that exists.
+
+        If it is interrupted, the next time goes on from there.
+        """
         if self.is_folder:
             route = Route(connection, self.path, to, rsync)
-            return route.push(self.names, *options, progress=progress)
+            done = route.push(self.names, dry_run=dry_run, progress=progress)
+            return self._check(done, dry_run)
         folder, name = os.path.split(to)
         with tempfile.TemporaryDirectory(prefix="paceline-push-") as here:
             Path(here, name).symlink_to(self.path)  # it has another name there
             route = Route(connection, Path(here), folder, rsync)
-            return route.push([name], "--copy-links", *options, progress=progress)
+            done = route.push([name], dry_run=dry_run, follow=True, progress=progress)
+            return self._check(done, dry_run)
 
-    def survey(self, connection: Connection, *, to: str, rsync: str) -> Copied:
-        """Return what there is to send to a place that exists."""
-        return self.send(connection, "--dry-run", "-vv", to=to, rsync=rsync)
-
-    def push(self, connection: Connection, *, to: str, rsync: str, progress: bool) -> None:
-        """Send it. If that is interrupted, the next time goes on from there."""
-        done = self.send(connection, to=to, rsync=rsync, progress=progress)
-        if done.code != 0:
+    def _check(self, done: Copied, dry_run: bool) -> Copied:
+        if done.code != 0 and not dry_run:
             raise EnvironmentProblem(
                 f"Some files were not sent: {first_line(done.errors)}.", hint=KEPT
             )
+        return done
 
 
 def find_data(path: Path) -> SentData:

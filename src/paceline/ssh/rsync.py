@@ -76,21 +76,33 @@ class Route:
         enter = f"cd {word(self.there)} && "
         if not self._has_rsync():
             pack = self.connection.command(f"{enter}exec tar -cf - --no-recursion --null -T -")
-            return self._check(_tar(names, pack, ["tar", "-xpf", "-", "-C", str(self.here)]))
-        ends = [self.connection.remote("./"), "./"]
-        return self._check(self._run(names, [*options, *_shown(progress), *ends], enter, progress))
+            done = _tar(names, pack, ["tar", "-xpf", "-", "-C", str(self.here)])
+        else:
+            arguments = [*options, *_shown(progress), self.connection.remote("./"), "./"]
+            done = self._run(names, arguments, enter, progress)
+        return self._check(done, f"of {self.here}")
 
-    def push(self, names: Iterable[str], *options: str, progress: bool = False) -> Copied:
-        """Send files, except those that are newer there."""
+    def push(
+        self,
+        names: Iterable[str],
+        *,
+        dry_run: bool = False,
+        follow: bool = False,
+        progress: bool = False,
+    ) -> Copied:
+        """Send files, except those that are newer there. `follow` sends what links lead to."""
         enter = f"mkdir -p {word(self.there)} && cd {word(self.there)} && "
         if not self._has_rsync():
-            pack = ["tar", "-cf", "-", "-C", str(self.here), "--no-recursion", "--null", "-T", "-"]
+            pack = ["tar", "-chf" if follow else "-cf", "-", "-C", str(self.here)]
             unpack = self.connection.command(f"{enter}exec tar -xpf - --keep-newer-files")
-            return self._check(_tar(names, pack, unpack))
-        kept = ["--update", "--keep-dirlinks", f"--partial-dir={PARTIAL}", "--stats"]
-        ends = ["./", self.connection.remote("./")]
-        arguments = [*kept, *options, *_shown(progress), *ends]
-        return self._check(self._run(names, arguments, enter, progress))
+            done = _tar(names, [*pack, "--no-recursion", "--null", "-T", "-"], unpack)
+        else:
+            options = ["--update", "--keep-dirlinks", f"--partial-dir={PARTIAL}", "--stats"]
+            options += ["--copy-links"] if follow else []
+            options += ["--dry-run", "-vv"] if dry_run else _shown(progress)
+            ends = ["./", self.connection.remote("./")]
+            done = self._run(names, [*options, *ends], enter, progress)
+        return self._check(done, f"on {self.connection.cluster.name}")
 
     def _has_rsync(self) -> bool:
         return bool(self.rsync) and shutil.which("rsync") is not None
@@ -118,15 +130,14 @@ class Route:
                 raise
         return Copied(process.returncode, os.fsdecode(output or b""), os.fsdecode(errors))
 
-    def _check(self, done: Copied) -> Copied:
+    def _check(self, done: Copied, where: str) -> Copied:
         """Raise an error for a copy that failed. Single files may be missing: `code` tells."""
         name, errors = self.connection.cluster.name, done.errors
         if done.code == 0:
             return done
         if "No space left" in errors or "quota" in errors.lower():
             raise EnvironmentProblem(
-                f"The disk on {name} or of {self.here} is full, or your quota there.",
-                hint=f"Make room. {KEPT}",
+                f"The disk {where} is full, or your quota there.", hint=f"Make room. {KEPT}"
             )
         if not self.connection.is_open():
             raise ConnectionProblem(

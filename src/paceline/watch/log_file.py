@@ -211,7 +211,7 @@ class LogFile:
         written anew.
 
         A file that has changed is the same one if the last bytes that were read are still there.
-        One that was cut off may have grown beyond its old size meanwhile. The mirror of a cluster
+        One that was cut off may have grown beyond its old size meanwhile. The copy of a cluster
         puts a new file in place of such a log, but also of one of which it had only the end.
         """
         before, splitter.stamp = splitter.stamp, self._stamp()

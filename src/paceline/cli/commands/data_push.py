@@ -88,7 +88,8 @@ def forwarded(asked: Forwarded) -> int:
     data, to = find_data(expand_home(asked.values["path"])), asked.values.get("to")
     name = data.name + "/" * data.is_folder
     connection, there = ask(asked, ["data", "push", "--serve", str(to or ""), "--", name])
-    target, rsync, place = there["target"], there["rsync"], f"{asked.names[0]}:{there['target']}"
+    target, place = there["target"], f"{asked.names[0]}:{there['target']}"
+    rsync = there["rsync"] if shutil.which("rsync") else ""
     if not there["exists"] and data.size > there["free"]:
         raise EnvironmentProblem(
             f"{target} has only {show_size(there['free'])} free, but the data needs"
@@ -96,7 +97,7 @@ def forwarded(asked: Forwarded) -> int:
             hint="Choose another place with --to.",
         )
     is_known = there["exists"] and rsync
-    found = data.survey(connection, to=target, rsync=rsync) if is_known else None
+    found = data.send(connection, to=target, rsync=rsync, dry_run=True) if is_known else None
     _state(data, place, found)
     if found is not None and found.code == 0 and found.files == 0:
         print(console.printable(f"nothing to send: {place} is up to date"))
@@ -104,7 +105,7 @@ def forwarded(asked: Forwarded) -> int:
     if not asked.values.get("yes"):
         _confirm()
     is_terminal = sys.stderr.isatty() and sys.stdout.isatty()
-    data.push(connection, to=target, rsync=rsync, progress=is_terminal)
+    data.send(connection, to=target, rsync=rsync, progress=is_terminal)
     files, size = (found.files, found.size) if found else (len(data.names), data.size)
     print(console.printable(f"sent {_count(files)}, {show_size(size)}, to {place}"))
     return 0
