@@ -19,7 +19,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.run_path import RunPath
 from paceline.contract.sweep.folder import Search, SweepFolder
 from paceline.launch.actions import cancel_run
-from paceline.launch.environment.variables import environment_file
+from paceline.launch.environment.activation import environment_file
 from paceline.launch.secrets.declared import Secrets
 from paceline.slurm.job_states.meanings import JobState
 from paceline.spec import Program, load_job

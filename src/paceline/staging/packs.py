@@ -75,15 +75,11 @@ class Packs:
             return Pack(manifest, open_own_file(self.pack_path(manifest.key)))
         return None
 
-    def find(self, manifest: Manifest) -> dict[str, int] | None:
-        """Return the checksums of the files in an item's pack; None if there is no pack."""
+    def has(self, manifest: Manifest) -> bool:
         pack = self.open(manifest)
-        if pack is None:
-            return None
-        pack.close()
-        with suppress(EnvironmentProblem):
-            return self.read(manifest.key)[1]
-        return None
+        if pack is not None:
+            pack.close()
+        return pack is not None
 
     def read(self, key: str) -> tuple[Manifest, dict[str, int]]:
         """Return what the head agent has published: other nodes need not scan the files."""

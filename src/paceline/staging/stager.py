@@ -116,17 +116,15 @@ class Stager:
         """
         for item in items:
             manifest, packs = item.manifest, self.packs
-            # to verify a pack, every file would be read too
-            checksums = None if self.request.checksum else packs.find(manifest)
             try:
                 if not manifest.needs_pack:
                     packs.publish(manifest, {})
-                elif checksums is None:
+                elif self.request.checksum or not packs.has(manifest):
+                    # to verify a pack that is there, every file would be read too
                     self.transfer.total += sum(file.size for file in manifest.small)
-                    checksums = packs.write(manifest, self.transfer)
+                    item.checksums.update(packs.write(manifest, self.transfer))
             except OSError as error:
                 self._note(f"small files are not packed: {packs.folder}: {error.strerror}")
-            item.checksums.update(checksums or {})
 
     def _note(self, text: str) -> None:
         self.result.notes.append(text)

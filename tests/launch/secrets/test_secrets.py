@@ -11,8 +11,7 @@ import pytest
 
 from paceline.errors import PacelineError, SpecError
 from paceline.launch.secrets.declared import FROM_SHELL, Secrets, choose_secrets
-from paceline.launch.secrets.dotenv import parse_dotenv
-from paceline.launch.secrets.secrets import read_secrets
+from paceline.launch.secrets.secrets import parse_dotenv, read_secrets
 from paceline.spec import Flag, Job, Program, load_job
 
 HUSH = "hush-4c1d"

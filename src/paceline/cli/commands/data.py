@@ -84,9 +84,7 @@ def stage(
 def _pack(items: list[ScannedItem], packs: Packs) -> int:
     """Write the packs that are missing, and return how many."""
     unpacked = [
-        item.manifest
-        for item in items
-        if item.manifest.needs_pack and packs.find(item.manifest) is None
+        item.manifest for item in items if item.manifest.needs_pack and not packs.has(item.manifest)
     ]
     transfer = Transfer()
     transfer.total = sum(file.size for manifest in unpacked for file in manifest.small)

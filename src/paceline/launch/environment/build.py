@@ -20,7 +20,7 @@ from paceline.contract.redaction import redact
 from paceline.contract.run_folder import SUBMITTING, write_atomically
 from paceline.contract.typed_command import cluster, to_type
 from paceline.errors import ClusterError, EnvironmentProblem, JobRejected, UsageError
-from paceline.launch.environment.activation import module_section, module_variables
+from paceline.launch.environment.activation import PROXIES, module_section, module_variables
 from paceline.launch.environment.build_script import (
     SCRIPT_NAMES,
     BuildFolder,
@@ -34,7 +34,6 @@ from paceline.launch.environment.build_script import (
     venv_steps,
 )
 from paceline.launch.environment.store import EnvironmentInputs, StoredEnvironment, store_path
-from paceline.launch.environment.variables import PROXIES
 from paceline.launch.run_folder import create_scratch
 from paceline.slurm.job_states import squeue_and_sacct
 from paceline.slurm.job_states.meanings import LIVE, WAITING, JobState

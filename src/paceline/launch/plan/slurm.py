@@ -12,9 +12,14 @@ from paceline.contract.launch_spec import LaunchSpec
 from paceline.contract.quote import command_line
 from paceline.contract.run_path import RunPath
 from paceline.errors import UsageError
-from paceline.launch.environment.activation import activation_lines, interpreter, module_section
+from paceline.launch.environment.activation import (
+    activation_lines,
+    environment_file,
+    forwarded_names,
+    interpreter,
+    module_section,
+)
 from paceline.launch.environment.container import container_entry
-from paceline.launch.environment.variables import environment_file, forwarded_names
 from paceline.launch.plan.launch_spec import RankCounts, make_launch_spec
 from paceline.launch.secrets.declared import NO_SECRETS, Secrets, choose_secrets, plain_variables
 from paceline.slurm.array_script import Trials, array_script
