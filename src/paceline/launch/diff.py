@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,9 @@ def compare_run(folder: RunFolder) -> RunDifference:
         raise EnvironmentProblem(
             f"{folder.path.name} is another user's run.", hint="Compare your own runs."
         )
-    try:
+    record = {}
+    with suppress(OSError, ValueError):
         record = read_object(folder.run_json)
-    except (OSError, ValueError):
-        record = {}
     code = _table(record, "code")
     project = Path(str(code.get("folder", "")))
     if not folder.code.is_dir():

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from paceline.contract import env
 from paceline.contract.files.file_owner import is_own_folder, require_own_folder
@@ -115,13 +116,18 @@ def find_run(name: str, scratch: Path) -> RunFolder:
     if not matches and (match := re.fullmatch(r"(.+)-(\d+)", name)):
         trials = scratch.glob(f"*/*/{glob.escape(match[1])}/{TRIALS}/{match[2]}/run.json")
         matches = _own(path.parent for path in trials)
-    matches = matches or _own(path for path in names if _is_part(name, path.name, names[path][0]))
+    matches = matches or _own(
+        path
+        for path in names
+        if path.name.startswith(name) or path.name.endswith(name) or names[path][0].startswith(name)
+    )
     matches = matches or (exact if is_run_id(name) else [])
     if len(matches) == 1:
         return RunFolder(matches[0])
     if matches:
         newest = ", ".join(
-            _with_name(path, _read_name(path) if names else "") for path in matches[:-6:-1]
+            f"{path.name} ({found})" if names and (found := _read_name(path)) else path.name
+            for path in matches[:-6:-1]
         )
         more = f" and {len(matches) - 5} older ones" if len(matches) > 5 else ""
         raise UsageError(
@@ -212,43 +218,30 @@ def _own(paths: Iterable[Path]) -> list[Path]:
 
 
 def _other_names(folder: RunFolder, wanted: str) -> tuple[str, ...]:
-    """Return what else a run is known by: the name that `--name` gave it, its program if it has
-    none, and its jobs if a job may be wanted.
+    """Return what else a run is known by: the name that `--name` gave it, or else its program, and
+    its jobs if a job may be wanted.
 
-    The name may be missing if the wanted one is no part of it.
+    The name may be missing if the wanted one is no part of it: then run.json is not parsed.
     """
     from paceline.slurm.sbatch import known_jobs
 
-    name, program = _read_names(folder.path, wanted)
-    return name, "" if name else program, *(known_jobs(folder) if JOB_ID.fullmatch(wanted) else ())
+    jobs = known_jobs(folder) if JOB_ID.fullmatch(wanted) else ()
+    details = _read_details(folder.path, wanted)
+    name, program = (str(details.get(key) or "") for key in ("name", "program"))
+    return name, "" if name else program, *jobs
 
 
 def _read_name(path: Path) -> str:
-    return _read_names(path)[0]
+    return str(_read_details(path).get("name") or "")
 
 
-def _read_names(path: Path, part: str = "") -> tuple[str, str]:
-    """Return a run's name and its program. Those without `part` may be left out: only files with
-    it are parsed.
-    """
-    try:
+def _read_details(path: Path, part: str = "") -> dict[str, Any]:
+    parts = {json.dumps(part, ensure_ascii=each)[1:-1].encode() for each in (True, False)}
+    with suppress(OSError, ValueError):
         text = read_bounded(f"{path}/run.json")
-        if any(
-            json.dumps(part, ensure_ascii=ascii)[1:-1].encode() in text for ascii in (True, False)
-        ):
-            details = parse_object(text)
-            return str(details.get("name") or ""), str(details.get("program") or "")
-    except (OSError, ValueError):
-        pass
-    return "", ""
-
-
-def _is_part(part: str, run_id: str, name: str) -> bool:
-    return run_id.startswith(part) or run_id.endswith(part) or name.startswith(part)
-
-
-def _with_name(path: Path, name: str) -> str:
-    return f"{path.name} ({name})" if name else path.name
+        if any(each in text for each in parts):
+            return parse_object(text)
+    return {}
 
 
 class RunFolderProblem(EnvironmentProblem):

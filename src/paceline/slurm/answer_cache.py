@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, open_own_file
+from paceline.contract.run_folder import write_atomically
 from paceline.errors import NoAnswer
 from paceline.slurm.job_states.meanings import JobState
 
@@ -119,16 +120,8 @@ class AnswerCache:
         """Put a new answer in place, and remove old ones of other Slurms. A full disk is no reason
         to fail.
         """
-        new = self.path.with_suffix(f".{os.getpid()}")
-        try:
-            with os.fdopen(
-                open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8"
-            ) as file:
-                file.write(answer.to_json())
-            os.replace(new, self.path)
-        except OSError:
-            with suppress(OSError):
-                new.unlink()
+        with suppress(OSError):
+            write_atomically(self.path, answer.to_json(), mode=0o600)
         for path in self.path.parent.glob(f"{PREFIX}*"):
             with suppress(OSError):
                 if path.stem != self.path.stem and time.time() - path.lstat().st_mtime > MAX_AGE:
@@ -195,12 +188,7 @@ def remember_name(ask: Callable[[], str]) -> str:
     found = ask()
     with suppress(OSError):
         if found:
-            new = path.with_suffix(f".name-{os.getpid()}")
-            with os.fdopen(
-                open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8"
-            ) as file:
-                file.write(found)
-            os.replace(new, path)
+            write_atomically(path, found, mode=0o600)
     return found
 
 
