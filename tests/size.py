@@ -132,10 +132,11 @@ from paceline.__main__ import main
 seen, root = set(), os.environ["ROOT"]
 def look(frame, event, argument):
     code = frame.f_code
-    if event == "call" and code.co_filename.startswith(root):
-        seen.add((code.co_filename, code.co_qualname if hasattr(code, "co_qualname")
-                  else (code.co_name, code.co_firstlineno)))
-        if code.co_name in ("wait", "run_sbatch"):
+    # bodies of modules and classes are no functions, nor are comprehensions
+    is_function = code.co_flags & 1 and not code.co_name.startswith("<")
+    if event == "call" and is_function and code.co_filename.startswith(root):
+        seen.add((code.co_filename, code.co_name, code.co_firstlineno))
+        if code.co_name in ("after_start", "run_sbatch"):
             sys.setprofile(None)
 sys.argv = ["paceline", *sys.argv[1:]]
 sys.setprofile(look)
@@ -143,8 +144,7 @@ try:
     main()
 except SystemExit:
     pass
-functions = {each for each in seen if "<module>" not in str(each[1])}
-print("MEASURED", len({file for file, _ in functions}), len(functions), file=sys.stderr)
+print("MEASURED", len({file for file, *_ in seen}), len(seen), file=sys.stderr)
 """
 
 

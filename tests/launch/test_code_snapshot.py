@@ -242,20 +242,6 @@ def test_the_home_folder_is_no_project(tmp_path: Path, monkeypatch: pytest.Monke
         list_code(Path("/"), limit=MB)
 
 
-def test_fetched_runs_are_no_code(project: Path) -> None:
-    """Also one whose transfer was interrupted. A script may have a file of that name, too."""
-    for name, content in (
-        ("logs/abcd/fetched.json", '{"cluster": "alps"}'),
-        ("logs/abcd/attempt-1/rank-0.log", "x"),
-        ("logs/ef/.fetch/x", "x"),
-        ("logs/ef/metrics.jsonl", "x"),
-        ("news/fetched.json", "{}"),
-    ):
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text(content)
-    assert {*list_code(project, limit=MB).sizes} == EXPECTED | {"news/fetched.json"}
-
-
 def test_new_files_that_are_copied_are_changes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("x")
     git(tmp_path, "init", "-q")

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from paceline.contract.files.sent_code import read_sent_code
 from paceline.contract.files.size import show_size
-from paceline.contract.run_folder import RunFolder
-from paceline.contract.run_path import is_fetched
 from paceline.errors import EnvironmentProblem
 from paceline.launch.code_store import BYTECODE, store_code
 from paceline.launch.secrets.file_names import is_secret, matches
@@ -168,8 +166,7 @@ def find_code(
             names.append(name)
         if len(names) > MAX_FILES:
             raise _too_many(folder, names)
-    names = sorted(_without_fetched(folder, names))
-    return _measure(folder, names), skipped_secrets
+    return _measure(folder, sorted(names)), skipped_secrets
 
 
 def _inside(folder: Path, path: Path) -> str | None:
@@ -191,17 +188,6 @@ def _excluded(name: str, patterns: tuple[str, ...]) -> bool:
         matches("/".join(parts[: end + 1]), patterns) or matches(part, patterns)
         for end, part in enumerate(parts)
     )
-
-
-def _without_fetched(folder: Path, names: list[str]) -> list[str]:
-    """Return the names without those in folders of runs that `paceline fetch` has brought here, or
-    is bringing.
-    """
-    record, arrivals = f"/{RunFolder(folder).fetched.name}", f"/{RunFolder(folder).arrivals.name}/"
-    inside = {name.removesuffix(record) for name in names if name.endswith(record)}
-    inside |= {name.partition(arrivals)[0] for name in names if arrivals in name}
-    fetched = tuple(f"{each}/" for each in inside if is_fetched(RunFolder(folder / each)))
-    return [name for name in names if not name.startswith(fetched)]
 
 
 class CodeTooLarge(EnvironmentProblem):
@@ -389,30 +375,19 @@ def identify_code(folder: Path, names: Collection[str] = ()) -> CodeIdentity:
     sent = read_sent_code(folder)
     if sent is not None:
         return CodeIdentity(sent.commit, sent.branch, sent.changed)
-    queries = (
-        ["rev-parse", "--verify", "-q", "HEAD"],
-        ["symbolic-ref", "-q", "--short", "HEAD"],
-        ["diff", "--quiet", "HEAD"],
-        ["ls-files", "-z", "--others", "--exclude-standard"],
-    )
-    try:
-        processes = [
-            subprocess.Popen(
-                ["git", "-C", str(folder), *query],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                errors="surrogateescape",
-            )
-            for query in queries
-        ]
-    except OSError:
+
+    def ask(*query: str) -> str | None:
+        try:
+            return _git("-C", str(folder), *query).decode(errors="surrogateescape").strip()
+        except _GitProblem:
+            return None
+
+    commit = ask("rev-parse", "--verify", "-q", "HEAD")
+    if commit is None:
         return CodeIdentity()
-    commit, branch, _, listed = (process.communicate()[0].strip() for process in processes)
-    if processes[0].returncode != 0:
-        return CodeIdentity()
+    listed = ask("ls-files", "-z", "--others", "--exclude-standard") or ""
     new = {name for name in listed.split("\0") if name}
     folders = tuple(name for name in new if name.endswith("/"))  # repositories inside this one
     has_new = not new.isdisjoint(names) or any(name.startswith(folders) for name in names)
-    return CodeIdentity(commit, branch or None, processes[2].returncode == 1 or has_new)
+    differs = ask("diff", "--quiet", "HEAD") is None
+    return CodeIdentity(commit, ask("symbolic-ref", "-q", "--short", "HEAD"), differs or has_new)

@@ -41,7 +41,7 @@ def store_code(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, s
     path = _path_of(store, digest)
     if path.is_dir():
         with suppress(EnvironmentProblem):  # something else than a file
-            if read_files(path, _names(path)) == files:
+            if read_files(path, list_copy(path)) == files:
                 _close(path, folder, files)
                 return path, digest
         # damaged: a clean-up of old files may have removed some
@@ -113,7 +113,7 @@ def _copy(folder: Path, names: Iterable[str], store: Path) -> tuple[Path, str]:
         for name in names:
             with suppress(FileNotFoundError):  # deleted since it was listed
                 _copy_file(folder / name, partial / name)
-        files = read_files(partial, _names(partial))  # exactly what was copied
+        files = read_files(partial, list_copy(partial))  # exactly what was copied
         _close(partial, folder, files)
         digest = _combine(files)
         path = _path_of(store, digest)
@@ -187,7 +187,7 @@ def _reach(folder: Path) -> int:
     return mode
 
 
-def _names(folder: Path) -> Iterator[str]:
+def list_copy(folder: Path) -> Iterator[str]:
     """Yield the files and links of a copy, except the byte code that Python has added since."""
     for root, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]

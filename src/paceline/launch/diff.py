@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.run_path import run_path_of
 from paceline.errors import EnvironmentProblem
 from paceline.launch.code_snapshot import find_code
-from paceline.launch.code_store import read_file
+from paceline.launch.code_store import list_copy, read_file
 from paceline.launch.submission import run_folders_inside
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
@@ -133,7 +133,7 @@ def compare_code(
     """Return the differences between a snapshot and the project, by the rules that the snapshot
     was made by.
     """
-    before = set(_files(then))
+    before = set(list_copy(then))
     after = set(find_code(now, exclude=exclude, exclude_paths=exclude_paths)[0])
     found = []
     for name in sorted(before | after):
@@ -146,13 +146,6 @@ def compare_code(
             if difference is not None:
                 found.append(difference)
     return found
-
-
-def _files(folder: Path) -> Iterator[str]:
-    """Yield the files of a snapshot, except the byte code that Python has added since."""
-    for path in folder.rglob("*"):
-        if (path.is_symlink() or path.is_file()) and path.parent.name != "__pycache__":
-            yield path.relative_to(folder).as_posix()
 
 
 def _compare(name: str, *paths: Path) -> Difference | None:
@@ -169,8 +162,11 @@ def _compare(name: str, *paths: Path) -> Difference | None:
     contents = [
         os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes() for path in paths
     ]
-    texts = [_text(content) for content in contents]
-    if texts[0] is None or texts[1] is None:
+    try:
+        if any(b"\0" in content for content in contents):
+            raise ValueError("it is binary")
+        texts = [content.decode("utf-8") for content in contents]
+    except ValueError:
         return Difference(name, CHANGED, f"binary: {sizes[0]:,} -> {sizes[1]:,} bytes")
     lines = tuple(
         difflib.unified_diff(
@@ -178,13 +174,3 @@ def _compare(name: str, *paths: Path) -> Difference | None:
         )
     )
     return Difference(name, CHANGED, note or ("" if lines else "line endings"), lines)
-
-
-def _text(content: bytes) -> str | None:
-    """Return a file's text, or None if it is binary."""
-    if b"\0" in content:
-        return None
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        return None

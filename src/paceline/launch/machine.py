@@ -79,15 +79,11 @@ def usable_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int
     """Return the number of GPUs that a rank could use, by device files: that is what a container
     sees.
     """
-    present = len(list(devices.glob("nvidia[0-9]*"))) or _amd_gpus(devices)
+    present = len(list(devices.glob("nvidia[0-9]*")))
+    if not present and (devices / "kfd").exists():  # AMD
+        present = len(list((devices / "dri").glob("renderD*")))
     visible = visible_devices(environ)
     return present if visible is None else min(present, len(visible))
-
-
-def _amd_gpus(devices: Path) -> int:
-    if not (devices / "kfd").exists():
-        return 0
-    return len(list((devices / "dri").glob("renderD*")))
 
 
 def host_details() -> dict[str, Any]:
