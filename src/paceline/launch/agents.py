@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import signal
@@ -246,7 +247,8 @@ def _start(
             stdout=output,
             stderr=output,
             pass_fds=() if prestarted is None else (prestarted.descriptor,),
-            preexec_fn=_agent_setup(),  # noqa: PLW1509 - this process has one thread
+            # this process has one thread
+            preexec_fn=functools.partial(_prepare_agent, os.getpid()),  # noqa: PLW1509
         )
     except OSError as error:
         raise LaunchError(
@@ -255,22 +257,15 @@ def _start(
         ) from None
 
 
-def _agent_setup() -> Callable[[], None] | None:
-    """Return a function that prepares a new agent process.
+def _prepare_agent(parent: int) -> None:
+    """Prepare a new agent process.
 
     It gets its own process group, so that Ctrl-C reaches it only through us, and a SIGTERM if this
     process dies. A Ctrl-C that we forward waits until the agent handles it.
     """
-    if os.name != "posix":
-        return None
-    parent = os.getpid()
-
-    def prepare() -> None:
-        os.setpgid(0, 0)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        die_with_parent(parent, signal.SIGTERM)
-
-    return prepare
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    die_with_parent(parent, signal.SIGTERM)
 
 
 def _free_address() -> str:
@@ -296,7 +291,7 @@ def _handled(interrupt: Callable[[], None], stop: Callable[[], None]) -> Iterato
         interrupt() if number == signal.SIGINT else stop()
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, handle) for number in numbers}
     try:

@@ -114,7 +114,12 @@ def plan_slurm(
         path_in_job=path_in_job,
     )
     entry = container_entry(job, run_path, gpus=counts.gpus)
-    environment = _environment(job, environ, entry.definition)
+    environment = EnvironmentSection(
+        modules=module_section(job.environment),
+        activation=activation_lines(job, environ),
+        setup=job.environment.setup,
+        container=entry.definition,
+    )
     uses_mpirun = job.launch.style == "mpirun"
     script_plan = ScriptPlan(
         title=_title(
@@ -149,17 +154,6 @@ def plan_slurm(
         ),
         secrets=secrets.describe(),
         after=tuple(after),
-    )
-
-
-def _environment(
-    job: Job, environ: Mapping[str, str], container: Sequence[str]
-) -> EnvironmentSection:
-    return EnvironmentSection(
-        modules=module_section(job.environment),
-        activation=activation_lines(job, environ),
-        setup=job.environment.setup,
-        container=container,
     )
 
 
