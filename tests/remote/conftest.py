@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.spec.clusters import Cluster as RemoteCluster
-from paceline.ssh.connection import Connection
-from paceline.ssh.control_socket import read_logins
+from paceline.ssh.connection import Connection, close_all
 from paceline.tools.sandbox import NAMESPACES, Settings, missing_packages
 from tests.forked_cli import Commands
 from tests.remote import lab as labs
@@ -94,8 +93,8 @@ def lab(lab_here: Lab, guard: None, project: Path) -> Iterator[Lab]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in lab_here.variables.items():
             patch.setenv(name, value)
-        for login in read_logins():
-            Connection(RemoteCluster(login.cluster, login.host)).close()
+        close_all()
+        Connection(RemoteCluster("shared", "shared")).close()
     lab_here.wait_until_empty()
 
 

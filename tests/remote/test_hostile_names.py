@@ -12,13 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.contract.files.sent_code import SentCode
 from paceline.errors import EnvironmentProblem, SpecError, UsageError
 from paceline.spec.clusters import Cluster, ProjectFile
-from paceline.ssh import control_socket
-from paceline.ssh.connection import Connection
-from paceline.ssh.request import Request
-from paceline.ssh.shell_text import shell_command, word, words
+from paceline.ssh import connection as connections
+from paceline.ssh.connection import Connection, shell_command, word, words
 from tests.remote.lab import Lab
 
 Laptop = Callable[..., subprocess.CompletedProcess[str]]
@@ -48,18 +45,6 @@ def test_a_shell_reads_back_what_was_meant(arguments: list[str]) -> None:
     command = shell_command(f"printf '%s\\0' {words(arguments)}" if arguments else "true")
     done = subprocess.run(["sh", "-c", command], capture_output=True, check=True)
     assert [os.fsdecode(each) for each in done.stdout.split(b"\0")[:-1]] == arguments
-
-
-@settings(deadline=None)
-@given(ARGUMENTS, st.dictionaries(st.sampled_from(["A", "B"]), ANY_BYTES), ANY_BYTES)
-def test_a_request_arrives_as_it_was_sent(
-    arguments: list[str], values: dict[str, str], folder: str
-) -> None:
-    code = SentCode("project", {folder or "x": ("file", 1, "ab")})
-    request = Request(arguments, folder, code, values, values, values)
-    line = request.to_json()
-    assert "\n" not in line
-    assert Request.from_json(line.encode().decode()) == request
 
 
 def test_nul_is_refused() -> None:
@@ -145,9 +130,7 @@ for name in ("fork", "geteuid", "getpgid", "getuid", "killpg", "setpgid"):
 """
 
 
-@pytest.mark.parametrize(
-    "command", [("login", "far"), ("login", "--show"), ("logout",), ("ps", "--on", "far")]
-)
+@pytest.mark.parametrize("command", [("login", "far"), ("login", "--show"), ("ps", "--on", "far")])
 def test_windows_is_explained(tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "sitecustomize.py").write_text(LIKE_WINDOWS)
     (tmp_path / "paceline.toml").write_text('[profiles.far]\nhost = "far"\n')
@@ -172,8 +155,6 @@ def test_windows_has_no_shared_connections(monkeypatch: pytest.MonkeyPatch) -> N
             EnvironmentProblem, match="OpenSSH for Windows cannot keep a connection open"
         ):
             Connection(Cluster("far", "far"))
-        with pytest.raises(EnvironmentProblem, match="OpenSSH for Windows"):
-            control_socket.read_logins()
 
 
 @pytest.mark.parametrize("depth", [0, 8])
@@ -183,17 +164,8 @@ def test_sockets_of_macos_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, d
     runtime.mkdir(parents=True, exist_ok=True)
     with monkeypatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(runtime) if depth else "")
-        path = control_socket.own_socket("user@" + "very-long-name." * 20 + "org").path
+        path = str(connections.socket_folder() / ("x" * 12))
     assert len(os.fsencode(path)) + 17 < 104
-
-
-def test_a_control_path_that_is_too_long_is_named(lab: Lab, laptop: Laptop) -> None:
-    with lab.link(lab.plain):
-        lab.configure("ControlMaster auto", f"ControlPath {lab.folder}/{'x' * 120}")
-        done = laptop("login", "link")
-    assert done.returncode == 1
-    assert "The ControlPath of link in ssh's configuration is too long" in done.stderr
-    assert "%C" in done.stderr
 
 
 def test_files_with_windows_line_ends(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A link that is lost in the middle of `submit` or `sweep`: the same command, typed again, submits nothing twice."""
+"""A link that is lost in the middle of `submit`: the same command, typed again, submits nothing twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ SUBMIT = (
     "train.py",
     "a b",
 )
-SWEEP = ("sweep", *SUBMIT[1:-2], "sweep.toml")
 # An sbatch that tells when Slurm has the job, and gives its answer when it is allowed to. The job does not start, since
 # then it would record its own id.
 SBATCH = """\
@@ -45,13 +44,8 @@ echo "$answer"
 
 
 @pytest.fixture
-def line(end: str) -> tuple[str, ...]:
-    return SWEEP if end == "sweep killed" else SUBMIT
-
-
-@pytest.fixture
 def waiting(
-    lab: Lab, slurm_link: Relay, project: Path, laptop: Laptop, *, line: tuple[str, ...]
+    lab: Lab, slurm_link: Relay, project: Path, laptop: Laptop
 ) -> Iterator[subprocess.Popen[str]]:
     """A command whose job Slurm has, and whose answer is still to come."""
     tools = lab.home / "tools"
@@ -60,9 +54,6 @@ def waiting(
     (tools / "sbatch").chmod(0o755)
     (lab.home / "hold").touch()
     (project / "train.py").write_text("import time\ntime.sleep(600)\n")
-    (project / "sweep.toml").write_text(
-        '[sweep]\nscript = "train.py"\nname = "two"\n[space]\nx = [1, 2]\n'
-    )
     (project / "paceline.toml").write_text(
         '[profiles.link]\nhost = "link"\nsetup = "PATH=$HOME/tools:$PATH"\n'
     )
@@ -70,7 +61,7 @@ def waiting(
     laptop("login", "link", check=True)
     with start(
         lab,
-        *line,
+        *SUBMIT,
         cwd=project,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -85,7 +76,7 @@ def waiting(
 SLOW = [pytest.param(end, marks=pytest.mark.slow) for end in ("killed", "silent", "command killed")]
 
 
-@pytest.mark.parametrize("end", ["cut", "sweep killed", *SLOW])
+@pytest.mark.parametrize("end", ["cut", *SLOW])
 def test_the_same_command_gives_one_job(
     lab: Lab,
     laptop: Laptop,
@@ -93,7 +84,6 @@ def test_the_same_command_gives_one_job(
     slurm_link: Relay,
     *,
     waiting: subprocess.Popen[str],
-    line: tuple[str, ...],
     end: str,
 ) -> None:
     (first,) = slurm_node.queue()
@@ -102,8 +92,8 @@ def test_the_same_command_gives_one_job(
     elif end == "killed":  # nothing there can notice
         lab.cut()
     # as by a limit on memory: the connection stays open
-    elif end in ("command killed", "sweep killed"):
-        (process,) = [each for each in lab.processes() if " run request-" in each]
+    elif end == "command killed":
+        (process,) = [each for each in lab.processes() if "start.py submit" in each]
         os.kill(int(process.split()[0]), signal.SIGKILL)
         (lab.home / "hold").unlink()
     else:  # the command there goes on, and its answer does not arrive
@@ -111,10 +101,8 @@ def test_the_same_command_gives_one_job(
         (lab.home / "hold").unlink()
     output, errors = waiting.communicate(timeout=60)
     assert waiting.returncode == 1, output
-    jobs = "jobs" if line == SWEEP else "job"
-    assert f"No answer has arrived, so the {jobs} may or may not be in the queue" in errors
-    assert ("something there killed it" in errors) == (end in ("command killed", "sweep killed"))
-    assert f"epeat the command: it reports the {jobs} if there" in errors
+    assert "The job may or may not be in the queue" in errors
+    assert "repeat the command. It reports the job if there is one" in errors
     slurm_link.cut()
     lab.wait_until_empty(60)
     slurm_link.restore()
@@ -123,12 +111,12 @@ def test_the_same_command_gives_one_job(
     if end == "killed":
         assert_nothing_happens_while_slurm_is_silent(lab, laptop, slurm_node)
     # the same command: this only answers a question
-    again = laptop(line[0], "--yes", *line[1:], check=True)
-    assert f"looks for its {jobs} before it submits anything" in again.stderr
+    again = laptop("submit", "--yes", *SUBMIT[1:], check=True)
+    assert "looks for its job first" in again.stderr
     (job,) = slurm_node.queue()
     assert f"as job {job.partition('_')[0]}" in again.stdout.replace("submitted", "", 1)
     assert (job == first) == (end != "cut") == ("not submitted again" in again.stdout)
-    assert re.search(r"paceline (logs -f|sweep show) \S+ --on link", again.stdout)
+    assert re.search(r"paceline logs -f \S+ --on link", again.stdout)
     lab.wait_until_idle()
     if end == "silent":  # its answer has arrived, so the same command once more is one more job
         laptop(*SUBMIT, check=True)

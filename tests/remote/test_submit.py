@@ -67,7 +67,6 @@ def test_the_laptops_code_runs_there(lab: Lab, project: Path, slurm: Laptop) -> 
     (project / "data").mkdir()
     (project / "data" / "big.bin").write_bytes(b"x" * 1000)
     script = str(project / "train.py")  # a path of the laptop's, which the cluster does not have
-    earlier = lab.requests()
     done = slurm("submit", *SMALL, "-J", "first", "--follow", script, *ARGS, "--data=data/big.bin")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "these are not sent" in done.stderr
@@ -98,37 +97,38 @@ def test_the_laptops_code_runs_there(lab: Lab, project: Path, slurm: Laptop) -> 
     assert "first" in slurm("show", "--on", "slurm", "first", check=True).stdout
     assert not (project / "injected").exists()
     lab.wait_until_idle()
-    assert lab.requests() <= earlier
+    assert not list((lab.home / ".cache/paceline").glob("secrets-*"))
 
 
 @pytest.mark.slow
-def test_only_what_has_changed_is_sent(lab: Lab, project: Path, slurm: Laptop) -> None:
-    objects = lab.home / ".cache" / "paceline" / "objects"
-
-    def stored() -> set[Path]:
-        return {path for path in objects.rglob("*") if path.is_file()}
-
+@pytest.mark.parametrize("program", ["rsync", "tar"])
+def test_only_what_has_changed_is_sent(
+    lab: Lab, project: Path, slurm: Laptop, tmp_path: Path, program: str
+) -> None:
+    """Without rsync, too, the code arrives; with it, equal files are linked."""
+    code, more = lab.home / ".cache/paceline/code", {}
+    if program == "tar":
+        (tmp_path / "rsync").write_text("#!/bin/sh\nexit 12\n")
+        (tmp_path / "rsync").chmod(0o755)
+        more["PATH"] = f"{tmp_path}:{lab.bin}:{os.environ['PATH']}"
     (project / "large.txt").write_text("large\n" * 1000)
-    slurm("submit", *SMALL, "--dry-run", "train.py", check=True)
-    before = stored()
+    slurm("submit", *SMALL, "--dry-run", "train.py", check=True, **more)
+    before = set(code.iterdir())
     (project / "helper.py").write_text("TEXT = 'again'\n")
     (project / "link.txt").symlink_to("large.txt")
     (project / "tool.sh").write_text("#!/bin/sh\n")
     (project / "tool.sh").chmod(0o755)
-    slurm("submit", *SMALL, "--dry-run", "train.py", check=True)
-    assert {path.read_text() for path in stored() - before} == {"TEXT = 'again'\n", "#!/bin/sh\n"}
-    (newest,) = [
-        path.parent for path in (lab.home / ".cache/paceline/code").glob("*/project/link.txt")
-    ]
+    slurm("submit", *SMALL, "--dry-run", "train.py", check=True, **more)
+    (newest,) = [path / "project" for path in set(code.iterdir()) - before]
     assert os.readlink(newest / "link.txt") == "large.txt"
     assert os.access(newest / "tool.sh", os.X_OK)
     assert (newest / "large.txt").read_text() == "large\n" * 1000
+    assert ((newest / "large.txt").stat().st_nlink > 1) == (program == "rsync")
     (newest / "large.txt").unlink()  # as sites do with old files of caches
-    done = slurm("submit", *SMALL, "--follow", "train.py", check=True)
+    (newest / "helper.py").write_text("TEXT = 'changed there'\n")
+    done = slurm("submit", *SMALL, "--follow", "train.py", check=True, **more)
     assert outputs(done.stdout)[0]["text"] == "again"
-    assert not (newest / "large.txt").exists()  # the code has another folder now
-    texts = (lab.home / ".cache/paceline/code").glob(f"{newest.parent.name}-1/project/large.txt")
-    assert [path.read_text() for path in texts] == ["large\n" * 1000]
+    assert (newest / "large.txt").read_text() == "large\n" * 1000
 
 
 @pytest.mark.slow
@@ -142,22 +142,17 @@ def test_a_job_in_the_project_has_a_folder_of_its_own(
         "print('found', Path('results.csv').read_text().split(), Path('config.json').read_text())\n"
         "Path('results.csv').open('a').write('0.5\\n')\nPath('config.json').write_text('[2]')\nPath('model.pt').touch()\n"
     )
-    code = lab.home / ".cache/paceline/code"
-    earlier = set(code.iterdir())
+    work = lab.home / ".cache/paceline/work"
     slurm("submit", *SMALL, "--dry-run", "--workdir", "project", "train.py", check=True)
-    (shared,) = set(code.iterdir()) - earlier
+    earlier = set(work.glob("*"))
     for _ in range(2):
         done = slurm("submit", *SMALL, "--workdir", "project", "--follow", "train.py", check=True)
         assert "found ['loss'] [1]" in done.stdout
-    slurm("submit", *SMALL, "--dry-run", "train.py", check=True)
-    own = set(code.iterdir()) - earlier - {shared}
+    own = set(work.iterdir()) - earlier
     assert len(own) == 2
     for folder in own:
-        assert (folder / ".paceline-kept").exists()  # it is not removed
         assert (folder / "project/results.csv").read_text() == "loss\n0.5\n"
         assert (folder / "project/model.pt").exists()
-    assert not (shared / ".paceline-kept").exists()
-    assert (shared / "project/config.json").read_text() == "[1]"
 
 
 def test_secrets_go_over_the_connection_and_nowhere_else(
@@ -261,7 +256,7 @@ def test_a_sweeps_own_secrets_go_along_and_hints_name_the_cluster(
 def test_it_asks_before_code_travels_for_the_first_time(
     lab: Lab, project: Path, slurm: Laptop
 ) -> None:
-    objects = lab.home / ".cache" / "paceline" / "objects"
+    code_there = lab.home / ".cache" / "paceline" / "code"
 
     def ask(answer: bytes | None, *more: str) -> tuple[int, str]:
         child, terminal = pty.fork()
@@ -289,7 +284,7 @@ def test_it_asks_before_code_travels_for_the_first_time(
         return os.waitstatus_to_exitcode(status), seen.decode()
 
     def stored() -> int:
-        return sum(1 for path in objects.rglob("*") if path.is_file())
+        return len(list(code_there.iterdir()))
 
     (project / "helper.py").write_text("TEXT = 'never seen before'\n")
     before = stored()

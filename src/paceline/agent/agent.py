@@ -45,7 +45,6 @@ from paceline.contract.run_folder import (
     AttemptFolder,
     JobStartFolder,
     RunFolder,
-    write_atomically,
 )
 from paceline.contract.verdict import DONE, FAILED, INTERRUPTED_EXIT, RESTART_EXIT, STOPPED
 from paceline.errors import LaunchError, PacelineError
@@ -160,8 +159,6 @@ class Agent:
                     lambda: remember_for_checks(Path(self.launch_spec.scratch), self.job_start)
                 )
         self._check_nodes()
-        if self.launch_spec.grant_timeout and not self._has_grant():
-            return INTERRUPTED_EXIT if self.requests.interrupt else 0
         if self.launch_spec.fitness:
             self._check_fitness()
         self._note_thread_count()
@@ -270,27 +267,6 @@ class Agent:
             self.say(f"some nodes cannot run this job\n{table}")
         fatal = "; ".join(str(problem) for problem in problems if problem.fatal)
         raise LaunchError(f"Some nodes cannot run this job: {fatal}.")
-
-    def _has_grant(self) -> bool:
-        """Wait for permission to start. Without it, the run ends for good, or goes back into the
-        queue after a stop.
-        """
-        from paceline.agent.rendezvous.grant import GrantWait
-        from paceline.contract.files.grant_file import GRANTED
-
-        assert self.placement is not None
-        wait = GrantWait(self.run, self.job_start, self.requests, self.events, self.say)
-        if not self.placement.is_head:
-            return wait.follow() == GRANTED
-        found = wait.decide(self.launch_spec.grant_timeout)
-        if found == STOPPED:
-            self.verdicts.write_stopped(progress=False)
-        elif found != GRANTED:
-            self.verdicts.try_write(
-                lambda: write_atomically(self.run.cancelled, f"{time.time():.0f}\n")
-            )
-            self.verdicts.write_verdict(FAILED)
-        return found == GRANTED
 
     def _check_fitness(self) -> None:
         """Measure all nodes. If there is a queue to go back to, it goes on without those that are

@@ -70,7 +70,6 @@ COMMANDS = {
         "paceline.cli.commands.login",
         "log in to a cluster over SSH, once for all commands with --on",
     ),
-    "logout": ("paceline.cli.commands.logout", "close the connections of `paceline login`"),
     "new": (
         "paceline.cli.commands.new",
         "create a project that runs right away: script, settings, test",
@@ -99,5 +98,6 @@ SERVERS = {"view-server": "paceline.cli.cluster_views"}
 OTHER_NAMES = {
     **dict.fromkeys(("resume", "continue"), "paceline submit --resume RUN"),
     **dict.fromkeys(("status", "list"), "paceline ps"),
+    "logout": "paceline login --close",
     **dict.fromkeys(("stop", "kill"), "paceline cancel RUN"),
 }

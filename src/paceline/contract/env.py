@@ -34,6 +34,7 @@ POLL_INTERVAL = "PACELINE_POLL_INTERVAL"  # seconds for which an answer of the s
 ON_CLUSTER = "PACELINE_ON_CLUSTER"  # the cluster that `--on` named there
 LAPTOP_FOLDER = "PACELINE_LAPTOP_FOLDER"  # the project's folder there
 SENT_FOLDER = "PACELINE_SENT_FOLDER"  # and its copy on the login node
+RECEIVED = "PACELINE_RECEIVED"  # the file with the secrets that came along
 REQUEST = "PACELINE_REQUEST"  # the id of a submission, which the run's record has
 REPEATED = "PACELINE_REPEATED"  # set if the answer to the same submission was lost earlier
 

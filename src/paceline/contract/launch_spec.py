@@ -59,8 +59,6 @@ class LaunchSpec:
     kill_after: float = 5.0  # seconds between SIGTERM and SIGKILL
     check: bool = True  # run the preflight inside the job
     fitness: bool = False  # measure the nodes before training, and go on without slow ones
-    # seconds to wait for permission before ranks start; 0 means that none is needed
-    grant_timeout: float = 0.0
     data: dict[str, Any] = field(default_factory=dict)  # what to stage and to collect
     system_metrics: float = 0.0  # seconds between samples of a node; 0 means never
     tracking: dict[str, Any] = field(default_factory=dict)  # settings of the trackers

@@ -67,10 +67,6 @@ class RunFolder:
     fetched = Entry("fetched.json")
     # of such a copy that is not complete yet: what has not arrived whole
     arrivals = Entry(".fetch")
-    # of a run that was submitted to several clusters: whether it is the one that trains
-    grant = Entry("grant")
-    # until when its agent waits for that decision, in seconds since 1970
-    awaits_grant = Entry("awaits-grant")
     slurm_log = Entry("slurm.log")  # output of the batch script itself
 
     @property

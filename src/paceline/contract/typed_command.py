@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,26 +24,12 @@ def cluster() -> str:
 def type_again(start: Mapping[str, Any]) -> str:
     """Return a recorded command as it is typed where the user is: the record of a run on a cluster
     has no `--on`.
-
-    `start` has the command, and the arguments of the script, with which it ends. `--first` is left
-    out: this is about one cluster.
     """
-    command, args = start.get("command"), start.get("args")
+    command = start.get("command")
     words = list(map(str, command)) if isinstance(command, list) else []
     if (name := cluster()) and words[:2] == ["paceline", "submit"]:
-        end = len(words) - (len(args) if isinstance(args, list) else 0)
-        words = [*words[:2], "--on", name, *_without_first(words[2:end]), *words[max(2, end) :]]
+        words = [*words[:2], "--on", name, *words[2:]]
     return command_line(words)
-
-
-def _without_first(options: Sequence[str]) -> list[str]:
-    kept, rest = [], iter(options)
-    for word in rest:
-        if word == "--first-timeout":
-            next(rest, None)
-        elif word != "--first" and not word.startswith("--first-timeout="):
-            kept.append(word)
-    return kept
 
 
 def to_type(command: str) -> str:

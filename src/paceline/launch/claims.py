@@ -13,8 +13,6 @@ from paceline.contract.claims import (
     local_job_start_name,
     record_processes,
 )
-from paceline.contract.files.grant_file import explain_refusal, needs_grant, read_winner
-from paceline.contract.quote import quote
 from paceline.contract.run_folder import RunFolder
 from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, FAILED, read_verdict
@@ -32,21 +30,6 @@ def claim_run(run: RunFolder) -> None:
 def require_not_running(run: RunFolder) -> None:
     """Raise an error if the run is queued or running, as a job or on some machine."""
     _require_over(run, find_holder(run))
-
-
-def require_permission(run: RunFolder) -> None:
-    """Raise an error for a run that was submitted to several clusters and is not the one that
-    trains.
-    """
-    if not needs_grant(run):
-        return
-    why, winner = explain_refusal(run) or "it never got permission to start", read_winner(run)
-    raise UsageError(
-        f"Run {run.path.name} was submitted with --first and will never train: {why}.",
-        hint=f"See `paceline ps --on {quote(winner)}`, or start a new run."
-        if winner
-        else "Start a new run.",
-    )
 
 
 def _require_over(run: RunFolder, holder: Holder | None) -> None:

@@ -7,10 +7,10 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
-from paceline.ssh.connection import MAX_NOISE, Connection, new_mark, print_mark
+from paceline.ssh.connection import Connection, new_mark, print_mark
 
 MAX_LINE = 64 << 20  # bytes: a line names each file of a project
 
@@ -45,29 +45,18 @@ class Conversation:
             output.makefile("rb"),
             (mine, output),
         )
-        self._guard = ExitStack()
-        self._guard.enter_context(self.connection.watched(self._process, *self._sockets))
-        mark, noise = self._mark.encode(), 0
-        while noise < MAX_NOISE and (line := self.output.readline(MAX_NOISE)):
+        mark = self._mark.encode()
+        while line := self.output.readline():
             if line.rstrip(b"\n").endswith(mark):  # start-up files may print before it
                 return self
-            noise += len(line)
-        if noise >= MAX_NOISE:
-            self.end()
-        with self._guard:
-            code = self.close()
-            self._undo()
-            raise (
-                self.connection.failure(code, self.errors)
-                if noise < MAX_NOISE
-                else self.connection.noisy()
-            )
+        self.close()
+        self._undo()
+        raise self.connection.broken(self.errors)
 
     def __exit__(self, *_: Any) -> None:
         self.end()
-        with self._guard:
-            self.close()
-            self._errors.close()
+        self.close()
+        self._errors.close()
 
     @property
     def errors(self) -> str:
@@ -90,7 +79,7 @@ class Conversation:
         line = self.output.readline(limit + 1)
         if len(line) > limit:
             self.end()
-            raise self.connection.too_long(limit)
+            raise self.connection.broken()
         return line
 
     def end(self) -> None:

@@ -10,7 +10,6 @@ from paceline.contract import hostlist
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.foreign_records import Fields, keep_valid, read_object, read_tail
-from paceline.contract.files.grant_file import needs_grant
 from paceline.contract.process import describe_exit
 from paceline.contract.quote import quote
 from paceline.contract.run_folder import TRIALS, AttemptFolder, RunFolder
@@ -140,8 +139,6 @@ def resume_command(folder: RunFolder, *, job: str | None) -> str:
     Empty for a run that another cluster trains, and for one that ran on a login node if the user is
     not there.
     """
-    if needs_grant(folder):
-        return ""
     if job is not None:
         return submit_again(folder)
     if cluster():

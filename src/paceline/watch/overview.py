@@ -174,6 +174,7 @@ class Overview:
     starts: float | None  # when a job that waits is expected to start
     detail: str  # why it waits, where it runs or why it ended, in plain words
     hint: str
+    request: str = ""  # the submission from another machine; jobs of one race have the same
 
     @property
     def key(self) -> str:
@@ -228,6 +229,7 @@ def make_overview(record: Record) -> Overview:
         starts=_starts(record),
         detail="; ".join(filter(None, (record.detail, _describe_pause(folder, pause)))),
         hint=record.hint,
+        request=str(details.get("request", "")),
     )
 
 

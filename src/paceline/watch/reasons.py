@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.contract.checkpoint.marker import find_checkpoints
 from paceline.contract.checkpoint.names import checkpoint_step
 from paceline.contract.files.file_owner import is_own_folder
-from paceline.contract.files.foreign_records import NUMBER, read_bounded
-from paceline.contract.files.grant_file import explain_refusal
+from paceline.contract.files.foreign_records import read_bounded
 from paceline.contract.run_folder import SAVES_FIRST, RunFolder
 from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED
 from paceline.errors import in_one_line
@@ -42,8 +40,6 @@ def describe_reason(record: Record) -> str:
         return record.no_answer.message.rstrip(".")
     if record.status == "running" and record.folder.cancelled.exists():
         return "cancelled: it saves and stops" if saves_first(record) else "cancelled: it is ending"
-    if permission := _permission(record):
-        return permission
     if record.state is not None and (silence := record.silence) is not None:
         verdict, nodes = newest_verdict(record.folder), record.state.nodes
         return describe_silence(
@@ -103,20 +99,6 @@ def _last_nodes(record: Record) -> str:
         if event["event"] == "node" and event.get("nodelist")
     ]
     return names[-1] if names else ""
-
-
-def _permission(record: Record) -> str:
-    """Return that a run waits for permission to start, or did not get it; empty for all others."""
-    last: dict[str, Any] = next(
-        (each for each in reversed(record.events) if each["event"] in ("awaits_grant", "grant")), {}
-    )
-    deadline = last.get("deadline")
-    if record.status == "running" and isinstance(deadline, NUMBER) and 0 <= deadline < 1e11:
-        return (
-            "waits for permission from your laptop until "
-            f"{time.strftime('%H:%M', time.localtime(deadline))}"
-        )
-    return explain_refusal(record.folder) if record.status == "cancelled" else ""
 
 
 def _waits_for(record: Record, state: JobState) -> str:

@@ -180,6 +180,7 @@ RUN_FIELDS: Fields = {
     "args": list,
     "earlier": list,
     "slurm_conf": str,
+    "request": str,
 }
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from paceline.cli import dispatch
-from paceline.cli.on_cluster import send_question
+from paceline.cli.on_cluster import cluster_request
 from paceline.errors import UsageError
-from paceline.ssh import forwarded_command
+from paceline.ssh import remote_command
 from paceline.ssh.connection import Connection
-from paceline.ssh.request import Request
+from paceline.ssh.remote_command import RemoteCommand
 
 PROFILE = '[profiles.alps]\nhost = "alps"\n'
 SWEEP = '[sweep]\nscript = "train.py"\n[space]\nx = [1, 2]\n'
 
 
 @pytest.fixture
-def sent(guard: None, tmp_path: Path) -> Iterator[list[Request]]:
+def sent(guard: None, tmp_path: Path) -> Iterator[list[RemoteCommand]]:
     """Requests that would go to a cluster. There is a project, and a link to its folder."""
     files = {
         "paceline.toml": PROFILE,
@@ -46,17 +46,18 @@ def sent(guard: None, tmp_path: Path) -> Iterator[list[Request]]:
         (tmp_path / "project" / f"out.{name}").symlink_to(f"../elsewhere.{name}")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path / "project", check=True)
     (tmp_path / "link").symlink_to("project")
-    requests: list[Request] = []
+    requests: list[RemoteCommand] = []
 
-    def record(connection: Connection, request: Request, *_: Any, **__: Any) -> int:
+    def record(connection: Connection, request: RemoteCommand, *_: Any, **__: Any) -> int:
         requests.append(request)
         return 0
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path / "home"))
         patch.setattr(Connection, "require", lambda _: None)
-        patch.setattr(send_question, "ask_first", lambda *_, **__: False)
-        patch.setattr(forwarded_command, "forward", record)
+        patch.setattr(cluster_request, "_ask_first", lambda *_, **__: None)
+        patch.setattr(remote_command, "carry_out", record)
+        patch.setattr(remote_command, "submit", record)
         yield requests
 
 
@@ -105,7 +106,7 @@ def sent(guard: None, tmp_path: Path) -> Iterator[list[Request]]:
     ],
 )
 def test_files_of_the_project(
-    sent: list[Request], tmp_path: Path, cwd: str, line: str, there: str
+    sent: list[RemoteCommand], tmp_path: Path, cwd: str, line: str, there: str
 ) -> None:
     names = {"t": str(tmp_path), "p": str(tmp_path / "project")}
     words = line.format(**names).split()
@@ -121,7 +122,9 @@ def test_files_of_the_project(
     "line", ["submit FILE.py", "sweep FILE.toml", "doctor --job FILE.py a", "env build FILE.toml"]
 )
 @pytest.mark.parametrize("name", ["elsewhere", "project/out"])
-def test_files_that_are_not_sent(sent: list[Request], tmp_path: Path, line: str, name: str) -> None:
+def test_files_that_are_not_sent(
+    sent: list[RemoteCommand], tmp_path: Path, line: str, name: str
+) -> None:
     """Nor would the target of a link: the cluster may have another file there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path / "project")

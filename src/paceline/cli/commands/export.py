@@ -177,17 +177,7 @@ def _export_with_torch(
     package = str(Path(paceline.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
     module = "paceline.runtime.checkpoint.sharded.export"
-    about = remote_output.about_file(output)
-    argv = [
-        python,
-        "-m",
-        module,
-        str(folder),
-        name,
-        str(output),
-        json.dumps(names),
-        *([str(about)] if about else []),
-    ]
+    argv = [python, "-m", module, str(folder), name, str(output), json.dumps(names)]
     try:
         os.execvpe(python, argv, {**os.environ, "PYTHONPATH": path})
     except OSError as error:

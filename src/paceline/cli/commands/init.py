@@ -110,7 +110,7 @@ def forwarded(asked: Forwarded) -> int:
         try:
             lines = ClusterFacts.read(answer).lines(name, parent=parent)
         except ValueError:
-            raise talk.connection.unclear() from None
+            raise talk.connection.broken() from None
     if asked.values.get("show"):
         print("\n".join(lines).strip())
         return 0

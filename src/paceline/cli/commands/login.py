@@ -12,8 +12,7 @@ from paceline.cli import console
 from paceline.contract import env
 from paceline.errors import UsageError
 from paceline.spec.clusters import ProjectFile, explain_table, find_cluster, user_file
-from paceline.ssh.connection import Connection
-from paceline.ssh.control_socket import read_logins
+from paceline.ssh.connection import Connection, close_all
 
 
 def command(
@@ -25,21 +24,26 @@ def command(
     show: Annotated[
         bool, typer.Option("--show", help="List the clusters, and whether you are logged in.")
     ] = False,
+    close: Annotated[
+        bool, typer.Option("--close", help="Log out of the cluster, or of all.")
+    ] = False,
 ) -> int:
     """Log in to a cluster over SSH, once for all commands with `--on CLUSTER`.
 
     It uses your `ssh` and its configuration: keys, agents, jump hosts. You answer its questions here; no other command
-    asks. The connection stays open until `paceline logout`, or until it has been idle for 12 hours.
+    asks. The connection stays open until you close it, or until it has been idle for 12 hours.
 
     \b
       paceline login alps          one password or code
       paceline ps --on alps        uses that connection
       paceline login --show        list your clusters
-      paceline logout              close all connections
+      paceline login --close       close all connections; your jobs keep running
     """
     project = ProjectFile.find(Path.cwd())
     if show:
         return _show(project)
+    if close:
+        return _close(cluster, project)
     name = cluster or os.environ.get(env.ON) or project.default
     if name is None:
         if not project.clusters():
@@ -54,14 +58,28 @@ def command(
         return 0
     connection.open()
     console.say_note(
-        f"logged in to {name} ({connection.cluster.host}); to log out: paceline logout {name}"
+        f"logged in to {name} ({connection.cluster.host}); to log out: paceline login --close {name}"
+    )
+    return 0
+
+
+def _close(cluster: str | None, project: ProjectFile) -> int:
+    """Close the connection to a cluster, or all that Paceline has opened."""
+    if cluster is None:
+        count = close_all()
+        console.say_note(f"closed {count} connection{'s' * (count != 1)}")
+        return 0
+    connection = Connection(find_cluster(cluster, project))
+    was_open = connection.is_open()
+    connection.close()
+    console.say_note(
+        f"logged out of {cluster}" if was_open else f"you were not logged in to {cluster}"
     )
     return 0
 
 
 def _show(project: ProjectFile) -> int:
     clusters = project.clusters()
-    logged_in = {login.host for login in read_logins()}
     if not clusters:
         console.say_note("no cluster is configured")
         console.say(f"  {explain_table(project)}")
@@ -72,7 +90,6 @@ def _show(project: ProjectFile) -> int:
     widths = [max(map(len, column), default=0) for column in columns]
     for name, shown in names.items():
         cluster = clusters[name]
-        known = cluster.host in logged_in or Connection(cluster).socket.is_users
-        state = "logged in" if known and Connection(cluster).is_open() else "not logged in"
+        state = "logged in" if Connection(cluster).is_open() else "not logged in"
         print(f"{shown:<{widths[0]}}  {cluster.host:<{widths[1]}}  {state}", flush=True)
     return 0

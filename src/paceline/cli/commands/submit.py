@@ -13,8 +13,8 @@ import typer
 from paceline.cli import console, runs, typer_options
 from paceline.cli.on_cluster import submit_first
 from paceline.contract.typed_command import cluster, to_type
-from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT
-from paceline.errors import UsageError
+from paceline.contract.verdict import DONE, DONE_UNSAVED, STOPPED, STOPPED_EXIT, UNSETTLED_EXIT
+from paceline.errors import NoAnswer, UsageError
 from paceline.spec.option import OUTPUT, RESOURCES, UNTIL_DONE
 from paceline.watch.failure import describe_start, submit_again
 
@@ -78,9 +78,7 @@ def command(
     wait: Wait = False,
     follow: Follow = False,
     first: submit_first.First = False,
-    first_timeout: submit_first.FirstTimeout = None,
     finish: submit_first.Finish = None,
-    serve_first: submit_first.ServeFirst = None,
     awaited: Awaited = None,
 ) -> int:
     """Run a script on Slurm.
@@ -98,32 +96,28 @@ def command(
       paceline submit --resume last train.py --epochs 20  resume with other arguments and today's code
       paceline submit --on alps,cedar --first train.py   whichever cluster starts first
     """
-    if serve_first is not None:
-        return submit_first.serve(serve_first)
     if finish is not None:
         return submit_first.finish(finish)
+    if first:
+        raise UsageError(
+            "--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`."
+        )
     if awaited is not None:
         return wait_until_done(runs.own(awaited), follow=follow)
     if script_only is not None:
         _check_script_only(script_only, resume=resume, wait=wait, follow=follow)
-    if first_timeout is not None and not first:
-        raise UsageError(
-            "--first-timeout needs --first.",
-            hint="Add it, as in `--on alps,cedar --first`, or omit both.",
-        )
     submission = _find_job(args, settings, is_module=module, resume=resume, after=after or ())
-    if first:
-        spec = submission.plan.launch_spec
-        spec = replace(spec, grant_timeout=submit_first.read_patience(first_timeout))
-        submission.plan = replace(submission.plan, launch_spec=spec)
     if dry_run:
         return _show(submission, is_new=resume is None)
-    if _was_repeated(submission):
-        return 0
+    try:
+        earlier = _find_repeated(submission)
+    except NoAnswer as problem:  # there may be a job
+        console.say_error(problem)
+        return UNSETTLED_EXIT
+    if earlier is not None:
+        return wait_until_done(earlier, follow=follow) if follow or wait else 0
     warn(submission.check())
     submitted = submission.submit(["paceline", *sys.argv[1:]], script_only=script_only)
-    if first:
-        return submit_first.answer(submitted)
     describe(submitted, script_only)
     if submitted.job_id is not None and (follow or wait):
         return wait_until_done(submitted.folder, follow=follow)
@@ -206,19 +200,20 @@ def _find_job(
     return submission
 
 
-def _was_repeated(submission: SlurmJob) -> bool:
-    """Return whether this very submission has a job already; say which one."""
+def _find_repeated(submission: SlurmJob) -> RunFolder | None:
+    """Return the run that this very submission has led to already; say which one."""
     from paceline.launch.slurm_job import find_repeated
 
     found = find_repeated(submission.run_path.scratch)
     if found is None:
-        return False
+        return None
     folder, job = found
-    print(f"submitted {folder.key} as job {job}, when you typed this command earlier")
+    when = "when you typed this command earlier"
+    print(f"submitted {folder.key} as job {job}, {when}; not submitted again")
     print(f"  folder  {folder.path}")
     print(f"  logs    {to_type(f'logs -f {folder.key}')}")
     print("To submit one more job, repeat the command.", flush=True)
-    return True
+    return folder
 
 
 def warn(findings: Sequence[Finding]) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
-from collections.abc import Set
+import sys
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.cli import console, runs
-from paceline.cli.on_cluster.payload import payload_of
 from paceline.contract import env
+from paceline.contract.files.foreign_records import read_object
+from paceline.contract.files.size import show_size
+from paceline.contract.files.state_folder import state_folder
 from paceline.contract.quote import quote
+from paceline.contract.run_folder import write_atomically
 from paceline.errors import SpecError, UsageError
 from paceline.launch.secrets.declared import NO_SECRETS
 from paceline.spec.option import SWEEP
@@ -20,15 +26,18 @@ from paceline.spec.settings import TABLE, options_of
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
+    from paceline.launch.secrets.declared import Secrets
     from paceline.spec import Job
     from paceline.spec.clusters import Cluster, ProjectFile
-    from paceline.ssh.code_push.project_code import Parcel
+    from paceline.ssh.code import Parcel
     from paceline.ssh.connection import Connection
-    from paceline.ssh.request import Request
+    from paceline.ssh.remote_command import RemoteCommand
 
 OPTIONS = {"env_build": "env"}  # the name in the table of options, if it is not the key
+STARTS = ("submit", "sweep")
 EXTRAS = re.compile(r"(.*?)(\[[\w., -]*\])")  # of a file, as in pyproject.toml[gpu]
 PASSED_ON = ("NO_COLOR", "COLORTERM", "COLUMNS")  # variables of this terminal
+LARGE = 50_000_000  # bytes of code: so much is asked about again, unless as much was sent before
 
 
 class FileName(str):
@@ -45,65 +54,60 @@ def _without_extras(word: str) -> str:
     return match[1] if match and not os.path.exists(word) else word
 
 
-def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, Request, Parcel]:
+def make_request(asked: Forwarded, project: ProjectFile) -> tuple[Connection, RemoteCommand]:
     """Return what to send to a cluster to carry out a command there. The connection is open."""
-    from paceline.cli.on_cluster.send_question import ask_first
     from paceline.spec.clusters import find_cluster
     from paceline.ssh.connection import Connection
-    from paceline.ssh.request import Request
+    from paceline.ssh.remote_command import RemoteCommand
 
     cluster = find_cluster(asked.names[0], project)
     connection = Connection(cluster)
     connection.require()
-    job = _load(asked, cluster)
-    payload = payload_of(asked.key, asked.values)
-    found = _secrets(job) if payload.secrets or payload.secret_names else NO_SECRETS
-    parcel = _pack(asked, job, project, code=payload.code, secret_files={*found.sources.values()})
+    job, needs_code = _load(asked, cluster), needs_its_code(asked)
+    # a check or a dry run shows their names; the values stay here
+    sends_values = asked.key in STARTS and not asked.values.get("dry_run")
+    shows_names = asked.key in STARTS or (asked.key == "doctor" and not _is_about_run(asked))
+    secrets = _secrets(job) if shows_names else NO_SECRETS
+    parcel = _pack(asked, job, project, code=needs_code, secret_files={*secrets.sources.values()})
     line = [
         _name_there(word, job, parcel) if isinstance(word, FileName) else word
         for word in asked.line
     ]
-    secrets = found if payload.secrets else replace(found, values=dict.fromkeys(found.values, ""))
-    sends_code = payload.code and bool(parcel.code.files)
-    if sends_code or (payload.secrets and secrets.values):
-        sent = secrets if payload.secrets else NO_SECRETS
-        is_announced = ask_first(
-            cluster, parcel, sent, code=sends_code, yes=bool(asked.values.get("yes"))
-        )
-        parcel = replace(parcel, is_announced=is_announced)
-    request = Request(
-        line,
-        _relative(Path.cwd(), parcel.folder),
-        parcel.code,
-        _variables(cluster, parcel.folder),
-        secrets.values,
-        secrets.sources,
-        submits=_submits(asked),
-        awaits=_awaits(asked),
-        own_folder=payload.code and _works_in_project(asked, job),
-    )
-    return connection, request, parcel
+    sent = secrets if sends_values else NO_SECRETS
+    if (needs_code and parcel.code.files) or sent.values:
+        _ask_first(cluster, parcel, sent, code=needs_code, yes=bool(asked.values.get("yes")))
+    if not sends_values:
+        secrets = replace(secrets, values=dict.fromkeys(secrets.values, ""))
+    folder, variables = _relative(Path.cwd(), parcel.folder), _variables(cluster, parcel.folder)
+    command = RemoteCommand(line, folder, parcel, variables, secrets.values, secrets.sources)
+    return connection, command
 
 
-def _submits(asked: Forwarded) -> bool:
-    """Whether the command submits jobs there, unless something is wrong."""
-    does_not = ("dry_run", "script_only", "local")
-    return asked.key in ("submit", "sweep") and not any(asked.values.get(each) for each in does_not)
+def needs_its_code(asked: Forwarded) -> bool:
+    """Return whether a command needs the project's code there, and not only its settings."""
+    values, key = asked.values, asked.key
+    if key == "submit":  # a run that is resumed has its code there, unless a script is named
+        return not values.get("resume") or bool(values.get("args"))
+    if key == "sweep":  # anything else is the name of a sweep, whose code is there
+        return os.path.isfile(str(values.get("file")))
+    if key == "doctor":
+        return not _is_about_run(asked) and bool(values.get("is_job") or values.get("args"))
+    # a new allocation begins in the project
+    return key == "env_build" or (key == "shell" and values.get("run") is None)
 
 
-def _awaits(asked: Forwarded) -> str:
-    """Return what the laptop does once the job is submitted: the other side only submits it."""
-    from paceline.ssh.request import FOLLOW, WAIT
+def _is_about_run(asked: Forwarded) -> bool:
+    from paceline.cli.commands.doctor import is_about_run
 
-    if asked.key != "submit" or not _submits(asked):
-        return ""
-    return FOLLOW if asked.values.get("follow") else WAIT if asked.values.get("wait") else ""
+    values = asked.values
+    is_job, is_module = bool(values.get("is_job")), bool(values.get("module"))
+    return is_about_run(values.get("args"), is_job=is_job, is_module=is_module)
 
 
 def _works_in_project(asked: Forwarded, job: Job) -> bool:
     """Whether the command starts a job in the project itself, rather than in a copy."""
-    submits = asked.key in ("submit", "sweep") and not asked.values.get("dry_run")
-    return submits and (job.project.workdir == "project" or not job.project.snapshot)
+    starts = asked.key in STARTS and not asked.values.get("dry_run")
+    return starts and (job.project.workdir == "project" or not job.project.snapshot)
 
 
 def _load(asked: Forwarded, cluster: Cluster) -> Job:
@@ -152,22 +156,24 @@ def _pack(
 ) -> Parcel:
     """Return the project's code, or its settings alone. `secret_files` are those whose variables go another way."""
     from paceline.spec.load import repository_root
-    from paceline.ssh.code_push.project_code import pack_code, pack_settings
+    from paceline.ssh.code import pack_code, pack_settings
 
     is_project = project.file is not None or repository_root(Path.cwd()) is not None
-    names_code = (
-        asked.key in ("submit", "sweep") or asked.values.get("args") or asked.values.get("files")
-    )
+    names_code = asked.key in STARTS or asked.values.get("args") or asked.values.get("files")
     if not (code and (is_project or names_code)):
-        return pack_settings(job.folder, [project.file] if project.file is not None else [])
-    parcel = pack_code(job, os.environ, runs=_runs_here(), cluster=asked.names[0])
+        return pack_settings(job.folder, project.file)
+    try:
+        runs_here = [runs.scratch_here()]
+    except SpecError:  # it is named by variables of the cluster
+        runs_here = []
+    is_own = _works_in_project(asked, job)
+    parcel = pack_code(job, os.environ, runs=runs_here, cluster=asked.names[0], is_own=is_own)
     if skipped := [each for each in parcel.skipped_secrets if each not in secret_files]:
         console.say_note(f"secrets left out of the code: {', '.join(skipped)}")
     named = [
         each.partition("=")[2] if re.match(r"-[^=]*=", each) else each for each in job.program.args
     ]
-    left = [each for each in named if _stays_here(each, job, parcel)]
-    if left:
+    if left := [each for each in named if _stays_here(each, job, parcel)]:
         send = f"paceline data push {quote(left[0])} --on {quote(asked.names[0])}"
         console.say_note(
             f"these are not sent, because git ignores them or they are outside the project: {', '.join(left)}."
@@ -176,32 +182,21 @@ def _pack(
     return parcel
 
 
-def _runs_here() -> list[Path]:
-    try:
-        return [runs.scratch_here()]
-    except SpecError:  # it is named by variables of the cluster
-        return []
-
-
 def _name_there(word: FileName, job: Job, parcel: Parcel) -> str:
     """Return how a command on the cluster finds a file of this machine: as it was typed, unless that leads elsewhere.
 
     A full path would name a file of the cluster's. Raises UsageError for a file that is not sent.
     """
     name = _without_extras(word)
-    place, target = (
-        _place(job.cwd / name, parcel),
-        _place(Path(os.path.realpath(job.cwd / name)), parcel),
-    )
+    place = _place(job.cwd / name, parcel)
+    target = _place(Path(os.path.realpath(job.cwd / name)), parcel)
     if target not in parcel.code.files:
         raise UsageError(
             f"{name} would not be sent: git ignores it, or it is outside the project {job.folder}.",
             hint="Only the project's code goes to the cluster: what git tracks, and new files that it does not ignore.",
         )
-    folder, inside = (
-        _relative(job.cwd, parcel.folder),
-        place if place in parcel.code.files else target,
-    )
+    folder = _relative(job.cwd, parcel.folder)
+    inside = place if place in parcel.code.files else target
     if os.path.normpath(os.path.join(folder, name)) == inside:
         return str(word)
     there = os.path.relpath(inside, folder)
@@ -221,14 +216,12 @@ def _stays_here(name: str, job: Job, parcel: Parcel) -> bool:
     if not name or not os.path.lexists(path):
         return False
     inside = _place(path, parcel)
-    return (
-        inside != "."
-        and inside not in parcel.code.files
-        and not any(each.startswith(f"{inside}/") for each in parcel.code.files)
-    )
+    files = parcel.code.files
+    is_sent = inside in files or any(each.startswith(f"{inside}/") for each in files)
+    return inside != "." and not is_sent
 
 
-def _secrets(job: Job) -> Any:
+def _secrets(job: Job) -> Secrets:
     from paceline.launch.secrets.declared import choose_secrets
     from paceline.launch.secrets.secrets import read_secrets
 
@@ -246,3 +239,57 @@ def _variables(cluster: Cluster, folder: Path) -> dict[str, str]:
 def _relative(cwd: Path, folder: Path) -> str:
     relative = os.path.relpath(cwd.resolve(), folder).replace(os.sep, "/")
     return "." if relative.startswith("..") else relative
+
+
+# -- the question before something goes there
+
+
+def _ask_first(
+    cluster: Cluster, parcel: Parcel, secrets: Secrets, *, code: bool, yes: bool
+) -> None:
+    """Ask if the code or the secrets go there for the first time, or much more code than before.
+
+    Without a terminal, only say what goes there. Raises UsageError for a no.
+    """
+    key = f"{cluster.host}\0{parcel.folder}".encode(errors="surrogateescape")
+    record = state_folder("sent") / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
+    try:
+        before = read_object(record)
+        size, known = int(before["size"]), {*map(str, before["secrets"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        size, known = 0, set()
+    new, lines = sorted({*secrets.values} - known), []
+    if code and not size:
+        lines.append(
+            f"{parcel.describe()} of {parcel.folder} will be sent to {cluster.name} for the first time"
+        )
+    elif code and parcel.size > max(LARGE, 2 * size):
+        lines.append(
+            f"{parcel.describe()} will be sent to {cluster.name} (before: {show_size(size)})"
+        )
+    is_asked = bool(lines or new)
+    if secrets.values:
+        lines.append(_describe_secrets(secrets, new, cluster))
+    for line in lines:
+        console.say_note(line)
+    if not is_asked:
+        return
+    if not yes and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty():
+        confirm("Exclude files with .gitignore, or with exclude in [project].")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    sent = {"size": max(size, parcel.size if code else 0), "secrets": sorted({*known, *new})}
+    write_atomically(record, json.dumps(sent))
+
+
+def _describe_secrets(secrets: Secrets, new: Sequence[str], cluster: Cluster) -> str:
+    text = f"{secrets.describe()} {'goes' if len(secrets.values) == 1 else 'go'} to {cluster.name}"
+    if len(new) == len(secrets.values):
+        return f"{text} for the first time"
+    return f"{text}, {', '.join(new)} for the first time" if new else text
+
+
+def confirm(hint: str = "") -> None:
+    """Ask whether to send something. Raises UsageError for a no."""
+    print("Send it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("Nothing was sent.", hint=hint)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from paceline.cli import console
 from paceline.cli.on_cluster.cluster_request import FileName, make_request, mark_file
-from paceline.cli.on_cluster.payload import PAYLOADS
 from paceline.contract import env
 from paceline.contract.quote import quote
 from paceline.errors import PacelineError, UsageError
@@ -55,6 +53,8 @@ FORWARDED = frozenset(
 )
 # as arguments; the commands that take a script have its name there
 TAKE_FILES = ("sweep", "env_build")
+# they may send code or secrets
+ASKS = ("submit", "sweep", "doctor", "shell", "env_build")
 ONLY_TYPED = ("init",)  # a default cluster does not count
 # Commands that write files: the parameter, and the file that is written without it.
 OUTPUTS: dict[str, dict[str, str | None]] = {"submit": {"script_only": None}}
@@ -103,7 +103,7 @@ def options_for(key: str) -> list[Any]:
     app = typer.Typer(add_completion=False)
     app.command()(carrier)
     made: dict[str, Any] = {str(each.name): each for each in typer.main.get_command(app).params}
-    names = ("on", YES) if key in PAYLOADS else ("on",)
+    names = ("on", YES) if key in ASKS else ("on",)
     for name in names:
         made[name].expose_value = False
     return [made[name] for name in names]
@@ -235,25 +235,29 @@ def without_option(
 
 def forward(asked: Forwarded) -> int:
     """Carry out a command on a cluster and return its exit code."""
-    from paceline.ssh.forwarded_command import forward as forward_request
+    from paceline.cli.on_cluster.submit_first import remind
+    from paceline.ssh import remote_command
 
     if len(asked.names) > 1 or asked.names[0] == ALL:
         return forward_to_each(asked, forward)
     _require_full_path(asked)
-    connection, request, parcel = make_request(asked, find_project(asked))
-    return forward_request(connection, request, parcel, note=console.say_note)
+    remind()
+    connection, command = make_request(asked, find_project(asked))
+    does_not = ("dry_run", "script_only")
+    if asked.key == "submit" and not any(asked.values.get(each) for each in does_not):
+        return remote_command.submit(connection, command)
+    return remote_command.carry_out(connection, command)
 
 
-def converse(asked: Forwarded, submission: str = "") -> Conversation:
-    """Start a command on a cluster that this one talks to. `submission` is the id of the job that it submits."""
-    from paceline.ssh.forwarded_command import converse as converse_about
+def converse(asked: Forwarded) -> Conversation:
+    """Start a command on a cluster that this one talks to."""
+    from paceline.ssh.conversation import Conversation
+    from paceline.ssh.remote_command import prepare
 
     if len(asked.names) > 1 or asked.names[0] == ALL:
         raise _one_cluster(asked.names, asked.key)
-    connection, request, parcel = make_request(asked, find_project(asked))
-    return converse_about(
-        connection, replace(request, submission=submission), parcel, note=console.say_note
-    )
+    connection, command = make_request(asked, find_project(asked))
+    return Conversation(connection, prepare(connection, command))
 
 
 def cluster_names(asked: Forwarded) -> Sequence[str]:

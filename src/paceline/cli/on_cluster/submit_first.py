@@ -1,53 +1,46 @@
-"""`paceline submit --on A,B --first`: submit to each, train where it starts first.
+"""`paceline submit --on A,B --first`: submit to each cluster, keep the job that starts first, cancel the others.
 
-Each job waits for permission before its ranks start, and ends without training if none comes. This command gives it to
-one of them, once.
+All jobs of a race have its id in their records. `ps` of each cluster says how far its job is. For a minute two
+may train, each in its own run folder.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
+import secrets
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import console, runs
-from paceline.contract.files.foreign_records import parse_object
+from paceline.cli import console
+from paceline.contract import env
+from paceline.contract.files.foreign_records import parse_object, read_object
+from paceline.contract.files.state_folder import state_folder
+from paceline.contract.quote import quote
+from paceline.contract.run_folder import write_atomically
+from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError, UsageError
 from paceline.spec.option import RESOURCES
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
-    from paceline.launch.slurm_job import Submitted
-    from paceline.ssh.cluster_race_record import ClusterRaceRecord
-    from paceline.ssh.code_push.project_code import Parcel
-    from paceline.ssh.connection import Connection
-    from paceline.ssh.request import Request
 
-PATIENCE = "10m"
-ALIVE = 60.0  # seconds after its last sign until an agent that waits counts as gone
+PAUSE = 10.0  # seconds between two looks at the clusters
+PATIENCE = 60.0  # seconds for an answer
+WAITS = ("queued", "requeued", "lost")  # Slurm may not know a new job yet
+STARTED = ("running", "done", "stopped")
 First = Annotated[
     bool,
     typer.Option(
         "--first",
         help="With --on A,B: train on the cluster that starts first, cancel the others.",
         rich_help_panel=RESOURCES,
-    ),
-]
-FirstTimeout = Annotated[
-    str | None,
-    typer.Option(
-        "--first-timeout",
-        metavar="TIME",
-        rich_help_panel=RESOURCES,
-        help="With --first: how long a job that has started waits for this command (default: 10m).",
     ),
 ]
 Finish = Annotated[
@@ -59,251 +52,211 @@ Finish = Annotated[
         rich_help_panel=RESOURCES,
     ),
 ]
-ServeFirst = Annotated[str | None, typer.Option("--serve-first", hidden=True)]
-NOT_WITH_FIRST = {
-    "resume": "--resume",
-    "dry_run": "--dry-run",
-    "script_only": "--script-only",
-    "wait": "--wait",
-    "follow": "--follow",
-    "after": "--after",
-}
+NOT_WITH_FIRST = ("resume", "dry_run", "script_only", "wait", "follow", "after")
+Row = Mapping[str, Any]
 
 
-# -- the side of a cluster ---------------------------------------------------------------------------------------
+@dataclass
+class Race:
+    """What this machine knows about jobs of which only one is to go on."""
 
+    id: str
+    folder: str  # where the command was typed
+    config: str | None
+    clusters: list[str]  # where there may be a job
+    process: int = 0  # of the command that watches them
+    is_decided: bool = False  # all that are left are to be cancelled
 
-def read_patience(text: str | None) -> float:
-    """Return how long a job waits for permission. Raises UsageError where no laptop can give it."""
-    from paceline.contract.env import ON_CLUSTER
-    from paceline.spec.quantities import parse_seconds
+    @property
+    def file(self) -> Path:
+        return state_folder("first") / f"{self.id}.json"
 
-    if not os.environ.get(ON_CLUSTER):
-        raise UsageError(
-            "--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`."
-        )
-    try:
-        return float(parse_seconds(text or PATIENCE))
-    except ValueError as problem:
-        raise UsageError(
-            f"Invalid --first-timeout {text!r}: {problem}.", hint="Use a duration such as 10m."
-        ) from None
-
-
-def answer(submitted: Submitted) -> int:
-    """Tell the laptop which run this is."""
-    for note in submitted.notes:
-        console.say_note(note)
-    print(json.dumps({"run": submitted.folder.key, "job": submitted.job_id}), flush=True)
-    return 0
-
-
-def serve(run: str) -> int:
-    """Answer the laptop's questions about a run, and do what it decides."""
-    from paceline.contract.files.grant_file import GRANTED, REFUSED, decide_grant, read_grant
-    from paceline.launch.actions import cancel_run
-    from paceline.slurm.job_states import squeue_and_sacct
-    from paceline.slurm.job_states.meanings import WAITING
-    from paceline.watch.records import read_record
-
-    folder = runs.own(run)
-    for line in sys.stdin:
-        asked, _, winner = line.rstrip("\n").partition(" ")
-        if asked == "grant":
-            decide_grant(folder, GRANTED)
-        elif asked == "refuse" and decide_grant(folder, REFUSED, winner) != GRANTED:
-            record = read_record(folder, squeue_and_sacct.states)
-            if not record.is_over:
-                cancel_run(folder, running=record.status == "running")
-        decision, record = read_grant(folder), read_record(folder)
-        waits = decision is None and not record.is_over and _age(folder.awaits_grant) < ALIVE
-        about = {
-            "decision": decision,
-            "waits": waits,
-            "over": record.is_over,
-            "status": record.status,
-        }
-        # The detail of a job in the queue has the time when it is expected to start, which changes all the while.
-        state = record.state
-        reason = state.reason if state is not None and state.phase == WAITING else record.detail
-        print(json.dumps({**about, "detail": record.detail, "reason": reason}), flush=True)
-    return 0
-
-
-def _age(path: Path) -> float:
-    """Return the seconds since an agent that waits has last said so, by the clock of the file system."""
-    clock = path.with_name(f".clock-{os.urandom(6).hex()}")
-    try:
-        # opened, so that a network file system does not answer from its memory
-        with open(path, "rb") as file:
-            said = os.fstat(file.fileno()).st_mtime
-        clock.touch()
-        os.utime(clock)
-        return clock.stat().st_mtime - said
-    except OSError:
-        return float("inf")
-    finally:
-        with suppress(OSError):
-            clock.unlink(missing_ok=True)
-
-
-# -- the side of the laptop --------------------------------------------------------------------------------------
+    def save(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.process = os.getpid()
+        write_atomically(self.file, json.dumps(asdict(self)))
 
 
 def start(asked: Forwarded) -> int:
     """Submit to several clusters, and keep the first that starts."""
-    from paceline.cli.on_cluster.on_cluster import cluster_names
-    from paceline.ssh.cluster_race_record import ClusterRaceRecord
+    from paceline.cli.on_cluster.cluster_request import make_request
+    from paceline.cli.on_cluster.on_cluster import Forwarded, cluster_names, find_project
+    from paceline.ssh.remote_command import capture
 
     names = list(dict.fromkeys(cluster_names(asked)))
     if len(names) < 2:
         raise UsageError(
             "--first needs several clusters.", hint="Name them, as in `--on alps,cedar --first`."
         )
-    for key, flag in NOT_WITH_FIRST.items():
+    for key in NOT_WITH_FIRST:
         if asked.values.get(key):
-            raise UsageError(
-                f"{flag} cannot be combined with --first.",
-                hint=f"Omit {flag}, or use a single cluster.",
-            )
-    _require_no_interrupted(asked.line, names)
-    prepared = _prepare(asked, names)
+            flag = f"--{key.replace('_', '-')}"
+            raise UsageError(f"{flag} cannot be combined with --first.", hint=f"Omit {flag}.")
+    end = len(asked.line) - len(asked.values.get("args") or ())
+    line = [*(word for word in asked.line[:end] if word != "--first"), *asked.line[end:]]
     config = asked.values.get("config")
-    record = ClusterRaceRecord.begin(
-        os.path.abspath(config) if isinstance(config, str) else None, asked.line, names
-    )
-    with record.locked():
-        record.save()
-        console.say_note(f"if this command is interrupted: paceline submit --finish {record.id}")
-        try:
-            problems = [
-                problem
-                for name in names
-                if (problem := _submit(*prepared[name], record)) is not None
-            ]
-            if record.submissions:
-                return _run(record)
-        except KeyboardInterrupt:
-            if record.is_given_up:
-                raise
-            return _run(record, gives_up=True)
-        record.finish()
-        raise problems[-1]
-
-
-def _require_no_interrupted(line: Sequence[str], names: Sequence[str]) -> None:
-    """Raise an error if the same command was interrupted, so that its jobs may still train; in a terminal, ask."""
-    from paceline.ssh.cluster_race_record import find_interrupted
-
-    record = find_interrupted(line, names)
-    if record is None:
-        return
-    where = ", ".join(dict.fromkeys((*record.submissions, *record.runs)))
-    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created))
-    found = f"The same command was interrupted on {since}, and its jobs may still be on {where}"
-    hint = f"To continue with them: paceline submit --finish {record.id}"
-    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
-        raise UsageError(
-            f"{found}.", hint=f"{hint}. To submit this once more: add --name with another name."
-        )
-    console.say_note(f"{found[0].lower()}{found[1:]}. {hint}")
-    print("Submit it once more? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("Nothing was submitted.", hint=hint)
+    # all questions are answered before any cluster gets the job
+    project = find_project(asked)
+    asks = {name: Forwarded([name], asked.key, line, asked.values) for name in names}
+    prepared = {name: make_request(each, project) for name, each in asks.items()}
+    race = Race(secrets.token_hex(4), os.getcwd(), config and os.path.abspath(config), [])
+    console.say_note(f"if this command is interrupted: paceline submit --finish {race.id}")
+    failed = []
+    try:
+        for name, (connection, command) in prepared.items():
+            race.clusters.append(name)  # from before it is sent: its answer may be lost
+            race.save()
+            variables = {**command.variables, env.REQUEST: f"first-{race.id}"}
+            try:
+                answer = capture(connection, replace(command, variables=variables))
+            except PacelineError as problem:
+                console.say_error(problem)
+                continue
+            console.say(
+                "".join(f"{name}: {each}\n" for each in answer.errors.splitlines()).rstrip()
+            )
+            for text in answer.output.decode(errors="replace").splitlines()[:1]:
+                print(console.printable(f"{name}: {text}"), flush=True)
+            if answer.code != 0:
+                failed.append(name)
+    except KeyboardInterrupt:
+        return _give_up(race)
+    race.clusters = [name for name in race.clusters if name not in failed]
+    return _watch(race)
 
 
 def finish(name: str) -> int:
-    """Go on with a submission to several clusters whose command was interrupted."""
-    from paceline.ssh.cluster_race_record import ClusterRaceRecord
+    """Go on with a race whose command was interrupted."""
+    race = next((each for each in unfinished() if each.id == name), None)
+    if race is None:
+        known = ", ".join(each.id for each in unfinished()) or "none"
+        raise UsageError(
+            f"There is no unfinished submission {name!r}.", hint=f"Unfinished ones: {known}."
+        )
+    if os.path.isdir(race.folder):
+        os.chdir(race.folder)
+    race.save()
+    if race.is_decided:
+        _cancel(race, _look(race))
+        return 0
+    return _watch(race)
 
-    record = ClusterRaceRecord.load(name)
-    with record.locked():
-        record = ClusterRaceRecord.load(name)
-        if record.is_over:
-            console.say_note(f"{name} is already finished")
-            return 0
-        if os.path.isdir(record.folder):
-            os.chdir(record.folder)
-        return _run(record, gives_up=record.is_given_up and not record.is_granted)
+
+def unfinished() -> list[Race]:
+    """Return the races that were interrupted, and those that other commands watch."""
+    found = []
+    for path in sorted(state_folder("first").glob("*.json")):
+        try:
+            found.append(Race(**read_object(path)))
+        except (OSError, ValueError, TypeError):
+            continue
+    return found
 
 
-def _prepare(asked: Forwarded, names: list[str]) -> dict[str, tuple[Connection, Request, Parcel]]:
-    """Return what to send to each cluster. All questions are answered then, and Paceline is on all of them."""
+def remind() -> None:
+    """Name the races that were interrupted: their jobs may all be in a queue."""
+    for race in unfinished():
+        if race.process == os.getpid() or not _lives(race.process):
+            where = ", ".join(race.clusters)
+            console.say_note(
+                f"jobs of one `submit --first` may still wait or run on {where}; to keep only the"
+                f" first of them: paceline submit --finish {race.id}"
+            )
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _watch(race: Race) -> int:
+    """Wait until one job has started; then cancel the others."""
+    pause, said = float(os.environ.get(env.POLL_INTERVAL) or PAUSE), dict[str, str]()
+    try:
+        while True:
+            found = _look(race)
+            for name, row in found.items():
+                text = "could not be reached" if row is None else str(row.get("status", "no job"))
+                if said.get(name) != text:
+                    console.say_about(name, text)
+                    said[name] = text
+            winner = next(
+                (name for name, row in found.items() if row and row["status"] in STARTED), None
+            )
+            if winner is not None:
+                return _keep(race, winner, found)
+            if not any(row is None or row.get("status") in WAITS for row in found.values()):
+                race.file.unlink(missing_ok=True)
+                hint = "See what happened with `paceline ps --on CLUSTER`."
+                console.say_problem("No cluster is training this run.", hint)
+                return 1
+            time.sleep(pause)
+    except KeyboardInterrupt:
+        return _give_up(race)
+
+
+def _look(race: Race) -> dict[str, Row | None]:
+    """Return the row of each cluster's job: empty if it has none, None if it does not answer."""
+
+    def look(name: str) -> Row | None:
+        try:
+            rows = parse_object(_ask(race, name, ["ps", "--json"]))["runs"]
+        except (PacelineError, ValueError, KeyError):
+            return None
+        return next((row for row in rows if row.get("request") == f"first-{race.id}"), {})
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(race.clusters, pool.map(look, race.clusters), strict=True))
+
+
+def _ask(race: Race, name: str, line: list[str]) -> bytes:
     from paceline.cli.on_cluster.cluster_request import make_request
     from paceline.cli.on_cluster.on_cluster import Forwarded, find_project
-    from paceline.ssh.installation import require_installed
+    from paceline.ssh.remote_command import capture
 
-    project = find_project(asked)
-    made = {
-        name: make_request(Forwarded([name], asked.key, asked.line, asked.values), project)
-        for name in names
-    }
-    for connection, _, _ in made.values():
-        require_installed(connection, console.say_note)
-    return made
+    asked = Forwarded([name], line[0], line, {"config": race.config})
+    answer = capture(*make_request(asked, find_project(asked)), timeout=PATIENCE)
+    if answer.code != 0:
+        raise UsageError(answer.errors.strip())
+    return answer.output
 
 
-def _submit(
-    connection: Connection, request: Request, parcel: Parcel, record: ClusterRaceRecord
-) -> PacelineError | None:
-    """Submit to one cluster; return why that has failed.
+def _keep(race: Race, winner: str, found: Mapping[str, Row | None]) -> int:
+    row = found[winner]
+    assert row is not None
+    run, on = quote(str(row["run_id"])), quote(winner)
+    print(f"{winner}: started first and is training {run}", flush=True)
+    _cancel(race, {name: each for name, each in found.items() if name != winner})
+    print(f"  logs    paceline logs -f {run} --on {on}\n  cancel  paceline cancel {run} --on {on}")
+    return 0
 
-    `record` then has its submission still if there may be a job all the same.
-    """
-    from paceline.cli.on_cluster.cluster_race import read_run
-    from paceline.ssh.forwarded_command import converse
 
-    name = connection.cluster.name
-    request = replace(request, submission=record.send(name))
-    try:
+def _give_up(race: Race) -> int:
+    """After Ctrl-C: cancel all jobs."""
+    console.say_note("cancelling all jobs of this submission")
+    _cancel(race, _look(race))
+    return INTERRUPTED_EXIT
+
+
+def _cancel(race: Race, found: Mapping[str, Row | None]) -> None:
+    """Cancel jobs that are not over. A race with clusters that do not answer stays unfinished."""
+    race.is_decided, race.clusters = True, []
+    for name, row in found.items():
+        if row is not None and row.get("status") not in (*WAITS, "running"):
+            continue
         try:
-            conversation = converse(connection, request, parcel, note=console.say_note)
-        except PacelineError:
-            record.take_back(name)
-            raise
-        with conversation as talk:
-            last = b""
-            for line in iter(talk.read_line, b""):
-                last = line
-            code, errors = talk.close(), talk.errors
-        for said in errors.splitlines():
-            console.say(f"{name}: {said.removeprefix('paceline: ')}")
-        if code != 0 or not last:
-            _settle(record, name)
-            raise UsageError(f"{name} did not accept the job.", hint="Its message is above.")
-        answer = parse_object(last)
-        record.note_run(name, read_run(answer))
-        print(
-            console.printable(f"{name}: submitted {record.runs[name]} as job {answer['job']}"),
-            flush=True,
-        )
-    except (PacelineError, OSError, ValueError, KeyError, TypeError) as problem:
-        found = (
-            problem
-            if isinstance(problem, PacelineError)
-            else UsageError(f"{name} gave no usable answer.")
-        )
-        console.say_error(found)
-        return found
-    return None
-
-
-def _settle(record: ClusterRaceRecord, name: str) -> None:
-    """After a submission that has failed: ask whether there is a job. Without an answer, it is asked again later."""
-    from paceline.cli.on_cluster.cluster_race import ask_outcome
-
-    with suppress(PacelineError, OSError, ValueError):
-        if ask_outcome(name, record.submissions[name], record.config) is None:
-            record.take_back(name)
-
-
-def _run(record: ClusterRaceRecord, *, gives_up: bool = False) -> int:
-    from paceline.cli.on_cluster.cluster_race import ClusterRace
-
-    with ClusterRace(record) as race:
-        if gives_up:
-            return race.give_up()
-        try:
-            return race.run()
-        except KeyboardInterrupt:
-            return race.give_up()
+            if row is None:
+                raise UsageError("it could not be reached.")
+            _ask(race, name, ["cancel", str(row["run_id"])])
+            print(console.printable(f"{name}: cancelled {row['run_id']}"), flush=True)
+        except PacelineError as problem:
+            race.clusters.append(name)
+            console.say_about(name, f"its job could not be cancelled: {problem}")
+    if race.clusters:
+        race.save()
+        console.say_note(f"to cancel what is left: paceline submit --finish {race.id}")
+    else:
+        race.file.unlink(missing_ok=True)

@@ -1,1 +1,0 @@
-"""What runs on the login node, started through the connection and ended with it."""
