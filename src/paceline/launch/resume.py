@@ -18,7 +18,7 @@ from paceline.contract.run_folder import RunFolder
 from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import DONE, read_verdict
 from paceline.errors import EnvironmentProblem, UsageError
-from paceline.launch.claims import require_not_running, require_permission
+from paceline.launch.claims import require_not_running
 from paceline.launch.run_folder import find_own_run, resolve_scratch
 from paceline.launch.submission import LOCAL, SLURM, EarlierRun
 from paceline.spec import Flag, Job, Program, load_job
@@ -66,7 +66,6 @@ def find_earlier_run(
             hint="Run the trials that failed again: paceline sweep --resubmit failed SWEEP",
         )
     require_not_running(folder)
-    require_permission(folder)
     if backend == SLURM:
         note = _require_work_left(folder, old, program=program, typed=typed)
     record = _read_record(folder)

@@ -21,8 +21,7 @@ from paceline.contract.files.sent_code import FILE, SentCode
 from paceline.contract.files.size import show_size
 from paceline.contract.quote import quote
 from paceline.errors import EnvironmentProblem, SpecError
-from paceline.launch.code_identity import identify_code
-from paceline.launch.code_snapshot import CodeTooLarge, list_code, takes_output
+from paceline.launch.code_snapshot import CodeTooLarge, identify_code, list_code, takes_output
 from paceline.launch.run_folder import resolve_scratch
 from paceline.launch.secrets.secrets import secret_files
 from paceline.spec import Job

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.contract import env
-from paceline.launch.secrets import received
+from paceline.launch.secrets.declared import keep_received
 
 GRACE = 5.0  # seconds between an interrupt and the end of a command that nobody reads any more
 
@@ -26,9 +26,9 @@ def begin() -> None:
         path = Path(name)
         values: list[Mapping[str, str]] = json.loads(path.read_text(encoding="utf-8"))
         path.unlink()
-        received.keep(*values)
+        keep_received(*values)
     elif env.SENT_FOLDER in os.environ:
-        received.keep({}, {})
+        keep_received({}, {})
     if sys.stdout is not None and not sys.stdout.isatty():
         with suppress(OSError):  # it leads its group already
             os.setpgid(0, 0)

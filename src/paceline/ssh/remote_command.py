@@ -103,7 +103,9 @@ def submit(connection: Connection, command: RemoteCommand) -> int:
     if is_repeat:
         identity, _, earlier = pending.read_text(encoding="ascii").partition(" ")
         if earlier != digest:
-            _log.info("your code has changed since; if there is an earlier job, it has the old code")
+            _log.info(
+                "your code has changed since; if there is an earlier job, it has the old code"
+            )
     more = {env.REQUEST: identity, **({env.REPEATED: "1"} if is_repeat else {})}
     command = replace(command, variables={**command.variables, **more})
     script = prepare(connection, command)  # until here, nothing is submitted
