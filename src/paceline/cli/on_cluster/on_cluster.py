@@ -235,13 +235,12 @@ def without_option(
 
 def forward(asked: Forwarded) -> int:
     """Carry out a command on a cluster and return its exit code."""
-    from paceline.cli.on_cluster.submit_first import remind
-    from paceline.ssh import remote_command
+    from paceline.ssh import race, remote_command
 
     if len(asked.names) > 1 or asked.names[0] == ALL:
         return forward_to_each(asked, forward)
     _require_full_path(asked)
-    remind()
+    race.remind()
     connection, command = make_request(asked, find_project(asked))
     does_not = ("dry_run", "script_only")
     if asked.key == "submit" and not any(asked.values.get(each) for each in does_not):

@@ -6,27 +6,24 @@ may train, each in its own run folder.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import console
 from paceline.contract import env
-from paceline.contract.files.foreign_records import parse_object, read_object
-from paceline.contract.files.state_folder import state_folder
+from paceline.contract.files.foreign_records import parse_object
 from paceline.contract.quote import quote
-from paceline.contract.run_folder import write_atomically
 from paceline.contract.verdict import INTERRUPTED_EXIT
 from paceline.errors import PacelineError, UsageError
 from paceline.spec.option import RESOURCES
+from paceline.ssh.race import Race, unfinished
 
 if TYPE_CHECKING:
     from paceline.cli.on_cluster.on_cluster import Forwarded
@@ -54,27 +51,6 @@ Finish = Annotated[
 ]
 NOT_WITH_FIRST = ("resume", "dry_run", "script_only", "wait", "follow", "after")
 Row = Mapping[str, Any]
-
-
-@dataclass
-class Race:
-    """What this machine knows about jobs of which only one is to go on."""
-
-    id: str
-    folder: str  # where the command was typed
-    config: str | None
-    clusters: list[str]  # where there may be a job
-    process: int = 0  # of the command that watches them
-    is_decided: bool = False  # all that are left are to be cancelled
-
-    @property
-    def file(self) -> Path:
-        return state_folder("first") / f"{self.id}.json"
-
-    def save(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.process = os.getpid()
-        write_atomically(self.file, json.dumps(asdict(self)))
 
 
 def start(asked: Forwarded) -> int:
@@ -140,36 +116,6 @@ def finish(name: str) -> int:
         _cancel(race, _look(race))
         return 0
     return _watch(race)
-
-
-def unfinished() -> list[Race]:
-    """Return the races that were interrupted, and those that other commands watch."""
-    found = []
-    for path in sorted(state_folder("first").glob("*.json")):
-        try:
-            found.append(Race(**read_object(path)))
-        except (OSError, ValueError, TypeError):
-            continue
-    return found
-
-
-def remind() -> None:
-    """Name the races that were interrupted: their jobs may all be in a queue."""
-    for race in unfinished():
-        if race.process == os.getpid() or not _lives(race.process):
-            where = ", ".join(race.clusters)
-            console.say_note(
-                f"jobs of one `submit --first` may still wait or run on {where}; to keep only the"
-                f" first of them: paceline submit --finish {race.id}"
-            )
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError:
-        return False
-    return True
 
 
 def _watch(race: Race) -> int:
