@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import console, run_command
+from paceline.cli import run_command
 from paceline.contract.typed_command import meant_for, type_again
 from paceline.ui.web.app import Answers
 from paceline.watch.origin import NEWS, ClusterCopy, show
@@ -138,23 +138,6 @@ class Terminal(io.StringIO):
     def write(self, text: str) -> int:
         self.written.set()
         return super().write(text)
-
-
-def test_a_line_for_the_time_being_is_replaced_by_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    with monkeypatch.context() as patch:
-        for name, value in {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "30"}.items():
-            patch.setenv(name, value)
-        console.say_for_now("waiting for a cluster with a long name ...")
-        console.say_note("installing")
-        console.wipe()
-    assert (
-        terminal.getvalue()
-        == "paceline: waiting for a cluste\r\x1b[Kpaceline: installing\n".replace("cluste", "clust")
-    )
 
 
 def test_a_run_that_is_over_can_be_fetched(

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
-from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
 from paceline.errors import PacelineError
@@ -41,35 +39,8 @@ def paint(text: str, colour: str, stream: IO[str]) -> str:
     return f"{colour}{text}{PLAIN}" if is_colourful(stream) else text
 
 
-_is_passing = False  # whether the last line of the terminal is there only for the time being
-
-
-def say_for_now(text: str) -> None:
-    """Print a line to a terminal, until the next one or `wipe` removes it."""
-    global _is_passing
-    text = printable(f"paceline: {text}")[: max(1, shutil.get_terminal_size().columns - 1)]
-    _is_passing = True
-    with suppress(OSError):
-        print(paint(text, GREY, sys.stderr), file=sys.stderr, end="", flush=True)
-
-
-def wipe() -> None:
-    """Remove the line that was there only for the time being."""
-    global _is_passing
-    if _is_passing:
-        _is_passing = False
-        with suppress(OSError):
-            print(
-                "\n" if os.environ.get("TERM") == "dumb" else "\r\033[K",
-                file=sys.stderr,
-                end="",
-                flush=True,
-            )
-
-
 def say(text: str, *, colour: str = "") -> None:
     """Print a line to stderr, since stdout is the script's; ignore a closed terminal."""
-    wipe()
     text = printable(text)
     try:
         print(paint(text, colour, sys.stderr) if colour else text, file=sys.stderr, flush=True)

@@ -111,7 +111,11 @@ class GroupedCommand(TyperCommand):
         """Parse the arguments; with `--on`, raise `Forwarded` in place of the command."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        values, _, order = self.make_parser(ctx).parse_args(list(args))
+        if sum(each.name == "on" for each in order) > 1:
+            raise UsageError(
+                "--on is given twice.", hint="Name several clusters as in --on alps,cedar."
+            )
         is_script = getattr(self.callback, "takes_a_script", False)
         script = list(values.get("args") or ()) if is_script else []
         typed = args[: len(args) - len(script)]
