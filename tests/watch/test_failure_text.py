@@ -72,7 +72,7 @@ def test_the_first_failing_rank_is_shown(
     assert f"paceline: {line}\n" in capsys.readouterr().err
     if "where" in failure:
         assert lines[1] == "  at train.py:9 in main: raise ValueError"
-        [attempt] = read_attempts(folder, Goodput(), is_over=True, status="failed")
+        [attempt] = read_attempts(read_record(folder), Goodput())
         assert describe_attempt(attempt).endswith(
             "ValueError: no data\nat train.py:9 in main: raise ValueError"
         )
@@ -147,6 +147,6 @@ def test_slurm_knows_that_a_node_died(tmp_path: Path, log: str, *, died: bool) -
     folder.slurm_log.write_text(log)
     words = "the node died: Slurm has marked it as failed" if died else "its agent was killed"
     assert describe_failure(folder) == [f"n2: {words}"]
-    [attempt] = read_attempts(folder, Goodput(), is_over=True, status="failed")
+    [attempt] = read_attempts(read_record(folder), Goodput())
     assert attempt.failure is not None
     assert (attempt.failure.host, attempt.failure.text) == ("n2", words)

@@ -86,24 +86,6 @@ def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_several_processes_read_the_same_rows(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rows, "MANY", COUNT)
-    asked: list[list[str]] = []
-
-    def query(jobs: Any) -> dict[str, Any]:
-        asked.append(list(jobs))
-        return {}
-
-    make_run(scratch, 600, job="7", verdict="")
-    found = [str(folder.path) for folder in find_runs(scratch)]
-    several = rows.read_rows(found, scratch / "several", query, processes=2)
-    assert several == rows.read_rows(found, scratch / "one", query)
-    assert [row.path for row in several] == found
-    assert len(asked) == 2  # the scheduler is asked by the first process alone
-
-
 def test_runs_that_are_over_are_read_once(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = read_folders(monkeypatch)
     first = read_all(scratch)

@@ -238,7 +238,7 @@ def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
         '{"step": 3, "time": "x", "loss": "nan", "seconds": 0.5}\n[]\n{"step": 4'
     )
     latest = read_latest(path)
-    assert (latest.step, latest.time, latest.loss, latest.loss_name) == (None, None, None, "loss")
+    assert (latest.step, latest.time, latest.loss, latest.loss_name) == (3, None, None, "loss")
     assert (latest.rate, latest.rate_unit) == (2.0, "steps/s")
     assert read_latest(tmp_path / "missing").step is None
 

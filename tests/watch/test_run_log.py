@@ -7,7 +7,6 @@ import os
 import random
 import time
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -168,55 +167,6 @@ def test_new_lines_come_after_those_that_were_read(folder: RunFolder, way: str) 
     write_log(attempt.log(0), [(2.0, "un\n")])
     write_log(attempt.log(1), [(3.0, "x\n")])
     assert texts(log.read_new()) == ["0 begun", "1 x"]
-
-
-@pytest.mark.parametrize("way", ["read_new", "tail", "lines"])
-@pytest.mark.parametrize("more", [0, 1, 5000])
-def test_a_log_that_was_cut_off_and_has_grown_again_is_read_anew(
-    folder: RunFolder, way: str, more: int
-) -> None:
-    """Its inode is the same, and it is as long as before, or longer."""
-    path = folder.attempt(1).log(0)
-    write_log(path, [(None, "first\nsecond\n")])
-    log = RunLog(folder)
-    read = {
-        "read_new": log.read_new,
-        "tail": lambda: log.tail(2, complete=True),
-        "lines": lambda: list(log.lines()),
-    }[way]
-    assert texts(read()) == ["0 first", "0 second"]
-    before = path.stat()
-    with open(path, "r+b") as file:
-        file.truncate(0)
-        file.write(b"fresh\nsecund\n" + b"more\n" * more)
-    # whatever the clock of the file system says
-    os.utime(path, ns=(before.st_mtime_ns + 1, before.st_mtime_ns + 1))
-    assert path.stat().st_ino == before.st_ino
-    assert texts(log.read_new()) == ["0 fresh", "0 secund", *["0 more"] * more]
-    assert log.read_new() == []
-
-
-def test_a_large_log_that_grows_is_not_read_again(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, read = folder.attempt(1).log(0), list[int]()
-    write_log(path, [(None, "line\n" * 100_000)])
-    log = RunLog(folder)
-    while log.read_new():
-        pass
-    chunks = LogFile.chunks
-
-    def counted(self: LogFile, start: int, end: int | None = None) -> Iterator[bytes]:
-        for data in chunks(self, start, end):
-            read.append(len(data))
-            yield data
-
-    monkeypatch.setattr(LogFile, "chunks", counted)
-    assert log.read_new() == []
-    assert read == []
-    write_log(path, [(None, "end\n")])
-    assert texts(log.read_new()) == ["0 end"]
-    assert sum(read) < 100
 
 
 def test_much_that_is_new_comes_in_parts(

@@ -385,7 +385,7 @@ def test_many_processes_at_once_make_one_call(tmp_path: Path) -> None:
         f"echo x >>{tmp_path}/calls; sleep 0.5; printf '7\\037RUNNING\\037\\037n1\\037\\0371:00\\n'",
     )
     code = (
-        "import os; from paceline.watch.scheduler.shared_answer import query_states\n"
+        "import os; from paceline.watch.scheduler import query_states\n"
         "pids = [os.fork() or os._exit(query_states(['7'])['7'].label != 'running') for _ in range(30)]\n"
         "print([os.waitpid(pid, 0)[1] for pid in pids].count(0))"
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.contract.files.foreign_records import parse_object
+from paceline.contract.files.foreign_records import parse_objects
 from paceline.contract.files.shared_folders import open_without_waiting
 from paceline.contract.run_folder import ALONE
 
@@ -56,9 +56,7 @@ class MetricsReader:
             while chunk := file.read(CHUNK):
                 *lines, rest = (rest + chunk).split(b"\n")
                 self.position += len(chunk)
-                for line in lines:
-                    if record := _parse(line):
-                        yield record
+                yield from parse_objects(filter(None, lines))
                 if len(rest) > MAX_LINE:
                     rest = b""
             self.position -= len(rest)
@@ -78,18 +76,10 @@ class MetricsReader:
                 length = line.count(b'":')  # an evaluation logs other numbers than a step does
                 if position < SAMPLE_LINES or length != usual:
                     usual = length if position < SAMPLE_LINES else usual
-                    if record := _parse(line):
-                        yield record
+                    yield from parse_objects([line])
         file.seek(end)
         file.readline(MAX_LINE)
         self.position = file.tell()
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        return parse_object(line) if line else {}
-    except ValueError:  # a line that a crash has cut off, or somebody else's
-        return {}
 
 
 LIMIT = 1000  # buckets of a curve; each has at most two points

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -102,30 +103,38 @@ class JobStartDetails:
     verdict: str
 
 
-def read_attempts(
-    folder: RunFolder,
-    goodput: Goodput,
-    *,
-    is_over: bool,
-    status: str,
-    events: Iterable[dict[str, Any]] = (),
-) -> list[AttemptDetails]:
+def read_attempts(record: Record, goodput: Goodput) -> list[AttemptDetails]:
     """Return all attempts, oldest first. The last one of a run that was cancelled was cancelled,
     too.
     """
-    attempts = folder.attempts()
-    newest = attempts[-1].number if attempts else 0
-    reasons = _stop_reasons(events)
+    reasons = _stop_reasons(record.events)
     found = []
-    for attempt in attempts:
+    for attempt in record.folder.attempts():
         spans = [span for span in goodput.timeline if span.attempt == attempt.number]
-        runs = not is_over and attempt.number == newest and not read_verdict(attempt.verdict)
-        each = _read_attempt(attempt, spans, runs=runs)
-        stopped = each.failure is None and each.verdict in ("", STOPPED)
-        found.append(replace(each, reason=reasons.get(each.number, "")) if stopped else each)
-    if status == CANCELLED and found and found[-1].verdict in ("", STOPPED):
-        found[-1] = replace(found[-1], verdict=CANCELLED)
+        verdict, failure = read_verdict(attempt.verdict) or "", read_failure(attempt)
+        is_last = attempt.number == record.attempts
+        runs = is_last and not record.is_over and not verdict
+        if is_last and record.status == CANCELLED and verdict in ("", STOPPED):
+            verdict = CANCELLED
+        stopped = not failure and verdict in ("", STOPPED, CANCELLED)
+        each = AttemptDetails(
+            number=attempt.number,
+            job_start=_job_start(attempt),
+            began=spans[0].began if spans else None,
+            ended=spans[-1].ended if spans and not runs else None,
+            verdict=verdict,
+            failure=_failure(attempt, failure) if failure else None,
+            reason=reasons.get(attempt.number, "") if stopped else "",
+        )
+        found.append(each)
     return found
+
+
+def _job_start(attempt: AttemptFolder) -> str:
+    try:
+        return attempt.start.read_text(encoding="utf-8").split()[0]
+    except (OSError, ValueError, IndexError):
+        return ""
 
 
 def _stop_reasons(events: Iterable[dict[str, Any]]) -> dict[int, str]:
@@ -142,29 +151,11 @@ def _stop_reasons(events: Iterable[dict[str, Any]]) -> dict[int, str]:
     return found
 
 
-def _read_attempt(attempt: AttemptFolder, spans: Sequence[Span], *, runs: bool) -> AttemptDetails:
-    try:
-        job_start = attempt.start.read_text(encoding="utf-8").split()[0]
-    except (OSError, ValueError, IndexError):
-        job_start = ""
-    failure = read_failure(attempt)
-    return AttemptDetails(
-        number=attempt.number,
-        job_start=job_start,
-        began=spans[0].began if spans else None,
-        ended=spans[-1].ended if spans and not runs else None,
-        verdict=read_verdict(attempt.verdict) or "",
-        failure=_failure(attempt, failure) if failure else None,
-    )
-
-
 def _failure(attempt: AttemptFolder, failure: dict[str, Any]) -> Failure:
     rank, traceback = failure.get("rank"), ""
-    if rank is not None:
-        try:
+    with suppress(OSError, ValueError):
+        if rank is not None:
             traceback = str(read_object(attempt.error(rank)).get("traceback", ""))[-MAX_TRACEBACK:]
-        except (OSError, ValueError):
-            traceback = ""
     host, where = str(failure.get("host", "")), str(failure.get("where", ""))
     return Failure(attempt.number, rank, host, failure_text(failure), where, traceback)
 
@@ -361,9 +352,7 @@ def read_details(record: Record) -> RunDetails:
         typed = type_again(details)
     found = find_checkpoints(folder.path)
     best = find_best(found)
-    attempts = read_attempts(
-        folder, goodput, is_over=record.is_over, status=record.status, events=record.events
-    )
+    attempts = read_attempts(record, goodput)
     overview = make_overview(record)
     return RunDetails(
         overview=overview,
@@ -410,34 +399,22 @@ def _describe_goodput(goodput: Goodput) -> GoodputDetails:
 
 def _commands(record: Record) -> dict[str, str]:
     """Return what to type to do more with a run."""
-    name = record.folder.key
+    name, details = quote(record.folder.key), record.details
     # these are here, also of a run that was fetched
-    commands = {"logs": to_type(f"logs {quote(name)}")}
+    commands = {"logs": to_type(f"logs {name}")}
     if cluster() and record.is_over:
-        commands["fetch"] = to_type(f"fetch {quote(name)}")
-    with typed_there(record.folder):
-        return _commands_there(record, commands)
-
-
-def _commands_there(record: Record, commands: dict[str, str]) -> dict[str, str]:
-    name, details = record.folder.key, record.details
+        commands["fetch"] = to_type(f"fetch {name}")
     earlier = [each for each in details.get("earlier", []) if isinstance(each, dict)]
     first = [*earlier, details][0]  # later ones may only resume it
     command, cwd = first.get("command"), details.get("cwd")
-    is_elsewhere = bool(cluster())
-    if (
-        isinstance(command, list)
-        and not _is_trial(record)
-        and not (is_elsewhere and command[1:2] != ["submit"])
-    ):
-        place = f"cd {quote(cwd)} && " if isinstance(cwd, str) and not is_elsewhere else ""
-        commands = {"repeat": place + type_again(first), **commands}
-    if not record.is_over:
-        commands["cancel"] = to_type(f"cancel {quote(name)}")
-    elif record.status != DONE:
-        commands["resume"] = resume_command(record.folder, job=record.job)
+    is_trial = record.folder.path.parent.name == TRIALS
+    with typed_there(record.folder):
+        here = not cluster()
+        if isinstance(command, list) and not is_trial and (here or command[1:2] == ["submit"]):
+            place = f"cd {quote(cwd)} && " if isinstance(cwd, str) and here else ""
+            commands = {"repeat": place + type_again(first), **commands}
+        if not record.is_over:
+            commands["cancel"] = to_type(f"cancel {name}")
+        elif record.status != DONE:
+            commands["resume"] = resume_command(record.folder, job=record.job)
     return commands
-
-
-def _is_trial(record: Record) -> bool:
-    return record.folder.path.parent.name == TRIALS

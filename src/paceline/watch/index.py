@@ -11,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from paceline.contract.claims import Holder
 from paceline.contract.files.shared_folders import find_own_folder, make_own_folder, open_own_file
 from paceline.contract.run_folder import RunFolder, write_atomically
 from paceline.watch.overview import Overview, make_overview
-from paceline.watch.records import QueryStates, Record, iterate_records, record_maker
+from paceline.watch.records import QueryStates, read_records, record_maker
 from paceline.watch.run_status import LOST
 from paceline.watch.scheduler import query_states
 
@@ -97,75 +96,22 @@ def _head(scratch: Path, body: bytes) -> dict[str, Any]:
     }
 
 
-MOST = 4  # processes: a login node is shared
-CHUNK = 100  # runs that a process reads at a time
-
-MakeRecord = Callable[[RunFolder], Record]
-Row = tuple[Holder | None, Overview]
-
-
-def spare_processes() -> int:
-    """Return how many processes a command may use for a moment."""
-    return min(MOST, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else 1
-
-
-def read_in_processes(
-    folders: Sequence[RunFolder], make_record: MakeRecord, processes: int
-) -> list[Row]:
-    """Return the row of each run, and who has its folder, in the same order."""
-    if processes < 2:
-        return [_read(folder, make_record) for folder in folders]
-    import multiprocessing
-
-    # Forked processes have what `make_record` knows, so nothing is asked twice.
-    context = multiprocessing.get_context("fork")
-    with context.Pool(processes, _begin, (make_record,)) as pool:
-        return pool.map(_read_here, folders, CHUNK)
-
-
-def _begin(make_record: MakeRecord) -> None:
-    global _make_record
-    _make_record = make_record
-    # Ctrl-C is for the command, which then ends this process
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever a handler of the command would do
-
-
-def _read_here(folder: RunFolder) -> Row:
-    return _read(folder, _make_record)
-
-
-def _read(folder: RunFolder, make_record: MakeRecord) -> Row:
-    record = make_record(folder)
-    return record.holder, make_overview(record)
-
-
-_make_record: MakeRecord
-
-
 # seconds without a change until a run that is over counts as unchanging: file servers show it late
 SETTLED = 120.0
 # the same for a job that Slurm does not know: its controller may have been away
 FORGOTTEN = 86400.0
 FEW = 100  # runs that are read as quickly as the index
-MANY = 1000  # runs that are read sooner by several processes
 
 
 def read_rows(
-    folders: Sequence[RunFolder] | Sequence[str],
-    scratch: Path,
-    query: QueryStates = query_states,
-    processes: int = 1,
+    folders: Sequence[RunFolder] | Sequence[str], scratch: Path, query: QueryStates = query_states
 ) -> list[Overview]:
     """Return the rows of these runs, in their order. The scheduler is asked about those that may
     not be over.
-
-    Where thousands of runs are not in the index, several processes read them. Only a process
-    without threads may ask for that: they are forked.
     """
     paths = [folder if isinstance(folder, str) else str(folder.path) for folder in folders]
     if len(paths) < FEW:
-        return [make_overview(record) for record in iterate_records(map(_folder, paths), query)]
+        return [make_overview(record) for record in read_records(map(_folder, paths), query)]
     index = load_index(scratch)
     kept: dict[str, Overview] = {}
     for path in paths:
@@ -173,9 +119,9 @@ def read_rows(
         if entry is not None and entry.stamp == _stamp(path, entry.job_start):
             kept[path] = entry.row
     missing = [_folder(path) for path in paths if path not in kept]
-    rows = read_in_processes(
-        missing, record_maker(missing, query), processes if len(missing) >= MANY else 1
-    )
+    make_record = record_maker(missing, query)
+    records = [make_record(folder) for folder in missing]
+    rows = [(record.holder, make_overview(record)) for record in records]
     read = {row.path: row for _, row in rows}
     added = dict(_settled(rows))
     gone = [

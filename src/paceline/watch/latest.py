@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.contract.files.foreign_records import parse_object, read_tail
+from paceline.contract.files.foreign_records import parse_objects, read_tail
 from paceline.contract.run_folder import ALONE
 from paceline.spec.quantities import show_seconds
 
@@ -99,8 +99,9 @@ def read_latest(metrics: Path | str, *, with_pace: bool = True) -> Latest:
     loss_name = _loss_name(last)
     rate, unit = _rate(last)
     points = [point for record in records if (point := _point(record))]
+    steps = [step for record in records if (step := as_number(record.get("step"))) is not None]
     return Latest(
-        step=int(points[-1][1]) if points else None,
+        step=int(steps[-1]) if steps else None,
         time=as_number(last.get("time")),
         loss=as_number(last.get(loss_name)),
         loss_name=loss_name,
@@ -115,17 +116,13 @@ def read_end(metrics: Path | str, size: int = TAIL) -> list[dict[str, Any]]:
 
     After a failure, rank 0 has written its own numbers of the last steps: these are not the run's.
     """
-    records = []
+    lines: list[bytes] = []
     with suppress(OSError):
-        for line in read_tail(metrics, size).splitlines():
-            with suppress(ValueError):
-                record = parse_object(line)
-                records.append(
-                    {name: record.get(name) for name in ("step", "time")}
-                    if ALONE in record
-                    else record
-                )
-    return records
+        lines = read_tail(metrics, size).splitlines()
+    return [
+        {name: record.get(name) for name in ("step", "time")} if ALONE in record else record
+        for record in parse_objects(lines)
+    ]
 
 
 def read_last_values(metrics: Path) -> dict[str, Any]:

@@ -110,7 +110,6 @@ CHUNK = 1 << 17  # bytes
 # A longer line comes in pieces. One of a node's log never does: agents cut what several ranks write
 # into lines of half of that, each of which begins with its rank.
 MAX_LINE = 1 << 18
-LAST = 64  # bytes that tell whether a file begins with what was read
 
 Piece = tuple[int, bytes]  # the offset at which a line ends, and its bytes
 
@@ -140,9 +139,6 @@ class LineSplitter:
     def __init__(self, offset: int, lookup: Lookup) -> None:
         self.begun = b""
         self.offset = offset  # of the end of what was read
-        self.last = b""  # bytes before it
-        # inode, size and time of change of the file when it was last looked at
-        self.stamp = (0, 0, 0)
         self.lookup = lookup
 
     @property
@@ -154,7 +150,6 @@ class LineSplitter:
         block, end, rest = (self.begun + data).rpartition(b"\n")
         start = self.position
         self.offset += len(data)
-        self.last = (self.last + data)[-LAST:]
         self.begun = self._shorten(rest)
         if end and self.lookup.may_match(block):
             for line in block.split(b"\n"):
@@ -205,39 +200,6 @@ class LogFile:
             return self.path.lstat().st_size
         except OSError:
             return 0
-
-    def is_another(self, splitter: LineSplitter) -> bool:
-        """Whether this is not the file that a splitter has read: it has become shorter, or was
-        written anew.
-
-        A file that has changed is the same one if the last bytes that were read are still there.
-        One that was cut off may have grown beyond its old size meanwhile. The copy of a cluster
-        puts a new file in place of such a log, but also of one of which it had only the end.
-        """
-        before, splitter.stamp = splitter.stamp, self._stamp()
-        if splitter.stamp[1] < splitter.offset:
-            return True
-        start = splitter.offset - len(splitter.last)
-        return (
-            before != splitter.stamp
-            and b"".join(self.chunks(start, splitter.offset)) != splitter.last
-        )
-
-    def splitter_at(self, offset: int, lookup: Lookup) -> LineSplitter:
-        """Return a splitter that goes on at an offset. It knows what comes before it."""
-        splitter = LineSplitter(offset, lookup)
-        if offset > 0:  # what is missing here may come later
-            splitter.last = b"".join(
-                self.chunks(max(offset - LAST, min(offset, skipped_bytes(self.path))), offset)
-            )
-        return splitter
-
-    def _stamp(self) -> tuple[int, int, int]:
-        try:
-            status = self.path.lstat()
-        except OSError:
-            return (0, 0, 0)
-        return (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def chunks(self, start: int, end: int | None = None) -> Iterator[bytes]:
         """Yield the bytes from an offset on. A file that is missing, or not a regular one, is

@@ -14,7 +14,7 @@ from paceline.contract.files.foreign_records import (
     NUMBER,
     Fields,
     keep_valid,
-    parse_object,
+    parse_objects,
     read_tail,
 )
 from paceline.contract.files.shared_folders import open_without_waiting
@@ -59,30 +59,17 @@ def read_node_usage(folder: RunFolder, *, max_nodes: int | None = None) -> list[
 
 
 def _read(node: int, path: Path) -> NodeUsage:
-    details: dict[str, Any] = {}
-    samples = []
-    for line in _lines(path):
-        try:
-            value = parse_object(line)
-        except ValueError:  # truncated by a crash, or by where we start reading
-            continue
-        if "host" in value:
-            details = value
-        else:
-            samples.append(value)
-    return NodeUsage(node, details, samples)
-
-
-def _lines(path: Path) -> list[bytes]:
-    """Return the header line, which describes the node, and the end of the file."""
-    try:
-        with open(open_without_waiting(path, follow=True), "rb") as file:
-            first = file.readline(TAIL_BYTES)
-            size = file.seek(0, 2)
-            file.seek(max(len(first), size - TAIL_BYTES))
-            return [first, *file.read(TAIL_BYTES).splitlines()]
-    except OSError:
-        return []
+    """Read the header line, which describes the node, and the end of the file."""
+    lines: list[bytes] = []
+    with suppress(OSError), open(open_without_waiting(path, follow=True), "rb") as file:
+        lines.append(file.readline(TAIL_BYTES))
+        size = file.seek(0, 2)
+        file.seek(max(len(lines[0]), size - TAIL_BYTES))
+        lines += file.read(TAIL_BYTES).splitlines()
+    found = list(parse_objects(lines))
+    headers = [line for line in found if "host" in line]
+    details = headers[-1] if headers else {}
+    return NodeUsage(node, details, [line for line in found if "host" not in line])
 
 
 def _is_number(value: object) -> bool:
@@ -160,11 +147,10 @@ def read_first_rank(folder: RunFolder) -> RankSample | None:
     """Return how far rank 0 of a live run is, as its agent saw it last. Reads only the end of the
     samples.
     """
-    samples = []
+    lines: list[bytes] = []
     with suppress(OSError):
-        for line in read_tail(folder.node_metrics(0), TAIL).splitlines():
-            with suppress(ValueError):
-                samples.append(clean_sample(parse_object(line)))
+        lines = read_tail(folder.node_metrics(0), TAIL).splitlines()
+    samples = [clean_sample(line) for line in parse_objects(lines)]
     usage = NodeUsage(0, {}, [sample for sample in samples if "time" in sample])
     return next(reversed(read_ranks([usage]).get(0, [])), None)
 

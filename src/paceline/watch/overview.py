@@ -4,9 +4,7 @@ its agent saw.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +15,7 @@ from paceline.watch.events import ENDS
 from paceline.watch.goodput import last_output, read_goodput
 from paceline.watch.latest import Latest, as_number
 from paceline.watch.node_usage import RankSample, read_first_rank
+from paceline.watch.reasons import expected_start
 from paceline.watch.records import Record
 
 STALLED = 60.0  # seconds without a step after which the row says so
@@ -226,7 +225,7 @@ def make_overview(record: Record) -> Overview:
         rate=None if record.is_waiting else latest.rate,
         rate_unit="" if record.is_waiting else latest.rate_unit,
         goodput=_goodput(record, events),
-        starts=_starts(record),
+        starts=expected_start(record.state, now) if record.state and record.is_waiting else None,
         detail="; ".join(filter(None, (record.detail, _describe_pause(folder, pause)))),
         hint=record.hint,
         request=str(details.get("request", "")),
@@ -251,11 +250,3 @@ def _goodput(record: Record, events: Sequence[dict[str, Any]]) -> float | None:
     if shares.seconds["running"] and not shares.seconds["training"]:
         return None  # a script without the runtime has no steps that anybody could count
     return shares.share("training")
-
-
-def _starts(record: Record) -> float | None:
-    if record.state is None or not record.is_waiting:
-        return None
-    with suppress(ValueError):
-        return time.mktime(time.strptime(record.state.start, "%Y-%m-%dT%H:%M:%S"))
-    return None

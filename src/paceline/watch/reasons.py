@@ -149,7 +149,7 @@ def _reached_time_limit(record: Record) -> bool:
 
 def _problem(record: Record) -> str:
     if record.status == DONE_UNSAVED:
-        return unsaved_state(record.folder)
+        return unsaved_state(record.holder)
     return in_one_line(next(iter(describe_failure(record.folder)), ""))
 
 

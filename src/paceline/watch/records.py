@@ -193,15 +193,8 @@ def read_records(folders: Iterable[RunFolder], query: QueryStates = query_states
     """Return the records of runs. If the scheduler does not respond, the states of its jobs are
     unknown.
     """
-    return list(iterate_records(folders, query))
-
-
-def iterate_records(
-    folders: Iterable[RunFolder], query: QueryStates = query_states
-) -> Iterator[Record]:
-    """Yield the same records one by one: thousands of them need not be in memory at once."""
     listed = list(folders)
-    return map(record_maker(listed, query), listed)
+    return list(map(record_maker(listed, query), listed))
 
 
 def record_maker(

@@ -237,9 +237,7 @@ class RunLog:
             logs = self._logs_of(each, rank)
             self._move_to(each.number)
             for log in logs:
-                self._splitters[log.file.path] = log.file.splitter_at(
-                    log.start_since(since), chosen.lookup
-                )
+                self._splitters[log.file.path] = LineSplitter(log.start_since(since), chosen.lookup)
             streams = [
                 self._forwards(log, chosen, complete and each is attempts[-1]) for log in logs
             ]
@@ -305,7 +303,7 @@ class RunLog:
         for log in logs:
             path, size = log.file.path, log.file.size()
             splitter = self._splitters.get(path)
-            if splitter is None or log.file.is_another(splitter):
+            if splitter is None or size < splitter.offset:
                 splitter = self._splitters[path] = LineSplitter(0, chosen.lookup)
             splitter.lookup = chosen.lookup
             if size > splitter.offset:
@@ -327,7 +325,7 @@ class RunLog:
         self._move_to(attempt.number)
         for log, start in zip(logs, starts, strict=True):
             lookup = Filter(keeps_states=self._keeps_states).lookup
-            self._splitters[log.file.path] = log.file.splitter_at(start, lookup)
+            self._splitters[log.file.path] = LineSplitter(start, lookup)
 
     def _move_to(self, number: int) -> None:
         self._previous, self._current = self._current, number

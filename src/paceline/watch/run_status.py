@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 
 from paceline.contract import claims
 from paceline.contract.claims import Holder, find_holder
@@ -49,8 +50,10 @@ def find_status(
         return state.label
     verdict = read_verdict(f"{holder.path}/verdict") if holder else None
     if verdict == DONE:
-        return DONE_UNSAVED if _unsaved_state(holder) else DONE
-    if os.path.exists(f"{folder.path}/cancelled") and not (job is None and _runs_here(holder)):
+        return DONE_UNSAVED if unsaved_state(holder) else DONE
+    if os.path.exists(f"{folder.path}/cancelled") and not (
+        job is None and holder is not None and holder.whereabouts() == claims.HERE
+    ):
         return "cancelled"
     if verdict == STOPPED and state is not None and state.state == "FAILED":
         return STOPPED  # its job exits with 75, which Slurm calls a failure
@@ -68,26 +71,17 @@ def find_status(
     return verdict or LOST
 
 
-def _runs_here(holder: Holder | None) -> bool:
-    return holder is not None and holder.whereabouts() == claims.HERE
-
-
 def newest_verdict(folder: RunFolder) -> str | None:
     """Return the verdict of the job start that has the run folder, or had it last."""
     holder = find_holder(folder)
     return read_verdict(holder.job_start.verdict) if holder else None
 
 
-def unsaved_state(folder: RunFolder) -> str:
+def unsaved_state(holder: Holder | None) -> str:
     """Return which last state of the run could not be saved; empty if it could."""
-    return _unsaved_state(find_holder(folder))
-
-
-def _unsaved_state(holder: Holder | None) -> str:
-    try:
+    with suppress(OSError, ValueError):
         return read_bounded(f"{holder.path}/unsaved", 10_000).decode().strip() if holder else ""
-    except (OSError, ValueError):
-        return ""
+    return ""
 
 
 def killed_shell(folder: RunFolder, state: JobState | None) -> str:

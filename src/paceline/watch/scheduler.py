@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from paceline.contract.claims import find_holder
 from paceline.contract.env import POLL_INTERVAL
 from paceline.contract.files.foreign_records import read_bounded
-from paceline.contract.files.shared_folders import open_own_file
 from paceline.contract.run_folder import TRIALS, RunFolder
 from paceline.contract.verdict import DONE, FAILED, read_verdict
 from paceline.errors import ClusterError, NoSlurm, UsageError
@@ -36,42 +33,25 @@ def poll_interval() -> float:
     allows.
     """
     at_least = float(find_site().limits.poll_interval or 0)
-    return max(at_least, _chosen(at_least or DEFAULT))
-
-
-def _chosen(default: float) -> float:
     text = os.environ.get(POLL_INTERVAL, "") or _sandbox_interval()
     if not text:
-        return default
+        return at_least or DEFAULT
     try:
-        seconds = float(text)
+        is_number = text.replace(".", "", 1).isdecimal()
+        return max(at_least, float(text) if is_number else float(parse_seconds(text)))
     except ValueError:
-        seconds = _parse(text)
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise _invalid(text)
-    return seconds
+        raise UsageError(
+            f"Invalid {POLL_INTERVAL} {text!r}.",
+            hint="Use seconds, or a duration such as 90s or 2m.",
+        ) from None
 
 
 def _sandbox_interval() -> str:
     conf = os.environ.get("SLURM_CONF", "")
     with suppress(OSError, ValueError):
-        return (
-            read_bounded(Path(conf).with_name(SANDBOX_FILE), 100).decode().strip() if conf else ""
-        )
+        if conf:
+            return read_bounded(Path(conf).with_name(SANDBOX_FILE), 100).decode().strip()
     return ""
-
-
-def _parse(text: str) -> float:
-    try:
-        return float(parse_seconds(text))
-    except ValueError:
-        raise _invalid(text) from None
-
-
-def _invalid(text: str) -> UsageError:
-    return UsageError(
-        f"Invalid {POLL_INTERVAL} {text!r}.", hint="Use seconds, or a duration such as 90s or 2m."
-    )
 
 
 # seconds after its verdict for which the job of a finished run may still be ending
@@ -383,58 +363,25 @@ def _has_news(before: Answer, answer: Answer, seen: Seen) -> bool:
     )
 
 
-MAX_BYTES = 16 << 20
+_node_use: tuple[float, list[PartitionUse] | ClusterError] = (0.0, [])
+_asking = threading.Lock()
 
 
 def query_node_use() -> list[PartitionUse]:
-    """Return the partitions and what is free in them, at most a poll interval old (and never asked
-    more often).
+    """Return the partitions and what is free in them, at most a poll interval old.
+
+    `paceline ui` alone shows it, so one answer for all threads of this process is enough.
     """
-    file = AnswerCache.here()
-    if file is None:
-        return parse_node_use(ask_node_use())
-    path = file.path.with_suffix(".nodes")
-    if (answer := _node_answer_read(path)) is None:
-        with file.lock():
-            if (answer := _node_answer_read(path)) is None:
-                answer = _ask()
-                _write(path, answer)
-    if answer["problem"]:
-        raise ClusterError(answer["problem"], hint=answer["hint"])
-    return parse_node_use(answer["text"])
-
-
-def _ask() -> dict[str, Any]:
-    answer = {"asked": time.time(), "text": "", "problem": "", "hint": ""}
-    try:
-        answer["text"] = ask_node_use()
-    except NoSlurm:
-        raise  # nobody was asked
-    except ClusterError as error:
-        answer.update(problem=error.message, hint=error.hint)
+    global _node_use
+    with _asking:
+        asked, answer = _node_use
+        if not 0 <= time.time() - asked < max(poll_interval(), DEFAULT):
+            asked = time.time()
+            try:
+                answer = parse_node_use(ask_node_use())
+            except ClusterError as error:
+                answer = error
+            _node_use = (asked, answer)
+    if isinstance(answer, ClusterError):
+        raise answer
     return answer
-
-
-def _node_answer_read(path: Path) -> dict[str, Any] | None:
-    """Return the last answer; None if there is none, or an old one."""
-    try:
-        with os.fdopen(open_own_file(path), "rb") as file:
-            answer = json.loads(file.read(MAX_BYTES))
-        age = time.time() - answer["asked"]
-        fresh = 0 <= age < max(poll_interval(), DEFAULT)
-        return answer if fresh and {"text", "problem", "hint"} <= answer.keys() else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _write(path: Path, answer: dict[str, Any]) -> None:
-    new = path.with_suffix(f".nodes-{os.getpid()}")
-    try:
-        with os.fdopen(
-            open_own_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8"
-        ) as file:
-            file.write(json.dumps(answer))
-        os.replace(new, path)
-    except OSError:  # a full disk is no reason to fail
-        with suppress(OSError):
-            new.unlink()

@@ -644,7 +644,7 @@ def test_an_earlier_job_start_does_not_count(tmp_path: Path) -> None:
 def test_no_space_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RecordedRun(tmp_path / "run")
     run.samples()
-    monkeypatch.setattr(disk, "_free", lambda evidence: 1 << 20)
+    monkeypatch.setattr(disk, "free_space", lambda path: 1 << 20)
     (found,) = run.problems()
     assert (found.about, "1 MB free now" in found.evidence[0]) == ("disk", True)
 
@@ -655,7 +655,7 @@ def test_little_space_does_not_hide_an_error(
     run = RecordedRun(tmp_path / "run")
     run.samples()
     own_error(run)
-    monkeypatch.setattr(disk, "_free", lambda evidence: 1 << 20)
+    monkeypatch.setattr(disk, "free_space", lambda path: 1 << 20)
     error, space = run.problems()
     assert (error.about, error.level, "no such class" in error.text) == ("error", PROBLEM, True)
     assert (space.about, space.level) == ("disk", WARNING)

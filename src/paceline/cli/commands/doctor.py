@@ -19,9 +19,10 @@ from paceline.spec import Program
 from paceline.spec.option import LAUNCH, PROJECT, RESOURCES
 
 if TYPE_CHECKING:
+    from paceline.contract.fitness import Measurement
+    from paceline.contract.launch_spec import LaunchSpec
     from paceline.contract.probe_answer import NodeAnswer
     from paceline.contract.run_folder import RunFolder
-    from paceline.launch.probes.allocation_probe import Answers
     from paceline.watch.records import Record
 
 MARKS = {GOOD: ("✓", "good"), NOTE: ("·", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("✗", "bad")}
@@ -120,35 +121,32 @@ def diagnose_run(folder: RunFolder, *, fitness: bool = False) -> list[Finding]:
     record = read_record(folder)
     is_well = not record.is_over or record.status in (DONE, STOPPED)
     run = Finding("run", GOOD if is_well else NOTE, f"{record.folder.key} {record.status_phrase}")
-    stacks = bool(find_slow_ranks(read_evidence(record))) if record.status == "running" else False
+    stacks = record.status == "running" and bool(find_slow_ranks(read_evidence(record)))
     answers = ask_nodes(record, stacks=stacks)
     found = diagnose(read_evidence(record, answers, check_quota(folder.path)))
     if fitness:
-        found = [*[each for each in found if each.about != "fitness"], *measure_nodes(record)]
-        found.sort(key=lambda each: [PROBLEM, WARNING, GOOD].index(each.level))
+        found = [*(each for each in found if each.about != "fitness"), *measure_nodes(record)]
+        found.sort(key=lambda each: [PROBLEM, WARNING, NOTE, GOOD].index(each.level))
     if all(each.level == GOOD for each in found):
         run = dataclasses.replace(run, text=f"{run.text}; nothing wrong was found")
     return [run, *found]
 
 
-def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
-    """Ask the nodes of a live run of this user's where its ranks are. If that fails, the run folder has to do."""
+def ask_nodes(record: Record, *, stacks: bool) -> list[NodeAnswer]:
+    """Ask the nodes of a live run of this user's where its ranks are. If that fails, the run folder
+    has to do.
+    """
     from paceline.contract.files.file_owner import is_own_folder
     from paceline.contract.hostlist import expand
-    from paceline.contract.launch_spec import LaunchSpec
     from paceline.contract.probe_answer import NodeAnswer
-    from paceline.launch.probes.live_probe import probe_here, probe_job
+    from paceline.launch.probes import ask_run
 
     if record.status != "running" or not is_own_folder(record.folder.path):
         return []
-    if record.job is None:
-        return probe_here(record.folder, stacks=stacks)
     nodes = record.state.nodes if record.state else ""
     try:
-        launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
-        return probe_job(
-            record.folder, launch_spec, job=record.job, nodes=expand(nodes), stacks=stacks
-        )
+        spec = read_launch_spec(record.folder)
+        return ask_run(record.folder, spec, record.job, expand(nodes), stacks=stacks)
     except (OSError, ValueError, PacelineError) as error:
         return [NodeAnswer(nodes, problem=str(error).partition("\n")[0])]
 
@@ -156,8 +154,7 @@ def ask_nodes(record: Record, *, stacks: bool = False) -> list[NodeAnswer]:
 def measure_nodes(record: Record) -> list[Finding]:
     """Measure the GPUs, cores and links of a live run's nodes."""
     from paceline.contract.files.file_owner import is_own_folder
-    from paceline.contract.launch_spec import LaunchSpec
-    from paceline.launch.probes.allocation_probe import measure_run
+    from paceline.launch.probes import measure_run
 
     if record.status == "running" and record.job is None:
         text = (
@@ -167,57 +164,48 @@ def measure_nodes(record: Record) -> list[Finding]:
             Finding("fitness", WARNING, text, "Start it with the check: paceline run --fitness.")
         ]
     if record.status != "running" or record.job is None or not is_own_folder(record.folder.path):
-        return [
-            Finding(
-                "fitness",
-                WARNING,
-                "Paceline can measure only the nodes of your own running jobs.",
-                OTHER_NODES,
-            )
-        ]
-    launch_spec = LaunchSpec.from_json(record.folder.launch_spec.read_text(encoding="utf-8"))
-    return describe_speed(measure_run(record.folder, launch_spec, job=record.job))
+        text = "Paceline can measure only the nodes of your own running jobs."
+        return [Finding("fitness", WARNING, text, OTHER_NODES)]
+    spec = read_launch_spec(record.folder)
+    return describe_speed(*measure_run(record.folder, spec, job=record.job))
+
+
+def read_launch_spec(folder: RunFolder) -> LaunchSpec:
+    from paceline.contract.launch_spec import LaunchSpec
+
+    return LaunchSpec.from_json(folder.launch_spec.read_text(encoding="utf-8"))
 
 
 def inspect_allocation() -> list[Finding]:
     """Compare and measure the nodes of the allocation around this command."""
-    from paceline.launch.probes.allocation_probe import ask_allocation, measure_allocation
+    from paceline.launch.probes import ask_allocation, measure_allocation
     from paceline.watch.diagnosis.resources import compare_versions
 
-    answers = ask_allocation(os.environ)
-    nodes = {str(line.get("host", "?")): line for line in answers.lines}
-    if not nodes:
+    answers, problem = ask_allocation(os.environ)
+    if not answers:
         hint = "Check that `srun --overlap hostname` works in this allocation."
-        return [
-            Finding("nodes", WARNING, f"The nodes are not responding: {answers.problem}.", hint)
-        ]
-    known = {host: line.get("interfaces") or {} for host, line in nodes.items()}
-    listed = "; ".join(
-        f"{host}: {', '.join(f'{name} {address}' for name, address in own.items() if name != 'lo')}"
-        for host, own in sorted(known.items())
-    )
+        return [Finding("nodes", WARNING, f"The nodes are not responding: {problem}.", hint)]
+    nodes = {str(each.get("host", "?")): each for each in answers}
+    listed = []
+    for host, node in sorted(nodes.items()):
+        known = (node.get("interfaces") or {}).items()
+        own = ", ".join(f"{name} {address}" for name, address in known if name != "lo")
+        listed.append(f"{host}: {own}")
     return [
-        Finding("nodes", GOOD, listed),
+        Finding("nodes", GOOD, "; ".join(listed)),
         *compare_versions(nodes),
-        *describe_speed(measure_allocation(os.environ)),
+        *describe_speed(*measure_allocation(os.environ)),
     ]
 
 
-def describe_speed(answers: Answers) -> list[Finding]:
-    from paceline.watch.diagnosis.pace import describe_measurements
+def describe_speed(measured: Sequence[Measurement], problem: str) -> list[Finding]:
+    from paceline.contract.fitness import judge
+    from paceline.watch.diagnosis.pace import describe
 
-    measured = answers.measurements()
-    if not measured:
-        hint = "The job's Python needs torch for this."
-        return [
-            Finding(
-                "fitness",
-                WARNING,
-                f"The nodes could not be measured: {answers.problem or 'no answer'}.",
-                hint,
-            )
-        ]
-    return describe_measurements(measured)
+    if measured:
+        return describe(measured, judge(measured))
+    text = f"The nodes could not be measured: {problem or 'no answer'}."
+    return [Finding("fitness", WARNING, text, "The job's Python needs torch for this.")]
 
 
 def report(findings: Sequence[Finding], *, as_json: bool = False) -> int:
@@ -235,18 +223,18 @@ def draw(findings: Sequence[Finding]) -> None:
     for finding in findings:
         mark, colour = MARKS[finding.level]
         out.print(f"[{colour}]{mark}[/] [dim]{console.cell(finding.about):<11}[/] ", end="")
-        out.print(_indented(finding.text), markup=False, soft_wrap=True)
-        for fact in finding.evidence:
-            out.print(f"{INDENT}- {_indented(fact, '  ')}", markup=False, soft_wrap=True)
-        if finding.hint:
-            hint = f"Fix: {finding.hint}" if finding.evidence else finding.hint
-            out.print(f"{INDENT}{_indented(hint)}", markup=False, soft_wrap=True)
-        if finding.docs:
-            out.print(f"{INDENT}{where_to_read(finding.docs)}", markup=False, soft_wrap=True)
+        hint = f"Fix: {finding.hint}" if finding.evidence and finding.hint else finding.hint
+        below = [f"- {_indented(fact, '  ')}" for fact in finding.evidence]
+        below += [_indented(hint)] if hint else []
+        below += [where_to_read(finding.docs)] if finding.docs else []
+        text = "\n".join([_indented(finding.text), *(f"{INDENT}{each}" for each in below)])
+        out.print(text, markup=False, soft_wrap=True)
 
 
 def where_to_read(docs: str) -> str:
-    """Return the page and the section of the documentation as words: an installed Paceline has no files of it."""
+    """Return the page and the section of the documentation as words: an installed Paceline has no
+    files of it.
+    """
     page, _, section = docs.partition("#")
     title = page.rpartition("/")[2].removesuffix(".md").replace("-", " ").capitalize()
     heading = section.replace("nccls", "NCCL's").replace("gpus", "GPUs").replace("-", " ")

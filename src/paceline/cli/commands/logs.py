@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
 from paceline.cli import cluster_views, runs
 from paceline.cli.views.log_printer import LogPrinter, follow_until_over, has_several_logs
-from paceline.contract.run_folder import RunFolder
 from paceline.contract.typed_command import to_type
 from paceline.contract.verdict import FAILED
 from paceline.errors import UsageError
@@ -74,94 +74,71 @@ def command(
       paceline logs --batch 1a2b           the batch script and Slurm
     """
     chosen = Filter(_parse_rank(rank), grep, _parse_since(since), keeps_states=raw)
-    _check(chosen, attempt=attempt, tail=tail, follow=follow)
+    if tail is not None and tail < 0:
+        raise UsageError(f"Invalid --tail {tail}: use the number of lines to print, from 0.")
+    if "\n" in grep:
+        raise UsageError("Invalid --grep: use text without line breaks.")
+    if follow and attempt is not None:
+        raise UsageError(
+            "-f cannot be combined with --attempt: it follows the newest attempt.",
+            hint="Use only one of them.",
+        )
     if batch and (chosen != Filter(keeps_states=raw) or attempt is not None or timestamps):
         raise UsageError(
             "--batch prints the output of the batch script, which has no ranks, attempts or times.",
             hint="Combine it with -f, --tail or --raw alone.",
         )
-    folder = runs.named(run)
+    record = read_record(runs.named(run))
+    folder = record.folder
     if batch:
-        _print_batch(folder, tail=tail, follow=follow, raw=raw)
+        _print_batch(record, tail=tail, follow=follow, raw=raw)
         return 0
-    record = read_record(folder)
+    _require_logs(record, chosen.rank, attempt, follow=follow)
     prefixes = chosen.rank is None and has_several_logs(record)
     printer = LogPrinter(folder, sys.stdout, prefixes=prefixes, raw=raw, timestamps=timestamps)
     run_log = RunLog(folder, keeps_states=raw)
-    lines = _select(run_log, chosen, attempt=attempt, tail=tail, complete=follow)
-    if follow:
-        _require_rank(record, chosen.rank)
-        with runs.goes_on(folder):
-            follow_until_over(run_log, printer, rank=chosen.rank, grep=chosen.grep, lines=lines)
+    lines: Iterable[LogLine]
+    if tail is None:
+        lines = run_log.lines(
+            rank=chosen.rank, attempt=attempt, grep=grep, since=chosen.since, complete=follow
+        )
     else:
-        _print_all(record, printer, lines, rank=chosen.rank, attempt=attempt)
-    # Another rank may have failed than the one printed here. Who asks for some lines of the log gets these alone.
-    is_part = attempt is not None or (
-        not follow and (tail is not None or chosen.grep or chosen.since is not None)
-    )
+        lines = run_log.tail(
+            tail, rank=chosen.rank, attempt=attempt, grep=grep, since=chosen.since, complete=follow
+        )
+    if follow:
+        with runs.goes_on(folder):
+            follow_until_over(run_log, printer, rank=chosen.rank, grep=grep, lines=lines)
+    else:
+        printer.print(lines)
+    # Another rank may have failed than the one printed here. Who asks for some lines of the log
+    # gets these alone.
+    is_part = attempt is not None or (not follow and bool(tail is not None or grep or since))
     if not is_part and newest_verdict(folder) == FAILED:
         runs.say_failure(folder)
     return 0
 
 
-def _select(
-    run_log: RunLog, chosen: Filter, *, attempt: int | None, tail: int | None, complete: bool
-) -> Iterator[LogLine]:
-    rank, grep, since = chosen.rank, chosen.grep, chosen.since
-    if tail is not None:
-        found = run_log.tail(
-            tail, rank=rank, attempt=attempt, grep=grep, since=since, complete=complete
-        )
-        return iter(found)
-    return run_log.lines(rank=rank, attempt=attempt, grep=grep, since=since, complete=complete)
-
-
-def _print_all(
-    record: Record,
-    printer: LogPrinter,
-    lines: Iterator[LogLine],
-    *,
-    rank: int | None,
-    attempt: int | None,
-) -> None:
-    folder = record.folder
-    attempts = [each for each in folder.attempts() if attempt in (None, each.number)]
-    logs = [path for each in attempts for path in each.path.glob("*.log")]
-    wanted = [
-        path
-        for path in logs
-        if rank is None or path.name == f"rank-{rank}.log" or path.name.startswith("node-")
-    ]
-    if not wanted:
-        raise _no_log(record, rank=rank, attempt=attempt)
-    _require_rank(record, rank)
-    printer.print(lines)
-
-
-def _print_batch(folder: RunFolder, *, tail: int | None, follow: bool, raw: bool) -> None:
+def _print_batch(record: Record, *, tail: int | None, follow: bool, raw: bool) -> None:
     """Print the output of the batch script, which belongs to no attempt."""
-    file, record = LogFile(folder.slurm_log), read_record(folder)
-    if not folder.slurm_log.exists() and not (follow and record.job is not None):
-        status = f"the run {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
+    folder, file = record.folder, LogFile(record.folder.slurm_log)
+    if not file.path.exists() and not (follow and record.job is not None):
         wait = f"Wait for it with `{to_type(f'logs -f --batch {folder.key}')}`."
         hint = "Only runs of Slurm have one." if record.job is None else wait
-        raise UsageError(f"There is no batch script log in {folder.path}; {status}.", hint=hint)
-    printer, size, lookup = (
-        LogPrinter(folder, sys.stdout, raw=raw),
-        file.size(),
-        Lookup(keeps_states=raw),
-    )
+        raise UsageError(
+            f"There is no batch script log in {folder.path}; {_status(record)}.", hint=hint
+        )
+    printer, lookup = LogPrinter(folder, sys.stdout, raw=raw), Lookup(keeps_states=raw)
     splitter = LineSplitter(0, lookup)
     if tail is not None:
-        pieces = list(zip(range(tail), file.lines_backwards(size, lookup), strict=False))
-        printer.print(_batch_line(piece[1]) for _, piece in reversed(pieces))
-        splitter = file.splitter_at(size, lookup)
+        size = file.size()
+        pieces = list(itertools.islice(file.lines_backwards(size, lookup), tail))
+        printer.print(_batch_line(content) for _, content in reversed(pieces))
+        splitter = LineSplitter(size, lookup)
     monitor = RunMonitor(folder) if follow else None
     with runs.goes_on(folder):
         while True:
             over = monitor is None or monitor.is_over()
-            if file.is_another(splitter):
-                splitter = LineSplitter(0, lookup)
             printer.print(_batch_line(content) for _, content in file.lines(splitter, file.size()))
             if over:
                 break
@@ -182,49 +159,39 @@ def _parse_rank(text: str) -> int | None:
 
 
 def _parse_since(text: str) -> float | None:
-    if not text:
-        return None
     try:
-        return time.time() - parse_seconds(text)
+        return time.time() - parse_seconds(text) if text else None
     except ValueError as expected:
         raise UsageError(f'Invalid --since "{text}": use {expected}.') from None
 
 
-def _check(chosen: Filter, *, attempt: int | None, tail: int | None, follow: bool) -> None:
-    if tail is not None and tail < 0:
-        raise UsageError(f"Invalid --tail {tail}: use the number of lines to print, from 0.")
-    if "\n" in chosen.grep:
-        raise UsageError("Invalid --grep: use text without line breaks.")
-    if follow and attempt is not None:
+def _status(record: Record) -> str:
+    return f"the run {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
+
+
+def _require_logs(record: Record, rank: int | None, attempt: int | None, *, follow: bool) -> None:
+    """Raise an error for output that does not exist, which says what there is instead."""
+    folder, run = record.folder, record.folder.key
+    attempts = [each for each in folder.attempts() if attempt in (None, each.number)]
+    names = [path.name for each in attempts for path in each.path.glob("*.log")]
+    wanted = [name for name in names if rank is None or name.startswith((f"rank-{rank}.", "node-"))]
+    if not wanted and (known := folder.attempt_numbers()) and attempt not in (None, *known):
         raise UsageError(
-            "-f cannot be combined with --attempt: it follows the newest attempt.",
-            hint="Use only one of them.",
+            f"Run {run} has no attempt {attempt}.",
+            hint=f"Its attempts: {', '.join(map(str, known))}.",
         )
-
-
-def _require_rank(record: Record, rank: int | None) -> None:
     ranks = int(record.details.get("nodes") or 1) * int(record.details.get("nproc") or 1)
     if rank is not None and rank >= ranks:
         has = "1 rank, rank 0" if ranks == 1 else f"{ranks} ranks, from 0"
-        raise UsageError(f"Run {record.folder.key} has no rank {rank}.", hint=f"It has {has}.")
-
-
-def _no_log(record: Record, *, rank: int | None, attempt: int | None) -> UsageError:
-    """Return the error for a log that does not exist: what there is instead."""
-    folder, run = record.folder, record.folder.key
-    attempts = [each.number for each in folder.attempts()]
-    status = f"the run {record.status_phrase}{f' ({record.detail})' if record.detail else ''}"
-    if attempts and attempt is not None and attempt not in attempts:
-        return UsageError(
-            f"Run {run} has no attempt {attempt}.",
-            hint=f"Its attempts: {', '.join(map(str, attempts))}.",
-        )
-    _require_rank(record, rank)
-    if not record.is_over:
-        hint = f"Wait for it with `{to_type(f'logs -f {run}')}`."
-    elif folder.slurm_log.exists():
-        hint = f"Its ranks did not start. Read the output of the batch script: {to_type(f'logs --batch {run}')}"
-    else:
-        hint = f"Its ranks did not start. See `{to_type(f'show {run}')}`."
+        raise UsageError(f"Run {run} has no rank {rank}.", hint=f"It has {has}.")
+    if wanted or follow:
+        return
+    hint = f"Wait for it with `{to_type(f'logs -f {run}')}`."
+    if record.is_over:
+        see = f"See `{to_type(f'show {run}')}`."
+        if folder.slurm_log.exists():
+            see = f"Read the output of the batch script: {to_type(f'logs --batch {run}')}"
+        hint = f"Its ranks did not start. {see}"
     what = "output" if rank is None else f"log of rank {rank}"
-    return UsageError(f"There is no {what}{'' if record.is_over else ' yet'}; {status}.", hint=hint)
+    yet = "" if record.is_over else " yet"
+    raise UsageError(f"There is no {what}{yet}; {_status(record)}.", hint=hint)

@@ -8,7 +8,7 @@ from pathlib import Path
 from paceline.contract.run_path import list_runs_and_sweeps
 from paceline.contract.sweep.folder import SweepFolder
 from paceline.sweep.overview import SweepOverview, read_sweep_overview
-from paceline.watch.index import read_rows, spare_processes
+from paceline.watch.index import read_rows
 from paceline.watch.overview import Overview
 
 Row = Overview | SweepOverview
@@ -22,9 +22,7 @@ def read_newest(scratch: Path, limit: int | None) -> tuple[list[Row], int]:
     ages = folders | {path: _age(sweep) for path, sweep in sweeps.items()}
     newest = sorted(ages, key=ages.__getitem__, reverse=True)
     listed = newest if limit is None else newest[:limit]
-    read = read_rows(
-        [path for path in listed if path in folders], scratch, processes=spare_processes()
-    )
+    read = read_rows([path for path in listed if path in folders], scratch)
     rows: dict[str, Row] = {row.path: row for row in read}
     rows |= {path: read_sweep_overview(sweeps[path]) for path in listed if path in sweeps}
     return [rows[path] for path in listed], len(newest) - len(listed)

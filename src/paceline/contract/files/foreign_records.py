@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -110,11 +110,14 @@ def read_objects(path: Path | str, limit: int = MAX_LINES) -> Iterator[dict[str,
             if len(found) == len(lines) and all(isinstance(each, dict) for each in found):
                 yield from found
                 return
+    yield from parse_objects(lines)
+
+
+def parse_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the objects in lines, without what a crash has cut off or somebody else has written."""
     for line in lines:
-        try:
+        with suppress(ValueError):
             yield parse_object(line)
-        except ValueError:
-            continue
 
 
 def keep_valid(table: dict[str, Any], expected: Fields) -> dict[str, Any]:

@@ -74,6 +74,7 @@ AGENT_FIELDS: Fields = {
     "attempt": int,
     "lost_host": str,
 }
+FAILURE_FIELDS: Fields = {"traceback": str, "step": int, "time": NUMBER, "log": str}
 OWN_LINE = re.compile(r"(slurmstepd|srun|slurmd|paceline|bash|/\S*(job|sbatch|slurm_script)\S*): ")
 LOG_TAIL = 65536  # bytes
 STRAGGLER_AGE = 400.0  # seconds after which a report of a slow rank is history
@@ -109,14 +110,13 @@ class AgentEvidence:
         """The interface that leads to the other nodes, or else the first one, and how many others
         there are.
         """
-        known = {
-            name: each for name, each in (self.node.get("interfaces") or {}).items() if name != "lo"
-        }
-        if not known:
+        known = self.node.get("interfaces") or {}
+        others = {name: each for name, each in known.items() if name != "lo"}
+        if not others:
             return "loopback only"
         route = (self.network or {}).get("interface")
-        name = route if route in known else next(iter(known))
-        return f"{name} {known[name]}" + (f" + {len(known) - 1} more" if len(known) > 1 else "")
+        name = route if route in others else next(iter(others))
+        return f"{name} {others[name]}" + f" + {len(others) - 1} more" * (len(others) > 1)
 
 
 @dataclass(frozen=True)
@@ -232,44 +232,43 @@ def read_evidence(
 ) -> Evidence:
     """Read the run folder. `answers` are those of a live run's nodes."""
     folder = record.folder
-    launch_spec = _read_launch_spec(folder)
+    try:
+        launch_spec = LaunchSpec.from_json(read_bounded(folder.launch_spec).decode())
+    except (OSError, ValueError):
+        launch_spec = None
     agents = _read_agents(folder)
-    attempts = folder.attempts()
-    attempt = attempts[-1] if attempts else None
+    attempt = next(reversed(folder.attempts()), None)
     motion = read_motion(answers)
     stacks = _read_stacks(attempt) if attempt else {}
     if not record.is_over:  # those that were not written just now are of another moment
         stacks = {rank: stack for rank, stack in stacks.items() if rank in motion.dumped}
-    failure = _read_failure(attempt) if attempt else {}
+    failure = keep_valid(read_failure(attempt), FAILURE_FIELDS) if attempt else {}
+    rank = failure.get("rank")
     usage = [newest_samples(use) for use in read_node_usage(folder)]
     lists = [str(agent.node.get("nodelist") or "") for agent in agents.values()]
-    nodes = _expand(next(filter(None, lists), "") or (record.state.nodes if record.state else ""))
+    listed = next(filter(None, lists), "") or (record.state.nodes if record.state else "")
+    saves = [each for each in record.events if each["event"] in ("saved", "save_failed")]
+    errors = [each for each in saves if each["event"] == "save_failed"]
     return Evidence(
         record=record,
         launch_spec=launch_spec,
         agents=agents,
         expected=_agent_count(launch_spec, agents),
-        nodes=nodes,
+        nodes=_expand(listed),
         attempt=attempt,
         failure=failure,
         stacks=stacks,
         usage=usage,
         ranks=read_ranks([*usage, *map(_as_usage, answers)]),
         answers=list(answers),
-        **_read_saves(folder),
+        save_errors=errors,
+        has_saved_since=bool(errors) and saves[-1]["event"] == "saved",
         stragglers=_read_stragglers(folder, usage),
         motion=motion,
         quotas=[each for each in quotas if each.level != GOOD],
-        log=_read_log(attempt, failure) if attempt else "",
+        log=_tail(attempt.log(rank)) if attempt and isinstance(rank, int) else "",
         batch_log=_tail(folder.slurm_log),
     )
-
-
-def _read_launch_spec(folder: RunFolder) -> LaunchSpec | None:
-    try:
-        return LaunchSpec.from_json(read_bounded(folder.launch_spec).decode())
-    except (OSError, ValueError):
-        return None
 
 
 def _agent_count(launch_spec: LaunchSpec | None, agents: Mapping[int, AgentEvidence]) -> int:
@@ -283,25 +282,30 @@ def _agent_count(launch_spec: LaunchSpec | None, agents: Mapping[int, AgentEvide
 
 
 def _read_agents(folder: RunFolder) -> dict[int, AgentEvidence]:
-    """Return the agents of the newest job start."""
-    streams: dict[int, list[Event]] = {}
+    """Return the agents of the newest job start, each with its events since it has arrived."""
+    found: dict[int, list[Event]] = {}
     for path in folder.events.glob("agent-*.jsonl"):
-        number = path.stem.removeprefix("agent-")
-        if number.isdigit():
-            streams[int(number)] = [_clean(line) for line in read_objects(path)]
-    arrivals = {
-        index: max(
-            (position for position, event in enumerate(events) if event.get("event") == "node"),
-            default=None,
+        index, events = (
+            path.stem.removeprefix("agent-"),
+            [_clean(each) for each in read_objects(path)],
         )
-        for index, events in streams.items()
+        starts = [number for number, each in enumerate(events) if each.get("event") == "node"]
+        if index.isdigit() and starts:
+            found[int(index)] = events[starts[-1] :]
+    holder = find_holder(folder)
+    starts_by_time = sorted(
+        (each[0] for each in found.values()), key=lambda each: float(each.get("time", 0))
+    )
+    newest = holder.name if holder else (starts_by_time or [{}])[-1].get("job_start")
+    return {
+        index: _agent(index, events)
+        for index, events in sorted(found.items())
+        if events[0].get("job_start") == newest
     }
-    newest = _newest_job_start(folder, streams, arrivals)
-    found = {}
-    for index, position in sorted(arrivals.items()):
-        if position is not None and streams[index][position].get("job_start") == newest:
-            found[index] = _agent(index, streams[index][position:])
-    return found
+
+
+def _time(event: Event) -> float:
+    return float(event.get("time", 0))
 
 
 def _clean(line: Event) -> Event:
@@ -313,18 +317,6 @@ def _clean(line: Event) -> Event:
     if "ranks" in event:
         event["ranks"] = [rank for rank in event["ranks"] if isinstance(rank, int)]
     return event
-
-
-def _newest_job_start(
-    folder: RunFolder, streams: Mapping[int, list[Event]], arrivals: Mapping[int, int | None]
-) -> str | None:
-    holder = find_holder(folder)
-    if holder is not None:
-        return holder.name
-    nodes = [
-        streams[index][position] for index, position in arrivals.items() if position is not None
-    ]
-    return max(nodes, key=lambda event: float(event.get("time", 0)), default={}).get("job_start")
 
 
 def _agent(index: int, events: list[Event]) -> AgentEvidence:
@@ -350,12 +342,6 @@ def _expand(text: str) -> list[str]:
         return []
 
 
-def _read_failure(attempt: AttemptFolder) -> dict[str, Any]:
-    return keep_valid(
-        read_failure(attempt), {"traceback": str, "step": int, "time": NUMBER, "log": str}
-    )
-
-
 def _read_stacks(attempt: AttemptFolder) -> dict[int, Stack]:
     found = {}
     for path in attempt.path.glob("stacks-*.txt"):
@@ -371,22 +357,6 @@ def _as_usage(answer: NodeAnswer) -> NodeUsage:
     sample = clean_sample(answer.answer)
     samples = [sample] if "time" in sample else []
     return NodeUsage(-1, {"host": answer.host}, samples)
-
-
-def _read_saves(folder: RunFolder) -> dict[str, Any]:
-    """Return the checkpoints that could not be written, and whether a later one was."""
-    fields: Fields = {"event": str, "step": int, "error": str, "time": NUMBER}
-    events: list[Event] = []
-    for path in folder.events.glob("*.jsonl"):
-        if not path.stem.startswith("agent-"):
-            events += [keep_valid(line, fields) for line in read_objects(path)]
-    events = [each for each in events if each.get("event") in ("saved", "save_failed")]
-    events.sort(key=lambda event: float(event.get("time", 0)))
-    errors = [each for each in events if each["event"] == "save_failed"]
-    return {
-        "save_errors": errors,
-        "has_saved_since": bool(errors) and events[-1]["event"] == "saved",
-    }
 
 
 def _read_stragglers(folder: RunFolder, usage: list[NodeUsage]) -> dict[int, float]:
@@ -407,11 +377,6 @@ def _read_stragglers(folder: RunFolder, usage: list[NodeUsage]) -> dict[int, flo
             reported = float(when)
     # It is reported again every five minutes, as long as it is slow.
     return found if newest - reported < STRAGGLER_AGE else {}
-
-
-def _read_log(attempt: AttemptFolder, failure: Mapping[str, Any]) -> str:
-    rank = failure.get("rank")
-    return _tail(attempt.log(rank)) if isinstance(rank, int) else ""
 
 
 def _tail(path: Any) -> str:

@@ -217,7 +217,6 @@ def _name(evidence: Evidence, ranks: Sequence[int], *verbs: str) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {names}{more} {verbs[len(ranks) > 1]}"
 
 
-FLIGHT_RECORDER_DOCS = "docs/troubleshooting.md#nccls-flight-recorder"
 MAX_DUMP = 64 << 20  # bytes
 
 
@@ -276,7 +275,7 @@ def check_flight_recorder(evidence: Evidence) -> list[Finding]:
             text,
             "Every rank must call the same collectives, in the same order: look at these lines.",
             evidence=tuple(facts),
-            docs=FLIGHT_RECORDER_DOCS,
+            docs=f"{DOCS}#nccls-flight-recorder",
         )
     ]
 

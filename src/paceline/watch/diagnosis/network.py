@@ -89,55 +89,41 @@ def _blocked(agent: AgentEvidence, evidence: Evidence) -> Finding:
     host, _, port = address.rpartition(":")
     resolved = [str(each) for each in event.get("resolved") or []]
     head = evidence.agents.get(0)
+    over = f", over interface {event['interface']}" if event.get("interface") else ""
     facts = [
         f"{agent.host} ({agent.addresses}) cannot connect to {address}: {error}",
-        f"on {agent.host}, {host} is {_list(resolved) or 'unknown'}"
-        + (f", over interface {event['interface']}" if event.get("interface") else ""),
+        f"on {agent.host}, {host} is {_list(resolved) or 'unknown'}{over}",
     ]
     if head is not None:
         facts.append(f"the head node {head.host} has {head.addresses}, and listens on port {port}")
-    if not resolved:
-        return Finding(
-            "name",
-            PROBLEM,
-            f"{agent.host} cannot resolve the name of the head node, {host}.",
-            f"Check `getent hosts {host}` there. Until it works, exclude the node: --exclude "
-            f"{agent.host}.",
-            evidence=tuple(facts),
-            docs=f"{DOCS}#a-node-has-not-joined",
-        )
     known = set((head.node.get("interfaces") or {}).values()) if head else set()
-    if known and not known & set(resolved):
-        return Finding(
-            "address",
-            PROBLEM,
-            f"{agent.host} resolves {host} to {resolved[0]}, which is not an address of that node.",
-            f"Correct /etc/hosts or DNS on {agent.host}, or exclude the node: --exclude "
-            f"{agent.host}.",
-            evidence=tuple(facts),
-            docs=f"{DOCS}#the-wrong-interface-or-address",
+    without = f"--exclude {agent.host}"
+    if not resolved:
+        about, section = "name", "a-node-has-not-joined"
+        text = f"{agent.host} cannot resolve the name of the head node, {host}."
+        hint = f"Check `getent hosts {host}` there. Until it works, exclude the node: {without}."
+    elif known and not known & set(resolved):
+        about, section = "address", "the-wrong-interface-or-address"
+        text = (
+            f"{agent.host} resolves {host} to {resolved[0]}, which is not an address of that node."
         )
-    if event.get("answers"):
+        hint = f"Correct /etc/hosts or DNS on {agent.host}, or exclude the node: {without}."
+    elif event.get("answers"):
+        about, section = "firewall", "a-firewall"
         facts.append(f"{resolved[0]} answers on other ports")
-        return Finding(
-            "firewall",
-            PROBLEM,
-            f"A firewall blocks port {port} between {agent.host} and {host}.",
+        text = f"A firewall blocks port {port} between {agent.host} and {host}."
+        hint = (
             "Ask your administrators to open all TCP ports between compute nodes: ranks choose "
-            "theirs at random.",
-            evidence=tuple(facts),
-            docs=f"{DOCS}#a-firewall",
+            "theirs at random."
         )
-    return Finding(
-        "network",
-        PROBLEM,
-        f"{agent.host} cannot reach {host} at all: the network between them is down.",
-        f"Check the link with `ping {resolved[0]}` on {agent.host}. To continue without the node, "
-        "add --exclude"
-        f" {agent.host}.",
-        evidence=tuple(facts),
-        docs=f"{DOCS}#a-node-was-lost",
-    )
+    else:
+        about, section = "network", "a-node-was-lost"
+        text = f"{agent.host} cannot reach {host} at all: the network between them is down."
+        hint = (
+            f"Check the link with `ping {resolved[0]}` on {agent.host}. To continue without the "
+            f"node, add {without}."
+        )
+    return Finding(about, PROBLEM, text, hint, tuple(facts), f"{DOCS}#{section}")
 
 
 def check_answers(evidence: Evidence) -> list[Finding]:
@@ -227,39 +213,33 @@ def _has_ranks(answer: NodeAnswer) -> bool:
 
 
 def check_lost(evidence: Evidence) -> list[Finding]:
-    """Name the node that was lost during an attempt, and whether it lived on."""
-    host, fact = _lost_host(evidence)
-    if not host:
+    """Name the node that was lost in the newest attempt or before it began, and whether it lived
+    on.
+    """
+    head, failure = evidence.agents.get(0), evidence.failure
+    if failure.get("cause") == "lost":
+        number = evidence.attempt.number if evidence.attempt else "?"
+        host = str(failure.get("host", "?"))
+        facts = [f"attempt {number}: {failure.get('message', '')}"]
+    elif head is not None and (host := _lost_early(head)):
+        facts = [str((head.failed or {}).get("reason", ""))]
+    else:
         return []
     lost = next((agent for agent in evidence.agents.values() if agent.host == host), None)
-    facts = [fact]
-    hint = f"Check the node: sinfo -R -n {host}. A submitted run is requeued without this node."
-    docs = f"{DOCS}#a-node-was-lost"
-    others = (
-        ""
-        if lost is None
-        else _list(str(event.get("host")) for event in lost.lost) or _lost_early(lost)
-    )
+    others = ""
+    if lost is not None:
+        others = _list(str(event.get("host")) for event in lost.lost) or _lost_early(lost)
     if lost is not None and others:
+        about = "network"
         facts.append(f"the agent on {host} was still running: it lost {others} in turn")
         facts.append(f"{host} uses {lost.addresses}")
         text = f"The network connection to {host} was lost: the node was up but unreachable."
-        return [Finding("network", PROBLEM, text, hint, evidence=tuple(facts), docs=docs)]
-    facts.append(f"the agent on {host} wrote nothing more")
-    text = f"{host} was lost: it went down or lost its network connection."
-    return [Finding("node", PROBLEM, text, hint, tuple(facts), docs)]
-
-
-def _lost_host(evidence: Evidence) -> tuple[str, str]:
-    """Return the node that was lost in the newest attempt or before it began, and how we know."""
-    if evidence.failure.get("cause") == "lost":
-        number = evidence.attempt.number if evidence.attempt else "?"
-        return str(
-            evidence.failure.get("host", "?")
-        ), f"attempt {number}: {evidence.failure.get('message', '')}"
-    head = evidence.agents.get(0)
-    host = _lost_early(head) if head is not None else ""
-    return host, str((head.failed or {}).get("reason", "")) if head is not None else ""
+    else:
+        about = "node"
+        facts.append(f"the agent on {host} wrote nothing more")
+        text = f"{host} was lost: it went down or lost its network connection."
+    hint = f"Check the node: sinfo -R -n {host}. A submitted run is requeued without this node."
+    return [Finding(about, PROBLEM, text, hint, tuple(facts), f"{DOCS}#a-node-was-lost")]
 
 
 def _lost_early(agent: AgentEvidence) -> str:
@@ -273,7 +253,6 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(known[:MAX_NAMED]) + more
 
 
-INTERFACES_DOCS = "docs/troubleshooting.md#the-wrong-interface-or-address"
 _VIRTUAL = re.compile(r"^(lo|docker|virbr|veth|br-|cni|flannel|cali)")
 # What gloo, NCCL and our communication check say if ranks cannot connect.
 COMMUNICATION = re.compile(
@@ -361,7 +340,7 @@ def _finding(variable: str, wrong: dict[str, str], by_host: dict[str, AgentEvide
         f"The ranks use the wrong network interface: {variable} is {chosen}.",
         f"{use}{f' ({route})' if route else ''}; or set it to one that all nodes share.",
         evidence=tuple(wrong.values())[:8],
-        docs=INTERFACES_DOCS,
+        docs=f"{DOCS}#the-wrong-interface-or-address",
     )
 
 

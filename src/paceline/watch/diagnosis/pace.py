@@ -7,16 +7,10 @@ from statistics import median
 
 from paceline.contract.files.foreign_records import make, read_object
 from paceline.contract.findings import GOOD, NOTE, PROBLEM, WARNING, Finding
-from paceline.contract.fitness import (
-    Judgement,
-    Measurement,
-    expected_between,
-    expected_within,
-    judge,
-)
+from paceline.contract.fitness import Judgement, Measurement, expected_between, expected_within
 from paceline.contract.heartbeat_file import RUNNING
 from paceline.watch.diagnosis.evidence import Evidence
-from paceline.watch.diagnosis.resources import saturated
+from paceline.watch.diagnosis.resources import THROTTLED, saturated
 from paceline.watch.latest import read_data_wait
 from paceline.watch.node_usage import MIN_SECONDS, RankSample, slow_ranks
 
@@ -31,27 +25,26 @@ FASTER_DATA = (
 
 def check_data(evidence: Evidence) -> list[Finding]:
     """Name the ranks that spend much of their time waiting for the next batch."""
-    shares = {
-        rank: share
-        for rank, samples in evidence.ranks.items()
-        if (share := _wait_share(samples)) is not None
-    }
-    if not shares:
-        return _describe_data_wait(_mean_wait(evidence))
-    typical = median(shares.values())
+    known = ((rank, _wait_share(samples)) for rank, samples in evidence.ranks.items())
+    shares = {rank: share for rank, share in known if share is not None}
+    # what rank 0 has written for all ranks: samples of a young or short run say nothing yet
+    mean = median(shares.values()) if shares else _mean_wait(evidence)
+    if mean is None:
+        return []
     waiting = {rank: share for rank, share in shares.items() if share >= WAITS}
-    if not waiting:
-        return [Finding("data", GOOD, f"ranks wait for it {typical:.0%} of the time")]
-    few = typical < WAITS and len(waiting) < len(shares)
+    fact = f"ranks wait for it {mean:.0%} of the time"
+    if not waiting and mean < WAITS:
+        return [Finding("data", GOOD, fact)]
+    few = bool(shares) and mean < WAITS and len(waiting) < len(shares)
     facts = [
         f"rank {rank} on {evidence.host_of_rank(rank)} waits for data {share:.0%} of the time"
         for rank, share in sorted(waiting.items(), key=lambda item: -item[1])[:4]
-    ]
+    ] or [fact]
     if few:
-        facts.append(f"half of the ranks wait no more than {typical:.0%}")
+        facts.append(f"half of the ranks wait no more than {mean:.0%}")
     busy = saturated(evidence)
     hosts = sorted({evidence.host_of_rank(rank) for rank in waiting})
-    if all(host in busy for host in hosts):
+    if hosts and all(host in busy for host in hosts):
         return [
             Finding(
                 "cores",
@@ -59,43 +52,24 @@ def check_data(evidence: Evidence) -> list[Finding]:
                 "The data loader is short of cores: it has too few per rank.",
                 "Ask for more cores (--cpus-per-gpu), and give them to num_workers; or do less "
                 "work per sample.",
-                evidence=(*facts, *(busy[host] for host in hosts[:4])),
-                docs=f"{DOCS}#too-few-cores",
+                (*facts, *(busy[host] for host in hosts[:4])),
+                f"{DOCS}#too-few-cores",
             )
         ]
+    for use in [use for use in evidence.usage if use.host in hosts][:4]:
+        own, cores = use.mean("own_cpu") or 0, use.details.get("own_cores", "?")
+        facts.append(f"{use.host}: the run uses {own:.1f} of its {cores} cores")
     where = f" on {', '.join(hosts)}" if few else ""
-    used = [
-        (use.host, use.mean("own_cpu") or 0, use.details.get("own_cores", "?"))
-        for use in evidence.usage
-    ]
-    facts += [
-        f"{host}: the run uses {own:.1f} of its {cores} cores"
-        for host, own, cores in used
-        if host in hosts
-    ][:4]
     return [
         Finding(
             "data",
             WARNING,
             f"The data loader is slow{where}: ranks wait for it, not for the model.",
             FASTER_DATA,
-            evidence=tuple(dict.fromkeys(facts)),
-            docs=f"{DOCS}#waiting-for-data",
+            tuple(dict.fromkeys(facts)),
+            f"{DOCS}#waiting-for-data",
         )
     ]
-
-
-def _describe_data_wait(share: float | None) -> list[Finding]:
-    """Judge what rank 0 has written for all ranks: the samples of a run that is young or short say
-    nothing yet.
-    """
-    if share is None:
-        return []
-    fact = f"ranks wait for it {share:.0%} of the time"
-    if share < WAITS:
-        return [Finding("data", GOOD, fact)]
-    text = "The data loader is slow: ranks wait for it, not for the model."
-    return [Finding("data", WARNING, text, FASTER_DATA, (fact,), f"{DOCS}#waiting-for-data")]
 
 
 def _mean_wait(evidence: Evidence) -> float | None:
@@ -123,55 +97,39 @@ def check_stragglers(evidence: Evidence) -> list[Finding]:
     """Name the ranks that the others wait for, unless data or a throttled node is the reason."""
     slow = find_slow_ranks(evidence)
     newest = {rank: samples[-1] for rank, samples in evidence.ranks.items()}
-    if not slow:
-        trained = [each for each in newest.values() if each.own > 0]
-        return (
-            [
-                Finding(
-                    "ranks",
-                    GOOD,
-                    f"{len(trained)} take the same time until they exchange gradients; {REST}",
-                )
-            ]
-            if len(trained) > 1
-            else []
-        )
-    found = []
-    for rank, ratio in sorted(slow.items(), key=lambda item: -item[1])[:4]:
-        host = evidence.host_of_rank(rank)
-        facts = [
-            f"rank {rank} takes {ratio:.1f} times as long as the others before it exchanges "
-            "gradients"
-        ]
-        if rank in newest and newest[rank].own:
-            others = [each.own for each in newest.values() if each.rank != rank and each.own]
-            facts.append(
-                f"{newest[rank].own * 1000:.0f} ms of its own time per step, "
-                f"{_milliseconds(others)} elsewhere"
-            )
-        facts += _node_reasons(evidence, host)
-        if rank in evidence.stacks:
-            facts.append(f"it was at {evidence.stacks[rank].where}")
-        compare = (
+    own = {rank: each.own for rank, each in newest.items() if each.own > 0}
+    if not slow and len(own) > 1:
+        text = f"{len(own)} take the same time until they exchange gradients; {REST}"
+        return [Finding("ranks", GOOD, text)]
+    return [
+        _straggler(evidence, rank, ratio, own)
+        for rank, ratio in sorted(slow.items(), key=lambda item: -item[1])[:4]
+    ]
+
+
+def _straggler(evidence: Evidence, rank: int, ratio: float, own: dict[int, float]) -> Finding:
+    host = evidence.host_of_rank(rank)
+    facts = [
+        f"rank {rank} takes {ratio:.1f} times as long as the others before it exchanges gradients"
+    ]
+    others = [each for other, each in own.items() if other != rank]
+    if rank in own:
+        elsewhere = f"{median(others) * 1000:.0f} ms" if others else "unknown"
+        facts.append(f"{own[rank] * 1000:.0f} ms of its own time per step, {elsewhere} elsewhere")
+    facts += _node_reasons(evidence, host)
+    if rank in evidence.stacks:
+        facts.append(f"it was at {evidence.stacks[rank].where}")
+    hint = (
+        "All ranks are on one node: compare what this rank does with what the others do, such as "
+        "longer samples."
+    )
+    if len({agent.host for agent in evidence.agents.values()}) > 1:
+        hint = (
             "Compare the node with the others: paceline doctor --fitness RUN. If it is always "
-            "this one: "
-            f"--exclude {host}."
+            f"this one: --exclude {host}."
         )
-        own = (
-            "All ranks are on one node: compare what this rank does with what the others do, "
-            "such as longer samples."
-        )
-        found.append(
-            Finding(
-                "straggler",
-                WARNING,
-                f"Rank {rank} on {host} is slow, and all others wait for it.",
-                compare if len({agent.host for agent in evidence.agents.values()}) > 1 else own,
-                evidence=tuple(facts),
-                docs=f"{DOCS}#a-slow-node",
-            )
-        )
-    return found
+    text = f"Rank {rank} on {host} is slow, and all others wait for it."
+    return Finding("straggler", WARNING, text, hint, tuple(facts), f"{DOCS}#a-slow-node")
 
 
 def find_slow_ranks(evidence: Evidence) -> dict[int, float]:
@@ -182,16 +140,10 @@ def find_slow_ranks(evidence: Evidence) -> dict[int, float]:
     return {rank: ratio for rank, ratio in slow.items() if not _is_explained(evidence, rank)}
 
 
-def _milliseconds(seconds: list[float]) -> str:
-    return f"{median(seconds) * 1000:.0f} ms" if seconds else "unknown"
-
-
 def _is_explained(evidence: Evidence, rank: int) -> bool:
     """Whether a rank is slow because it waits for data, or because its node's cores are
     throttled.
     """
-    from paceline.watch.diagnosis.resources import THROTTLED
-
     host = evidence.host_of_rank(rank)
     if any(
         use.host == host and (use.mean("throttled") or 0.0) >= THROTTLED for use in evidence.usage
@@ -213,9 +165,6 @@ def _node_reasons(evidence: Evidence, host: str) -> list[str]:
     return found
 
 
-SPEED_DOCS = "docs/troubleshooting.md"
-
-
 def check_fitness(evidence: Evidence) -> list[Finding]:
     """Repeat what the fitness check of the newest job start has found."""
     try:
@@ -228,11 +177,6 @@ def check_fitness(evidence: Evidence) -> list[Finding]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
     return describe(measured, found)
-
-
-def describe_measurements(measured: Sequence[Measurement]) -> list[Finding]:
-    """Judge measurements that were made just now."""
-    return describe(measured, judge(measured))
 
 
 def describe(measured: Sequence[Measurement], found: Sequence[Judgement]) -> list[Finding]:
@@ -252,7 +196,7 @@ def describe(measured: Sequence[Measurement], found: Sequence[Judgement]) -> lis
                 "The ranks could not exchange data in the fitness check.",
                 "Check the network between these nodes, and the variables of the interface.",
                 evidence=facts,
-                docs=f"{SPEED_DOCS}#the-wrong-interface-or-address",
+                docs=f"{DOCS}#the-wrong-interface-or-address",
             )
         )
     speeds = summarize(measured)  # also beside what is slow: a reader wants to compare
@@ -274,7 +218,7 @@ def _finding(each: Judgement) -> Finding:
         if each.unfit
         else "Compare with other nodes, and see `nvidia-smi topo -m` and `ibstat` there.",
         evidence=tuple(map(str, each.evidence)),
-        docs=f"{SPEED_DOCS}#a-slow-node",
+        docs=f"{DOCS}#a-slow-node",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.watch.diagnosis.evidence import Evidence
+from paceline.watch.failure import name_failure
 
 DOCS = "docs/troubleshooting.md"
 VERSIONS = {
@@ -29,32 +30,25 @@ def check_versions(evidence: Evidence) -> list[Finding]:
 
 def compare_versions(agents: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     """Compare what nodes say about themselves, by their names."""
-    if not agents:
-        return []
     found = []
     for key, name in VERSIONS.items():
         versions = {host: node.get(key) for host, node in agents.items()}
-        if len(set(versions.values())) <= 1:
-            continue
-        common = Counter(versions.values()).most_common(1)[0][0]
-        other = [host for host, version in versions.items() if version != common]
-        facts = tuple(
-            f"{host}: {name} {version or 'missing'}"
-            for host, version in list(versions.items())[:16]
-        )
-        found.append(
-            Finding(
-                "versions",
-                PROBLEM,
-                f"{name} on {', '.join(other[:8])} is not the one of the other nodes.",
-                "Use one environment on a shared disk for all nodes (paceline env build), or "
-                "exclude the node: "
-                f"--exclude {','.join(other[:8])}.",
-                evidence=facts,
-                docs=f"{DOCS}#versions-that-differ",
+        common = Counter(versions.values()).most_common(1)[0][0] if versions else None
+        other = [host for host, version in versions.items() if version != common][:8]
+        if other:
+            shown = list(versions.items())[:16]
+            found.append(
+                Finding(
+                    "versions",
+                    PROBLEM,
+                    f"{name} on {', '.join(other)} is not the one of the other nodes.",
+                    "Use one environment on a shared disk for all nodes (paceline env build), or "
+                    f"exclude the node: --exclude {','.join(other)}.",
+                    tuple(f"{host}: {name} {version or 'missing'}" for host, version in shown),
+                    f"{DOCS}#versions-that-differ",
+                )
             )
-        )
-    if found:
+    if found or not agents:
         return found
     node = next(iter(agents.values()))
     same = ", ".join(f"{name} {node[key]}" for key, name in VERSIONS.items() if node.get(key))
@@ -65,78 +59,57 @@ def check_gpus(evidence: Evidence) -> list[Finding]:
     """Compare the GPUs that a node shows with those that its ranks need, and look for two ranks on
     one.
     """
-    spec = evidence.launch_spec
+    spec, failure, docs = evidence.launch_spec, evidence.failure, f"{DOCS}#gpus-and-ranks"
     if spec is None or spec.gpus <= 0:
         return []
-    text = f"{evidence.failure.get('type', '')}: {evidence.failure.get('message', '')}"
-    if evidence.failure.get("type") == "DeviceError" or "Duplicate GPU detected" in text:
-        return [_shared(evidence)]
+    message = str(failure.get("message", ""))
+    if failure.get("type") == "DeviceError" or "Duplicate GPU detected" in message:
+        return [
+            Finding(
+                "GPUs",
+                PROBLEM,
+                "Two ranks use the same GPU.",
+                "Let Paceline set the device (session, or LOCAL_RANK), start one rank per GPU "
+                "(--nproc), and do not set CUDA_VISIBLE_DEVICES in the script.",
+                (f"{name_failure(failure)}: {message[:300]}",),
+                docs,
+            )
+        ]
     short: dict[str, list[str]] = {}
+    names = set()
     for use in evidence.usage:
         shown = use.details.get("gpus")
-        driver = len(shown) if isinstance(shown, list) else None
-        if driver is not None and driver < min(spec.gpus, spec.nproc):
-            short[use.host] = [
-                f"{use.host}: the driver (NVML) shows {driver} of the {spec.gpus} GPUs requested"
-            ]
+        names |= {str(gpu.get("name", "GPU")) for gpu in shown or []}
+        if isinstance(shown, list) and len(shown) < min(spec.gpus, spec.nproc):
+            fact = f"the driver (NVML) shows {len(shown)} of the {spec.gpus} GPUs requested"
+            short.setdefault(use.host, []).append(f"{use.host}: {fact}")
     for agent in evidence.agents.values():
+        ranks = max(len(agent.node.get("ranks") or []), 1)
         for key, what in (
             ("slurm_gpus", "Slurm granted"),
             ("visible_gpus", "the environment shows"),
         ):
-            count, ranks = agent.node.get(key), len(agent.node.get("ranks") or [])
-            needed = (
-                1
-                if spec.one_gpu_per_rank and key == "visible_gpus"
-                else min(spec.gpus, max(ranks, 1))
-            )
+            count, one_each = agent.node.get(key), spec.one_gpu_per_rank and key == "visible_gpus"
+            needed = 1 if one_each else min(spec.gpus, ranks)
             if isinstance(count, int) and count < needed:
-                short.setdefault(agent.host, []).append(
-                    f"{agent.host}: {what} {count} of the {needed} GPUs needed"
-                )
+                fact = f"{agent.host}: {what} {count} of the {needed} GPUs needed"
+                short.setdefault(agent.host, []).append(fact)
     if not short:
-        names = {
-            str(gpu.get("name", "GPU"))
-            for use in evidence.usage
-            for gpu in use.details.get("gpus") or []
-        }
+        kinds = " ".join(sorted(names))
         return [
-            Finding(
-                "GPUs",
-                GOOD,
-                f"{spec.gpus} per node for {spec.nproc} ranks {' '.join(sorted(names))}".strip(),
-            )
+            Finding("GPUs", GOOD, f"{spec.gpus} per node for {spec.nproc} ranks {kinds}".strip())
         ]
-    hosts = ", ".join(short)
     return [
         Finding(
             "GPUs",
             PROBLEM,
-            f"{hosts} has fewer GPUs than ranks.",
+            f"{', '.join(short)} has fewer GPUs than ranks.",
             "Look at `nvidia-smi` and `dmesg | grep Xid` there: a GPU may have fallen off the "
-            "bus. Exclude the node "
-            f"(--exclude {','.join(short)}) and report it.",
-            evidence=tuple(fact for facts in short.values() for fact in dict.fromkeys(facts)),
-            docs=f"{DOCS}#gpus-and-ranks",
+            f"bus. Exclude the node (--exclude {','.join(short)}) and report it.",
+            tuple(fact for facts in short.values() for fact in dict.fromkeys(facts)),
+            docs,
         )
     ]
-
-
-def _shared(evidence: Evidence) -> Finding:
-    failure = evidence.failure
-    return Finding(
-        "GPUs",
-        PROBLEM,
-        "Two ranks use the same GPU.",
-        "Let Paceline set the device (session, or LOCAL_RANK), start one rank per GPU (--nproc), "
-        "and do not set "
-        "CUDA_VISIBLE_DEVICES in the script.",
-        evidence=(
-            f"rank {failure.get('rank')} on {failure.get('host')}: "
-            f"{str(failure.get('message', ''))[:300]}",
-        ),
-        docs=f"{DOCS}#gpus-and-ranks",
-    )
 
 
 # Errors of the driver that a program causes itself, and what the others mean. See NVIDIA's list of
@@ -173,39 +146,25 @@ def check_gpu_health(evidence: Evidence) -> list[Finding]:
 
 
 def _unhealthy(host: str, number: int, samples: list[dict[str, Any]]) -> list[Finding]:
-    name, docs = f"GPU {number} of {host}", f"{DOCS}#gpus-and-ranks"
-    exclude = f"Exclude the node (--exclude {host}) and report it."
+    name = f"GPU {number} of {host}"
     xids = {each["xid"] for each in samples if isinstance(each.get("xid"), int)}
-    if serious := sorted(xids - PROGRAM_XIDS):
-        facts = tuple(f"NVML: Xid {xid} ({XIDS.get(xid, UNKNOWN_XID)})" for xid in serious)
-        return [Finding("GPU error", PROBLEM, f"{name} is faulty.", exclude, facts, docs)]
+    serious = sorted(xids - PROGRAM_XIDS)
     errors = max((each["ecc"] for each in samples if isinstance(each.get("ecc"), int)), default=0)
-    if errors:
-        text = f"{name} has had memory errors that ECC could not correct."
-        return [
-            Finding(
-                "GPU error",
-                WARNING,
-                text,
-                exclude,
-                (f"NVML: {errors} since the node started",),
-                docs,
-            )
-        ]
     slow = [str(each["slowdown"]) for each in samples if each.get("slowdown")]
-    if len(slow) >= MIN_SAMPLES and 2 * len(slow) >= len(samples):
-        facts = (f"NVML: {slow[-1]}, in {len(slow)} of {len(samples)} samples",)
-        return [
-            Finding(
-                "throttled",
-                WARNING,
-                f"{name} is slowed down by its driver: {slow[-1]}.",
-                exclude,
-                facts,
-                docs,
-            )
-        ]
-    return []
+    about, level = "GPU error", WARNING
+    if serious:
+        level, text = PROBLEM, f"{name} is faulty."
+        facts = [f"NVML: Xid {xid} ({XIDS.get(xid, UNKNOWN_XID)})" for xid in serious]
+    elif errors:
+        text = f"{name} has had memory errors that ECC could not correct."
+        facts = [f"NVML: {errors} since the node started"]
+    elif len(slow) >= MIN_SAMPLES and 2 * len(slow) >= len(samples):
+        about, text = "throttled", f"{name} is slowed down by its driver: {slow[-1]}."
+        facts = [f"NVML: {slow[-1]}, in {len(slow)} of {len(samples)} samples"]
+    else:
+        return []
+    exclude = f"Exclude the node (--exclude {host}) and report it."
+    return [Finding(about, level, text, exclude, tuple(facts), f"{DOCS}#gpus-and-ranks")]
 
 
 def check_cores(evidence: Evidence) -> list[Finding]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+from pathlib import Path
 
 from paceline.contract.findings import GOOD, PROBLEM, WARNING, Finding
 from paceline.contract.verdict import DONE
@@ -171,7 +173,6 @@ def _first_line(text: str) -> str:
     return next(iter(text.strip().splitlines()), "")[:300]
 
 
-DISK_DOCS = "docs/troubleshooting.md"
 _DISK = re.compile(
     r"No space left on device|Disk quota exceeded|errno 28\b|errno 122\b|database or disk is full",
     re.I,
@@ -198,7 +199,7 @@ def check_disk(evidence: Evidence) -> list[Finding]:
     text = _error(evidence)
     if _SHARED_MEMORY.search(text):
         return [_shared_memory(evidence)]
-    written, free = _failed_writes(evidence), _free(evidence)
+    written, free = _failed_writes(evidence), free_space(evidence.folder.path)
     short = _little_space(evidence, free)
     if written or short or any(each.level == PROBLEM for each in evidence.quotas):
         path = _PATH.search(text) if _DISK.search(text) else None
@@ -214,15 +215,22 @@ def check_disk(evidence: Evidence) -> list[Finding]:
                 f"{what}: {where}",
                 FIX,
                 evidence=tuple(dict.fromkeys(facts)),
-                docs=f"{DISK_DOCS}#a-full-disk",
+                docs=f"{DOCS}#a-full-disk",
             )
         ]
     if evidence.quotas:
         return [
-            Finding("disk", WARNING, each.text, each.hint, docs=f"{DISK_DOCS}#a-full-disk")
+            Finding("disk", WARNING, each.text, each.hint, docs=f"{DOCS}#a-full-disk")
             for each in evidence.quotas
         ]
     return [Finding("disk", GOOD, f"{free / 2**30:.1f} GB free")] if free is not None else []
+
+
+def free_space(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None
 
 
 def _level(evidence: Evidence, *, is_proven: bool) -> str:
@@ -289,14 +297,5 @@ def _shared_memory(evidence: Evidence) -> Finding:
         "The shared memory (/dev/shm) is full: data-loader workers pass their batches through it.",
         SHARED_MEMORY_FIX,
         tuple(facts),
-        f"{DISK_DOCS}#shared-memory",
+        f"{DOCS}#shared-memory",
     )
-
-
-def _free(evidence: Evidence) -> int | None:
-    import shutil
-
-    try:
-        return shutil.disk_usage(evidence.folder.path).free
-    except OSError:
-        return None

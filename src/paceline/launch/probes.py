@@ -1,0 +1,153 @@
+"""Ask and measure the nodes of a live run, or of an allocation, in steps of its job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.contract import env
+from paceline.contract.files.foreign_records import make, parse_object
+from paceline.contract.fitness import LINE, Measurement
+from paceline.contract.gpus import visible_devices
+from paceline.contract.launch_spec import LaunchSpec
+from paceline.contract.probe_answer import MARK, STACKS, NodeAnswer
+from paceline.contract.quote import command_line
+from paceline.contract.run_folder import RunFolder
+from paceline.launch.plan.interactive_shell import PIPED, setup_from_run
+from paceline.slurm import commands as slurm
+from paceline.slurm.job_states import squeue_and_sacct
+from paceline.slurm.submission_environment import submission_environment
+
+CODE = "from paceline.agent.probe.node_probe import main; main()"
+MEASURE = "from paceline.runtime.fitness.measure import main; main()"
+ANSWER_TIMEOUT = 20.0  # seconds for a node to answer
+MEASURE_TIMEOUT = 90.0  # seconds for all nodes, the import of torch included
+MAX_NODES = 32  # asked; more would take long, and one of them is enough to find a hang
+AT_ONCE = 8
+
+
+def ask_run(
+    folder: RunFolder, spec: LaunchSpec, job: str | None, nodes: Sequence[str], *, stacks: bool
+) -> list[NodeAnswer]:
+    """Ask each node of a run; with `stacks`, for the stacks of all ranks.
+
+    Each node gets a step of its own: one that is cut off must not hold up the others. A run without
+    a job is on this machine.
+    """
+    words = ["-c", CODE, str(folder.path), *([STACKS] if stacks else [])]
+    if job is None:
+        return [_as_node("here", _call([sys.executable, *words], dict(os.environ), MARK))]
+    environ = _job_environment(folder, spec)
+    number = squeue_and_sacct.numeric_job_id(job)
+    text = f"exec {command_line(['python', *words])}\n"
+    each_node = ("--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--gpus-per-node=0")
+
+    def ask(node: str) -> NodeAnswer:
+        step = [*_step(number), *each_node, f"--nodelist={node}", "bash", "-c", PIPED]
+        return _as_node(node, _call(step, environ, MARK, text=text))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(ask, nodes[:MAX_NODES]))
+
+
+def ask_allocation(environ: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+    """Return what each node of this allocation says about itself, and what went wrong."""
+    step = [*_step(environ["SLURM_JOB_ID"]), *_spread(_node_count(environ), 1)]
+    argv = [*step, sys.executable, "-c", CODE]
+    return _call(argv, _with_path(environ), MARK, timeout=MEASURE_TIMEOUT)
+
+
+def measure_allocation(environ: Mapping[str, str]) -> tuple[list[Measurement], str]:
+    """Measure the devices and links of this allocation: one task per GPU, or one per node.
+
+    Return what went wrong, too.
+    """
+    granted = environ.get("SLURM_GPUS_ON_NODE", "")
+    gpus = int(granted) if granted.isdigit() else len(visible_devices(environ) or [])
+    variables = {**_with_path(environ), **({} if gpus else {env.FITNESS_CPU: "1"})}
+    spread = _spread(_node_count(environ), max(1, gpus))
+    argv = [*_step(environ["SLURM_JOB_ID"]), *spread, sys.executable, "-c", MEASURE]
+    return _measurements(_call(argv, variables, LINE, timeout=MEASURE_TIMEOUT))
+
+
+def measure_run(folder: RunFolder, spec: LaunchSpec, *, job: str) -> tuple[list[Measurement], str]:
+    """Measure the devices and links of a live run, beside its ranks."""
+    environ = {**_job_environment(folder, spec), **({} if spec.gpus else {env.FITNESS_CPU: "1"})}
+    spread = _spread(spec.nodes, spec.nproc if spec.gpus else 1)
+    step = [*_step(squeue_and_sacct.numeric_job_id(job)), *spread, "bash", "-c", PIPED]
+    text = f"exec {command_line(['python', '-c', MEASURE])}\n"
+    return _measurements(_call(step, environ, LINE, text=text, timeout=MEASURE_TIMEOUT))
+
+
+def _step(job: str) -> list[str]:
+    return ["srun", f"--jobid={job}", "--overlap", "--export=ALL", "--quiet", "--mem=0"]
+
+
+def _spread(nodes: int | str, tasks: int) -> list[str]:
+    return [f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
+
+
+def _node_count(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+
+
+def _job_environment(folder: RunFolder, spec: LaunchSpec) -> dict[str, str]:
+    """Return the variables of a shell that enters a job and sets up its environment."""
+    variables = submission_environment(os.environ, ()).variables
+    return {**variables, env.SHELL_SETUP: setup_from_run(folder, spec)}
+
+
+def _with_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the tasks of this one, and with the Paceline that asks."""
+    tasks = ("SLURM_NTASKS", "SLURM_CPUS_PER_TASK")
+    kept = {name: text for name, text in environ.items() if not name.startswith(tasks)}
+    root = str(Path(paceline.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [environ.get("PYTHONPATH", ""), root]))
+    return {**kept, "PYTHONPATH": path}
+
+
+def _call(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    mark: str,
+    *,
+    text: str = "",
+    timeout: float = ANSWER_TIMEOUT,
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the objects in the lines that begin with the mark, and what went wrong."""
+    try:
+        done = subprocess.run(
+            list(argv),
+            env=dict(environ),
+            input=text,
+            text=True,
+            capture_output=True,
+            timeout=timeout,
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"no answer within {timeout:.0f} s"
+    except OSError as error:
+        return [], f"{argv[0]}: {error.strerror}"
+    lines = [line for line in done.stdout.splitlines() if line.startswith(mark)]
+    answers = [parse_object(line.removeprefix(mark)) for line in lines]
+    return answers, slurm.error_text(done) if done.returncode or not answers else ""
+
+
+def _as_node(host: str, answered: tuple[list[dict[str, Any]], str]) -> NodeAnswer:
+    answers, problem = answered
+    if not answers:
+        return NodeAnswer(host, problem=problem)
+    return NodeAnswer(str(answers[-1].get("host", host)), answers[-1])
+
+
+def _measurements(answered: tuple[list[dict[str, Any]], str]) -> tuple[list[Measurement], str]:
+    answers, problem = answered
+    found = [make(Measurement, each) for each in answers]
+    return sorted(found, key=lambda each: each.rank), problem

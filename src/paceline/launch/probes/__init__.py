@@ -1,1 +1,0 @@
-"""Ask the nodes of a live run."""
